@@ -1,0 +1,73 @@
+"""`python -m conformance`, also installed as `c10d-conformance`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from conformance.settings import UsageError
+from conformance.version import VERSION
+
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+# Name -> module and what it does. A module is imported when its command is chosen.
+COMMANDS = {
+    "certify": ("conformance.cli.certify", "run the suite against a target"),
+    "list": ("conformance.cli.list", "show requirements, or the vocabulary of capabilities"),
+    "explain": ("conformance.cli.explain", "show one requirement and the cases that check it"),
+    "bench": ("conformance.bench.command", "measure a target against others"),
+    "compare": ("conformance.cli.compare", "show what changed between two certificates"),
+    "verify": ("conformance.cli.verify", "check that a certificate is whole and consistent"),
+}
+
+# Commands that hand options which they do not know on to somebody else, as `arguments.rest`.
+_PASS_ON = {"certify"}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand; returns its exit code: 0, 1, 2 for bad input, 3 for a harness fault."""
+    arguments, rest = _parser(sys.argv[1:] if argv is None else argv)
+    module = importlib.import_module(COMMANDS[arguments.command][0])
+    arguments.rest = rest
+    try:
+        code: int = module.run(arguments)
+        sys.stdout.flush()
+    except UsageError as error:
+        print(f"c10d-conformance {arguments.command}: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return code
+
+
+def _parser(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    parser = _Parser(prog="c10d-conformance", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=VERSION)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (module, help) in COMMANDS.items():
+        command = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
+        if name in argv:
+            importlib.import_module(module).add_arguments(command)
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and arguments.command not in _PASS_ON:
+        commands.choices[arguments.command].error(f"unrecognized arguments: {' '.join(rest)}")
+    return arguments, rest
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,184 @@
+"""The subcommand `bench`: options, and what runs for them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from conformance.bench import collectives, mpi, steps
+from conformance.bench.models import MODELS
+from conformance.bench.plan import DEFAULT_BYTES, OPERATIONS, parse_sizes, points
+from conformance.bench.report import Row, draw, print_table, write_json
+from conformance.bench.steps import Step
+from conformance.harness.pool import Pool, WorldSpec
+from conformance.harness.ranks import Ranks
+from conformance.target import Target, TargetError, load_target, resolve
+
+_DEADLINE_S = 3600.0
+_STEPS_PER_ROUND = 4
+_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD")
+_FSDP_MODELS = ("medium", "few large")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m conformance bench`."""
+    parser.add_argument("--target", default="impl", help="what to measure (default: %(default)s)")
+    parser.add_argument(
+        "--against",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="another target, A@B for A's wrappers on B's backend, or mpi; may be repeated "
+        "(default: torch)",
+    )
+    parser.add_argument(
+        "--workload",
+        choices=("collectives", "ddp", "fsdp"),
+        default="collectives",
+        help="(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--operations", type=_operations, default=OPERATIONS[:5], metavar="NAME,..."
+    )
+    parser.add_argument(
+        "--sizes", type=parse_sizes, default=DEFAULT_BYTES, metavar="BYTES,...", help="4,64Ki,1Mi"
+    )
+    parser.add_argument("--world-sizes", type=_world_sizes, default=(2, 4), metavar="N,...")
+    parser.add_argument("--rounds", type=int, default=7, help="turns of each target at each point")
+    parser.add_argument("--memory", action="store_true", help="ddp and fsdp: peak memory as well")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="write bench.json and bench.svg")
+    parser.add_argument(
+        "--simulate",
+        action="store_true",
+        help="no measurement: the target's own prediction for many ranks",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and report; the exit code."""
+    against = arguments.against or ["torch"]
+    with_mpi = mpi.NAME in against
+    try:
+        target, *others = map(load_target, [arguments.target, *(n for n in against if n != "mpi")])
+    except TargetError as error:
+        return _refuse(str(error))
+    console = Console()
+    if arguments.simulate:
+        if not target.simulation:
+            return _refuse(f"target {target.name} has no simulation")
+        print(resolve(target.simulation)())
+        return 0
+    if with_mpi and (arguments.workload != "collectives" or not mpi.is_available()):
+        return _refuse("--against mpi needs mpi4py and mpirun, and measures collectives")
+    targets = [target, *others]
+    rows: list[Row] = []
+    for world_size in arguments.world_sizes:
+        if arguments.workload == "collectives":
+            rows += _collectives(targets, world_size, arguments, with_mpi=with_mpi)
+        else:
+            rows += _steps(targets, world_size, arguments, console)
+    names = [other.name for other in others] + [mpi.NAME] * with_mpi
+    print_table(rows, target.name, names, console)
+    if arguments.output:
+        arguments.output.mkdir(parents=True, exist_ok=True)
+        what = {"target": target.name, "against": names, "rounds": arguments.rounds}
+        write_json(arguments.output / "bench.json", rows, what)
+        if arguments.workload == "collectives":
+            draw(arguments.output / "bench.svg", rows)
+        console.print(f"written to {arguments.output}")
+    return 0
+
+
+def _collectives(
+    targets: Sequence[Target], world_size: int, arguments: argparse.Namespace, *, with_mpi: bool
+) -> Iterator[Row]:
+    """Every point for every target; the time of a call is its slowest rank's."""
+    plan = points(arguments.operations, arguments.sizes, [world_size])
+    with _ranks(world_size, targets[0].device) as ranks:
+        seen = ranks.run(collectives.measure, list(targets), plan, arguments.rounds)
+    by_mpi = mpi.measure(plan, world_size, arguments.rounds) if with_mpi else []
+    for index, point in enumerate(plan):
+        times = _slowest(targets, seen, index)
+        if with_mpi:
+            times[mpi.NAME] = by_mpi[index]
+        yield Row(point.operation, point.nbytes, world_size, times)
+
+
+def _steps(
+    targets: Sequence[Target], world_size: int, arguments: argparse.Namespace, console: Console
+) -> Iterator[Row]:
+    if arguments.workload == "ddp":
+        plan = [Step(model) for model in MODELS]
+    else:
+        plan = [Step(model, strategy) for model in _FSDP_MODELS for strategy in _STRATEGIES]
+    with _ranks(world_size, targets[0].device) as ranks:
+        seen = ranks.run(
+            steps.step_seconds, list(targets), plan, arguments.rounds, _STEPS_PER_ROUND
+        )
+    for index, step in enumerate(plan):
+        nbytes = sum(4 * p.numel() for p in MODELS[step.model].make().parameters())
+        yield Row(str(step), nbytes, world_size, _slowest(targets, seen, index))
+    if arguments.memory:
+        for step in plan:
+            peaks = []
+            for target in targets:
+                with _ranks(world_size, target.device) as ranks:
+                    peak = max(ranks.run(steps.peak_bytes, target, step))
+                peaks.append(f"{target.name} {peak / 1024**2:.1f} MiB")
+            console.print(f"peak memory, {world_size} ranks, {step}: {', '.join(peaks)}")
+
+
+def _slowest(
+    targets: Sequence[Target], seen: Sequence[list[list[list[float]]]], index: int
+) -> dict[str, Sequence[float]]:
+    return {
+        target.name: [max(calls) for calls in zip(*(rank[index][t] for rank in seen), strict=True)]
+        for t, target in enumerate(targets)
+    }
+
+
+@contextmanager
+def _ranks(world_size: int, device: str) -> Iterator[Ranks]:
+    """Fresh ranks; their own group, on which they meet between rounds, is none that is measured."""
+    pool = Pool()
+    spec = WorldSpec(
+        target=load_target("torch"),
+        world_size=world_size,
+        device=device,
+        seed=1,
+        default_group=True,
+        group_timeout_s=600.0,
+        search_path=tuple(sys.path),
+    )
+    try:
+        ranks = Ranks(pool, spec, _DEADLINE_S)
+        yield ranks
+        ranks.renew()
+    finally:
+        pool.close()
+
+
+def _refuse(message: str) -> int:
+    print(f"bench: {message}", file=sys.stderr)
+    return 2
+
+
+def _operations(text: str) -> tuple[str, ...]:
+    return _each(text, lambda name: OPERATIONS[OPERATIONS.index(name)])
+
+
+def _world_sizes(text: str) -> tuple[int, ...]:
+    return _each(text, int)
+
+
+def _each(text: str, read: Callable[[str], Any]) -> tuple[Any, ...]:
+    try:
+        return tuple(read(part) for part in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -1,0 +1,79 @@
+"""What is measured, and how often. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+OPERATIONS = (
+    "all_reduce",
+    "broadcast",
+    "all_gather_into_tensor",
+    "reduce_scatter_tensor",
+    "all_to_all_single",
+    "reduce",
+    "barrier",
+    "send_recv",
+)
+
+DEFAULT_BYTES = tuple(4**k for k in range(1, 14))  # 4 B, 16 B, ... 64 MiB
+
+_ROUND_S = 0.03
+_ITERATIONS_MIN = 3
+_ITERATIONS_MAX = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One cell of the table: an operation, the size of its tensor and the number of ranks.
+
+    nbytes: size of the larger side, float32: what all_gather_into_tensor puts out, what
+        reduce_scatter_tensor takes in, and the one tensor of the others. 0 for a barrier.
+    """
+
+    operation: str
+    nbytes: int
+    world_size: int
+
+    @property
+    def numel(self) -> int:
+        """Elements of the larger side, a multiple of the world size where chunks are needed."""
+        numel = max(1, self.nbytes // 4)
+        if self.operation in ("all_reduce", "broadcast", "reduce", "send_recv"):
+            return numel
+        return -(-numel // self.world_size) * self.world_size
+
+
+def points(
+    operations: Sequence[str], sizes: Sequence[int], world_sizes: Sequence[int]
+) -> list[Point]:
+    """Every cell; a barrier has one size only."""
+    return [
+        Point(operation, nbytes, world_size)
+        for world_size in world_sizes
+        for operation in operations
+        for nbytes in (sizes if operation != "barrier" else (0,))
+    ]
+
+
+def iterations(one_s: float) -> int:
+    """How many calls make a round that is long enough to be timed and short enough to alternate."""
+    return round(min(max(_ROUND_S / max(one_s, 1e-9), _ITERATIONS_MIN), _ITERATIONS_MAX))
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Sizes such as "4,64Ki,1Mi". Raises ValueError."""
+    units = {"": 1, "Ki": 1024, "Mi": 1024**2, "Gi": 1024**3}
+    sizes = []
+    for part in text.split(","):
+        number = part.rstrip("KMGi")
+        sizes.append(int(number) * units[part.removeprefix(number)])
+    return tuple(sizes)
+
+
+def show_bytes(nbytes: int) -> str:
+    """ "4 B", "64 KiB", "1 MiB"."""
+    for unit, size in (("MiB", 1024**2), ("KiB", 1024)):
+        if nbytes >= size:
+            return f"{nbytes / size:.4g} {unit}"
+    return f"{nbytes} B"

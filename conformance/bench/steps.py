@@ -1,0 +1,103 @@
+"""The rank's side of the step benchmarks: forward, backward and an SGD step under a wrapper."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import ShardingStrategy
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+from conformance.bench.collectives import make_group
+from conformance.bench.models import MODELS
+from conformance.harness.me import Me
+from conformance.target import Target, resolve
+
+_WARM_UP = 3  # DDP rebuilds its buckets after the first step
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One line of the table. strategy: of FSDP; "" for DDP."""
+
+    model: str
+    strategy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.strategy}" if self.strategy else self.model
+
+
+def step_seconds(
+    me: Me, targets: Sequence[Target], steps: Sequence[Step], rounds: int, per_round: int
+) -> list[list[list[float]]]:
+    """Seconds of every step on this rank, targets by turns: [step][target][call]."""
+    groups = [make_group(me, target) for target in targets]
+    measured = []
+    for step in steps:
+        calls = [_trainer(me, t, g, step) for t, g in zip(targets, groups, strict=True)]
+        times: list[list[float]] = [[] for _ in calls]
+        for call in calls:
+            for _ in range(_WARM_UP):
+                call()
+        for _ in range(rounds):
+            for call, seen in zip(calls, times, strict=True):
+                dist.barrier()
+                for _ in range(per_round):
+                    started = time.perf_counter()
+                    call()
+                    seen.append(time.perf_counter() - started)
+        measured.append(times)
+    return measured
+
+
+def peak_bytes(me: Me, target: Target, step: Step) -> int:
+    """How far the resident memory of this rank rose above what it was before the model was made."""
+    group = make_group(me, target)
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    before = _resident("VmRSS")
+    train = _trainer(me, target, group, step)
+    for _ in range(_WARM_UP):
+        train()
+    return _resident("VmHWM") - before
+
+
+def _trainer(me: Me, target: Target, group: Any, step: Step) -> Callable[[], None]:
+    model = MODELS[step.model]
+    torch.manual_seed(0)
+    module = model.make().to(me.device)
+    x = torch.randn(model.input_shape, generator=me.generator).to(me.device)
+    if step.strategy:
+        wrapped = resolve(target.fsdp)(
+            module,
+            process_group=group,
+            sharding_strategy=ShardingStrategy[step.strategy],
+            auto_wrap_policy=ModuleWrapPolicy({model.layer}),
+            device_id=me.device,
+        )
+    else:
+        wrapped = resolve(target.ddp)(module, process_group=group)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-4)
+    return functools.partial(_step, wrapped, optimizer, x)
+
+
+def _step(model: Any, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
+    optimizer.zero_grad(set_to_none=True)
+    model(x).square().mean().backward()
+    optimizer.step()
+    if x.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _resident(what: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(what):
+            return int(line.split()[1]) * 1024
+    raise LookupError(what)

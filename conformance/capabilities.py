@@ -1,0 +1,156 @@
+"""The vocabulary of capabilities: what a target may have or lack.
+
+A capability is written "kind:name", for example "op:all_to_all" or "dtype:uint16". A target lists
+names by kind; whatever it does not list is probed instead of certified.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+OPS = (
+    "all_reduce",
+    "reduce",
+    "broadcast",
+    "all_gather",
+    "all_gather_into_tensor",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "all_to_all",
+    "all_to_all_single",
+    "gather",
+    "scatter",
+    "barrier",
+    "monitored_barrier",
+    "send",
+)
+
+DTYPES = (
+    "bool",
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float8_e4m3fn",
+    "float8_e5m2",
+)
+
+REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
+
+# What the words mean is said once, here; `python -m conformance list --capabilities` prints it.
+FEATURES: Mapping[str, str] = {
+    "abort": "abort of a group ends what waits in it",
+    "any_source": "recv without a source",
+    "coalescing": "coalesced collectives and the coalescing manager",
+    "gather_v": "all_gather and gather with a different size on each rank",
+    "mismatch_errors": "ranks that disagree on shape, dtype or operation all get an error",
+    "peer_loss": "every rank gets an error soon after a rank of its group has died",
+    "sequence_numbers": "a sequence number for each group",
+    "sparse": "all_reduce of sparse tensors",
+    "split_group": "dist.split_group",
+    "sync_batchnorm_on_cpu": "SyncBatchNorm trains on CPU tensors too",
+    "timeouts": "timeouts of a group, a call and a wait",
+    "work_result": "Work.result and the futures of point-to-point operations",
+}
+
+# Features of a target's wrappers, not of its backend.
+OF_WRAPPERS = frozenset({"sync_batchnorm_on_cpu"})
+
+# Features that say something about one device; on others nothing is missing without them.
+_ONLY_ON = {"feature:sync_batchnorm_on_cpu": "cpu"}
+
+_PLAIN_DTYPES = DTYPES[: DTYPES.index("complex128") + 1]
+_PLAIN_REDUCE_OPS = ("sum", "product", "min", "max", "band", "bor", "bxor")
+_PLAIN_FEATURES = ("coalescing", "sequence_numbers", "timeouts")
+
+VOCABULARY: Mapping[str, Sequence[str]] = {
+    "ops": OPS,
+    "dtypes": DTYPES,
+    "reduce_ops": REDUCE_OPS,
+    "features": tuple(FEATURES),
+}
+
+_KINDS = {"op": "ops", "dtype": "dtypes", "reduce_op": "reduce_ops", "feature": "features"}
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a target claims. The defaults are what every plain backend is expected to have."""
+
+    ops: frozenset[str] = frozenset(OPS)
+    dtypes: frozenset[str] = frozenset(_PLAIN_DTYPES)
+    reduce_ops: frozenset[str] = frozenset(_PLAIN_REDUCE_OPS)
+    features: frozenset[str] = frozenset(_PLAIN_FEATURES)
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            for name in getattr(self, field.name):
+                if name not in VOCABULARY[field.name]:
+                    raise ValueError(_unknown(f"{field.name} name", name, VOCABULARY[field.name]))
+
+    @staticmethod
+    def everything() -> Capabilities:
+        """All that the vocabulary knows."""
+        return Capabilities(**{kind: frozenset(names) for kind, names in VOCABULARY.items()})
+
+    @staticmethod
+    def from_mapping(table: Mapping[str, object]) -> Capabilities:
+        """From a target file: each kind is a list of names, or "all"; kinds left out keep defaults.
+
+        Raises ValueError for an unknown kind or name.
+        """
+        chosen: dict[str, frozenset[str]] = {}
+        for kind, names in table.items():
+            if kind not in VOCABULARY:
+                raise ValueError(_unknown("key", kind, tuple(VOCABULARY), where="capabilities"))
+            if names == "all":
+                chosen[kind] = frozenset(VOCABULARY[kind])
+            elif isinstance(names, list | tuple) and all(isinstance(n, str) for n in names):
+                chosen[kind] = frozenset(names)
+            else:
+                raise ValueError(f'capabilities.{kind} must be a list of names or "all"')
+        return Capabilities(**chosen)
+
+    def has(self, capability: str) -> bool:
+        """Whether "kind:name" is claimed."""
+        kind, _, name = capability.partition(":")
+        return name in getattr(self, _KINDS[kind])
+
+    def with_wrappers_of(self, other: Capabilities) -> Capabilities:
+        """These, but what they say of wrappers is what the other ones say."""
+        own, theirs = self.features - OF_WRAPPERS, other.features & OF_WRAPPERS
+        return replace(self, features=own | theirs)
+
+    def as_mapping(self) -> dict[str, list[str]]:
+        """Sorted lists, for the certificate."""
+        return {field.name: sorted(getattr(self, field.name)) for field in fields(self)}
+
+
+def matters_on(capability: str, device: str) -> bool:
+    """Whether ranks on this device ("cpu", "cuda") could miss the capability "kind:name"."""
+    return _ONLY_ON.get(capability, device) == device
+
+
+def check_capability(capability: str) -> None:
+    """Raise ValueError unless this is a capability of `Capabilities`."""
+    kind, _, name = capability.partition(":")
+    if kind not in _KINDS or name not in VOCABULARY[_KINDS[kind]]:
+        raise ValueError(f"unknown capability {capability!r}")
+
+
+def _unknown(what: str, got: str, known: Sequence[str], where: str = "") -> str:
+    close = difflib.get_close_matches(got, known, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(known)}"
+    return f"{where + ': ' if where else ''}unknown {what} {got!r}{hint}"

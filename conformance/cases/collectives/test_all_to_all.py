@@ -1,0 +1,124 @@
+"""all_to_all and all_to_all_single: what each delivers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from conformance import Me, Ranks, assert_each_rank, covers, world_sizes
+from conformance.cases.collectives.contributions import mine, of
+from conformance.oracle.data import sample
+
+
+def exchanged(me: Me) -> list[Tensor]:
+    outputs = [torch.full_like(mine(me), -1.0) for _ in range(me.world_size)]
+    dist.all_to_all(outputs, [mine(me, salt=to) for to in range(me.world_size)])
+    return outputs
+
+
+@covers("all_to_all/values")
+@world_sizes(1, 2, 3, 5)
+def test_all_to_all_transposes(ranks: Ranks) -> None:
+    n = ranks.world_size
+    want = [[of(source, salt=rank) for source in range(n)] for rank in range(n)]
+    assert_each_rank(ranks.run(exchanged), want)
+
+
+def rows(source: int, destination: int) -> int:
+    """How many rows go from one to the other: all different, and some none."""
+    return (2 * source + destination) % 4
+
+
+def exchanged_uneven(me: Me) -> list[Tensor]:
+    def part(source: int, destination: int) -> Tensor:
+        return sample((rows(source, destination), 2), "float32", source, destination).to(me.device)
+
+    everyone = range(me.world_size)
+    outputs = [torch.full_like(part(source, me.rank), -1.0) for source in everyone]
+    dist.all_to_all(outputs, [part(me.rank, destination) for destination in everyone])
+    return outputs
+
+
+@covers("all_to_all/uneven")
+@world_sizes(2, 3, 5)
+def test_all_to_all_of_uneven_tensors(ranks: Ranks) -> None:
+    n = ranks.world_size
+    want = [
+        [sample((rows(source, rank), 2), "float32", source, rank) for source in range(n)]
+        for rank in range(n)
+    ]
+    assert_each_rank(ranks.run(exchanged_uneven), want)
+
+
+def exchanged_single(me: Me) -> Tensor:
+    parts = torch.cat([mine(me, salt=to) for to in range(me.world_size)])
+    output = torch.full_like(parts, -1.0)
+    dist.all_to_all_single(output, parts)
+    return output
+
+
+@covers("all_to_all_single/even")
+@world_sizes(1, 2, 3, 5)
+def test_all_to_all_single_transposes_blocks(ranks: Ranks) -> None:
+    n = ranks.world_size
+    want = [torch.cat([of(source, salt=rank) for source in range(n)]) for rank in range(n)]
+    assert_each_rank(ranks.run(exchanged_single), want)
+
+
+def exchanged_splits(me: Me, table: list[list[int]]) -> Tensor:
+    """Row r of the table: how many rows rank r sends to each rank."""
+    sent = table[me.rank]
+    received = [row[me.rank] for row in table]
+    output = torch.full((sum(received), 2), -1.0, device=me.device)
+    rows_of_mine = sample((sum(sent), 2), "float32", me.rank).to(me.device)
+    dist.all_to_all_single(output, rows_of_mine, received, sent)
+    return output
+
+
+def blocks(source: int, table: list[list[int]]) -> tuple[Tensor, ...]:
+    """What rank `source` sends to each rank."""
+    return torch.split(sample((sum(table[source]), 2), "float32", source), table[source])
+
+
+TABLES = [
+    pytest.param([[1, 3, 2], [2, 1, 3], [3, 2, 1]], id="rotated"),
+    pytest.param([[3, 2, 1], [2, 2, 2], [1, 2, 3]], id="transposed"),
+    pytest.param([[0, 4, 1], [2, 0, 0], [0, 0, 3]], id="with-zeros"),
+    pytest.param([[0, 0, 0], [0, 0, 0], [5, 0, 0]], id="one-block"),
+    pytest.param([[1, 3, 2], [1, 3, 2], [1, 3, 2]], id="by-receiver"),
+]
+
+
+@covers("all_to_all_single/uneven")
+@world_sizes(3)
+@pytest.mark.parametrize("table", TABLES)
+def test_all_to_all_single_with_splits(ranks: Ranks, table: list[list[int]]) -> None:
+    got = ranks.run(exchanged_splits, table)
+    want = [torch.cat([blocks(source, table)[rank] for source in range(3)]) for rank in range(3)]
+    assert_each_rank(got, want)
+
+
+def exchanged_one_sided(me: Me, given: str) -> Tensor:
+    """Splits that say the same as their absence, on one side or on none."""
+    parts = torch.cat([mine(me, salt=to) for to in range(me.world_size)])
+    output = torch.full_like(parts, -1.0)
+    even = [2] * me.world_size
+    match given:
+        case "output":
+            dist.all_to_all_single(output, parts, even, None)
+        case "input":
+            dist.all_to_all_single(output, parts, [], even)
+        case _:
+            dist.all_to_all_single(output, parts, [], [])
+    return output
+
+
+@covers("all_to_all_single/one-sided-splits")
+@world_sizes(1, 3)
+@pytest.mark.parametrize("given", ["output", "input", "neither"])
+def test_all_to_all_single_splits_evenly_where_nothing_is_said(ranks: Ranks, given: str) -> None:
+    n = ranks.world_size
+    want = [torch.cat([of(source, salt=rank) for source in range(n)]) for rank in range(n)]
+    assert_each_rank(ranks.run(exchanged_one_sided, given), want)

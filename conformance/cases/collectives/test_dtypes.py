@@ -1,0 +1,55 @@
+"""Every dtype: moved bit by bit, and reduced."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from conformance import Ranks, assert_each_rank, covers, needs, world_sizes
+from conformance.capabilities import DTYPES
+from conformance.cases.collectives.perform import assert_taken, perform
+from conformance.oracle.collectives import Call, after
+
+MOVING = [
+    "broadcast",
+    "all_gather",
+    "all_gather_into_tensor",
+    "scatter",
+    "all_to_all",
+    "all_to_all_single",
+]
+REDUCING = ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"]
+
+ALL = [pytest.param(name, marks=needs(f"dtype:{name}")) for name in DTYPES]
+# What a sum of bools means has a requirement of its own.
+SUMMED = [pytest.param(name, marks=needs(f"dtype:{name}")) for name in DTYPES if name != "bool"]
+
+
+@covers("dtypes/moved")
+@pytest.mark.parametrize("dtype", ALL)
+@world_sizes(2, 3)
+def test_a_dtype_is_moved(ranks: Ranks, dtype: str) -> None:
+    gathered = [] if dtype.startswith("complex") else ["gather"]
+    for op in (*MOVING, *gathered):
+        call = Call(op, (5,), dtype, raw=True)
+        got = [[bytes_of(x) for x in seen.taken] for seen in ranks.run(perform, call)]
+        want = [
+            [bytes_of(x) for x in after(call, rank, ranks.world_size).taken]
+            for rank in range(ranks.world_size)
+        ]
+        assert_each_rank(got, want, what=f"the bytes of {call}")
+
+
+def bytes_of(x: Tensor) -> Tensor:
+    """Not as numbers: two NaN may differ in their bits."""
+    return x.view(torch.uint8)
+
+
+@covers("dtypes/reduced")
+@pytest.mark.parametrize("dtype", SUMMED)
+@world_sizes(2, 3)
+def test_a_dtype_is_reduced(ranks: Ranks, dtype: str) -> None:
+    for op in REDUCING:
+        call = Call(op, (5,), dtype)
+        assert_taken(call, ranks.run(perform, call))

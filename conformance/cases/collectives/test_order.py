@@ -1,0 +1,169 @@
+"""Several collectives at once: their order, and groups beside each other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from conformance import Me, Ranks, assert_each_rank, assert_same_on_all_ranks, covers, world_sizes
+from conformance.oracle.data import sample
+from conformance.oracle.reduction import reduced
+
+
+def sum_of_all(world_size: int, shape: tuple[int, ...], salt: int) -> Tensor:
+    return reduced("sum", [sample(shape, "float32", rank, salt) for rank in range(world_size)])
+
+
+def waited_for_in_order(me: Me, order: list[int]) -> list[Tensor]:
+    """All reductions at once, of one size, so that only their order tells them apart."""
+    xs = [sample((6,), "float32", me.rank, salt).to(me.device) for salt in range(len(order))]
+    works = [dist.all_reduce(x, async_op=True) for x in xs]
+    # Each rank begins elsewhere.
+    for index in order[me.rank :] + order[: me.rank]:
+        works[index].wait()
+    return xs
+
+
+@covers("order/issued")
+@world_sizes(2, 3, 5)
+@pytest.mark.parametrize(
+    "order", [[0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [2, 5, 0, 4, 1, 3]], ids=str
+)
+def test_collectives_match_as_they_were_issued(ranks: Ranks, order: list[int]) -> None:
+    n = ranks.world_size
+    want = [sum_of_all(n, (6,), salt) for salt in range(len(order))]
+    assert_same_on_all_ranks(ranks.run(waited_for_in_order, order), want=want)
+
+
+def of_all_kinds(me: Me) -> list[Tensor]:
+    """Different collectives of different sizes, all pending, the last one waited for first."""
+    n, device = me.world_size, me.device
+    x = sample((5,), "float32", me.rank, 0).to(device)
+    y = sample((3, 2), "int64", me.rank, 1).to(device)
+    gathered = [torch.zeros(4, device=device) for _ in range(n)]
+    mine = sample((4,), "float32", me.rank, 2).to(device)
+    works = [
+        dist.all_reduce(x, async_op=True),
+        dist.broadcast(y, n - 1, async_op=True),
+        dist.all_gather(gathered, mine, async_op=True),
+        dist.barrier(async_op=True),
+    ]
+    for work in reversed(works):
+        work.wait()
+    return [x, y, *gathered]
+
+
+@covers("order/issued")
+@world_sizes(2, 3, 5)
+def test_collectives_of_all_kinds_at_once(ranks: Ranks) -> None:
+    n = ranks.world_size
+    gathered = [sample((4,), "float32", rank, 2) for rank in range(n)]
+    want = [sum_of_all(n, (5,), 0), sample((3, 2), "int64", n - 1, 1), *gathered]
+    assert_same_on_all_ranks(ranks.run(of_all_kinds), want=want)
+
+
+def blocking_after_async(me: Me) -> list[Tensor]:
+    xs = [sample((4,), "float32", me.rank, salt).to(me.device) for salt in range(3)]
+    first = dist.all_reduce(xs[0], async_op=True)
+    second = dist.broadcast(xs[1], 0, async_op=True)
+    dist.all_reduce(xs[2])
+    second.wait()
+    first.wait()
+    return xs
+
+
+@covers("order/blocking-after-async")
+@world_sizes(2, 3)
+def test_a_blocking_collective_behind_pending_ones(ranks: Ranks) -> None:
+    n = ranks.world_size
+    want = [sum_of_all(n, (4,), 0), sample((4,), "float32", 0, 1), sum_of_all(n, (4,), 2)]
+    assert_same_on_all_ranks(ranks.run(blocking_after_async), want=want)
+
+
+def many_pending(me: Me) -> Tensor:
+    """A hundred one-element reductions, waited for from the last to the first."""
+    xs = torch.arange(100.0, device=me.device) * (me.rank + 1)
+    works = [dist.all_reduce(x, async_op=True) for x in xs.unbind()]
+    for work in reversed(works):
+        work.wait()
+    return xs
+
+
+@covers("order/many-pending")
+@world_sizes(2, 3)
+def test_a_hundred_at_once(ranks: Ranks) -> None:
+    n = ranks.world_size
+    want = torch.arange(100.0) * (n * (n + 1) / 2)
+    assert_same_on_all_ranks(ranks.run(many_pending), want=want)
+
+
+def in_two_groups(me: Me) -> list[Tensor]:
+    """Two groups of the same ranks; each rank issues in them in an order of its own."""
+    groups = [dist.new_group(), dist.new_group()]
+    xs = [sample((5,), "float32", me.rank, salt).to(me.device) for salt in range(4)]
+    # Even ranks: a0 a1 b0 b1. Odd ranks: b0 a0 b1 a1. In each group the order is the same.
+    even, odd = [(0, 0), (0, 1), (1, 2), (1, 3)], [(1, 2), (0, 0), (1, 3), (0, 1)]
+    order = odd if me.rank % 2 else even
+    works = [dist.all_reduce(xs[x], group=groups[g], async_op=True) for g, x in order]
+    for work in works:
+        work.wait()
+    return xs
+
+
+@covers("order/groups-are-apart")
+@world_sizes(2, 3)
+def test_groups_of_the_same_ranks(ranks: Ranks) -> None:
+    want = [sum_of_all(ranks.world_size, (5,), salt) for salt in range(4)]
+    assert_same_on_all_ranks(ranks.run(in_two_groups), want=want)
+
+
+CHAIN = [[0, 1], [1, 2], [2, 3]]
+
+
+def in_a_chain_of_groups(me: Me) -> list[Tensor]:
+    """Groups that overlap in one rank; group i has had i collectives before."""
+    groups = [dist.new_group(members) for members in CHAIN]
+    xs = [sample((4,), "float32", me.rank, salt).to(me.device) for salt in range(3)]
+    mine = [i for i, members in enumerate(CHAIN) if me.rank in members]
+    for i in mine:
+        for _ in range(i):
+            dist.barrier(groups[i])
+    works = [dist.all_reduce(xs[i], group=groups[i], async_op=True) for i in reversed(mine)]
+    for work in works:
+        work.wait()
+    return [xs[i] for i in mine]
+
+
+@covers("order/groups-are-apart")
+@world_sizes(4)
+def test_groups_that_overlap(ranks: Ranks) -> None:
+    sums = [
+        sample((4,), "float32", a, salt) + sample((4,), "float32", b, salt)
+        for salt, (a, b) in enumerate(CHAIN)
+    ]
+    want = [[sums[i] for i, members in enumerate(CHAIN) if rank in members] for rank in range(4)]
+    assert_each_rank(ranks.run(in_a_chain_of_groups), want)
+
+
+def again_and_again(me: Me) -> list[Tensor]:
+    """The same tensors in every round, filled anew."""
+    x = torch.empty(5, device=me.device)
+    gathered = [torch.empty(2, device=me.device) for _ in range(me.world_size)]
+    seen = []
+    for salt in range(6):
+        x.copy_(sample((5,), "float32", me.rank, salt))
+        dist.all_reduce(x)
+        dist.all_gather(gathered, x[:2] + me.rank)
+        seen.append(torch.cat([x, *gathered]))
+    return seen
+
+
+@covers("order/repeated")
+@world_sizes(2, 3)
+def test_the_same_call_again_and_again(ranks: Ranks) -> None:
+    n = ranks.world_size
+    sums = [sum_of_all(n, (5,), salt) for salt in range(6)]
+    want = [torch.cat([x, *(x[:2] + rank for rank in range(n))]) for x in sums]
+    assert_same_on_all_ranks(ranks.run(again_and_again), want=want)

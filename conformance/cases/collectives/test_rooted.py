@@ -1,0 +1,161 @@
+"""broadcast, reduce, gather and scatter: what each delivers."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from conformance import Me, Ranks, assert_each_rank, covers, world_sizes
+from conformance.cases.collectives.contributions import SHAPE, mine, of, sum_of_all
+from conformance.oracle.data import sample
+
+
+def broadcast_from_each(me: Me) -> list[Tensor]:
+    """One broadcast from each rank in turn."""
+    results = []
+    for source in range(me.world_size):
+        x = mine(me, salt=source)
+        dist.broadcast(x, src=source)
+        results.append(x)
+    return results
+
+
+@covers("broadcast/values")
+@world_sizes(1, 2, 3, 5)
+def test_broadcast_copies_the_source(ranks: Ranks) -> None:
+    got = ranks.run(broadcast_from_each)
+    want = [of(source, salt=source) for source in range(ranks.world_size)]
+    assert_each_rank(got, [want] * ranks.world_size)
+
+
+def broadcast_other_shape(me: Me) -> Tensor:
+    shape = (6,) if me.rank else (2, 3)
+    x = sample(shape, "float32", me.rank).to(me.device)
+    dist.broadcast(x, src=0)
+    return x
+
+
+@covers("broadcast/same-numel")
+@world_sizes(2, 3)
+def test_broadcast_fills_a_tensor_of_another_shape(ranks: Ranks) -> None:
+    got = ranks.run(broadcast_other_shape)
+    want = of(0)
+    assert_each_rank(got, [want] + [want.flatten()] * (ranks.world_size - 1))
+
+
+def reduced_on_each(me: Me) -> list[Tensor]:
+    """One reduce to each rank in turn."""
+    results = []
+    for destination in range(me.world_size):
+        x = mine(me, salt=destination)
+        dist.reduce(x, dst=destination)
+        results.append(x)
+    return results
+
+
+@covers("reduce/sum")
+@world_sizes(1, 2, 3, 5)
+def test_reduce_adds_on_the_destination(ranks: Ranks) -> None:
+    got = ranks.run(reduced_on_each)
+    n = ranks.world_size
+    at_destination = [got[rank][rank] for rank in range(n)]
+    assert_each_rank(at_destination, [sum_of_all(n, salt=rank) for rank in range(n)])
+
+
+@covers("reduce/other-ranks-untouched")
+@world_sizes(2, 3, 5)
+def test_reduce_leaves_the_other_ranks_tensors(ranks: Ranks) -> None:
+    got = ranks.run(reduced_on_each)
+    n = ranks.world_size
+    elsewhere = [[x for to, x in enumerate(got[rank]) if to != rank] for rank in range(n)]
+    want = [[of(rank, salt=to) for to in range(n) if to != rank] for rank in range(n)]
+    assert_each_rank(elsewhere, want)
+
+
+def gathered_on_each(me: Me) -> list[list[Tensor]]:
+    """One gather to each rank in turn; an empty list where this rank is not the destination."""
+    results = []
+    for destination in range(me.world_size):
+        here = me.rank == destination
+        outputs = [torch.full_like(mine(me), -1.0) for _ in range(me.world_size)] if here else None
+        dist.gather(mine(me, salt=destination), outputs, dst=destination)
+        results.append(outputs or [])
+    return results
+
+
+@covers("gather/values", "gather/list-at-destination-only")
+@world_sizes(1, 2, 3, 5)
+def test_gather_puts_the_ranks_in_order(ranks: Ranks) -> None:
+    got = ranks.run(gathered_on_each)
+    n = ranks.world_size
+    want = [
+        [[of(source, salt=to) for source in range(n)] if to == rank else [] for to in range(n)]
+        for rank in range(n)
+    ]
+    assert_each_rank(got, want)
+
+
+def gathered_by_default(me: Me) -> list[Tensor]:
+    outputs = [torch.full_like(mine(me), -1.0) for _ in range(me.world_size)]
+    dist.gather(mine(me), outputs if me.rank == 0 else None)
+    return outputs if me.rank == 0 else []
+
+
+@covers("gather/default-destination")
+@world_sizes(1, 3)
+def test_gather_goes_to_rank_0_by_default(ranks: Ranks) -> None:
+    got = ranks.run(gathered_by_default)
+    n = ranks.world_size
+    assert_each_rank(got, [[of(rank) for rank in range(n)]] + [[]] * (n - 1))
+
+
+def gathered_complex(me: Me) -> list[Tensor]:
+    x = sample(SHAPE, "complex64", me.rank).to(me.device)
+    outputs = [torch.zeros_like(x) for _ in range(me.world_size)] if me.rank == 0 else None
+    dist.gather(x, outputs)
+    return outputs or []
+
+
+@covers("gather/complex")
+@world_sizes(1, 2, 3)
+def test_gather_takes_complex_tensors(ranks: Ranks) -> None:
+    got = ranks.run(gathered_complex)
+    n = ranks.world_size
+    want = [sample(SHAPE, "complex64", rank) for rank in range(n)]
+    assert_each_rank(got, [want] + [[]] * (n - 1))
+
+
+def scattered_from_each(me: Me) -> list[Tensor]:
+    """One scatter from each rank in turn."""
+    results = []
+    for source in range(me.world_size):
+        here = me.rank == source
+        inputs = [mine(me, salt=to) for to in range(me.world_size)] if here else None
+        output = torch.full_like(mine(me), -1.0)
+        dist.scatter(output, inputs, src=source)
+        results.append(output)
+    return results
+
+
+@covers("scatter/values", "scatter/list-at-source-only")
+@world_sizes(1, 2, 3, 5)
+def test_scatter_deals_the_list_out(ranks: Ranks) -> None:
+    got = ranks.run(scattered_from_each)
+    n = ranks.world_size
+    want = [[of(source, salt=rank) for source in range(n)] for rank in range(n)]
+    assert_each_rank(got, want)
+
+
+def scattered_by_default(me: Me) -> Tensor:
+    inputs = [mine(me, salt=to) for to in range(me.world_size)]
+    output = torch.full_like(mine(me), -1.0)
+    dist.scatter(output, inputs if me.rank == 0 else None)
+    return output
+
+
+@covers("scatter/default-source")
+@world_sizes(1, 3)
+def test_scatter_comes_from_rank_0_by_default(ranks: Ranks) -> None:
+    got = ranks.run(scattered_by_default)
+    assert_each_rank(got, [of(0, salt=rank) for rank in range(ranks.world_size)])

@@ -1,0 +1,334 @@
+"""Giving up: timeouts of groups, calls and handles."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from conformance import (
+    Me,
+    Ranks,
+    assert_same_on_all_ranks,
+    assert_that,
+    covers,
+    deadline,
+    needs,
+    world_sizes,
+)
+from conformance.cases.faults.operations import ALL_NEEDED, OPERATIONS
+from conformance.cases.groups.marks import mark, sum_marks, sum_of_marks
+from conformance.cases.groups.starting import start
+
+# Long enough to make a group within it on a busy machine.
+_GROUP_TIMEOUT_S = 2.0
+
+
+def _ends(call: Callable[[], object]) -> str:
+    """How a call ends that has nobody to end it; "" if as it should, after the group's timeout."""
+    began = time.monotonic()
+    try:
+        call()
+    except RuntimeError:
+        took_s = time.monotonic() - began
+        # A tenth for timers that are coarser than this clock.
+        early = took_s < 0.9 * _GROUP_TIMEOUT_S
+        return f"gave up after {took_s:.2f} s of {_GROUP_TIMEOUT_S} s" if early else ""
+    except Exception as error:
+        return f"raised {error!r}"
+    return "returned"
+
+
+def _try_all(
+    me: Me, names: Sequence[str], calls: Mapping[str, Callable[[Any], object]]
+) -> dict[str, str]:
+    """Make every call at once, each in a thread and a group of its own; those that end wrongly.
+
+    names: of all groups, the same on every rank.
+    calls: those of this rank, which may be none: then it makes the groups, and waits until the
+        other ranks are through.
+    """
+    timeout = timedelta(seconds=_GROUP_TIMEOUT_S)
+    groups = {name: dist.new_group(timeout=timeout) for name in names}
+    ended: dict[str, str] = {}
+
+    def attempt(name: str) -> None:
+        ended[name] = _ends(lambda: calls[name](groups[name]))
+
+    threads = [threading.Thread(target=attempt, args=(name,)) for name in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    me.store.set(f"rank {me.rank} is through", "1")
+    me.store.wait([f"rank {rank} is through" for rank in range(me.world_size)])
+    return {name: how for name, how in ended.items() if how}
+
+
+def wait_in_every_collective(me: Me) -> dict[str, str]:
+    """The last rank comes to none of them."""
+    # A root's sends, and a gathering's contributions, may be over before anybody looks for them.
+    one_sided = {"broadcast", "scatter", "reduce", "gather"}
+    names = [name for name in OPERATIONS if name not in one_sided]
+    absent = me.rank == me.world_size - 1
+    calls = {} if absent else {name: partial(OPERATIONS[name], me) for name in names}
+    return _try_all(me, names, calls)
+
+
+@covers("timeouts/of-the-group")
+@world_sizes(2, 3)
+@deadline(20)
+@needs(*ALL_NEEDED)
+def test_every_collective_gives_up(ranks: Ranks) -> None:
+    assert_same_on_all_ranks(ranks.run(wait_in_every_collective), want={})
+
+
+def wait_at_a_root(me: Me) -> dict[str, str]:
+    """Rooted collectives whose root, or a contributor to whose root, does not come."""
+    absent = me.world_size - 1
+    names = ["broadcast", "scatter", "reduce", "gather"]
+    if me.rank == absent:
+        return _try_all(me, names, {})
+    x = torch.ones(4, device=me.device)
+    outputs = [torch.zeros(4, device=me.device) for _ in range(me.world_size)]
+    calls: dict[str, Callable[[Any], object]] = {
+        "broadcast": lambda group: dist.broadcast(x.clone(), absent, group=group),
+        "scatter": lambda group: dist.scatter(x.clone(), None, absent, group=group),
+    }
+    if me.rank == 0:
+        calls |= {
+            "reduce": lambda group: dist.reduce(x.clone(), 0, group=group),
+            "gather": lambda group: dist.gather(x, outputs, 0, group=group),
+        }
+    return _try_all(me, names, calls)
+
+
+@covers("timeouts/of-the-group")
+@world_sizes(2, 3)
+@deadline(20)
+@needs("op:broadcast", "op:scatter", "op:reduce", "op:gather")
+def test_rooted_collectives_give_up(ranks: Ranks) -> None:
+    assert_same_on_all_ranks(ranks.run(wait_at_a_root), want={})
+
+
+def wait_for_messages(me: Me) -> dict[str, str]:
+    """Rank 1 neither sends nor receives."""
+    x = torch.ones(1 << 22, device=me.device)
+    calls: dict[str, Callable[[Any], object]] = {
+        "send": lambda group: dist.send(x, 1, group=group),
+        "recv": lambda group: dist.recv(x.clone(), 1, group=group),
+    }
+    return _try_all(me, ["send", "recv"], {} if me.rank == 1 else calls)
+
+
+@covers("timeouts/point-to-point")
+@world_sizes(2)
+@deadline(20)
+def test_messages_give_up(ranks: Ranks) -> None:
+    assert_same_on_all_ranks(ranks.run(wait_for_messages), want={})
+
+
+def wait_briefly(me: Me, how: str) -> None:
+    """Rank 0 waits for 200 ms in a group with the timeout of the harness, which is minutes."""
+    brief = timedelta(milliseconds=200)
+    if me.rank == 0:
+        calls: dict[str, Callable[[], object]] = {
+            "wait": lambda: dist.all_reduce(mark(me), async_op=True).wait(brief),
+            "barrier": lambda: dist.barrier(timeout=brief),
+        }
+        with pytest.raises(RuntimeError):
+            calls[how]()
+        me.store.set("rank 0 is through", "1")
+    me.store.wait(["rank 0 is through"])
+
+
+@covers("timeouts/of-wait")
+@world_sizes(2)
+@deadline(10)
+def test_wait_has_a_timeout_of_its_own(ranks: Ranks) -> None:
+    ranks.run(wait_briefly, "wait")
+
+
+@covers("timeouts/of-barrier")
+@world_sizes(2)
+@deadline(10)
+@needs("op:barrier")
+def test_a_barrier_has_a_timeout_of_its_own(ranks: Ranks) -> None:
+    ranks.run(wait_briefly, "barrier")
+
+
+def change_the_timeout(me: Me) -> Tensor:
+    """From minutes to 200 ms for one operation that nobody else comes to."""
+    group = dist.new_group()
+    total = sum_marks(me, group)
+    if me.rank == 0:
+        group.set_timeout(timedelta(milliseconds=200))
+        with pytest.raises(RuntimeError):
+            dist.all_reduce(mark(me), group=group)
+        me.store.set("rank 0 is through", "1")
+    me.store.wait(["rank 0 is through"])
+    return total
+
+
+@covers("timeouts/changed")
+@world_sizes(2)
+@deadline(10)
+def test_a_changed_timeout_counts(ranks: Ranks) -> None:
+    assert_same_on_all_ranks(ranks.run(change_the_timeout), want=sum_of_marks([0, 1]))
+
+
+def use_two_timeouts(me: Me) -> Tensor:
+    """One group gives up after two seconds, and one made before it does not: a late rank finds
+    its partner still there."""
+    patient = dist.new_group()
+    hasty = dist.new_group(timeout=timedelta(seconds=_GROUP_TIMEOUT_S))
+    x = mark(me)
+    if me.rank == 0:
+        work = dist.all_reduce(x, group=patient, async_op=True)
+        with pytest.raises(RuntimeError):
+            dist.all_reduce(mark(me), group=hasty)
+        me.store.set("the hasty group gave up", "1")
+        work.wait()
+    else:
+        me.store.wait(["the hasty group gave up"])
+        dist.all_reduce(x, group=patient)
+    return x
+
+
+@covers("timeouts/of-each-group")
+@world_sizes(2)
+@deadline(15)
+def test_each_group_has_its_own_timeout(ranks: Ranks) -> None:
+    assert_same_on_all_ranks(ranks.run(use_two_timeouts), want=sum_of_marks([0, 1]))
+
+
+def come_late_again_and_again(me: Me) -> list[Tensor]:
+    """Five operations to which rank 1 comes half a second late: longer in all than the timeout."""
+    group = dist.new_group(timeout=timedelta(seconds=_GROUP_TIMEOUT_S))
+    sums = []
+    for number in range(5):
+        if me.rank == 1:
+            me.store.wait([f"rank 0 is waiting for number {number}"])
+            time.sleep(0.5)  # this is what it means to be late; nothing depends on how long it is
+        else:
+            me.store.set(f"rank 0 is waiting for number {number}", "1")
+        sums.append(sum_marks(me, group))
+    return sums
+
+
+@covers("timeouts/late-is-not-lost")
+@world_sizes(2)
+@deadline(15)
+def test_a_late_rank_does_no_harm(ranks: Ranks) -> None:
+    got = ranks.run(come_late_again_and_again)
+    assert_same_on_all_ranks(got, want=[sum_of_marks([0, 1])] * 5)
+
+
+def miss_a_rank(me: Me, where: str) -> None:
+    """The last rank does not come to make the group."""
+    missing = me.world_size - 1
+    timeout = timedelta(milliseconds=500)
+    if where == "new_group":
+        start(me, "all")
+    if me.rank != missing:
+        calls: dict[str, Callable[[], object]] = {
+            "new_group": lambda: dist.new_group(timeout=timeout),
+            "init_process_group": lambda: start(me, "without the last", timeout=timeout),
+        }
+        with pytest.raises(RuntimeError):
+            calls[where]()
+        me.store.set(f"rank {me.rank} is through", "1")
+    me.store.wait([f"rank {rank} is through" for rank in range(missing)])
+
+
+@covers("timeouts/joining")
+@world_sizes(2, 3)
+@deadline(15)
+@pytest.mark.parametrize("where", ["init_process_group", "new_group"])
+def test_nobody_waits_for_ever_for_a_member(bare_ranks: Ranks, where: str) -> None:
+    bare_ranks.run(miss_a_rank, where)
+
+
+def recover_from_a_timeout(me: Me) -> tuple[Tensor, Tensor]:
+    """An operation that rank 1 does not come to; then both start again, twice as wise."""
+    start(me, "before", timeout=timedelta(seconds=_GROUP_TIMEOUT_S))
+    before = sum_marks(me)
+    if me.rank == 0:
+        with pytest.raises(RuntimeError):
+            dist.all_reduce(mark(me))
+        me.store.set("rank 0 is through", "1")
+    me.store.wait(["rank 0 is through"])
+    dist.destroy_process_group()
+    start(me, "after")
+    return before, sum_marks(me)
+
+
+@covers("timeouts/recovery")
+@world_sizes(2)
+@deadline(15)
+def test_ranks_recover_from_a_timeout(bare_ranks: Ranks) -> None:
+    got = bare_ranks.run(recover_from_a_timeout)
+    assert_same_on_all_ranks(got, want=(sum_of_marks([0, 1]), sum_of_marks([0, 1])))
+
+
+def abort_what_waits(me: Me) -> list[str]:
+    """A thread of rank 0 waits in a group that nobody else comes to, until it is aborted. Returns
+    what did not go as it should."""
+    doomed, other = dist.new_group(), dist.new_group()
+    wrong: list[str] = []
+    if me.rank == 0:
+        work = dist.all_reduce(mark(me), group=doomed, async_op=True)
+
+        def wait() -> None:
+            try:
+                work.wait()
+            except RuntimeError:
+                return
+            wrong.append("the wait returned")
+
+        waiter = threading.Thread(target=wait, daemon=True)
+        waiter.start()
+        doomed.abort()
+        waiter.join()
+        me.store.set("rank 0 has aborted", "1")
+    me.store.wait(["rank 0 has aborted"])
+    if not torch.equal(sum_marks(me, other).cpu(), sum_of_marks(range(me.world_size))):
+        wrong.append("another group is wrong")
+    return wrong
+
+
+@covers("abort/ends-what-waits")
+@world_sizes(2)
+@deadline(5)
+def test_abort_ends_what_waits(ranks: Ranks) -> None:
+    for rank, wrong in enumerate(ranks.run(abort_what_waits)):
+        assert_that(not wrong, "; ".join(wrong), rank)
+
+
+def go_on_after_an_abort(me: Me) -> None:
+    doomed = dist.new_group()
+    sum_marks(me, doomed)
+    if me.rank == 0:
+        doomed.abort()
+        for _ in range(2):
+            with pytest.raises(RuntimeError):
+                dist.all_reduce(mark(me), group=doomed)
+        me.store.set("rank 0 is through", "1")
+    me.store.wait(["rank 0 is through"])
+    dist.destroy_process_group(doomed)
+    sum_marks(me)
+
+
+@covers("abort/ends-the-group")
+@world_sizes(2)
+@deadline(5)
+def test_abort_ends_the_group(ranks: Ranks) -> None:
+    ranks.run(go_on_after_an_abort)

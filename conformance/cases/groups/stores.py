@@ -1,0 +1,103 @@
+"""Stores for groups to be made on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from conformance import Me
+
+
+class CountersApart(dist.Store):
+    """A store written in Python that keeps what `add` counts apart from what `set` stores.
+
+    On such a store, `get` of a counter fails: whoever mixes the two on one key is found out.
+    """
+
+    def __init__(self, inner: dist.Store) -> None:
+        super().__init__()
+        self._values = dist.PrefixStore("values", inner)
+        self._counters = dist.PrefixStore("counters", inner)
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._values.set(key, value)  # type: ignore[arg-type]  # torch takes bytes too
+
+    def get(self, key: str) -> bytes:
+        if self._counters.check([key]):
+            raise RuntimeError(f"{key!r} is a counter, and was read as a value")
+        return self._values.get(key)
+
+    def add(self, key: str, amount: int) -> int:
+        if self._values.check([key]):
+            raise RuntimeError(f"{key!r} is a value, and was counted up")
+        return self._counters.add(key, amount)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        self._values.wait(keys, timeout or timedelta(seconds=60))
+
+    def check(self, keys: list[str]) -> bool:
+        return self._values.check(keys)
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        return self._values.compare_set(key, expected, desired)
+
+    def delete_key(self, key: str) -> bool:
+        return self._values.delete_key(key)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._values.set_timeout(timeout)
+
+
+class NobodyElseComes(dist.Store):
+    """A store on which every wait is over at once, in vain: time need not pass in a test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._inner = dist.HashStore()
+        self.waits: list[Sequence[str]] = []
+
+    def set(self, key: str, value: str) -> None:
+        self._inner.set(key, value)
+
+    def add(self, key: str, amount: int) -> int:
+        return self._inner.add(key, amount)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        self.waits.append(keys)
+        raise RuntimeError("nobody has set these keys")
+
+
+def file_store(me: Me, path: str) -> dist.Store:
+    return dist.FileStore(path, me.world_size)
+
+
+def tcp_store(me: Me, path: str) -> dist.Store:
+    """Rank 0 is the server, on a port that the system chose; it is known by "port" in the world's.
+
+    Without libuv, which leaves a pipe in the process for good, once it was used.
+    """
+    port = 0 if me.rank == 0 else int(me.store.get("port"))
+    store = dist.TCPStore(
+        "127.0.0.1", port, is_master=me.rank == 0, wait_for_workers=False, use_libuv=False
+    )
+    if me.rank == 0:
+        me.store.set("port", str(store.port))
+    return store
+
+
+def prefix_store(me: Me, path: str) -> dist.Store:
+    return dist.PrefixStore("a", dist.PrefixStore("b/c", me.store))
+
+
+def python_store(me: Me, path: str) -> dist.Store:
+    return CountersApart(me.store)
+
+
+STORES: dict[str, Callable[[Me, str], dist.Store]] = {
+    "file": file_store,
+    "tcp": tcp_store,
+    "prefix": prefix_store,
+    "python": python_store,
+}

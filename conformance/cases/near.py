@@ -1,0 +1,41 @@
+"""A check for results that rounding may move."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from conformance.checks import CheckFailed
+from conformance.checks.compare import describe
+from conformance.oracle.near import Near
+
+
+def assert_near(got: Sequence[Tensor | None], want: Sequence[Near], what: str) -> None:
+    """Rank r returned `want[r]`, up to the error that it allows.
+
+    what: a word for what is compared.
+    Raises CheckFailed with the first element of the first rank that is too far off.
+    """
+    for rank, (mine, near) in enumerate(zip(got, want, strict=True)):
+        found = _difference(mine, near)
+        if found:
+            raise CheckFailed(f"{what}: rank {rank} is wrong\n{found}", rank)
+
+
+def _difference(got: Tensor | None, want: Near) -> str:
+    wanted = want.value.to(want.dtype)
+    if got is None or got.dtype != want.dtype or got.shape != want.value.shape:
+        return f"got {'None' if got is None else describe(got)}, want {describe(wanted)}"
+    wrong = want.off(got).nonzero()
+    if not len(wrong):
+        return ""
+    index = tuple(wrong[0].tolist())
+    allowed = want.within.expand_as(want.value)[index].item()
+    return "\n".join(
+        [
+            f"{len(wrong)} of {got.numel()} elements are too far off, in {describe(wanted)}",
+            f"  first at {list(index)}: got {got[index].item()!r}, want {wanted[index].item()!r}",
+            f"  allowed error: {allowed:.2g}",
+        ]
+    )

@@ -1,0 +1,136 @@
+"""recv without a source."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from conformance import Me, Ranks, assert_each_rank, assert_that, covers, world_sizes
+from conformance.oracle.messages import content
+
+
+def one_from_each(me: Me) -> dict[int, Tensor]:
+    """The last rank takes one message of every other one, whoever comes first."""
+    last = me.world_size - 1
+    if me.rank != last:
+        dist.send(content(me.rank, 6).to(me.device), last)
+        return {}
+    got = {}
+    for _ in range(last):
+        x = torch.zeros(6, device=me.device)
+        got[dist.recv(x)] = x
+    return dict(sorted(got.items()))
+
+
+@covers("p2p/any-source")
+@world_sizes(2, 3, 4)
+def test_recv_from_anybody_returns_the_sender(ranks: Ranks) -> None:
+    got = ranks.run(one_from_each)
+    assert_each_rank(got[-1:], [{src: content(src, 6) for src in range(ranks.world_size - 1)}])
+
+
+def only_the_late_one(me: Me) -> int:
+    """Rank 0 waits for anybody before anybody has sent; only the last rank ever does."""
+    x = torch.zeros(2, device=me.device)
+    if me.rank == 0:
+        work = dist.irecv(x)
+        me.store.set("waiting", "1")
+        assert work is not None
+        work.wait()
+        return work.source_rank()
+    if me.rank == me.world_size - 1:
+        me.store.wait(["waiting"])
+        dist.send(content(0, 2).to(me.device), 0)
+    return me.world_size - 1
+
+
+@covers("p2p/any-source", "p2p/source-rank")
+@world_sizes(2, 3)
+def test_a_waiting_receive_takes_whoever_comes(ranks: Ranks) -> None:
+    n = ranks.world_size
+    assert_each_rank(ranks.run(only_the_late_one), [n - 1] * n)
+
+
+def a_stream_from_each(me: Me, count: int) -> dict[int, list[Tensor]]:
+    """Rank 0 takes `count` messages of every other rank, without saying from whom."""
+    got: dict[int, list[Tensor]] = {src: [] for src in range(1, me.world_size)}
+    if me.rank == 0:
+        for _ in range(count * (me.world_size - 1)):
+            x = torch.zeros(3, device=me.device)
+            got[dist.recv(x)].append(x)
+    else:
+        for i in range(count):
+            dist.send(content(10 * me.rank + i, 3).to(me.device), 0)
+    return got
+
+
+@covers("p2p/any-source-each-once")
+@world_sizes(2, 3, 4)
+def test_messages_from_anybody_come_once_and_in_order(ranks: Ranks) -> None:
+    n = ranks.world_size
+    got = ranks.run(a_stream_from_each, 5)
+    want = {src: [content(10 * src + i, 3) for i in range(5)] for src in range(1, n)}
+    assert_each_rank(got[:1], [want])
+
+
+def anybody_under_a_tag(me: Me) -> list[Tensor]:
+    """Two messages under two tags are there before the first receive from anybody."""
+    if me.rank == 0:
+        works = [dist.isend(content(tag, 2).to(me.device), 1, tag=tag) for tag in (4, 3)]
+        me.store.set("sent", "1")
+        for work in works:
+            assert work is not None
+            work.wait()
+        return []
+    me.store.wait(["sent"])
+    got = [torch.zeros(2, device=me.device) for _ in range(2)]
+    for x, tag in zip(got, (3, 4), strict=True):
+        dist.recv(x, tag=tag)
+    return got
+
+
+@covers("p2p/any-source-tag")
+@world_sizes(2)
+def test_a_receive_from_anybody_keeps_to_its_tag(ranks: Ranks) -> None:
+    got = ranks.run(anybody_under_a_tag)
+    assert_each_rank(got[1:], [[content(3, 2), content(4, 2)]])
+
+
+def named_and_unnamed(me: Me) -> list[int]:
+    """Rank 0 names rank 1 first, so what it takes from anybody can only be from rank 2."""
+    x = torch.zeros(1, device=me.device)
+    if me.rank == 0:
+        return [dist.recv(x, 1), dist.recv(x)]
+    dist.send(x, 0)
+    return []
+
+
+@covers("p2p/any-source-each-once")
+@world_sizes(3)
+def test_named_and_unnamed_receives_share_out_the_messages(ranks: Ranks) -> None:
+    assert_each_rank(ranks.run(named_and_unnamed)[:1], [[1, 2]])
+
+
+def anybody_in_a_subgroup(me: Me) -> tuple[int, int] | None:
+    """In the group of all ranks but 0, the last rank receives from the first but one."""
+    members = list(range(1, me.world_size))
+    group = dist.new_group(members)
+    x = torch.zeros(2, device=me.device)
+    if me.rank == 1:
+        dist.send(x, members[-1], group=group)
+        dist.send(x, members[-1], group=group)
+    elif me.rank == members[-1]:
+        source = dist.recv(x, group=group)
+        work = dist.irecv(x, group=group)
+        assert work is not None
+        work.wait()
+        return source, work.source_rank()
+    return None
+
+
+@covers("p2p/any-source-in-a-subgroup")
+@world_sizes(3, 4)
+def test_the_source_in_a_subgroup_is_a_global_rank(ranks: Ranks) -> None:
+    got = ranks.run(anybody_in_a_subgroup)[-1]
+    assert_that(got == (1, 0), f"recv returned {got[0]}, want 1; the handle {got[1]}, want 0")

@@ -1,0 +1,157 @@
+"""batch_isend_irecv and P2POp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from conformance import Me, Ranks, assert_each_rank, covers, deadline, world_sizes
+from conformance.oracle.messages import content
+
+
+def ring(me: Me, receive_first: bool) -> Tensor:
+    """To the right and from the left, in one batch."""
+    got = torch.zeros(4, device=me.device)
+    sent = content(me.rank, 4).to(me.device)
+    right, left = (me.rank + 1) % me.world_size, (me.rank - 1) % me.world_size
+    batch = [dist.P2POp(dist.isend, sent, right), dist.P2POp(dist.irecv, got, left)]
+    for work in dist.batch_isend_irecv(batch[::-1] if receive_first else batch):
+        work.wait()
+    return got
+
+
+@covers("p2p/batch")
+@world_sizes(2, 3, 5)
+@pytest.mark.parametrize("receive_first", [False, True], ids=["send first", "receive first"])
+def test_a_batch_goes_around_a_ring(ranks: Ranks, receive_first: bool) -> None:
+    n = ranks.world_size
+    got = ranks.run(ring, receive_first)
+    assert_each_rank(got, [content((rank - 1) % n, 4) for rank in range(n)])
+
+
+def all_pairs(me: Me) -> list[Tensor]:
+    """Everybody exchanges tensors of different sizes with everybody, in one batch a rank."""
+    n = me.world_size
+    got = [torch.zeros(10 * src + me.rank, device=me.device) for src in range(n)]
+    batch = []
+    for peer in range(n):
+        if peer != me.rank:
+            numel = 10 * me.rank + peer
+            batch.append(dist.P2POp(dist.irecv, got[peer], peer))
+            batch.append(dist.P2POp(dist.isend, content(numel, numel).to(me.device), peer))
+    for work in dist.batch_isend_irecv(batch):
+        work.wait()
+    return [x for src, x in enumerate(got) if src != me.rank]
+
+
+@covers("p2p/batch")
+@world_sizes(2, 4)
+def test_a_batch_between_all_pairs(ranks: Ranks) -> None:
+    n = ranks.world_size
+    got = ranks.run(all_pairs)
+    want = [
+        [content(10 * src + dst, 10 * src + dst) for src in range(n) if src != dst]
+        for dst in range(n)
+    ]
+    assert_each_rank(got, want)
+
+
+def several_in_one_direction(me: Me) -> list[Tensor]:
+    """Four large messages each way; all receives come first in one rank's list, last in the
+    other's."""
+    numel = 100_000
+    got = [torch.zeros(numel, device=me.device) for _ in range(4)]
+    peer = 1 - me.rank
+    sends = [
+        dist.P2POp(dist.isend, content(10 * me.rank + i, numel).to(me.device), peer)
+        for i in range(4)
+    ]
+    receives = [dist.P2POp(dist.irecv, x, peer) for x in got]
+    batch = receives + sends if me.rank == 0 else sends + receives
+    for work in dist.batch_isend_irecv(batch):
+        work.wait()
+    return got
+
+
+@covers("p2p/batch-order")
+@world_sizes(2)
+@deadline(20)
+def test_a_batch_keeps_the_order_of_each_direction(ranks: Ranks) -> None:
+    got = ranks.run(several_in_one_direction)
+    want = [[content(10 * peer + i, 100_000) for i in range(4)] for peer in (1, 0)]
+    assert_each_rank(got, want)
+
+
+def batch_in_a_subgroup(me: Me, by_group_rank: bool) -> Tensor:
+    """In the group of all ranks but 0, everybody sends to the next member."""
+    members = list(range(1, me.world_size))
+    group = dist.new_group(members)
+    got = torch.zeros(2, device=me.device)
+    if me.rank not in members:
+        return got
+    mine = members.index(me.rank)
+    to, source = (mine + 1) % len(members), (mine - 1) % len(members)
+    sent = content(me.rank, 2).to(me.device)
+    if by_group_rank:
+        batch = [
+            dist.P2POp(dist.isend, sent, group=group, group_peer=to),
+            dist.P2POp(dist.irecv, got, group=group, group_peer=source),
+        ]
+    else:
+        batch = [
+            dist.P2POp(dist.isend, sent, members[to], group),
+            dist.P2POp(dist.irecv, got, members[source], group),
+        ]
+    for work in dist.batch_isend_irecv(batch):
+        work.wait()
+    return got
+
+
+@covers("p2p/batch-in-a-subgroup")
+@world_sizes(3, 4)
+@pytest.mark.parametrize("by_group_rank", [False, True], ids=["global ranks", "group ranks"])
+def test_a_batch_in_a_subgroup(ranks: Ranks, by_group_rank: bool) -> None:
+    n = ranks.world_size
+    got = ranks.run(batch_in_a_subgroup, by_group_rank)
+    before = [n - 1, *range(1, n - 1)]
+    assert_each_rank(got, [torch.zeros(2), *(content(src, 2) for src in before)])
+
+
+def batch_badly(me: Me) -> None:
+    x = torch.zeros(1, device=me.device)
+    peer = 1 - me.rank
+    other_group = dist.new_group()
+    send: Any = dist.send  # not of the type that P2POp is declared to take
+    refused: list[tuple[type[Exception], Callable[[], object]]] = [
+        (ValueError, lambda: dist.P2POp(send, x, peer)),
+        (TypeError, lambda: dist.P2POp(dist.isend, [x], peer)),  # type: ignore[arg-type]  # on purpose
+        (ValueError, lambda: dist.P2POp(dist.isend, x)),
+        (ValueError, lambda: dist.P2POp(dist.isend, x, peer, group_peer=peer)),
+        (ValueError, lambda: dist.batch_isend_irecv([x])),  # type: ignore[list-item]  # on purpose
+        (
+            ValueError,
+            lambda: dist.batch_isend_irecv(
+                [
+                    dist.P2POp(dist.isend, x, peer),
+                    dist.P2POp(dist.irecv, x, peer, other_group),
+                ]
+            ),
+        ),
+    ]
+    for number, (kind, call) in enumerate(refused):
+        try:
+            call()
+        except kind:
+            continue
+        pytest.fail(f"call {number} was accepted")
+
+
+@covers("p2p/batch-arguments")
+@world_sizes(2)
+def test_bad_batches_are_refused(ranks: Ranks) -> None:
+    ranks.run(batch_badly)

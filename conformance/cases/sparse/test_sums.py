@@ -1,0 +1,215 @@
+"""What a sum of sparse tensors holds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from conformance import (
+    Me,
+    Ranks,
+    assert_each_rank,
+    assert_same_on_all_ranks,
+    assert_that,
+    covers,
+    world_sizes,
+)
+from conformance.oracle.sparse import Entries, dense_sum
+
+
+def reduce_one(me: Me, inputs: list[Tensor]) -> Tensor:
+    """The sum of the ranks' tensors, as it lies in the tensor that was passed."""
+    x = inputs[me.rank].to(me.device)
+    dist.all_reduce(x)
+    return x
+
+
+def _densely(got: list[Tensor]) -> list[Tensor]:
+    return [x.to_dense() for x in got]
+
+
+def _two_a_rank(n: int) -> list[Entries]:
+    """Rank r holds the indices r and r + 1 of n + 2."""
+    return [Entries((n + 2,), 1, ((r,), (r + 1,)), (r + 1, 10 * r + 3)) for r in range(n)]
+
+
+@covers("sparse/sum")
+@world_sizes(1, 2, 3, 5)
+def test_sparse_tensors_are_summed(ranks: Ranks) -> None:
+    inputs = [entries.tensor().coalesce() for entries in _two_a_rank(ranks.world_size)]
+    got = ranks.run(reduce_one, inputs)
+    assert_same_on_all_ranks(_densely(got), want=dense_sum(inputs))
+
+
+def reduce_and_look(me: Me) -> tuple[bool, int, int, tuple[int, ...], str]:
+    """Whether the very object holds the sum, and what kind of tensor it is then."""
+    x = Entries((4, 3, 2), 2, ((me.rank, 1),), (1,)).tensor(torch.float64).to(me.device)
+    held = x
+    dist.all_reduce(x)
+    total = float(held.to_dense().sum())
+    summed = total == 3.0 * me.world_size  # 1 + 2 from each rank
+    return summed, held.sparse_dim(), held.dense_dim(), tuple(held.shape), str(held.dtype)
+
+
+@covers("sparse/in-place")
+@world_sizes(1, 2, 3)
+def test_the_tensor_that_was_passed_holds_the_sum(ranks: Ranks) -> None:
+    got = ranks.run(reduce_and_look)
+    assert_same_on_all_ranks(got, want=(True, 2, 1, (4, 3, 2), "torch.float64"))
+
+
+def reduce_to_parts(me: Me) -> tuple[Tensor, Tensor]:
+    """Numbers whose sum depends on the order of summation. Returns indices and values."""
+    indices = torch.randint(0, 9, (1, 20), generator=me.generator)
+    values = torch.randn(20, generator=me.generator) * 10.0**me.rank
+    x = torch.sparse_coo_tensor(indices, values, (9,)).to(me.device)
+    dist.all_reduce(x)
+    x = x.coalesce()
+    return x.indices(), x.values()
+
+
+@covers("sparse/same-bits")
+@world_sizes(2, 3, 4)
+def test_every_rank_ends_with_the_same_bits(ranks: Ranks) -> None:
+    assert_same_on_all_ranks(ranks.run(reduce_to_parts))
+
+
+@covers("sparse/uncoalesced")
+@world_sizes(1, 2, 3)
+def test_an_index_may_stand_several_times(ranks: Ranks) -> None:
+    inputs = [
+        Entries((4,), 1, ((3,), (1,), (1,), (rank,)), (1, 20, 300, 5000)).tensor()
+        for rank in range(ranks.world_size)
+    ]
+    got = ranks.run(reduce_one, inputs)
+    assert_same_on_all_ranks(_densely(got), want=dense_sum(inputs))
+
+
+@covers("sparse/hybrid")
+@world_sizes(1, 2, 3)
+@pytest.mark.parametrize("sparse_dim", [1, 2], ids=lambda dim: f"{dim} sparse")
+def test_dense_dimensions_are_summed_too(ranks: Ranks, sparse_dim: int) -> None:
+    inputs = [
+        Entries((3, 3, 2, 2), sparse_dim, ((rank,) * sparse_dim, (2,) * sparse_dim), (1, 7))
+        for rank in range(ranks.world_size)
+    ]
+    tensors = [entries.tensor() for entries in inputs]
+    got = ranks.run(reduce_one, tensors)
+    assert_same_on_all_ranks(_densely(got), want=dense_sum(tensors))
+
+
+@covers("sparse/differing-counts")
+@world_sizes(2, 3, 4)
+@pytest.mark.parametrize("most_on", ["first", "last"])
+def test_ranks_hold_different_numbers_of_elements(ranks: Ranks, most_on: str) -> None:
+    n = ranks.world_size
+    counts = [0, *(3 * rank + 1 for rank in range(1, n))]
+    counts = counts[::-1] if most_on == "first" else counts
+    inputs = [
+        Entries((7, 2), 2, tuple((i % 7, i % 2) for i in range(count)), tuple(range(count)))
+        for count in counts
+    ]
+    tensors = [entries.tensor() for entries in inputs]
+    got = ranks.run(reduce_one, tensors)
+    assert_same_on_all_ranks(_densely(got), want=dense_sum(tensors))
+
+
+@covers("sparse/all-empty")
+@world_sizes(1, 2, 3)
+@pytest.mark.parametrize(
+    ("shape", "sparse_dim"),
+    [((5,), 1), ((3, 2), 1), ((0,), 1), ((2, 0, 3), 2), ((3, 0), 1)],
+    ids=str,
+)
+def test_nothing_plus_nothing_is_nothing(
+    ranks: Ranks, shape: tuple[int, ...], sparse_dim: int
+) -> None:
+    inputs = [Entries(shape, sparse_dim, (), ()).tensor()] * ranks.world_size
+    got = ranks.run(reduce_one, inputs)
+    assert_same_on_all_ranks(_densely(got), want=torch.zeros(shape))
+    for rank, x in enumerate(got):
+        assert_that(x._nnz() == 0, f"{x._nnz()} elements came from nowhere", rank)
+
+
+def _sum_of(ranks: Ranks, name: str) -> None:
+    dtype = getattr(torch, name)
+    inputs = [entries.tensor(dtype) for entries in _two_a_rank(ranks.world_size)]
+    got = ranks.run(reduce_one, inputs)
+    assert_same_on_all_ranks(_densely(got), want=dense_sum(inputs))
+
+
+@covers("sparse/dtypes")
+@world_sizes(2, 3)
+@pytest.mark.parametrize(
+    "name", ["float32", "float64", "bfloat16", "uint8", "int8", "int32", "int64"]
+)
+def test_sums_of_every_dtype(ranks: Ranks, name: str) -> None:
+    _sum_of(ranks, name)
+
+
+@covers("sparse/float16")
+@world_sizes(2, 3)
+def test_sums_of_float16(ranks: Ranks) -> None:
+    _sum_of(ranks, "float16")
+
+
+@covers("sparse/many-dimensions")
+@world_sizes(2, 3)
+@pytest.mark.parametrize("sparse_dim", [1, 5], ids=["5 dense", "5 sparse"])
+def test_more_than_four_dimensions(ranks: Ranks, sparse_dim: int) -> None:
+    shape = (3, *[2] * 5) if sparse_dim == 1 else (3, *[2] * 4)
+    inputs = [
+        Entries(shape, sparse_dim, ((rank,) + (1,) * (sparse_dim - 1),), (rank + 1,)).tensor()
+        for rank in range(ranks.world_size)
+    ]
+    got = ranks.run(reduce_one, inputs)
+    assert_same_on_all_ranks(_densely(got), want=dense_sum(inputs))
+
+
+def keep_the_parts(me: Me) -> tuple[Tensor, Tensor]:
+    """The tensors that a sparse one was built from, after it was reduced."""
+    indices = torch.tensor([[me.rank, 2]], device=me.device)
+    values = torch.tensor([1.0 + me.rank, 2.0], device=me.device)
+    x = torch.sparse_coo_tensor(indices, values, (5,), device=me.device)
+    dist.all_reduce(x)
+    return indices, values
+
+
+@covers("sparse/parts-untouched")
+@world_sizes(1, 2, 3)
+def test_indices_and_values_keep_their_values(ranks: Ranks) -> None:
+    want = [
+        (torch.tensor([[rank, 2]]), torch.tensor([1.0 + rank, 2.0]))
+        for rank in range(ranks.world_size)
+    ]
+    assert_each_rank(ranks.run(keep_the_parts), want)
+
+
+@st.composite
+def contributions(draw: st.DrawFn, world_size: int) -> list[Entries]:
+    """One shape, and each rank's own elements in it; indices may repeat."""
+    shape = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
+    sparse_dim = draw(st.integers(1, len(shape)))
+    index = st.tuples(*(st.integers(0, size - 1) for size in shape[:sparse_dim]))
+    drawn = []
+    for _ in range(world_size):
+        elements = draw(st.lists(st.tuples(index, st.integers(-9, 9)), max_size=6))
+        drawn.append(
+            Entries(shape, sparse_dim, tuple(i for i, _ in elements), tuple(v for _, v in elements))
+        )
+    return drawn
+
+
+@covers("sparse/sum", "sparse/same-bits")
+@world_sizes(2, 3)
+@given(data=st.data())
+@settings(max_examples=20)
+def test_any_sparse_tensors_of_one_shape_are_summed(ranks: Ranks, data: st.DataObject) -> None:
+    entries = data.draw(contributions(ranks.world_size))
+    tensors = [e.tensor() for e in entries]
+    got = ranks.run(reduce_one, tensors)
+    assert_same_on_all_ranks(_densely(got), want=dense_sum(tensors))

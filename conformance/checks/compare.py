@@ -1,0 +1,151 @@
+"""Where two values differ first, and by how much. Pure: no ranks, no groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+
+import torch
+from torch import Tensor
+
+# Integers of the same width, to count units in the last place of a floating-point number.
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One place in which two values differ.
+
+    where: the way to it, such as "[1]['weight']", and "" for the values themselves.
+    """
+
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"at {self.where}: {self.what}" if self.where else self.what
+
+
+def first_difference(
+    got: object, want: object, *, within_ulps: int = 0, where: str = ""
+) -> Difference | None:
+    """The first difference between two values, which may be containers of tensors; None if equal.
+
+    Tensors are equal when dtype, shape and all elements are. A NaN equals any NaN, and 0.0 does not
+    equal -0.0. within_ulps: how many units in the last place two numbers may be apart.
+    """
+    if isinstance(want, Tensor) and isinstance(got, Tensor):
+        return _tensor_difference(got, want, within_ulps, where)
+    if type(got) is not type(want):
+        return Difference(where, f"got {_kind(got)}, want {_kind(want)}")
+    if is_dataclass(want) and not isinstance(want, type):
+        got = {f.name: getattr(got, f.name) for f in fields(want)}
+        want = {f.name: getattr(want, f.name) for f in fields(want)}
+    if isinstance(want, Mapping) and isinstance(got, Mapping):
+        if list(got) != list(want):
+            return Difference(where, f"got keys {list(got)}, want {list(want)}")
+        pairs = [(f"[{key!r}]", got[key], want[key]) for key in want]
+    elif (
+        isinstance(want, Sequence)
+        and isinstance(got, Sequence)
+        and not isinstance(want, str | bytes)
+    ):
+        if len(got) != len(want):
+            return Difference(where, f"got {len(got)} values, want {len(want)}")
+        pairs = [(f"[{i}]", g, w) for i, (g, w) in enumerate(zip(got, want, strict=True))]
+    else:
+        same = got == want or (got != got and want != want)  # two NaN
+        return None if same else Difference(where, f"got {got!r}, want {want!r}")
+    for step, g, w in pairs:
+        found = first_difference(g, w, within_ulps=within_ulps, where=where + step)
+        if found:
+            return found
+    return None
+
+
+def ulps_apart(got: Tensor, want: Tensor) -> Tensor:
+    """How many representable numbers lie between, element by element; both of one real dtype.
+
+    Returns float64, since two numbers may be further apart than an int64 can say; infinite where
+    only one of the two is NaN.
+    """
+    if not got.dtype.is_floating_point:
+        apart = (got.to(torch.float64) - want.to(torch.float64)).abs().clamp(min=1)
+        return torch.where(got == want, 0.0, apart)  # neighbours above 2**53 are equal as float64
+    mine, wanted = _order(got), _order(want)
+    # Exact on one side of zero, where the difference cannot overflow; across it either both are
+    # small enough for float64, or the distance is so large that its last digits do not matter.
+    near = (mine - wanted).to(torch.float64)
+    far = mine.to(torch.float64) - wanted.to(torch.float64)
+    distance = torch.where((mine < 0) == (wanted < 0), near, far).abs()
+    distance[got.isnan() != want.isnan()] = float("inf")
+    distance[got.isnan() & want.isnan()] = 0
+    return distance
+
+
+def _order(x: Tensor) -> Tensor:
+    """Position of each number among all numbers of its dtype; -0.0 comes just before 0.0."""
+    bits = x.contiguous().view(_BITS[x.dtype.itemsize])
+    if x.dtype.itemsize == 1:
+        signed = bits.to(torch.int64)
+        signed = torch.where(signed >= 128, 127 - signed, signed)
+    else:
+        wide = bits.to(torch.int64)
+        smallest = torch.iinfo(bits.dtype).min
+        signed = torch.where(wide < 0, smallest - wide - 1, wide)
+    return signed
+
+
+def _tensor_difference(
+    got: Tensor, want: Tensor, within_ulps: int, where: str
+) -> Difference | None:
+    if got.dtype != want.dtype or got.shape != want.shape or got.layout != want.layout:
+        return Difference(where, f"got {describe(got)}, want {describe(want)}")
+    if got.is_sparse:
+        got, want = got.coalesce(), want.coalesce()
+        return _tensor_difference(
+            got.indices(), want.indices(), 0, where + ".indices()"
+        ) or _tensor_difference(got.values(), want.values(), within_ulps, where + ".values()")
+    if got.dtype.is_complex:
+        return _tensor_difference(
+            torch.view_as_real(got.resolve_conj()),
+            torch.view_as_real(want.resolve_conj()),
+            within_ulps,
+            where + ".as_real()",
+        )
+    got, want = got.detach().cpu(), want.detach().cpu()
+    bits = _BITS[want.dtype.itemsize]
+    if torch.equal(got.contiguous().view(bits), want.contiguous().view(bits)):
+        return None  # as nearly always, and far quicker than what follows
+    apart = ulps_apart(got, want)
+    wrong = (apart > within_ulps).nonzero()
+    if not len(wrong):
+        return None
+    index = tuple(wrong[0].tolist())
+    lines = [
+        f"{len(wrong)} of {got.numel()} elements differ, in {describe(want)}",
+        f"  first at {list(index)}: got {_number(got[index])}, want {_number(want[index])}",
+    ]
+    if got.dtype.is_floating_point:
+        limit = f" (allowed: {within_ulps})" if within_ulps else ""
+        lines.append(f"  error: {_count(apart[index].item())} units in the last place{limit}")
+    return Difference(where, "\n".join(lines))
+
+
+def describe(tensor: Tensor) -> str:
+    """ "float32 (4, 8)", with the layout if it is not strided."""
+    layout = "" if tensor.layout is torch.strided else f" {str(tensor.layout).split('.')[1]}"
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}{layout}"
+
+
+def _kind(value: object) -> str:
+    return describe(value) if isinstance(value, Tensor) else f"{type(value).__name__} {value!r}"
+
+
+def _number(x: Tensor) -> str:
+    # Through Python's float, which prints enough digits to tell neighbours apart; float64 has them.
+    return repr(x.item())
+
+
+def _count(x: float) -> str:
+    return f"{x:.0f}" if x < 1e15 else f"{x:.1e}"

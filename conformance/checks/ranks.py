@@ -1,0 +1,73 @@
+"""What must be true of the values that all ranks returned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from conformance.checks.compare import first_difference
+
+T = TypeVar("T")
+
+_UNSET = object()
+
+
+class CheckFailed(AssertionError):
+    """The ranks returned, and what they returned is wrong. The message is the whole story.
+
+    rank: the rank whose value is shown, or None where no single one is to blame.
+    want: what every rank should have returned, rank by rank, if the case said so.
+    got: what that was compared with.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        rank: int | None = None,
+        want: Sequence[object] | None = None,
+        got: Sequence[object] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.want = want
+        self.got = got
+
+
+def assert_same_on_all_ranks(
+    got: Sequence[T], want: object = _UNSET, *, within_ulps: int = 0, what: str = ""
+) -> None:
+    """Every rank returned the same bits; and `want`, up to `within_ulps`, if it is given.
+
+    got: one value a rank, tensors or containers of them.
+    what: a word for what is compared, where the case compares several things.
+    Raises CheckFailed with the first differing element.
+    """
+    if want is not _UNSET:
+        assert_each_rank(got, [want] * len(got), within_ulps=within_ulps, what=what)
+    for rank, value in enumerate(got):
+        found = first_difference(value, got[0])
+        if found:
+            head = f"{what + ': ' if what else ''}rank {rank} (got) and rank 0 (want) differ"
+            raise CheckFailed(f"{head}\n{found}", rank)
+
+
+def assert_each_rank(
+    got: Sequence[object], want: Sequence[object], *, within_ulps: int = 0, what: str = ""
+) -> None:
+    """Rank r returned `want[r]`, up to `within_ulps` units in the last place.
+
+    Raises CheckFailed with the first differing element of the first rank that differs.
+    """
+    if len(got) != len(want):
+        raise ValueError(f"{len(got)} ranks returned, and {len(want)} values are expected")
+    for rank, (mine, expected) in enumerate(zip(got, want, strict=True)):
+        found = first_difference(mine, expected, within_ulps=within_ulps)
+        if found:
+            head = f"{what + ': ' if what else ''}rank {rank} is wrong"
+            raise CheckFailed(f"{head}\n{found}", rank, want, got)
+
+
+def assert_that(holds: bool, message: str, rank: int | None = None) -> None:
+    """`assert` for cases: says in words what is wrong."""
+    if not holds:
+        raise CheckFailed(message, rank)

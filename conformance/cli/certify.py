@@ -1,0 +1,81 @@
+"""The subcommand `certify`: pytest on the suite's cases, the same in a checkout and installed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+import conformance
+from conformance.options import OPTIONS
+
+PACKAGE = Path(conformance.__file__).parent
+CASES = PACKAGE / "cases"
+
+_CERTIFICATE = "certificate"
+_WORKERS_MAX = 8
+_EXIT_USAGE = 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `certify`; those that are missing here are pytest's."""
+    for flag, how in OPTIONS.items():
+        parser.add_argument(flag, **how)
+    parser.set_defaults(certificate=_CERTIFICATE)
+    parser.add_argument(
+        "-n",
+        dest="workers",
+        default=str(default_workers()),
+        metavar="N",
+        help="pytest workers, 0 for none (default: %(default)s)",
+    )
+    parser.epilog = (
+        "All other options go on to pytest, such as -k EXPRESSION, -x or -v. Exit code: 0 "
+        "conformant, 1 not, 2 usage, 3 harness fault. The certificate goes to "
+        f"{_CERTIFICATE!r} in this folder unless --certificate says otherwise."
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Certify; the exit code."""
+    if os.getcwd() not in sys.path:  # a target may be in this folder, as with `python -m`
+        sys.path.insert(0, os.getcwd())
+    code = pytest.main([*suite_arguments(), *_options(arguments), *arguments.rest])
+    return _EXIT_USAGE if code == pytest.ExitCode.USAGE_ERROR else int(code)
+
+
+def suite_arguments() -> list[str]:
+    """What makes pytest run the suite's cases and nothing that lies around them.
+
+    Installed, the suite may be inside of a project with settings and conftests of its own.
+    """
+    root = str(PACKAGE.parent)
+    return [
+        *("-c", os.devnull, "--rootdir", root, "--confcutdir", root),
+        *("-o", f"cache_dir={Path.cwd() / '.pytest_cache'}", "-o", "xfail_strict=true"),
+        # Hypothesis and the suite are imported by now, and contain nothing to rewrite.
+        *("-W", "ignore::pytest.PytestAssertRewriteWarning"),
+        *("-p", "conformance.plugin", "--strict-markers", str(CASES)),
+    ]
+
+
+def default_workers() -> int:
+    """Twice the processors: ranks wait more than they compute. At least 2, so that one hanging
+    rank does not hold up everything."""
+    return max(2, min(2 * len(os.sched_getaffinity(0)), _WORKERS_MAX))
+
+
+def _options(arguments: argparse.Namespace) -> list[str]:
+    given = []
+    for flag, how in OPTIONS.items():
+        value = getattr(arguments, flag.removeprefix("--").replace("-", "_"))
+        values = value if how.get("action") == "append" else [value]
+        given += [f"{flag}={v}" for v in values if v is not None]
+    # Under torchrun there is one set of ranks, which workers cannot share.
+    if not dist.is_torchelastic_launched() and "no:xdist" not in arguments.rest:
+        given += ["-n", arguments.workers]
+    return given

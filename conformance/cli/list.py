@@ -1,0 +1,79 @@
+"""The subcommand `list`: requirements by profile, or the vocabulary of capabilities."""
+
+from __future__ import annotations
+
+import argparse
+
+from conformance.capabilities import FEATURES, VOCABULARY, Capabilities
+from conformance.cli.tables import show_json, show_table
+from conformance.requirements import PROFILES, Level, Requirement, UnknownRequirement, catalogue
+from conformance.settings import UsageError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `list`."""
+    parser.add_argument("pattern", nargs="*", help="ids or patterns such as 'all_reduce/*'")
+    parser.add_argument("--profile", metavar="NAME,...", help="only these profiles")
+    parser.add_argument("--level", choices=[str(level) for level in Level], help="only this level")
+    parser.add_argument("--capabilities", action="store_true", help="what a target may claim")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Show what was asked for; the exit code."""
+    if arguments.capabilities:
+        _show_capabilities(as_json=arguments.json)
+        return 0
+    chosen = _chosen(arguments)
+    if arguments.json:
+        show_json([requirement.to_plain() for requirement in chosen])
+        return 0
+    for profile in PROFILES:
+        rows = [(r.id, str(r.level), r.says) for r in chosen if r.profile == profile]
+        if rows:
+            show_table(profile, ("requirement", "level", "says"), rows)
+    return 0
+
+
+def _chosen(arguments: argparse.Namespace) -> list[Requirement]:
+    profiles = arguments.profile.split(",") if arguments.profile else PROFILES
+    for profile in profiles:
+        if profile not in PROFILES:
+            raise UsageError(f"no profile {profile!r}; there are {', '.join(PROFILES)}")
+    try:
+        matching = [catalogue().matching(pattern) for pattern in arguments.pattern or ["*"]]
+    except UnknownRequirement as error:
+        raise UsageError(error.args[0]) from error
+    ids = {r.id for found in matching for r in found}
+    levels = [arguments.level] if arguments.level else [str(level) for level in Level]
+    return [
+        r
+        for r in catalogue().values()
+        if r.id in ids and r.profile in profiles and str(r.level) in levels
+    ]
+
+
+def _show_capabilities(*, as_json: bool) -> None:
+    plain = Capabilities()
+    if as_json:
+        show_json(
+            {
+                kind: [
+                    {
+                        "name": name,
+                        "default": name in getattr(plain, kind),
+                        "means": FEATURES.get(name, ""),
+                    }
+                    for name in names
+                ]
+                for kind, names in VOCABULARY.items()
+            }
+        )
+        return
+    for kind, names in VOCABULARY.items():
+        columns = ("name", "unless said otherwise", "means")
+        rows = [
+            (name, "claimed" if name in getattr(plain, kind) else "", FEATURES.get(name, ""))
+            for name in names
+        ]
+        show_table(kind, columns, rows)

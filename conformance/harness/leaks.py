@@ -1,0 +1,101 @@
+"""What a rank process holds, so that what a case left behind can be noticed and named."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+# Threads that torch starts once and keeps for the life of a process; they belong to no case.
+_FOR_LIFE = ("pt_autograd", "OMP", "libgomp", "cuda", "kineto", "python-watchdog")
+_SETTLE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """A census of one process.
+
+    threads: thread id -> name as the kernel has it.
+    python_threads: thread id -> name as Python has it.
+    descriptors: what the open descriptors refer to, counted ("socket", "/tmp/x", "pipe").
+    shared_memory: names of mapped files in shared memory.
+    """
+
+    threads: dict[int, str]
+    python_threads: dict[int, str]
+    descriptors: Counter[str]
+    shared_memory: Counter[str]
+
+
+def take_census() -> Holdings:
+    """What this process holds now."""
+    return Holdings(
+        threads=_threads(),
+        python_threads={t.native_id or 0: t.name for t in threading.enumerate()},
+        descriptors=_descriptors(),
+        shared_memory=_shared_memory(),
+    )
+
+
+def find_leaks(before: Holdings) -> tuple[str, ...]:
+    """What this process holds beyond `before`, one phrase each.
+
+    Threads and sockets of a destroyed group may take a moment to go, so a difference is looked at
+    again for up to a second.
+    """
+    give_up_at = time.monotonic() + _SETTLE_S
+    while True:
+        leaks = _difference(before, take_census())
+        if not leaks or time.monotonic() > give_up_at:
+            return leaks
+        gc.collect()
+        time.sleep(0.01)
+
+
+def _difference(before: Holdings, now: Holdings) -> tuple[str, ...]:
+    leaks = []
+    for id, name in now.threads.items():
+        if id not in before.threads and not name.startswith(_FOR_LIFE):
+            python_name = now.python_threads.get(id)
+            leaks.append(f"thread {python_name!r}" if python_name else f"native thread {name!r}")
+    for name, count in (now.descriptors - before.descriptors).items():
+        leaks.append(f"{count} descriptor{'s' if count > 1 else ''} of {name}")
+    for name, count in (now.shared_memory - before.shared_memory).items():
+        leaks.append(f"shared memory {name}{f' ({count} mappings)' if count > 1 else ''}")
+    return tuple(leaks)
+
+
+def _threads() -> dict[int, str]:
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            found[int(task.name)] = (task / "comm").read_text().strip()
+        except OSError:  # it has ended since
+            continue
+    return found
+
+
+def _descriptors() -> Counter[str]:
+    found: Counter[str] = Counter()
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            name = os.readlink(f"/proc/self/fd/{entry}")
+        except OSError:  # the descriptor of this very listing
+            continue
+        if name.startswith("/proc/self/") or name.endswith("/fd"):
+            continue
+        found[name.split(":[", 1)[0]] += 1  # "socket:[123]" is one more socket, whatever its number
+    return found
+
+
+def _shared_memory() -> Counter[str]:
+    found: Counter[str] = Counter()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and fields[5].startswith(("/dev/shm/", "/memfd:")):
+            found[fields[5]] += 1
+    return found

@@ -1,0 +1,156 @@
+"""What became of each rank of a run, and which verdict that makes."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from conformance.verdict import Verdict, worst
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The rank's function came back with a value."""
+
+    value: Any
+    verdict = Verdict.HOLDS
+
+    def __str__(self) -> str:
+        return "returned"
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The rank's function raised.
+
+    type_name: qualified name of the exception's type, "builtins.ValueError" written "ValueError".
+    bases: names of all its types, most derived first, so that a case can ask `is_a("RuntimeError")`
+        of exceptions whose class exists in the rank alone.
+    """
+
+    type_name: str
+    message: str
+    traceback: str
+    bases: tuple[str, ...] = ()
+    verdict = Verdict.BROKEN
+
+    def is_a(self, exception: type[BaseException]) -> bool:
+        """Whether the exception was an instance of this type."""
+        return type_name(exception) in self.bases
+
+    def __str__(self) -> str:
+        first, *rest = self.message.splitlines() or [""]
+        return f"raised {self.type_name}: {first}{' ...' if rest else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """The rank's process ended, in whatever way, while its function ran.
+
+    exit_code: as `multiprocessing` has it, negative for a signal.
+    """
+
+    exit_code: int
+    verdict = Verdict.CRASHED
+
+    def __str__(self) -> str:
+        if self.exit_code >= 0:
+            return f"died: exit code {self.exit_code}"
+        try:
+            return f"died: {signal.Signals(-self.exit_code).name}"
+        except ValueError:
+            return f"died: signal {-self.exit_code}"
+
+
+@dataclass(frozen=True, slots=True)
+class StillRunning:
+    """The rank's function had not come back when the parent stopped waiting.
+
+    stacks: Python stacks of all its threads, innermost call first.
+    last_collective: "all_reduce #3 on group '0', float32 (5,)", or "" if it issued none.
+    in_it: whether that collective had not returned.
+    after_failure: another rank had failed already, and this one was given a short grace only; it
+        may well be waiting for that other rank, so it is a consequence and decides nothing.
+    """
+
+    stacks: str
+    last_collective: str
+    in_it: bool
+    after_failure: bool = False
+
+    @property
+    def verdict(self) -> Verdict:
+        """A consequence of another rank's failure decides nothing."""
+        return Verdict.HOLDS if self.after_failure else Verdict.TIMEOUT
+
+    def __str__(self) -> str:
+        where = self.last_collective or "no collective yet"
+        state = "waiting in" if self.in_it else "after"
+        suffix = " when another rank had failed" if self.after_failure else " at the deadline"
+        return f"{state} {where}{suffix}"
+
+
+@dataclass(frozen=True, slots=True)
+class NotTold:
+    """The function did not reach the rank, or its value did not come back; nobody knows how the
+    target behaved."""
+
+    message: str
+    verdict = Verdict.UNKNOWN
+
+    def __str__(self) -> str:
+        return f"harness fault: {self.message}"
+
+
+Outcome = Returned | Raised | Died | StillRunning | NotTold
+
+
+def type_name(kind: type) -> str:
+    """The name by which a reader knows a type: without "builtins."."""
+    if kind.__module__ == "builtins":
+        return kind.__qualname__
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def verdict_of(outcomes: Sequence[Outcome]) -> Verdict:
+    """The worst outcome decides; all are printed."""
+    return worst(o.verdict for o in outcomes)
+
+
+def describe_hang(outcomes: Sequence[Outcome]) -> str:
+    """One sentence that names the ranks that differ, or "" if no rank was left waiting."""
+    waiting = {r: o for r, o in enumerate(outcomes) if isinstance(o, StillRunning)}
+    if not waiting:
+        return ""
+    groups: dict[str, list[int]] = {}
+    for rank, outcome in waiting.items():
+        groups.setdefault(_position(outcome), []).append(rank)
+    for rank, other in enumerate(outcomes):
+        if rank not in waiting:
+            groups.setdefault(_ENDED[type(other)], []).append(rank)
+    if len(groups) == 1:
+        return f"All ranks {next(iter(groups))}."
+    parts = [f"{_ranks(ranks)} {what}" for what, ranks in groups.items()]
+    return "; ".join(parts) + "."
+
+
+_ENDED: dict[type, str] = {
+    Returned: "had returned",
+    Raised: "had raised",
+    Died: "had died",
+    NotTold: "could not be asked",
+}
+
+
+def _position(outcome: StillRunning) -> str:
+    if not outcome.last_collective:
+        return "never issued a collective"
+    return ("waited in " if outcome.in_it else "went on after ") + outcome.last_collective
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

@@ -1,0 +1,32 @@
+"""What the fork server imports once, so that every rank that it forks has it from the start.
+
+Some parts of torch must not be imported later either: `torch.distributed.nn` takes the default
+group of the moment of its import as the default of its arguments, and keeps that group alive for
+ever (torch 2.13).
+
+Importing torch warns of its own deprecated parts. Where the environment makes errors of warnings
+(PYTHONWARNINGS, -W error) that would end the server before any rank is there.
+"""
+
+import importlib
+import warnings
+
+_MODULES = (
+    "torch",
+    "torch.distributed",
+    "torch.distributed.nn",
+    "torch.distributed.fsdp",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.optim",
+    "torch.nn.parallel",
+    "numpy",
+    "pytest",
+    "hypothesis",
+    "conformance",
+    "conformance.harness.worker",
+)
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    for _name in _MODULES:
+        importlib.import_module(_name)

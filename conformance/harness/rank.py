@@ -1,0 +1,194 @@
+"""The parent's side of one rank process: start it, ask it, look into it, end it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import forkserver, reduction
+from multiprocessing.context import ForkServerContext
+from typing import Any
+
+from conformance.harness.messages import Answer, Command
+from conformance.harness.outcome import Died
+from conformance.harness.recorder import PAGE_BYTES, LastCollective, Page
+
+_OUTPUT_BYTES_KEPT = 64 * 1024
+_OUTPUT_BYTES_MAX = 16 * 1024 * 1024
+_STACKS_WAIT_S = 2.0
+
+
+class HarnessFault(Exception):
+    """The harness itself failed; nothing can be said of the target."""
+
+
+def _context() -> ForkServerContext:
+    """The context whose fork server this process uses; the server starts here, if it must."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["conformance.harness.preload"])
+    # The server does not take our sys.path, and its BLAS must not start threads before it forks.
+    with _environment(PYTHONPATH=os.pathsep.join(filter(None, sys.path)), OPENBLAS_NUM_THREADS="1"):
+        try:
+            forkserver.ensure_running()
+        except OSError as error:  # "AF_UNIX path too long": its socket lies in TMPDIR
+            where = tempfile.gettempdir()
+            raise HarnessFault(f"cannot start the fork server in {where}: {error}") from error
+    return context
+
+
+@contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+class RankProcess:
+    """One warm process. Whoever makes it ends it with `kill`."""
+
+    def __init__(self, index: int) -> None:
+        context = _context()
+        self.connection, theirs = context.Pipe()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
+        self._stacks = tempfile.TemporaryFile()  # noqa: SIM115
+        self._page_fd = os.memfd_create(f"rank-{index}")
+        os.ftruncate(self._page_fd, PAGE_BYTES)
+        self._page = Page(self._page_fd)
+        self._process = context.Process(
+            target=_enter,
+            args=(
+                theirs,
+                _Descriptor(self._output.fileno()),
+                _Descriptor(self._stacks.fileno()),
+                _Descriptor(self._page_fd),
+            ),
+            name=f"rank-{index}",
+            daemon=True,
+        )
+        try:
+            self._process.start()
+        except (OSError, EOFError) as error:
+            self._close()
+            raise HarnessFault(f"cannot start rank process {index}: {error}") from error
+        finally:
+            theirs.close()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def waitables(self) -> list[Any]:
+        """What `multiprocessing.connection.wait` can wait for: an answer, or its end."""
+        return [self.connection, self._process.sentinel]
+
+    def tell(self, command: Command) -> None:
+        """Send a command. A process that has died is noticed by whoever waits for the answer."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.connection.send(command)
+
+    def answer_nowait(self) -> Answer | Died | None:
+        """What has come by now: an answer, the news of its death, or nothing."""
+        with suppress(EOFError, ConnectionResetError):
+            if self.connection.poll():
+                answer: Answer = self.connection.recv()
+                return answer
+            if self._process.is_alive():
+                return None
+        self._process.join(5)
+        code = self._process.exitcode
+        return Died(code if code is not None else 255)
+
+    def last_collective(self) -> LastCollective:
+        """The newest operation of `torch.distributed` that it issued."""
+        return self._page.read()
+
+    def stacks(self) -> str:
+        """The Python stacks of all its threads, now; works while it is blocked in C."""
+        self._stacks.truncate(0)
+        try:
+            os.kill(self.pid, signal.SIGUSR1)
+        except ProcessLookupError:
+            return "(the process is gone)"
+        give_up_at = time.monotonic() + _STACKS_WAIT_S
+        seen = b""
+        while time.monotonic() < give_up_at:
+            time.sleep(0.02)
+            text = os.pread(self._stacks.fileno(), 1 << 16, 0).lstrip(b"\0")
+            if text and text == seen:
+                return text.decode(errors="replace")
+            seen = text
+        return seen.decode(errors="replace") or "(no answer to the request for stacks)"
+
+    def output(self) -> str:
+        """The end of what it printed since `forget_output`."""
+        size = os.fstat(self._output.fileno()).st_size
+        start = max(0, size - _OUTPUT_BYTES_KEPT)
+        text = (
+            os.pread(self._output.fileno(), _OUTPUT_BYTES_KEPT, start)
+            .lstrip(b"\0")
+            .decode(errors="replace")
+        )
+        return f"({start} bytes before this)\n{text}" if start else text
+
+    def forget_output(self) -> None:
+        """Drop what it has printed so far."""
+        os.ftruncate(self._output.fileno(), 0)
+
+    def bound_output(self) -> None:
+        """Keep a rank that prints without end from filling the disk."""
+        if os.fstat(self._output.fileno()).st_size > _OUTPUT_BYTES_MAX:
+            self.forget_output()
+
+    def kill(self) -> None:
+        """End the process and everything that it started in its session."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        self._process.join(10)
+        self._close()
+        with suppress(ValueError):  # the kernel has not ended it yet; it will
+            self._process.close()
+
+    def _close(self) -> None:
+        self.connection.close()
+        self._page.close()
+        os.close(self._page_fd)
+        self._output.close()
+        self._stacks.close()
+
+
+class _Descriptor:
+    """A file descriptor that becomes the new process's own on the way there."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __reduce__(self) -> Any:
+        return _received, (reduction.DupFd(self._fd),)
+
+
+def _received(passed: Any) -> int:
+    fd: int = passed.detach()
+    return fd
+
+
+def _enter(theirs: Any, output_fd: int, stacks_fd: int, page_fd: int) -> None:
+    # Imported here: only the rank needs torch; the parent of a remote rank does not.
+    from conformance.harness.worker import rank_main
+
+    rank_main(theirs, output_fd, stacks_fd, page_fd)

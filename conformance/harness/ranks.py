@@ -1,0 +1,159 @@
+"""The fixture `ranks`: a world of ranks for one case."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hypothesis import currently_in_test_context
+
+from conformance.harness.failure import RanksFailed
+from conformance.harness.fuse import Fuse
+from conformance.harness.me import Me
+from conformance.harness.messages import pack
+from conformance.harness.outcome import Outcome, Raised, Returned
+from conformance.harness.pool import Leak, Pool, WorldSpec
+from conformance.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class LastRun:
+    """What the ranks did last: the material of a report and of a stand-alone script.
+
+    earlier: what the same world ran before, function and arguments of each rank.
+    """
+
+    spec: WorldSpec
+    function: Callable[..., Any]
+    args: Sequence[Sequence[Any]]
+    outcomes: Sequence[Outcome]
+    outputs: Sequence[str]
+    earlier: Sequence[tuple[Callable[..., Any], Sequence[Sequence[Any]]]] = ()
+
+
+class Ranks:
+    """Runs functions on every rank of one world and hands back one value a rank.
+
+    The world is made when the first function runs. It is made again after a run in which a rank
+    did not return: its groups may be in any state.
+    """
+
+    def __init__(self, pool: Pool, spec: WorldSpec, deadline_s: float) -> None:
+        self._pool = pool
+        self._spec = spec
+        self._joined = False
+        self.deadline_s = deadline_s
+        self.leaks: list[Leak] = []
+        self.last_run: LastRun | None = None
+        self.fuse: Fuse[LastRun] = Fuse()
+        self._earlier: list[tuple[Callable[..., Any], Sequence[Sequence[Any]]]] = []
+
+    def __repr__(self) -> str:
+        return f"<{self.world_size} ranks of {self.target.name}>"
+
+    @property
+    def world_size(self) -> int:
+        return self._spec.world_size
+
+    @property
+    def target(self) -> Target:
+        return self._spec.target
+
+    @property
+    def device(self) -> str:
+        """ "cpu" or "cuda": where the ranks have their tensors."""
+        return self._spec.device
+
+    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Call `function(me, *args)` on every rank; one value a rank.
+
+        function: defined with `def` at the top level of a module. Values travel by value, tensors
+            as CPU tensors.
+        Raises RanksFailed unless every rank returned within the deadline.
+        """
+        return self.run_each(function, [args] * self.world_size)
+
+    def run_each(self, function: Callable[..., Any], args: Sequence[Sequence[Any]]) -> list[Any]:
+        """As `run`, with arguments of each rank's own: rank r gets `args[r]`."""
+        payloads = self._packed(function, args)
+        known = self.fuse.recall(payloads) if currently_in_test_context() else None
+        if known is not None:
+            self.last_run = known
+            raise RanksFailed(_name(function), known.outcomes)
+        outcomes = self._outcomes(function, args, payloads, wait_for_all=False)
+        values = [o.value for o in outcomes if isinstance(o, Returned)]
+        if len(values) < len(outcomes):
+            assert self.last_run is not None
+            renewed = not all(isinstance(o, Returned | Raised) for o in outcomes)
+            self.fuse.note(payloads, self.last_run, needed_new_processes=renewed)
+            raise RanksFailed(_name(function), outcomes)
+        return values
+
+    def outcomes(self, function: Callable[..., Any], *args: Any) -> list[Outcome]:
+        """As `run`, but every rank has the whole deadline, and whatever becomes of it is told.
+
+        For cases in which ranks are meant to raise or to die.
+        """
+        return self.outcomes_each(function, [args] * self.world_size)
+
+    def outcomes_each(
+        self, function: Callable[..., Any], args: Sequence[Sequence[Any]]
+    ) -> list[Outcome]:
+        """As `outcomes`, with arguments of each rank's own."""
+        payloads = self._packed(function, args)
+        return self._outcomes(function, args, payloads, wait_for_all=True)
+
+    def renew(self) -> None:
+        """End the world; the next run makes a fresh one."""
+        if self._joined:
+            self._joined = False
+            self._earlier.clear()
+            self.leaks += self._pool.leave(self.world_size)
+
+    def _packed(self, function: Callable[..., Any], args: Sequence[Sequence[Any]]) -> list[bytes]:
+        if len(args) != self.world_size:
+            raise ValueError(f"arguments for {len(args)} ranks in a world of {self.world_size}")
+        return [pack((function, tuple(a))) for a in args]
+
+    def _outcomes(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Sequence[Any]],
+        payloads: Sequence[bytes],
+        *,
+        wait_for_all: bool,
+    ) -> list[Outcome]:
+        self._join()
+        outcomes = self._pool.call(payloads, self.deadline_s, wait_for_all=wait_for_all)
+        self.last_run = LastRun(
+            self._spec, function, args, outcomes, self._pool.outputs(), tuple(self._earlier)
+        )
+        self._earlier.append((function, args))
+        if not all(isinstance(o, Returned) for o in outcomes):
+            self.renew()
+        return outcomes
+
+    def _join(self) -> None:
+        if self._joined:
+            return
+        self._joined = True
+        spec = replace(self._spec, search_path=tuple(sys.path))
+        outcomes = self._pool.join(spec, self.deadline_s)
+        if not all(isinstance(o, Returned) for o in outcomes):
+            args: Sequence[Sequence[Any]] = [()] * len(outcomes)
+            self.last_run = LastRun(spec, join_world, args, outcomes, self._pool.outputs())
+            self.renew()
+            raise RanksFailed(f"making a group of {self.world_size} ranks", outcomes)
+
+
+def join_world(me: Me) -> None:
+    """Stands for `init_process_group` in the record of a run that got no further."""
+
+
+def _name(function: Callable[..., Any]) -> str:
+    doc = inspect.getdoc(function)
+    name = getattr(function, "__name__", repr(function))
+    return f"{name}{f' ({doc.splitlines()[0]})' if doc else ''}"

@@ -1,0 +1,248 @@
+"""Ranks that torchrun started, on one host or several, in place of ranks of our own.
+
+torchrun starts one process a rank. The one of rank 0 collects and judges the cases; every other
+one becomes an agent: it keeps a warm rank process beside it and passes messages between that and
+rank 0. So a rank that dies or hangs is judged and replaced just as on one host.
+
+    rank 0's process                          rank r's process
+    pytest -- Pool -- RankProcess 0
+                   \\- RemoteRank r  <--->  serve() -- RankProcess r
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Client, Connection, Listener, wait
+from typing import Any
+
+import torch.distributed as dist
+
+from conformance.harness.messages import Answer, Command
+from conformance.harness.outcome import Died
+from conformance.harness.rank import HarnessFault, RankProcess
+from conformance.harness.recorder import LastCollective
+
+_KEY_BYTES = 32
+_ANSWER_WAIT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where torchrun put this process."""
+
+    rank: int
+    world_size: int
+    host: str
+
+
+def place() -> Place | None:
+    """This process's place under torchrun, or None if torchrun did not start it."""
+    if not dist.is_torchelastic_launched():
+        return None
+    return Place(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["MASTER_ADDR"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Hello:
+    """What an agent says first."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Tell:
+    """Pass a command on to the rank process, which is started if there is none."""
+
+    command: Command
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """Call a method of the rank process and send back what it returns."""
+
+    method: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What came from the rank process. life: how many of its predecessors had been killed, so that
+    an answer that crossed with `_Kill` is known to be stale."""
+
+    life: int
+    answer: Answer | Died
+
+
+@dataclass(frozen=True, slots=True)
+class _Kill:
+    """End the rank process."""
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """The run is over."""
+
+
+class RemoteRank:
+    """A rank process beside an agent; the same interface as `RankProcess`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._came: deque[Answer | Died] = deque()
+        self._life = 0
+
+    @property
+    def waitables(self) -> list[Any]:
+        return [self._connection]
+
+    def tell(self, command: Command) -> None:
+        self._send(_Tell(command))
+
+    def answer_nowait(self) -> Answer | Died | None:
+        if not self._came and self._connection.poll():
+            self._take_in(self._receive())
+        return self._came.popleft() if self._came else None
+
+    def last_collective(self) -> LastCollective:
+        last: LastCollective = self._ask("last_collective")
+        return last
+
+    def stacks(self) -> str:
+        return str(self._ask("stacks"))
+
+    def output(self) -> str:
+        return str(self._ask("output"))
+
+    def forget_output(self) -> None:
+        self._ask("forget_output")
+
+    def bound_output(self) -> None:
+        self._ask("bound_output")
+
+    def kill(self) -> None:
+        self._send(_Kill())
+        self._came.clear()
+        self._life += 1
+
+    def end(self) -> None:
+        """Let the agent go."""
+        self._send(_End())
+        self._connection.close()
+
+    def _ask(self, method: str) -> Any:
+        self._send(_Ask(method))
+        while self._connection.poll(_ANSWER_WAIT_S):
+            message = self._receive()
+            if isinstance(message, _Reply):
+                return message.value
+            self._take_in(message)
+        raise HarnessFault(f"an agent did not answer to {method} for {_ANSWER_WAIT_S} s")
+
+    def _take_in(self, said: _Said) -> None:
+        if said.life == self._life:
+            self._came.append(said.answer)
+
+    def _send(self, message: object) -> None:
+        try:
+            self._connection.send(message)
+        except OSError as error:
+            raise HarnessFault(f"an agent is gone: {error}") from error
+
+    def _receive(self) -> Any:
+        try:
+            return self._connection.recv()
+        except (EOFError, OSError) as error:
+            raise HarnessFault(f"an agent is gone: {error}") from error
+
+
+class Crew:
+    """Rank 0's side: the agents of all other ranks, once they have reported."""
+
+    def __init__(self, at: Place) -> None:
+        self.host = at.host
+        key = secrets.token_bytes(_KEY_BYTES)
+        with Listener((at.host, 0), authkey=key) as listener:
+            port = listener.address[1]
+            _store(at).set("conformance/agents", f"{port} {key.hex()}")
+            self._agents: dict[int, RemoteRank] = {}
+            while len(self._agents) < at.world_size - 1:
+                connection = listener.accept()
+                hello: _Hello = connection.recv()
+                self._agents[hello.rank] = RemoteRank(connection)
+
+    def rank(self, index: int) -> RankProcess | RemoteRank:
+        """Rank `index`, warm: rank 0 in a process of ours, every other one beside its agent."""
+        return self._agents[index] if index else RankProcess(0)
+
+    def end(self) -> None:
+        """Let all agents go."""
+        for agent in self._agents.values():
+            agent.end()
+
+
+def serve(at: Place) -> None:
+    """An agent's whole life: pass messages on until rank 0 ends the run or is gone."""
+    port, key = _store(at).get("conformance/agents").decode().split()
+    connection = Client((at.host, int(port)), authkey=bytes.fromhex(key))
+    connection.send(_Hello(at.rank))
+    rank: RankProcess | None = None
+    life = 0
+    try:
+        while True:
+            ready = wait([connection, *(rank.waitables if rank else [])])
+            if connection in ready:
+                message = connection.recv()
+                if isinstance(message, _End):
+                    return
+                rank = _obey(message, rank, at.rank, connection.send)
+                life += isinstance(message, _Kill)
+            elif rank is not None and (answer := rank.answer_nowait()) is not None:
+                connection.send(_Said(life, answer))
+                if isinstance(answer, Died):
+                    rank.kill()
+                    rank = None
+    except (EOFError, OSError):
+        return
+    finally:
+        if rank is not None:
+            rank.kill()
+
+
+def _obey(
+    message: object, rank: RankProcess | None, index: int, send: Callable[[object], None]
+) -> RankProcess | None:
+    if isinstance(message, _Tell):
+        rank = rank or RankProcess(index)
+        rank.tell(message.command)
+    elif isinstance(message, _Ask):
+        send(_Reply(getattr(rank, message.method)() if rank else _NOTHING[message.method]))
+    elif isinstance(message, _Kill) and rank is not None:
+        rank.kill()
+        rank = None
+    return rank
+
+
+# What is said of a rank process that is not there (any more).
+_NOTHING: dict[str, object] = {
+    "bound_output": None,
+    "forget_output": None,
+    "last_collective": LastCollective("", in_it=False),
+    "output": "",
+    "stacks": "(the process is gone)",
+}
+
+
+def _store(at: Place) -> dist.Store:
+    store, _, _ = next(
+        dist.rendezvous("env://", at.rank, at.world_size, timeout=timedelta(minutes=5))
+    )
+    return dist.PrefixStore("conformance", store)

@@ -1,0 +1,253 @@
+"""A rank process: joins a world, runs what it is told, and goes back to how it was.
+
+The process is forked from a server that has torch imported and has no threads. It talks to its
+parent over one pipe; its standard output and error go into a file, its last collective into a page,
+and its stacks, when asked for by a signal, into another file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import fcntl
+import gc
+import importlib
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import traceback
+import warnings
+import weakref
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from conformance.harness.leaks import find_leaks, take_census
+from conformance.harness.me import Me
+from conformance.harness.messages import (
+    Answer,
+    Call,
+    Command,
+    Done,
+    Failed,
+    Join,
+    Leave,
+    Left,
+    Lost,
+    Stop,
+    pack,
+    unpack,
+)
+from conformance.harness.outcome import type_name
+from conformance.harness.recorder import Page, Recorder
+from conformance.target import resolve
+from conformance.torch_private import forget_group_count, on_new_group
+
+DUMP_SIGNAL = signal.SIGUSR1
+_F_SETSIG = 10  # Linux; the fcntl module does not name it
+_STORE_TIMEOUT = timedelta(seconds=300)
+
+
+def rank_main(connection: Connection, output_fd: int, stacks_fd: int, page_fd: int) -> None:
+    """The life of a rank process."""
+    _detach()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.dup2(output_fd, 1)
+    os.dup2(output_fd, 2)
+    stacks = os.fdopen(stacks_fd, "w")
+    faulthandler.enable(stacks)
+    faulthandler.register(DUMP_SIGNAL, stacks, all_threads=True)
+    torch.set_num_threads(1)
+    warnings.resetwarnings()  # how the parent was started is none of the target's business
+    warnings.simplefilter("default")
+    worker = Worker(Recorder(Page(page_fd)))
+    gc.collect()
+    gc.freeze()  # what every world shares is never looked at again by the collector
+    while True:
+        try:
+            command: Command = connection.recv()
+        except (EOFError, OSError):
+            os._exit(0)
+        if isinstance(command, Stop):
+            os._exit(0)
+        answer = worker.obey(command)
+        try:
+            connection.send(answer)
+        except OSError:  # the parent is gone
+            os._exit(0)
+
+
+def _detach() -> None:
+    """A session of our own, so that Ctrl-C reaches the parent alone; and no life after the parent.
+
+    The kernel sends SIGKILL when the parent's end of a pipe closes: that needs no thread and works
+    while this process is blocked in C. The parent itself kills the session's process group, with
+    whatever a case has started in it.
+    """
+    os.setsid()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    fd = parent.sentinel
+    fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(fd, _F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+    if not parent.is_alive():  # it died before the lines above
+        os._exit(0)
+
+
+class Worker:
+    """Obeys one command at a time; holds the world between `Join` and `Leave`."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._search_path: tuple[str, ...] = ()
+        self._stores: dict[tuple[str, int], dist.TCPStore] = {}
+        self._me: Me | None = None
+        self._undo = contextlib.ExitStack()
+        self._groups: list[tuple[str, weakref.ref[Any]]] = []
+        on_new_group(lambda name, group: self._groups.append((name, weakref.ref(group))))
+        self._before = take_census()
+
+    def obey(self, command: Join | Call | Leave) -> Answer:
+        """Do as told. Whatever the case's code raises becomes an answer."""
+        if isinstance(command, Leave):
+            return self._leave()
+        try:
+            if isinstance(command, Join):
+                self._join(command)
+                return Done(b"")
+        except BaseException as error:
+            return _failed(error)
+        return self._call(command)
+
+    def _call(self, call: Call) -> Answer:
+        try:
+            function, args = unpack(call.payload)
+        except Exception as error:
+            return Lost(f"the rank cannot load its function: {type_name(type(error))}: {error}")
+        try:
+            value = function(self._me, *args)
+        except BaseException as error:
+            here = error.__traceback__
+            return _failed(error.with_traceback(here.tb_next or here if here else None))
+        try:
+            return Done(pack(value))
+        except Exception as error:
+            return Lost(f"the returned value is of no use: {error}")
+
+    def _join(self, join: Join) -> None:
+        for path in join.search_path:
+            if path not in sys.path:
+                sys.path.append(path)
+        for module in join.target.imports:
+            importlib.import_module(module)
+        # Before the census: both live as long as the process.
+        device = _device(join)
+        store = dist.PrefixStore(join.prefix, self._connected(join.host, join.port))
+        self._before = take_census()
+        self._recorder.reset()
+        self._undo.enter_context(_ProcessState(join))
+        self._me = Me(
+            rank=join.rank,
+            world_size=join.world_size,
+            device=device,
+            target=join.target,
+            store=store,
+            seed=join.seed,
+            group_timeout_s=join.group_timeout_s,
+        )
+        if join.target.activate:
+            self._undo.enter_context(resolve(join.target.activate)())
+        if join.default_group:
+            dist.init_process_group(
+                join.target.backend,
+                store=dist.PrefixStore("default", store),
+                rank=join.rank,
+                world_size=join.world_size,
+                timeout=timedelta(seconds=join.group_timeout_s),
+                pg_options=self._me.options,
+            )
+
+    def _connected(self, host: str, port: int) -> dist.TCPStore:
+        """The parent's store. One connection serves all worlds: for each new one the server looks
+        up the name of its address, which takes seconds where a name server is slow."""
+        store = self._stores.get((host, port))
+        if store is None:
+            store = self._stores[host, port] = dist.TCPStore(host, port)
+        store.set_timeout(_STORE_TIMEOUT)  # the case before may have changed it
+        return store
+
+    def _leave(self) -> Left:
+        leaks: list[str] = []
+        try:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            forget_group_count()
+            self._undo.close()
+        except BaseException as error:
+            leaks.append(f"cleaning up raised {type_name(type(error))}: {error}")
+        self._undo = contextlib.ExitStack()
+        self._me = None
+        gc.collect()
+        groups = [f"group {name!r}" for name, group in self._groups if group() is not None]
+        self._groups.clear()
+        return Left((*leaks, *groups, *find_leaks(self._before)))
+
+
+class _ProcessState(contextlib.ExitStack):
+    """Everything process-wide that a case may change, put back at the end."""
+
+    def __init__(self, join: Join) -> None:
+        super().__init__()
+        environment = dict(os.environ)
+        self.callback(_restore_environment, environment)
+        self.callback(os.chdir, os.getcwd())
+        self.callback(torch.set_num_threads, torch.get_num_threads())
+        self.callback(torch.set_default_dtype, torch.get_default_dtype())
+        self.callback(torch.set_grad_enabled, torch.is_grad_enabled())
+        self.callback(_restore_determinism, torch.are_deterministic_algorithms_enabled())
+        self.callback(dist.set_debug_level, dist.get_debug_level())
+        self.enter_context(warnings.catch_warnings())
+        os.environ.update(join.target.env)
+        random.seed(join.seed)
+        np.random.seed(join.seed % 2**32)
+        torch.manual_seed(join.seed)
+
+
+def _restore_determinism(wanted: bool) -> None:
+    # Only when it changed: the setter imports a compiler, which takes more than a second.
+    if torch.are_deterministic_algorithms_enabled() != wanted:
+        torch.use_deterministic_algorithms(wanted)
+
+
+def _restore_environment(wanted: dict[str, str]) -> None:
+    for name in os.environ.keys() - wanted.keys():
+        del os.environ[name]
+    for name, value in wanted.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+
+
+def _device(join: Join) -> torch.device:
+    if join.device == "cpu":
+        return torch.device("cpu")
+    device = torch.device(join.device, join.rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    torch.zeros(1, device=device)
+    return device
+
+
+def _failed(error: BaseException) -> Failed:
+    return Failed(
+        type_name(type(error)),
+        str(error),
+        "".join(traceback.format_exception(error)),
+        tuple(type_name(kind) for kind in type(error).__mro__),
+    )

@@ -1,0 +1,76 @@
+"""From the way a case ended to its verdicts. Pure: it decides, and touches no ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from conformance.harness.failure import RanksFailed
+from conformance.plan import Plan
+from conformance.target import Target
+from conformance.verdict import Verdict, worst
+
+LEAVES_NOTHING_BEHIND = "groups/leaves-nothing-behind"
+
+
+class LeftBehind(AssertionError):
+    """Ranks still held something after a case's groups were destroyed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """How a case ended.
+
+    seen: the verdict before deviations and claims were looked at.
+    verdicts: requirement id -> verdict.
+    """
+
+    seen: Verdict
+    verdicts: dict[str, Verdict]
+    reason: str
+    worked: bool
+
+    @property
+    def excused(self) -> bool:
+        """Whether nothing is wrong that the target did not say itself."""
+        excuses = {Verdict.DEVIATION, Verdict.NOT_CLAIMED, Verdict.HOLDS}
+        return self.seen is not Verdict.HOLDS and set(self.verdicts.values()) <= excuses
+
+
+def judge_end(error: BaseException | None, plan: Plan, target: Target) -> Judgement:
+    """The verdicts of a case that ended with this exception, or without one."""
+    if error is None:
+        verdict = Verdict.NOT_CLAIMED if plan.lacks else Verdict.HOLDS
+        reason = f"works, although {', '.join(plan.lacks)} is not claimed" if plan.lacks else ""
+        return Judgement(Verdict.HOLDS, dict.fromkeys(plan.covers, verdict), reason, True)
+    if isinstance(error, pytest.skip.Exception):
+        verdicts = dict.fromkeys(plan.covers, Verdict.NOT_EXERCISED)
+        return Judgement(Verdict.NOT_EXERCISED, verdicts, str(error.msg), False)
+    seen = verdict_of(error)
+    reason = error.brief if isinstance(error, RanksFailed) else _first_line(error)
+    if plan.lacks and isinstance(error, RanksFailed) and error.is_clean_refusal:
+        verdicts = dict.fromkeys(plan.covers, Verdict.NOT_CLAIMED)
+        return Judgement(seen, verdicts, f"refused cleanly: {reason}", False)
+    covers = (LEAVES_NOTHING_BEHIND,) if isinstance(error, LeftBehind) else plan.covers
+    verdicts = {}
+    for id in covers:
+        deviation = target.deviation(id, seen)
+        verdicts[id] = Verdict.DEVIATION if deviation else seen
+        reason = deviation.reason if deviation else reason
+    return Judgement(seen, verdicts, reason, False)
+
+
+def verdict_of(error: BaseException) -> Verdict:
+    """What an exception in a case's own process says of the target."""
+    if isinstance(error, RanksFailed):
+        return error.verdict
+    if isinstance(error, AssertionError):
+        return Verdict.BROKEN
+    # Hypothesis groups what it found: several bugs, or one that did not show twice.
+    grouped = getattr(error, "exceptions", ())
+    return worst(verdict_of(e) for e in grouped) if grouped else Verdict.UNKNOWN
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

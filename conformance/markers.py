@@ -1,0 +1,60 @@
+"""The words with which a case says what it checks and under which conditions it runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.capabilities import check_capability
+from conformance.requirements.model import Requirement
+
+
+def covers(*requirements: str | Requirement) -> pytest.MarkDecorator:
+    """The case checks these requirements; all of them are broken when it fails.
+
+    requirements: ids of the catalogue, or requirements of your own.
+    """
+    if not requirements:
+        raise ValueError("covers() names at least one requirement")
+    return pytest.mark.covers(*requirements)
+
+
+def world_sizes(*sizes: int, at_least: int | None = None) -> pytest.MarkDecorator:
+    """The case runs once for each of these world sizes.
+
+    at_least: instead of sizes: every selected world size from this one on (`--world-sizes`, or 1
+        to 4).
+    """
+    if bool(sizes) == (at_least is not None):
+        raise ValueError("world_sizes() takes either sizes or at_least")
+    if any(size < 1 for size in (*sizes, at_least or 1)):
+        raise ValueError(f"world sizes start at 1, got {sizes or at_least}")
+    return pytest.mark.world_sizes(*sizes, at_least=at_least)
+
+
+def needs(*capabilities: str) -> pytest.MarkDecorator:
+    """The case can only hold for a target with these capabilities ("dtype:uint16").
+
+    Also for one parameter alone: `pytest.param("uint16", marks=needs("dtype:uint16"))`.
+    """
+    for capability in capabilities:
+        check_capability(capability)
+    return pytest.mark.needs(*capabilities)
+
+
+def deadline(seconds: float) -> pytest.MarkDecorator:
+    """Each run of the case's ranks has this long, instead of `--deadline`."""
+    return pytest.mark.deadline(seconds)
+
+
+def gpu(devices: int = 1) -> pytest.MarkDecorator:
+    """The case has its ranks on CUDA devices and needs so many of them."""
+    return pytest.mark.gpu(devices)
+
+
+DOCUMENTED = {
+    "covers": "covers(*requirements): the requirements that the case checks",
+    "world_sizes": "world_sizes(*sizes, at_least=None): the world sizes that the case runs with",
+    "needs": "needs(*capabilities): capabilities without which the target is only probed",
+    "deadline": "deadline(seconds): how long each run of the ranks may take",
+    "gpu": "gpu(devices): the case needs so many CUDA devices",
+}

@@ -1,0 +1,40 @@
+"""The options of a run: pytest takes them, and so does `python -m conformance certify`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from conformance.settings import DEADLINE_S
+
+# Flag -> how argparse and pytest are told of it.
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "--target": {
+        "default": "impl",
+        "metavar": "NAME",
+        "help": "impl, torch, PATH.toml or module:attribute; A@B for A's wrappers on B's backend "
+        "(default: %(default)s)",
+    },
+    "--world-sizes": {
+        "metavar": "N,...",
+        "help": "world sizes to run (default: the cases decide)",
+    },
+    "--profile": {"metavar": "NAME,...", "help": "only requirements of these profiles"},
+    "--requirement": {
+        "action": "append",
+        "default": [],
+        "metavar": "ID",
+        "help": "only these requirements; a pattern such as 'all_reduce/*'; may be repeated",
+    },
+    "--certificate": {
+        "metavar": "DIR",
+        "help": "write certificate.json, junit.xml and a report there",
+    },
+    "--device": {"metavar": "NAME", "help": "cpu or cuda (default: the target's)"},
+    "--deadline": {
+        "type": float,
+        "default": DEADLINE_S,
+        "metavar": "SECONDS",
+        "help": "how long the ranks may take for one call (default: %(default)s)",
+    },
+}

@@ -1,0 +1,45 @@
+"""Numbers that rounding may move: what they are in float64, and how far a right result may be off.
+
+Units in the last place do not serve where large terms cancel: the result may be as small as it
+likes, and its error stays that of the terms. So an oracle says for each number how far off it may
+be, from the size of what it is computed from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """A tensor of a shape and dtype, up to an error.
+
+    value: float64; NaN where a NaN is wanted.
+    within: by how much an element may differ, shaped to broadcast against value.
+    dtype: of the tensor that is wanted.
+    """
+
+    value: Tensor
+    within: Tensor
+    dtype: torch.dtype
+
+    @staticmethod
+    def relative(value: Tensor, within: float, dtype: torch.dtype | None = None) -> Near:
+        """Within a share of the largest element's size; exact for zeros."""
+        largest = value.abs().amax() if value.numel() else torch.zeros(())
+        wide = value.detach().to(torch.float64)
+        return Near(wide, largest.to(torch.float64) * within, dtype or value.dtype)
+
+    def off(self, got: Tensor) -> Tensor:
+        """Which elements of a tensor of this shape are too far off."""
+        wide = got.detach().cpu().to(torch.float64)
+        close = (wide - self.value).abs() <= self.within
+        return ~(close | (wide.isnan() & self.value.isnan()) | (wide == self.value))
+
+
+def epsilon(dtype: torch.dtype) -> float:
+    """The distance from 1 to the next number."""
+    return torch.finfo(dtype).eps

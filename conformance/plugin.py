@@ -1,0 +1,458 @@
+"""pytest hooks and fixtures: options, selection, the fixture `ranks`, verdicts, the certificate."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import zlib
+from collections.abc import Generator, Iterator
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.board import Board
+from conformance.harness.fuse import lights_fuse
+from conformance.harness.pool import SHARED_POOL, WorldSpec
+from conformance.harness.ranks import Ranks
+from conformance.harness.torchrun import Crew, Place, place, serve
+from conformance.judgement import Judgement, LeftBehind, judge_end
+from conformance.markers import DOCUMENTED
+from conformance.options import OPTIONS
+from conformance.plan import Plan, adopt_own, make_plan, select, why_not_exercised, world_size_of
+from conformance.report.again import Invocation, command_again
+from conformance.report.certificate import (
+    ALONE,
+    CERTIFICATE,
+    JUNIT,
+    REPORT,
+    Run,
+    certificate_of,
+    remove_certificate,
+    write_certificate,
+)
+from conformance.report.failure import FailedCase, failure_text
+from conformance.report.results import CaseResult, Conclusion, Results, judge
+from conformance.report.script import Example, write_script
+from conformance.report.terminal import summary_lines, verdict_line
+from conformance.requirements import Requirement, catalogue
+from conformance.settings import FirstLook, Settings, UsageError, look_at, read_settings
+from conformance.verdict import FAILURES, Verdict
+
+EXIT_USAGE = 2
+EXIT_HARNESS_FAULT = 3
+EXIT_INTERRUPTED = 130
+
+# Longer than any deadline: a group that gives up first would hide which ranks hang, and where.
+_GROUP_TIMEOUT_S = 300.0
+
+_WIDTH_MAX = 100  # of the summary: longer lines are hard to read
+
+# Attributes of a report that hold a CaseResult and the case's own requirements as plain data.
+_ATTACHED = "conformance"
+_OWN = "conformance_own"
+
+_SETTINGS = pytest.StashKey[Settings]()
+_BOARD = pytest.StashKey[Board]()
+_PLAN = pytest.StashKey[Plan]()
+_WORLD = pytest.StashKey[Ranks]()
+_BLOCKED = pytest.StashKey[str]()
+_TEMPORARY = pytest.StashKey[pytest.TempPathFactory]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("conformance", "certify an implementation of torch.distributed")
+    for flag, how in OPTIONS.items():
+        group.addoption(flag, **how)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """Refuse bad options with one line and exit code 2, before anything starts."""
+    option = config.option
+    at = place()
+    if at is not None and at.rank > 0:
+        serve(at)
+        return 0
+    try:
+        settings = read_settings(
+            option.target,
+            option.world_sizes,
+            option.profile,
+            option.requirement,
+            option.certificate,
+            option.device,
+            option.deadline,
+        )
+        if at is not None:
+            settings = _join_torchrun(at, settings, option)
+    except UsageError as error:
+        return _usage_error(str(error))
+    config.stash[_SETTINGS] = settings
+    if settings.certificate is not None and not _is_worker(config):
+        option.xmlpath = getattr(option, "xmlpath", None) or str(settings.certificate / JUNIT)
+    # One case at a time to each worker, so that roots come first wherever they run.
+    if getattr(option, "maxschedchunk", 0) is None:
+        option.maxschedchunk = 1
+    return None
+
+
+def _join_torchrun(at: Place, settings: Settings, option: Any) -> Settings:
+    if getattr(option, "numprocesses", None):
+        raise UsageError("-n cannot be used under torchrun, which has one set of ranks")
+    SHARED_POOL.crew = Crew(at)
+    return replace(settings, world_size_max=at.world_size)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for documented in DOCUMENTED.values():
+        config.addinivalue_line("markers", documented)
+    if _SETTINGS not in config.stash:  # pytest is about to show its help
+        return
+    if _is_worker(config):
+        folder = config.workerinput["conformance_board"]  # type: ignore[attr-defined]  # set by pytest-xdist
+        config.stash[_BOARD] = Board(Path(folder))
+    else:
+        config.stash[_BOARD] = Board.make()
+        config.pluginmanager.register(Certifier(config), "conformance-certifier")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    SHARED_POOL.release(config)
+    if SHARED_POOL.crew is not None and _BOARD in config.stash:
+        SHARED_POOL.crew.end()
+    if _BOARD in config.stash and not _is_worker(config):
+        config.stash[_BOARD].remove()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Each xdist worker learns where the board is."""
+    node.workerinput["conformance_board"] = str(node.config.stash[_BOARD].folder)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    target = config.stash[_SETTINGS].target
+    return f"conformance target: {target.name} (backend {target.backend}, on {target.device})"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "world_size" not in metafunc.fixturenames:
+        return
+    mark = metafunc.definition.get_closest_marker("world_sizes")
+    listed = tuple(mark.args) if mark else ()
+    at_least = mark.kwargs.get("at_least") if mark else None
+    sizes = metafunc.config.stash[_SETTINGS].sizes_for(listed, at_least or 1)
+    metafunc.parametrize("world_size", sizes, ids=[f"ws{n}" for n in sizes], scope="function")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    try:
+        adopt_own(item)  # before -k and its like leave cases out on which others rest
+    except UsageError as error:
+        item.config.stash[_BOARD].note_usage_error(str(error))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    settings = config.stash[_SETTINGS]
+    board = config.stash[_BOARD]
+    plans: dict[str, Plan] = {}
+    try:
+        for item in items:
+            plans[item.nodeid] = item.stash[_PLAN] = make_plan(item, settings)
+    except UsageError as error:
+        board.note_usage_error(str(error))
+    if board.usage_error():
+        # Not by `pytest.exit`: in a worker that looks like a crash, and others replace it.
+        items.clear()
+        return
+    chosen = select(items, plans, settings)
+    dropped = set(items) - set(chosen)
+    if dropped:
+        config.hook.pytest_deselected(items=list(dropped))
+    items[:] = chosen
+
+
+@pytest.fixture
+def ranks(request: pytest.FixtureRequest, world_size: int) -> Iterator[Ranks]:
+    """The ranks of one world, in a default group of the target: see `Ranks`."""
+    yield from _ranks(request, world_size, default_group=True)
+
+
+@pytest.fixture
+def bare_ranks(request: pytest.FixtureRequest, world_size: int) -> Iterator[Ranks]:
+    """The ranks of one world, without any group: the case makes its own from `me.store`."""
+    yield from _ranks(request, world_size, default_group=False)
+
+
+def _ranks(
+    request: pytest.FixtureRequest, world_size: int, *, default_group: bool
+) -> Iterator[Ranks]:
+    settings = request.config.stash[_SETTINGS]
+    item = request.node
+    mark = item.get_closest_marker("deadline")
+    spec = WorldSpec(
+        target=settings.target,
+        world_size=world_size,
+        device="cuda" if item.get_closest_marker("gpu") else settings.device,
+        seed=zlib.crc32(item.nodeid.encode()),
+        default_group=default_group,
+        group_timeout_s=_GROUP_TIMEOUT_S,
+        search_path=tuple(sys.path),
+    )
+    pool = SHARED_POOL.acquire(request.config)
+    world = Ranks(pool, spec, mark.args[0] if mark else settings.deadline_s)
+    lights_fuse(item.obj)
+    item.stash[_WORLD] = world
+    item.stash[_TEMPORARY] = request.getfixturevalue("tmp_path_factory")
+    try:
+        yield world
+    finally:
+        world.renew()
+    if world.leaks:
+        raise LeftBehind("\n".join(dict.fromkeys(map(str, world.leaks))))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    plan = item.stash[_PLAN]
+    if plan.gpus:
+        import torch
+
+        found = torch.cuda.device_count()
+        if found < plan.gpus:
+            needed = f"{plan.gpus} CUDA device{'s' if plan.gpus > 1 else ''}"
+            pytest.skip(f"needs {needed}, and there {'is' if found == 1 else 'are'} {found}")
+    root = item.config.stash[_BOARD].broken_root(plan.covers)
+    if root:
+        item.stash[_BLOCKED] = root
+        pytest.skip(f"blocked: it rests on {root}, which does not hold")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Attach what the case says of each requirement, and give pytest the outcome that follows."""
+    report = yield
+    plan = item.stash[_PLAN]
+    error = call.excinfo.value if call.excinfo else None
+    if call.when == "setup" and error is None:
+        return report
+    if call.when == "teardown" and error is None:
+        return report
+    settings = item.config.stash[_SETTINGS]
+    judgement = judge_end(error, plan, settings.target)
+    if not judgement.verdicts:  # a case of a user's own, which pytest judges
+        if error is not None and report.failed and _WORLD in item.stash:
+            text = failure_text(_failed_case(item, judgement, error, settings))
+            report.sections.append(("ranks", text))
+        return report
+    if _BLOCKED in item.stash:
+        blocked = dict.fromkeys(plan.covers, Verdict.BLOCKED)
+        judgement = Judgement(Verdict.BLOCKED, blocked, judgement.reason, False)
+    result = CaseResult(
+        case=item.nodeid,
+        verdicts=judgement.verdicts,
+        seen=judgement.seen,
+        seconds=call.duration,
+        world_size=world_size_of(item),
+        reason=judgement.reason,
+        lacks=plan.lacks,
+        worked=judgement.worked,
+    )
+    # Plain data: it may cross to the controller, which has not seen the cases.
+    report.__dict__[_ATTACHED] = result.to_plain()
+    report.__dict__[_OWN] = [requirement.to_plain() for requirement in plan.own]
+    properties = [(id, str(verdict)) for id, verdict in judgement.verdicts.items()]
+    report.user_properties += properties
+    item.user_properties += properties  # JUnit takes those of the teardown's report
+    for id, verdict in judgement.verdicts.items():
+        if verdict in FAILURES:
+            item.config.stash[_BOARD].note_broken(id)
+    if error is None or judgement.seen in (Verdict.NOT_EXERCISED, Verdict.BLOCKED):
+        return report
+    if judgement.excused:
+        report.outcome = "skipped"
+        if Verdict.DEVIATION in judgement.verdicts.values():
+            report.wasxfail = f"deviation: {judgement.reason}"
+        else:
+            report.longrepr = (str(item.path), item.reportinfo()[1] or 0, judgement.reason)
+    else:
+        report.longrepr = failure_text(_failed_case(item, judgement, error, settings))
+    return report
+
+
+def _failed_case(
+    item: pytest.Item, judgement: Judgement, error: BaseException, settings: Settings
+) -> FailedCase:
+    world = item.stash.get(_WORLD, None)
+    callspec = getattr(item, "callspec", None)
+    parameters = dict(callspec.params) if callspec else {}
+    parameters.pop("world_size", None)
+    invocation = Invocation(item.config.rootpath, item.config.invocation_params.dir)
+    return FailedCase(
+        target=settings.target,
+        verdict=judgement.seen,
+        verdicts=judgement.verdicts,
+        world_size=world_size_of(item),
+        parameters={k: getattr(v, "__name__", str(v)) for k, v in parameters.items()},
+        path=item.path,
+        error=error,
+        last_run=world.last_run if world else None,
+        command=command_again(item.nodeid, invocation, settings, item.config.option.device),
+        script=_write_script(item, judgement, error, settings),
+    )
+
+
+def _write_script(
+    item: pytest.Item, judgement: Judgement, error: BaseException, settings: Settings
+) -> str:
+    """The path of a stand-alone script, or why there is none."""
+    world = item.stash.get(_WORLD, None)
+    if world is None or world.last_run is None:
+        return "none: no ranks ran"
+    if isinstance(error, LeftBehind):
+        return "none: what ranks leave behind is seen by the harness alone"
+    example = Example(
+        case=item.nodeid,
+        requirements=tuple(judgement.verdicts.items()),
+        run=world.last_run,
+        target=settings.target,
+        deadline_s=world.deadline_s,
+        error=error,
+        is_generated=getattr(item.obj, "is_hypothesis_test", False),  # type: ignore[attr-defined]  # Function has it
+    )
+    name = "".join(c if c.isalnum() else "_" for c in item.name).strip("_")[:100]
+    file = f"{name}_{zlib.crc32(item.nodeid.encode()):08x}.py"
+    folder = settings.certificate or item.stash[_TEMPORARY].getbasetemp()
+    return write_script(folder / ALONE / file, example)
+
+
+class Certifier:
+    """Gathers what all cases say, wherever they ran; judges, and writes it down."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._settings = config.stash[_SETTINGS]
+        self._look = FirstLook("", {})
+        self._cases: list[CaseResult] = []
+        self._harness_faults: list[str] = []
+        self._other_failures: list[str] = []
+        self.results: Results | None = None
+        self._started_at = datetime.now(timezone.utc)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> object:
+        """Look at the target while the workers start; one that is not there is a usage error."""
+        if session.config.option.collectonly:
+            return None
+        if self._settings.certificate is not None:
+            remove_certificate(self._settings.certificate)
+        self._look = look_at(self._settings.target)
+        if self._look.error:
+            message = f"--target {self._settings.spec}: {self._look.error}"
+            self._config.stash[_BOARD].note_usage_error(message)
+            return True  # the loop is done
+        return None
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        plain = getattr(report, _ATTACHED, None)
+        if plain is not None:
+            self._cases.append(CaseResult.from_plain(plain))
+            for own in getattr(report, _OWN):
+                catalogue().add(Requirement.from_plain(own))
+        elif report.when in ("setup", "call", "teardown"):
+            if report.failed:
+                self._other_failures.append(report.nodeid)
+        else:
+            self._harness_faults.append(f"a pytest worker crashed in {report.nodeid}")
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._harness_faults.append(f"{report.nodeid} cannot be collected")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if session.config.option.collectonly:
+            return
+        if self._cases or self._harness_faults:
+            self.results = judge(
+                catalogue(),
+                self._settings.target,
+                self._cases,
+                why_not_exercised(self._settings),
+                dict.fromkeys(self._harness_faults),  # each worker collects by itself
+                dict.fromkeys(self._other_failures),
+                interrupted=session.exitstatus == pytest.ExitCode.INTERRUPTED,
+            )
+        session.exitstatus = self._exit_status(session.exitstatus)
+        if self.results is not None and self._settings.certificate is not None:
+            try:
+                self._write_certificate(self.results, session.exitstatus)
+            except OSError as error:
+                where = f"--certificate {self._settings.certificate}"
+                print(f"ERROR: {where}: cannot write there: {error.strerror}", file=sys.stderr)
+                session.exitstatus = EXIT_HARNESS_FAULT
+
+    def _write_certificate(self, results: Results, exit_status: int) -> None:
+        assert self._settings.certificate is not None
+        run = Run(
+            started_at=self._started_at,
+            ended_at=datetime.now(timezone.utc),
+            arguments=self._config.invocation_params.args,
+            workers=len(getattr(self._config.option, "tx", None) or ()),
+            versions=self._look.versions,
+            exit_status=int(exit_status),
+        )
+        document = certificate_of(results, self._settings, run)
+        write_certificate(self._settings.certificate, document)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.results is None:
+            return
+        seconds = (datetime.now(timezone.utc) - self._started_at).total_seconds()
+        width = min(shutil.get_terminal_size().columns, _WIDTH_MAX)
+        terminalreporter.section("conformance")
+        for line in summary_lines(self.results, seconds, width):
+            terminalreporter.line(line)
+        good = self.results.conclusion is Conclusion.CONFORMANT
+        terminalreporter.line(verdict_line(self.results), green=good, red=not good, bold=True)
+        if self._settings.certificate is not None:
+            folder = self._settings.certificate
+            terminalreporter.line(f"certificate: {folder / CERTIFICATE}")
+            terminalreporter.line(f"for reading: {folder / REPORT}")
+
+    def _exit_status(self, pytests_own: int) -> int:
+        refused = self._config.stash[_BOARD].usage_error()
+        if refused:
+            return _usage_error(refused)
+        if pytests_own == pytest.ExitCode.NO_TESTS_COLLECTED:
+            return _usage_error("no case was selected")
+        if self._harness_faults or pytests_own == pytest.ExitCode.INTERNAL_ERROR:
+            return EXIT_HARNESS_FAULT
+        if pytests_own == pytest.ExitCode.INTERRUPTED:
+            return EXIT_INTERRUPTED
+        if pytests_own == pytest.ExitCode.USAGE_ERROR:
+            return EXIT_USAGE
+        if self.results is None:
+            return pytests_own
+        match self.results.conclusion:
+            case Conclusion.UNKNOWN:
+                return EXIT_HARNESS_FAULT
+            case Conclusion.CONFORMANT:
+                return pytests_own
+            case _:
+                return 1
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+def _usage_error(message: str) -> int:
+    print(f"ERROR: {message}", file=sys.stderr)
+    return EXIT_USAGE

@@ -1,0 +1,251 @@
+"""How a stand-alone script starts its ranks; the text of this module is copied into every one.
+
+So it uses torch and the standard library alone, and its classes have the attributes that the
+harness gives to a rank's function (see `conformance.harness.me`) and no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cached_property
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+START_WITHIN_S = 120.0  # until every rank has imported torch and made its group
+GRACE_S = 3.0  # for the others, once a rank has failed
+
+# Messages of a rank: what to print, and what is wrong with it.
+THERE = ("joined", "")
+
+
+@dataclass(frozen=True)
+class Target:
+    """The implementation under test. Functions and classes of it are named "module:attribute"."""
+
+    name: str
+    backend: str
+    imports: tuple[str, ...] = ()
+    device: str = "cpu"
+    ddp: str = ""
+    fsdp: str = ""
+    sync_batchnorm: str = ""
+    options: str = ""
+    activate: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class World:
+    """One world of ranks, and what it runs.
+
+    runs: functions, each with its arguments rank by rank; the last one is what this is about.
+    want: what each rank should return, where that is known.
+    comparable: whether what the ranks return is itself what is wanted, so that it can be compared.
+    """
+
+    target: Target
+    world_size: int
+    runs: Sequence[tuple[Callable[..., Any], Sequence[Sequence[Any]]]]
+    want: Sequence[Any] | None = None
+    comparable: bool = False
+    device: str = "cpu"
+    seed: int = 0
+    default_group: bool = True
+    group_timeout_s: float = 300.0
+    deadline_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class Me:
+    """One rank of the world, as its function sees it."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    target: Target
+    store: dist.Store
+    seed: int
+    group_timeout_s: float
+
+    @cached_property
+    def generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.seed + 1000 * self.rank)
+
+    @cached_property
+    def options(self) -> Any:
+        return find_reference(self.target.options)() if self.target.options else None
+
+    def ddp(self, module: torch.nn.Module, **kwargs: Any) -> Any:
+        return find_reference(self.target.ddp)(module, **kwargs)
+
+    def fsdp(self, module: torch.nn.Module, **kwargs: Any) -> Any:
+        return find_reference(self.target.fsdp)(module, **{"device_id": self.device, **kwargs})
+
+    def sync_batchnorm(self) -> Any:
+        return find_reference(self.target.sync_batchnorm)
+
+
+def find_reference(reference: str) -> Any:
+    """The object that "module:attribute" names."""
+    module, _, attribute = reference.partition(":")
+    found: Any = importlib.import_module(module)
+    for name in attribute.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def rank_main(pipe: Connection, world: World, rank: int, port: int) -> None:
+    """One rank: makes the group, says that it is there, runs, and says what came of it."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    torch.set_num_threads(1)
+    with contextlib.ExitStack() as stack:
+        try:
+            me = join_the_world(world, rank, port, stack)
+            pipe.send(THERE)
+            value: Any = None
+            for function, args in world.runs:
+                value = function(me, *args[rank])
+            difference = ""
+            if world.want is not None and world.comparable:
+                difference = where_it_differs(value, world.want[rank])
+            pipe.send((f"returned {value!r}", difference))
+        except BaseException:
+            pipe.send((f"raised\n{traceback.format_exc()}", "an exception"))
+        with contextlib.suppress(EOFError):  # others may still need this rank
+            pipe.recv()
+
+
+def join_the_world(world: World, rank: int, port: int, stack: contextlib.ExitStack) -> Me:
+    """Make this process one rank of the world."""
+    target = world.target
+    os.environ.update(target.env)
+    for module in target.imports:
+        importlib.import_module(module)
+    device = torch.device("cpu")
+    if world.device != "cpu":
+        device = torch.device(world.device, rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    random.seed(world.seed)
+    np.random.seed(world.seed % 2**32)
+    torch.manual_seed(world.seed)
+    store = dist.TCPStore("127.0.0.1", port)
+    me = Me(rank, world.world_size, device, target, store, world.seed, world.group_timeout_s)
+    if target.activate:
+        stack.enter_context(find_reference(target.activate)())
+    if world.default_group:
+        dist.init_process_group(
+            target.backend,
+            store=dist.PrefixStore("default", store),
+            rank=rank,
+            world_size=world.world_size,
+            timeout=timedelta(seconds=world.group_timeout_s),
+            pg_options=find_reference(target.options)() if target.options else None,
+        )
+    return me
+
+
+def where_it_differs(got: Any, want: Any, where: str = "") -> str:
+    """Where a value is not the wanted one, or ""."""
+    if isinstance(got, torch.Tensor) and isinstance(want, torch.Tensor):
+        if (got.dtype, got.shape) != (want.dtype, want.shape):
+            kinds = [f"{x.dtype} {tuple(x.shape)}" for x in (got, want)]
+            return f"at {where or 'the top'}: {kinds[0]} instead of {kinds[1]}"
+        mine, wanted = (x.detach().cpu().to_dense().flatten().tolist() for x in (got, want))
+        pairs = list(zip(mine, wanted, strict=True))
+        wrong = [i for i, (g, w) in enumerate(pairs) if g != w and not (g != g and w != w)]  # NaN
+        if not wrong:
+            return ""
+        index = [int(i) for i in np.unravel_index(wrong[0], got.shape)]
+        g, w = pairs[wrong[0]]
+        return f"at {where}{index}: {g!r} instead of {w!r}, {len(wrong)} of {len(pairs)} differ"
+    if isinstance(want, Mapping) and isinstance(got, Mapping) and list(got) == list(want):
+        items = [(f"[{key!r}]", got[key], want[key]) for key in want]
+    elif isinstance(want, list | tuple) and type(got) is type(want) and len(got) == len(want):
+        items = [(f"[{i}]", g, w) for i, (g, w) in enumerate(zip(got, want, strict=True))]
+    else:
+        same = repr(got) == repr(want)
+        return "" if same else f"at {where or 'the top'}: {got!r} instead of {want!r}"
+    return next(filter(None, (where_it_differs(g, w, where + step) for step, g, w in items)), "")
+
+
+def run_world(world: World, main_of_rank: Callable[..., None]) -> int:
+    """Start the ranks, wait for them, and print what came of each; 0 if all is as wanted.
+
+    main_of_rank: calls `rank_main` with a pipe, the world, a rank and the store's port.
+    """
+    context = multiprocessing.get_context("spawn")
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    pipes: list[Connection] = []
+    processes: list[BaseProcess] = []
+    for rank in range(world.world_size):
+        ours, theirs = context.Pipe()
+        started = context.Process(target=main_of_rank, args=(theirs, rank, store.port), daemon=True)
+        started.start()
+        theirs.close()
+        pipes.append(ours)
+        processes.append(started)
+    try:
+        seen = collect_messages(pipes, processes, START_WITHIN_S)
+        if all(message == THERE for message in seen):
+            seen = collect_messages(pipes, processes, world.deadline_s)
+        return tell_outcomes(world, seen)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def collect_messages(
+    pipes: Sequence[Connection], processes: Sequence[BaseProcess], deadline_s: float
+) -> list[Any]:
+    """The next message of each rank; for one that sends none, a pair as ranks send it."""
+    seen: list[Any] = [None] * len(pipes)
+    give_up_at = time.monotonic() + deadline_s
+    while None in seen and time.monotonic() < give_up_at:
+        open_pipes = [pipe for pipe, message in zip(pipes, seen, strict=True) if message is None]
+        wait(open_pipes, 0.2)
+        for rank, pipe in enumerate(pipes):
+            if seen[rank] is None and pipe.poll():
+                try:
+                    seen[rank] = pipe.recv()
+                except EOFError:
+                    processes[rank].join(5)
+                    seen[rank] = (f"died: exit code {processes[rank].exitcode}", "died")
+                if seen[rank][1]:
+                    give_up_at = min(give_up_at, time.monotonic() + GRACE_S)
+    for rank, message in enumerate(seen):
+        if message is None:
+            print(f"stacks of rank {rank}:", file=sys.stderr, flush=True)
+            if (pid := processes[rank].pid) is not None:
+                os.kill(pid, signal.SIGUSR1)
+            processes[rank].join(0.5)  # time to write them down
+            seen[rank] = ("was still running", "still running")
+    return seen
+
+
+def tell_outcomes(world: World, seen: Sequence[Any]) -> int:
+    """Print what came of each rank, and what was wanted."""
+    for rank, (text, difference) in enumerate(seen):
+        print(f"rank {rank} {text}")
+        if difference and text.startswith("returned"):
+            print(f"    differs {difference}")
+    for rank, value in enumerate(world.want or ()):
+        print(f"rank {rank} should return {value!r}" if world.comparable else f"wanted: {value!r}")
+    return int(any(message == THERE or message[1] for message in seen))

@@ -1,0 +1,56 @@
+"""A certificate as a page for reading: one file, no scripts, nothing fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from conformance.report.terminal import duration
+from conformance.verdict import FAILURES, REFUSES_CERTIFICATE, Verdict
+
+_HERE = Path(__file__).parent
+
+# What the eye should find first, before what merely holds.
+_READING_ORDER = (
+    Verdict.UNKNOWN,
+    Verdict.CRASHED,
+    Verdict.TIMEOUT,
+    Verdict.BROKEN,
+    Verdict.BLOCKED,
+    Verdict.DEVIATION,
+    Verdict.NOT_CLAIMED,
+    Verdict.NOT_EXERCISED,
+    Verdict.HOLDS,
+)
+
+
+def render(document: Mapping[str, Any]) -> str:
+    """The page for a certificate as `certificate_of` makes it."""
+    environment = Environment(
+        loader=FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["duration"] = duration
+    return environment.get_template("template.html").render(
+        document,
+        tone=_TONES,
+        reading_order=[str(verdict) for verdict in _READING_ORDER],
+    )
+
+
+_TONES = {
+    **{str(v): "bad" for v in REFUSES_CERTIFICATE | FAILURES | {Verdict.UNKNOWN}},
+    str(Verdict.HOLDS): "good",
+    str(Verdict.DEVIATION): "noted",
+    str(Verdict.NOT_CLAIMED): "noted",
+    str(Verdict.NOT_EXERCISED): "absent",
+    "conformant": "good",
+    "not conformant": "bad",
+    "interrupted": "bad",
+}

@@ -1,0 +1,233 @@
+"""From the verdicts of cases to those of requirements, and to whether the target conforms."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+from conformance.requirements.model import Catalogue, Requirement
+from conformance.target import Deviation, Target
+from conformance.verdict import FAILURES, REFUSES_CERTIFICATE, Verdict, worst
+
+
+class Conclusion(str, Enum):
+    """What a whole run comes to. Only `CONFORMANT` is good news."""
+
+    CONFORMANT = "conformant"
+    NOT_CONFORMANT = "not conformant"
+    INTERRUPTED = "interrupted"
+    UNKNOWN = "unknown"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """What one run of one case says of each requirement that it covers.
+
+    case: pytest's node id.
+    verdicts: requirement id -> verdict.
+    seen: the verdict before the target's deviations and claims were looked at.
+    reason: why, in one line; "" if it holds.
+    lacks: capabilities that the target does not claim and for which the case was only a probe.
+    worked: whether the checks passed; a probe that worked shows that the target claims too little.
+    """
+
+    case: str
+    verdicts: Mapping[str, Verdict]
+    seen: Verdict
+    seconds: float
+    world_size: int | None
+    reason: str = ""
+    lacks: tuple[str, ...] = ()
+    worked: bool = False
+
+    def to_plain(self) -> dict[str, Any]:
+        """As dicts, lists, strings and numbers, for the way from a pytest worker."""
+        plain = asdict(self)
+        plain["verdicts"] = {id: verdict.value for id, verdict in self.verdicts.items()}
+        plain["seen"] = self.seen.value
+        plain["lacks"] = list(self.lacks)
+        return plain
+
+    @staticmethod
+    def from_plain(plain: Mapping[str, Any]) -> CaseResult:
+        """The inverse of `to_plain`."""
+        verdicts = {id: Verdict(verdict) for id, verdict in plain["verdicts"].items()}
+        seen, lacks = Verdict(plain["seen"]), tuple(plain["lacks"])
+        return CaseResult(**{**plain, "verdicts": verdicts, "seen": seen, "lacks": lacks})
+
+
+@dataclass(frozen=True, slots=True)
+class RequirementResult:
+    """What a run says of one requirement.
+
+    root: the broken requirement because of which it is blocked, or "".
+    """
+
+    requirement: Requirement
+    verdict: Verdict
+    reason: str
+    cases: tuple[CaseResult, ...] = ()
+    root: str = ""
+
+    @property
+    def seconds(self) -> float:
+        return sum(case.seconds for case in self.cases)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviationResult:
+    """What a run says of one deviation that the target declares.
+
+    matched: requirements that are broken as it says.
+    needless: requirements that it excuses and that hold after all.
+    otherwise: requirements that it covers and that came out in another way, a worse one included.
+    idle: its patterns that match no requirement at all.
+    """
+
+    deviation: Deviation
+    matched: tuple[str, ...]
+    needless: tuple[str, ...]
+    otherwise: tuple[str, ...]
+    idle: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """A whole run.
+
+    other_failures: node ids of failed cases that cover no requirement.
+    interrupted: whether somebody stopped it, so that what is missing says nothing.
+    """
+
+    target: Target
+    requirements: tuple[RequirementResult, ...]
+    harness_faults: tuple[str, ...]
+    other_failures: tuple[str, ...] = ()
+    interrupted: bool = False
+
+    @property
+    def conclusion(self) -> Conclusion:
+        """What the run comes to."""
+        if self.harness_faults or self._any(frozenset({Verdict.UNKNOWN})):
+            return Conclusion.UNKNOWN
+        if self.interrupted:
+            return Conclusion.INTERRUPTED
+        if self._any(REFUSES_CERTIFICATE):
+            return Conclusion.NOT_CONFORMANT
+        return Conclusion.CONFORMANT
+
+    @property
+    def counts(self) -> Counter[Verdict]:
+        """How many requirements came to each verdict."""
+        return Counter(r.verdict for r in self.requirements)
+
+    @property
+    def deviations(self) -> list[DeviationResult]:
+        """What became of each declared deviation, in the target's order."""
+        return [self._deviation(d) for d in self.target.deviations]
+
+    @property
+    def under_claims(self) -> list[str]:
+        """Capabilities that the target does not claim although every probe of them worked."""
+        worked: dict[str, bool] = {}
+        for case in self._cases():
+            for capability in case.lacks:
+                worked[capability] = worked.get(capability, True) and case.worked
+        return sorted(capability for capability, all_worked in worked.items() if all_worked)
+
+    @property
+    def over_claims(self) -> list[str]:
+        """Capabilities that the target claims and that a broken requirement needs."""
+        needed = {
+            need
+            for result in self.requirements
+            if result.verdict in FAILURES
+            for need in result.requirement.needs
+        }
+        return sorted(need for need in needed if not self.target.lacks((need,)))
+
+    def _deviation(self, deviation: Deviation) -> DeviationResult:
+        covered = [r for r in self.requirements if deviation.covers(r.requirement.id)]
+        matched = [r for r in covered if self._matches(r, deviation)]
+        needless = [r for r in covered if r.verdict is Verdict.HOLDS]
+        # What another entry excuses, for breaking in another way, is no concern of this one.
+        as_declared = {Verdict.DEVIATION, Verdict.HOLDS, Verdict.NOT_EXERCISED}
+        otherwise = [r for r in covered if r.verdict not in as_declared]
+        known = [r.requirement.id for r in self.requirements]
+        return DeviationResult(
+            deviation,
+            matched=tuple(r.requirement.id for r in matched),
+            needless=tuple(r.requirement.id for r in needless),
+            otherwise=tuple(r.requirement.id for r in otherwise),
+            idle=tuple(p for p in deviation.requirements if not fnmatch.filter(known, p)),
+        )
+
+    def _matches(self, result: RequirementResult, deviation: Deviation) -> bool:
+        """Whether a case broke in the way that this entry declares before all others."""
+        id = result.requirement.id
+        return result.verdict is Verdict.DEVIATION and any(
+            case.verdicts[id] is Verdict.DEVIATION
+            and self.target.deviation(id, case.seen) is deviation
+            for case in result.cases
+        )
+
+    def _any(self, verdicts: frozenset[Verdict]) -> bool:
+        return any(r.verdict in verdicts for r in self.requirements)
+
+    def _cases(self) -> Iterable[CaseResult]:
+        return (case for result in self.requirements for case in result.cases)
+
+
+def judge(
+    catalogue: Catalogue,
+    target: Target,
+    cases: Iterable[CaseResult],
+    not_exercised: Mapping[str, str],
+    harness_faults: Iterable[str] = (),
+    other_failures: Iterable[str] = (),
+    *,
+    interrupted: bool = False,
+) -> Results:
+    """Merge what all cases say, in whatever order and from whichever worker they came.
+
+    not_exercised: requirement id -> why no case of it ran.
+    For the rest see `Results`.
+    """
+    by_requirement: dict[str, list[CaseResult]] = {}
+    for case in cases:
+        for id in case.verdicts:
+            by_requirement.setdefault(id, []).append(case)
+    seen = {id: worst(c.verdicts[id] for c in found) for id, found in by_requirement.items()}
+    results = []
+    for id, requirement in catalogue.items():
+        found = tuple(by_requirement.get(id, ()))
+        verdict = seen.get(id, Verdict.NOT_EXERCISED)
+        reason = next((c.reason for c in found if c.verdicts[id] is verdict and c.reason), "")
+        if not found:
+            reason = not_exercised.get(id, "no case of it was selected")
+            if reason.startswith(NOT_CLAIMED):
+                verdict = Verdict.NOT_CLAIMED
+        root = next((r for r in catalogue.roots(id) if seen.get(r) in FAILURES), "")
+        if root and verdict in FAILURES:
+            # The case ran before it was known that what it rests on is broken.
+            verdict = Verdict.BLOCKED
+        if verdict is Verdict.BLOCKED:
+            reason = f"rests on {root}, which is {seen[root]}" if root else reason
+        results.append(RequirementResult(requirement, verdict, reason, found, root))
+    return Results(
+        target,
+        tuple(results),
+        tuple(harness_faults),
+        tuple(other_failures),
+        interrupted,
+    )
+
+
+NOT_CLAIMED = "not claimed"

@@ -1,0 +1,176 @@
+"""The summary at the end of a run, profile by profile. Pure: results in, lines out."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from conformance.report.results import Conclusion, RequirementResult, Results
+from conformance.requirements import PROFILES
+from conformance.verdict import FAILURES, Verdict
+
+_SHOWN_CASES = 3
+_SHOWN_IDS = 12
+_GAP = "  "
+
+
+def summary_lines(results: Results, seconds: float, width: int = 80) -> Iterator[str]:
+    """The lines between pytest's own and the verdict.
+
+    seconds: wall time of the run.
+    width: columns of the terminal. Ids are never cut, so that they can be copied from it.
+    """
+    yield from _table(results, width)
+    for result in results.requirements:
+        if result.verdict in FAILURES or result.verdict is Verdict.UNKNOWN:
+            yield from _broken(result, width)
+    yield from _blocked(results, width)
+    yield from _deviations(results, width)
+    yield from _claims(results, width)
+    yield from _not_exercised(results, width)
+    for fault in results.harness_faults:
+        yield from _paragraph(f"harness fault: {fault}", width)
+    cases = {case.case for result in results.requirements for case in result.cases}
+    yield ""
+    yield f"{len(cases)} cases in {duration(seconds)}"
+
+
+def verdict_line(results: Results) -> str:
+    """One sentence on the whole run."""
+    name = results.target.name
+    counts = results.counts
+    exercised = len(results.requirements) - counts[Verdict.NOT_EXERCISED]
+    match results.conclusion:
+        case Conclusion.UNKNOWN:
+            return f"{name}: unknown; the harness failed, so this run proves nothing"
+        case Conclusion.INTERRUPTED:
+            return f"{name}: interrupted; a run that did not end proves nothing"
+        case Conclusion.NOT_CONFORMANT:
+            broken = sum(counts[v] for v in FAILURES)
+            return f"{name}: not conformant; {broken} of {exercised} requirements do not hold"
+    noted = [f"{counts[v]} {v}" for v in (Verdict.DEVIATION, Verdict.NOT_CLAIMED) if counts[v]]
+    if counts[Verdict.NOT_EXERCISED]:
+        noted.append(f"{counts[Verdict.NOT_EXERCISED]} more not exercised")
+    also = f" ({', '.join(noted)})" if noted else ""
+    return f"{name}: conformant; {counts[Verdict.HOLDS]} of {exercised} requirements hold{also}"
+
+
+def duration(seconds: float) -> str:
+    """ "0.4 s", "52 s", "3 min 05 s": as exact as it matters."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+def _table(results: Results, width: int) -> Iterator[str]:
+    columns = [v for v in Verdict if results.counts[v]]
+    rows = []
+    for profile in PROFILES:
+        found = [r for r in results.requirements if r.requirement.profile == profile]
+        if any(r.verdict is not Verdict.NOT_EXERCISED for r in found):
+            rows.append(_row(profile, found, columns))
+    if len(rows) > 1:
+        rows.append(_row("all", results.requirements, columns))
+    headings = ["profile", *(v.value for v in columns), "cases", "time"]
+    table = _aligned([headings, *rows])
+    if max(map(len, table)) > width:  # "not claimed" and "not exercised" go over two lines
+        above, _, below = zip(*(h.rpartition(" ") for h in headings), strict=True)
+        table = _aligned([above, below, *rows])
+    yield from table
+
+
+def _row(name: str, results: Sequence[RequirementResult], columns: list[Verdict]) -> list[str]:
+    counts = [sum(r.verdict is v for r in results) for v in columns]
+    cases = {case.case: case.seconds for r in results for case in r.cases}
+    numbers = [str(n or "") for n in (*counts, len(cases))]
+    return [name, *numbers, f"{sum(cases.values()):.1f} s"]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *others in rows:
+        cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append(_GAP.join([f"{first:<{widths[0]}}", *cells]).rstrip())
+    return lines
+
+
+def _broken(result: RequirementResult, width: int) -> Iterator[str]:
+    requirement = result.requirement
+    yield ""
+    yield f"{result.verdict}: {requirement.id} ({requirement.level})"
+    yield from _indented(requirement.says, width)
+    wrong = [c for c in result.cases if c.verdicts[requirement.id] is result.verdict]
+    for case in wrong[:_SHOWN_CASES]:
+        yield f"    {case.case}"
+        yield from _indented(case.reason, width, 8)
+    if len(wrong) > _SHOWN_CASES:
+        yield f"    and {len(wrong) - _SHOWN_CASES} more cases"
+
+
+def _blocked(results: Results, width: int) -> Iterator[str]:
+    by_reason: dict[str, list[str]] = {}
+    for result in results.requirements:
+        if result.verdict is Verdict.BLOCKED:
+            by_reason.setdefault(result.reason, []).append(result.requirement.id)
+    for reason, ids in by_reason.items():
+        yield from _paragraph(f"blocked, {reason}:", width)
+        yield from _listed(ids, width)
+
+
+def _deviations(results: Results, width: int) -> Iterator[str]:
+    for found in results.deviations:
+        if found.matched:
+            link = f" ({found.deviation.link})" if found.deviation.link else ""
+            yield from _paragraph(f"deviation: {found.deviation.reason}{link}", width)
+            yield from _listed(found.matched, width)
+        if found.needless:
+            yield from _paragraph("declared as a deviation, and holds after all:", width)
+            yield from _listed(found.needless, width)
+        if found.idle:
+            yield from _paragraph("declared as a deviation, and matches no requirement:", width)
+            yield from _listed(found.idle, width)
+
+
+def _claims(results: Results, width: int) -> Iterator[str]:
+    for heading, capabilities in (
+        ("works, although not claimed:", results.under_claims),
+        ("claimed, and broken:", results.over_claims),
+    ):
+        if capabilities:
+            yield from _paragraph(heading, width)
+            yield from _listed(capabilities, width)
+
+
+def _not_exercised(results: Results, width: int) -> Iterator[str]:
+    by_reason: dict[str, list[str]] = {}
+    for result in results.requirements:
+        if result.verdict is Verdict.NOT_EXERCISED:
+            by_reason.setdefault(result.reason, []).append(result.requirement.id)
+    for reason, ids in by_reason.items():
+        count = f"{len(ids)} requirement{'s' if len(ids) > 1 else ''}"
+        yield from _paragraph(f"not exercised, {reason}: {count}", width)
+        if len(ids) <= _SHOWN_IDS:
+            yield from _listed(ids, width)
+
+
+def _paragraph(text: str, width: int) -> Iterator[str]:
+    yield ""
+    yield from textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+
+
+def _indented(text: str, width: int, by: int = 4) -> list[str]:
+    indent = " " * by
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _listed(words: Sequence[str], width: int) -> list[str]:
+    return _indented(", ".join(words), width)

@@ -1,0 +1,177 @@
+"""Is a certificate whole, and does it agree with itself, with the suite and with JUnit's record?
+
+Pure, apart from the reading of JUnit's file. Nothing here proves who made a certificate: the digest
+shows damage and editing by hand, not forgery.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from conformance.report.certificate import counted, digest_of, digest_of_requirements
+from conformance.report.results import Conclusion
+from conformance.report.schema import load_schema, violations
+from conformance.requirements import Requirement, catalogue
+from conformance.verdict import FAILURES, REFUSES_CERTIFICATE, Verdict, worst
+from conformance.version import VERSION
+
+_SHOWN = 5
+_EXIT = {
+    Conclusion.CONFORMANT: (0,),
+    Conclusion.NOT_CONFORMANT: (1,),
+    Conclusion.UNKNOWN: (3,),
+    Conclusion.INTERRUPTED: (130,),
+}
+
+Document = Mapping[str, Any]
+
+
+def problems(document: Document) -> Iterator[str]:
+    """One line for everything that is wrong with the document itself."""
+    wrong = list(violations(document, load_schema()))
+    yield from wrong[:_SHOWN]
+    if len(wrong) > _SHOWN:
+        yield f"{len(wrong) - _SHOWN} more departures from the schema"
+    if wrong:
+        return  # the rest relies on the form
+    if digest_of(document) != document["digest"]:
+        yield "its content does not match its digest: it was cut, damaged or edited"
+    yield from _conclusion(document)
+    yield from _counts(document)
+    for requirement in document["requirements"]:
+        yield from _requirement(requirement, document)
+    yield from _deviations(document)
+    yield from _of_suite(document)
+
+
+def _conclusion(document: Document) -> Iterator[str]:
+    verdicts = {Verdict(r["verdict"]) for r in document["requirements"]}
+    said = Conclusion(document["conclusion"])
+    if document["harness_faults"] or Verdict.UNKNOWN in verdicts:
+        due = Conclusion.UNKNOWN
+    elif said is Conclusion.INTERRUPTED:
+        due = said
+    elif verdicts & REFUSES_CERTIFICATE:
+        due = Conclusion.NOT_CONFORMANT
+    else:
+        due = Conclusion.CONFORMANT
+    if said is not due:
+        yield f"it concludes {said!s}, and its verdicts amount to {due!s}"
+    allowed = _EXIT[due]
+    if due is Conclusion.CONFORMANT and document["other_failures"]:
+        allowed = (1,)
+    if document["exit_status"] not in allowed:
+        yield f"exit status {document['exit_status']} does not go with {due!s}"
+
+
+def _counts(document: Document) -> Iterator[str]:
+    rows = document["requirements"]
+    ids = [row["id"] for row in rows]
+    if len(set(ids)) < len(ids):
+        yield "it has a requirement twice"
+    if document["suite"]["requirements"] != len(ids):
+        yield f"it speaks of {document['suite']['requirements']} requirements and has {len(ids)}"
+    if document["counts"] != counted(row["verdict"] for row in rows):
+        yield "its counts are not those of its verdicts"
+    for profile in document["profiles"]:
+        mine = [row for row in rows if row["profile"] == profile["profile"]]
+        cases = {case["case"] for row in mine for case in row["cases"]}
+        if profile["counts"] != counted(row["verdict"] for row in mine):
+            yield f"its counts of {profile['profile']} are not those of its verdicts"
+        if profile["cases"] != len(cases):
+            yield f"it counts {profile['cases']} cases of {profile['profile']}, not {len(cases)}"
+    missing = {row["id"] for row in rows if row["verdict"] == "not exercised"}
+    if missing != {entry["requirement"] for entry in document["not_exercised"]}:
+        yield "its list of what was not exercised is not that of its verdicts"
+
+
+def _requirement(row: Document, document: Document) -> Iterator[str]:
+    said = Verdict(row["verdict"])
+    seen = worst(Verdict(case["verdict"]) for case in row["cases"])
+    if row["cases"] and said is not seen and not (said is Verdict.BLOCKED and seen in FAILURES):
+        yield f"{row['id']} is {said}, and its cases amount to {seen}"
+    if not row["cases"] and said not in (Verdict.NOT_EXERCISED, Verdict.NOT_CLAIMED):
+        yield f"{row['id']} is {said} without a case"
+    if said is Verdict.DEVIATION and not any(
+        row["id"] in d["matched"] for d in _declared(document)
+    ):
+        yield f"{row['id']} is a deviation that nobody declared"
+
+
+def _deviations(document: Document) -> Iterator[str]:
+    verdicts = {row["id"]: row["verdict"] for row in document["requirements"]}
+    for deviation in _declared(document):
+        for key, due in (("matched", "deviation"), ("needless", "holds")):
+            for id in deviation[key]:
+                seen = verdicts.get(id, "missing")
+                if seen != due:
+                    yield f"a declared deviation has {id} as {due}, and it is {seen}"
+
+
+def _declared(document: Document) -> list[Document]:
+    return list(document["deviations"])
+
+
+def _of_suite(document: Document) -> Iterator[str]:
+    """Whether it has every requirement of this version of the suite, as it stands here."""
+    rows = document["requirements"]
+    mine = [Requirement.from_plain({k: row[k] for k in _FIELDS}) for row in rows]
+    if digest_of_requirements(mine) != document["suite"]["requirements_digest"]:
+        yield "its requirements do not match their digest"
+    if document["suite"]["version"] != VERSION:
+        return
+    there = {requirement.id: requirement for requirement in mine}
+    missing = [id for id in catalogue() if id not in there]
+    other = [id for id, r in catalogue().items() if there.get(id, r) != r]
+    if missing:
+        yield f"it lacks {len(missing)} requirements of this suite: {_some(missing)}"
+    if other:
+        yield f"{len(other)} requirements of it are others in this suite: {_some(other)}"
+
+
+def _some(ids: list[str]) -> str:
+    return ", ".join(ids[:_SHOWN]) + (", ..." if len(ids) > _SHOWN else "")
+
+
+_FIELDS = ("id", "level", "profile", "says", "source", "needs", "rests_on")
+
+
+def junit_problems(document: Document, path: Path) -> Iterator[str]:
+    """One line for everything in which JUnit's record of the same run says something else."""
+    try:
+        tree = ElementTree.parse(path)
+    except (OSError, ElementTree.ParseError) as error:
+        yield f"{path.name} cannot be read: {error}"
+        return
+    recorded: dict[str, dict[str, list[str]]] = {}
+    failed = set()
+    for case in tree.iter("testcase"):
+        name = f"{case.get('classname')}::{case.get('name')}"
+        verdicts = recorded.setdefault(name, {})
+        for property in case.iter("property"):
+            verdicts.setdefault(property.get("name", ""), []).append(property.get("value", ""))
+        if case.find("failure") is not None or case.find("error") is not None:
+            failed.add(name)
+    cases = {c["case"] for row in document["requirements"] for c in row["cases"]}
+    known = {_junit_name(case) for case in cases | set(document["other_failures"])}
+    # What a worker was doing when it crashed has failed for JUnit, and is a harness fault here.
+    for name in sorted(failed - known) if not document["harness_faults"] else ():
+        yield f"{path.name} has the failed case {name}, which is missing here"
+    for row in document["requirements"]:
+        for case in row["cases"]:
+            there = recorded.get(_junit_name(case["case"]))
+            if there is None:
+                yield f"{path.name} does not have {case['case']}"
+            elif case["verdict"] not in there.get(row["id"], ()):
+                yield f"{path.name} has {case['case']} without {row['id']}: {case['verdict']}"
+
+
+def _junit_name(nodeid: str) -> str:
+    """pytest's class and name of a case, as it writes them for JUnit."""
+    path, _, rest = nodeid.partition("::")
+    *classes, name = re.split(r"::(?![^\[]*\])", rest)
+    return f"{'.'.join([re.sub(r'[.]py$', '', path).replace('/', '.'), *classes])}::{name}"

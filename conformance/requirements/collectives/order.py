@@ -1,0 +1,67 @@
+"""Several collectives at once: their order, their groups, and whole programs of them."""
+
+from functools import partial
+
+from conformance.requirements.model import MUST, Requirement
+
+_must = partial(Requirement, level=MUST, profile="collectives")
+
+ISSUED = _must(
+    id="order/issued",
+    says="Collectives of a group match in the order in which they were issued, whatever the order "
+    "in which they are waited for.",
+    source="torch 2.13 docs, groups; derived",
+    rests_on=("all_reduce/async",),
+)
+BLOCKING = _must(
+    id="order/blocking-after-async",
+    says="A blocking collective may follow asynchronous ones that nobody has waited for yet.",
+    source="torch 2.13 docs, synchronous and asynchronous collective operations",
+    rests_on=("order/issued",),
+)
+MANY = _must(
+    id="order/many-pending",
+    says="A hundred collectives of a group may be pending at once.",
+    source="derived",
+    rests_on=("order/issued",),
+)
+GROUPS = _must(
+    id="order/groups-are-apart",
+    says="Collectives of different groups never match, whatever the order in which each rank "
+    "issues them and however many it has issued before in each.",
+    source="derived",
+    rests_on=("order/issued",),
+)
+REPEATED = _must(
+    id="order/repeated",
+    says="The same call made again and again on the same tensors gives the right result each time.",
+    source="pytorch#43307: wrong from the third time on",
+    rests_on=("all_reduce/sum",),
+)
+LARGE = _must(
+    id="order/large",
+    says="Every collective takes tensors of some MiB, of a size that nothing divides.",
+    source="derived",
+    rests_on=("all_reduce/sum",),
+)
+ALONE = _must(
+    id="order/world-of-one",
+    says="Every collective works in a group of one rank.",
+    source="gloo#154, gloo#209",
+)
+PROGRAMS = _must(
+    id="order/programs",
+    says="Any program of collectives over several groups, asynchronous ones among them, leaves on "
+    "every rank what the same program leaves in one process.",
+    source="derived",
+    rests_on=(
+        "order/groups-are-apart",
+        "all_to_all_single/uneven",
+        "all_gather_into_tensor/concatenated",
+        "broadcast/values",
+        "gather/values",
+        "reduce/sum",
+        "reduce_scatter_tensor/concatenated",
+        "scatter/values",
+    ),
+)

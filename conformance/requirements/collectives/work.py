@@ -1,0 +1,101 @@
+"""Work: the handle of a collective that was issued with async_op."""
+
+from functools import partial
+
+from conformance.requirements.model import MUST, SHOULD, Requirement
+
+_must = partial(Requirement, level=MUST, profile="collectives", rests_on=("all_reduce/async",))
+_should = partial(Requirement, level=SHOULD, profile="collectives", rests_on=("all_reduce/async",))
+
+BLOCKING = _must(
+    id="work/blocking-returns-none",
+    says="A collective without async_op returns None.",
+    source="torch 2.13 docs, all_reduce: 'None, if not async_op'",
+)
+WAIT = _must(
+    id="work/wait",
+    says="wait returns True once the operation is done, every time it is called.",
+    source="torch 2.13 docs, Work.wait",
+)
+COMPLETES = _must(
+    id="work/completes-unwaited",
+    says="is_completed becomes true although nobody waits.",
+    source="torch 2.13 docs, Work.is_completed; pytorch#30723",
+)
+NOT_EARLY = _must(
+    id="work/not-completed-early",
+    says="is_completed is false as long as another rank's contribution is missing.",
+    source="torch 2.13 docs, Work.is_completed",
+)
+SUCCESS = _must(
+    id="work/success",
+    says="After an operation that went well is_success is true and exception is None.",
+    source="torch 2.13 docs, Work.is_success, Work.exception",
+)
+RESULT = Requirement(
+    id="work/result",
+    level=MUST,
+    profile="collectives",
+    says="result gives the output tensors, in order.",
+    source="observed, torch 2.13.0 gloo",
+    needs=("feature:work_result",),
+    rests_on=("all_reduce/async",),
+)
+FUTURE = _must(
+    id="work/future",
+    says="get_future gives a future whose value is the list of the output tensors.",
+    source="torch 2.13 docs, Work.get_future",
+)
+FUTURE_THEN = _must(
+    id="work/future-then",
+    says="A callback that is chained to the future sees the result.",
+    source="torch 2.13 docs, Work.get_future",
+    rests_on=("work/future",),
+)
+WAIT_TIMEOUT = Requirement(
+    id="work/wait-timeout",
+    level=MUST,
+    profile="collectives",
+    says="wait with a timeout raises when the operation is not done by then.",
+    source="pytorch#40948, pytorch#41265",
+    needs=("feature:timeouts",),
+    rests_on=("all_reduce/async",),
+)
+WAIT_AGAIN = Requirement(
+    id="work/wait-after-timeout",
+    level=SHOULD,
+    profile="collectives",
+    says="After wait has timed out the operation goes on, and can be waited for again.",
+    source="observed, torch 2.13.0 gloo",
+    needs=("feature:timeouts",),
+    rests_on=("work/wait-timeout",),
+)
+GROUP_TIMEOUT = Requirement(
+    id="work/group-timeout",
+    level=MUST,
+    profile="collectives",
+    says="A collective whose peers do not come within the group's timeout raises an error that "
+    "says so.",
+    source="torch 2.13 docs, init_process_group, new_group: timeout",
+    needs=("feature:timeouts",),
+    rests_on=("all_reduce/async",),
+)
+FAILURE = Requirement(
+    id="work/failure-is-told",
+    level=MUST,
+    profile="collectives",
+    says="The Work of an operation that failed says so: wait raises, is_success is false, and "
+    "exception is the error.",
+    source="torch 2.13 docs, Work.wait, Work.exception; derived",
+    needs=("feature:timeouts",),
+    rests_on=("work/group-timeout",),
+)
+PEER_GONE = Requirement(
+    id="work/peer-gone",
+    level=MUST,
+    profile="collectives",
+    says="wait raises if a rank of the group has died before it made its contribution.",
+    source="derived",
+    needs=("feature:timeouts",),
+    rests_on=("all_reduce/async",),
+)

@@ -1,0 +1,1 @@
+"""Groups: making, naming, using and destroying them."""

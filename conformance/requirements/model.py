@@ -1,0 +1,161 @@
+"""What a requirement is, and the catalogue of all of them."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from enum import Enum
+from types import ModuleType
+from typing import Any
+
+PROFILES = (
+    "collectives",
+    "p2p",
+    "objects",
+    "sparse",
+    "groups",
+    "ddp",
+    "comm_hooks",
+    "checkpointing",
+    "sync_batchnorm",
+    "fsdp",
+    "faults",
+    "cuda",
+)
+
+# What these profiles say is about DDP, FSDP or SyncBatchNorm, on whatever backend.
+PART_OF_PROFILE = {
+    "ddp": "ddp",
+    "comm_hooks": "ddp",
+    "checkpointing": "ddp",
+    "sync_batchnorm": "sync_batchnorm",
+    "fsdp": "fsdp",
+}
+
+_ID = re.compile(r"[a-z][a-z0-9_]*(/[a-z0-9][a-z0-9_.-]*)+")
+
+
+class Level(str, Enum):
+    """As in RFC 2119. A target that departs from a SHOULD declares a deviation with its reason."""
+
+    MUST = "MUST"
+    SHOULD = "SHOULD"
+    MAY = "MAY"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+MUST, SHOULD, MAY = Level.MUST, Level.SHOULD, Level.MAY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requirement:
+    """One sentence that must hold.
+
+    needs: capabilities such as "op:all_to_all" or "dtype:uint16"; a target without them is only
+        probed.
+    rests_on: ids of requirements without which this one cannot be judged: when one of them is
+        broken, this one is blocked.
+    """
+
+    id: str
+    level: Level
+    profile: str
+    says: str
+    source: str
+    needs: tuple[str, ...] = ()
+    rests_on: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not _ID.fullmatch(self.id):
+            raise ValueError(f"id {self.id!r} is not of the form 'all_reduce/same-bits'")
+        if self.profile not in PROFILES:
+            raise ValueError(f"{self.id}: unknown profile {self.profile!r}; there are {PROFILES}")
+        if not self.says.endswith(".") or not self.source:
+            raise ValueError(f"{self.id}: a requirement is a sentence with a source")
+
+    def to_plain(self) -> dict[str, Any]:
+        """As strings and lists, for certificates and for the way from a pytest worker."""
+        plain = asdict(self)
+        return {**plain, "level": str(self.level), **{k: list(plain[k]) for k in _LISTS}}
+
+    @staticmethod
+    def from_plain(plain: Mapping[str, Any]) -> Requirement:
+        """The inverse of `to_plain`."""
+        lists = {key: tuple(plain[key]) for key in _LISTS}
+        return Requirement(**{**plain, "level": Level(plain["level"]), **lists})
+
+
+_LISTS = ("needs", "rests_on")
+
+
+class UnknownRequirement(LookupError):
+    """An id or a pattern that names no requirement."""
+
+
+class Catalogue(Mapping[str, Requirement]):
+    """Requirements by id, in the order in which they were written down."""
+
+    def __init__(self, requirements: Iterable[Requirement]) -> None:
+        self._by_id: dict[str, Requirement] = {}
+        for requirement in requirements:
+            self.add(requirement)
+
+    def add(self, requirement: Requirement) -> None:
+        """Take in one more; the same one twice is harmless, another one of the same id is not."""
+        known = self._by_id.setdefault(requirement.id, requirement)
+        if known != requirement:
+            raise ValueError(f"two requirements are called {requirement.id!r}")
+
+    def __getitem__(self, id: str) -> Requirement:
+        try:
+            return self._by_id[id]
+        except KeyError:
+            raise UnknownRequirement(f"no requirement {id!r}{self._did_you_mean(id)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_id)
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def matching(self, pattern: str) -> list[Requirement]:
+        """Those whose id matches a shell pattern ("all_reduce/*"); at least one."""
+        found = [r for id, r in self._by_id.items() if fnmatch.fnmatchcase(id, pattern)]
+        if not found:
+            raise UnknownRequirement(
+                f"no requirement matches {pattern!r}{self._did_you_mean(pattern)}"
+            )
+        return found
+
+    def of_profile(self, profile: str) -> list[Requirement]:
+        """Those of one profile."""
+        return [r for r in self._by_id.values() if r.profile == profile]
+
+    def depth(self, id: str) -> int:
+        """How many requirements it rests on, one upon another: 0 for a root."""
+        return 1 + max((self.depth(root) for root in self[id].rests_on), default=-1)
+
+    def roots(self, id: str) -> list[str]:
+        """Every requirement that this one rests on, directly or not, nearest first."""
+        found: list[str] = []
+        frontier = list(self[id].rests_on)
+        while frontier:
+            root = frontier.pop(0)
+            if root not in found:
+                found.append(root)
+                frontier.extend(self[root].rests_on)
+        return found
+
+    def _did_you_mean(self, id: str) -> str:
+        close = difflib.get_close_matches(id, self._by_id, n=3)
+        return f"; did you mean {', '.join(close)}?" if close else ""
+
+
+def requirements_of(module: ModuleType) -> list[Requirement]:
+    """The requirements that a profile's module defines, in the order of their definition."""
+    return [value for value in vars(module).values() if isinstance(value, Requirement)]

@@ -1,0 +1,262 @@
+"""What a target is, and where it comes from: a built-in name, a TOML file or a Python object."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from conformance.capabilities import Capabilities, matters_on
+from conformance.requirements import PART_OF_PROFILE, catalogue
+from conformance.verdict import FAILURES, Verdict
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+BUILT_IN = Path(__file__).parent / "targets"
+
+
+class TargetError(ValueError):
+    """A target that cannot be used as it is described; the message is one line for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """Requirements that the target is known to break, and why.
+
+    requirements: shell patterns of requirement ids.
+    expects: how they break ("broken", "timeout" or "crashed").
+    example: a minimal program or sentence that shows it.
+    """
+
+    requirements: tuple[str, ...]
+    reason: str
+    link: str = ""
+    example: str = ""
+    expects: Verdict = Verdict.BROKEN
+
+    def __post_init__(self) -> None:
+        if not self.requirements or not self.reason:
+            raise ValueError("a deviation names requirements and gives a reason")
+        if self.expects not in FAILURES:
+            raise ValueError(f"a deviation expects one of {sorted(FAILURES)}, not {self.expects}")
+
+    def covers(self, requirement: str) -> bool:
+        """Whether one of the patterns matches this id."""
+        return any(fnmatch.fnmatchcase(requirement, p) for p in self.requirements)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The implementation under test.
+
+    backend: what `init_process_group` is given ("gloo", "cpu:gloo,cuda:nccl", "pygloo").
+    imports: modules that register the backend; every rank imports them.
+    device: "cpu" or "cuda"; rank r uses cuda device r modulo the number of devices.
+    ddp, fsdp, sync_batchnorm: "module:attribute", or "" when the target has none of its own.
+    options: "module:attribute" of a callable without arguments that returns `pg_options`.
+    activate: "module:attribute" of a callable without arguments that returns a context manager;
+        it is entered in every rank before its group is made and left after the group is gone.
+    env: environment variables of the ranks.
+    simulation: "module:attribute" of a callable without arguments that returns a text: how the
+        backend would scale to many ranks, by its own reckoning.
+    distributions: names of installed distributions whose versions belong in the certificate.
+    """
+
+    name: str
+    backend: str
+    imports: tuple[str, ...] = ()
+    device: str = "cpu"
+    ddp: str = ""
+    fsdp: str = ""
+    sync_batchnorm: str = ""
+    options: str = ""
+    activate: str = ""
+    simulation: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    distributions: tuple[str, ...] = ()
+    capabilities: Capabilities = field(default_factory=Capabilities)
+    deviations: tuple[Deviation, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.backend:
+            raise ValueError("a target has a name and a backend")
+        if self.device not in ("cpu", "cuda"):
+            raise ValueError(f'device must be "cpu" or "cuda", not {self.device!r}')
+        for key in _REFERENCES:
+            reference = getattr(self, key)
+            if reference and not _is_reference(reference):
+                raise ValueError(f'{key} must be "module:attribute", not {reference!r}')
+
+    def lacks(self, needs: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of the capabilities that the target does not claim, and would need where it is."""
+        return tuple(
+            need
+            for need in needs
+            if not self.capabilities.has(need) and matters_on(need, self.device)
+        )
+
+    def deviation(self, requirement: str, seen: Verdict | None = None) -> Deviation | None:
+        """The first deviation that the target declares for this requirement, if any.
+
+        seen: only one that expects this verdict. Where chance decides how a requirement breaks, as
+        it does when memory is read out of bounds, a target declares one deviation for each way.
+        """
+        of_it = (d for d in self.deviations if d.covers(requirement))
+        return next((d for d in of_it if seen in (None, d.expects)), None)
+
+
+_REFERENCES = ("ddp", "fsdp", "sync_batchnorm", "options", "activate", "simulation")
+
+
+def load_target(spec: str) -> Target:
+    """The target that `--target` names.
+
+    spec: a built-in name, the path of a TOML file, or "module:attribute" where the attribute is a
+        `Target` or a callable without arguments that returns one. "A@B", of two of these, is A's
+        DDP, FSDP and SyncBatchNorm on B's backend.
+    Raises TargetError with one line that says what is wrong.
+    """
+    if "@" in spec:
+        wrappers, _, backend = spec.partition("@")
+        return _combined(load_target(wrappers), load_target(backend))
+    built_in = BUILT_IN / f"{spec}.toml"
+    if spec.isidentifier() and built_in.exists():
+        return _from_file(built_in)
+    if spec.endswith(".toml"):
+        return _from_file(Path(spec))
+    if _is_reference(spec):
+        return _from_object(spec)
+    names = sorted(p.stem for p in BUILT_IN.glob("*.toml"))
+    raise TargetError(
+        f"--target {spec}: not one of {', '.join(names)}, nor a path that ends in .toml, "
+        "nor module:attribute"
+    )
+
+
+def _combined(wrappers: Target, backend: Target) -> Target:
+    return replace(
+        backend,
+        name=f"{wrappers.name}@{backend.name}",
+        ddp=wrappers.ddp,
+        fsdp=wrappers.fsdp,
+        sync_batchnorm=wrappers.sync_batchnorm,
+        capabilities=backend.capabilities.with_wrappers_of(wrappers.capabilities),
+        imports=tuple(dict.fromkeys((*backend.imports, *wrappers.imports))),
+        distributions=tuple(dict.fromkeys((*backend.distributions, *wrappers.distributions))),
+        deviations=(
+            *_deviations_about(wrappers, of_wrappers=True),
+            *_deviations_about(backend, of_wrappers=False),
+        ),
+    )
+
+
+def _deviations_about(target: Target, *, of_wrappers: bool) -> Iterator[Deviation]:
+    """What the target declares about its wrappers, or about its backend."""
+    for deviation in target.deviations:
+        covered = [r for id, r in catalogue().items() if deviation.covers(id)]
+        ids = tuple(r.id for r in covered if (r.profile in PART_OF_PROFILE) == of_wrappers)
+        if ids:
+            yield replace(deviation, requirements=ids)
+
+
+def resolve(reference: str) -> Any:
+    """The object that "module:attribute" names."""
+    module, _, attribute = reference.partition(":")
+    found = importlib.import_module(module)
+    for name in attribute.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def _is_reference(text: str) -> bool:
+    module, colon, attribute = text.partition(":")
+    parts = module.split(".") + attribute.split(".")
+    return bool(colon) and all(part.isidentifier() for part in parts)
+
+
+def _from_object(spec: str) -> Target:
+    try:
+        found = resolve(spec)
+        target = found if isinstance(found, Target) else found()
+    except Exception as error:
+        raise TargetError(f"--target {spec}: {type(error).__name__}: {error}") from error
+    if not isinstance(target, Target):
+        raise TargetError(f"--target {spec}: {type(target).__name__} is not a Target")
+    return target
+
+
+def _from_file(path: Path) -> Target:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TargetError(f"--target {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise TargetError(f"--target {path}: not a TOML file: {error}") from error
+    try:
+        return _from_table(table)
+    except (ValueError, TypeError) as error:
+        raise TargetError(f"--target {path}: {error}") from error
+
+
+def _from_table(table: Mapping[str, object]) -> Target:
+    values = _known_keys(table, Target, "")
+    for key in ("name", "backend"):
+        if key not in values:
+            raise ValueError(f"the key {key!r} is missing")
+    if "capabilities" in values:
+        values["capabilities"] = Capabilities.from_mapping(_table(values, "capabilities"))
+    if "env" in values:
+        values["env"] = {k: str(v) for k, v in _table(values, "env").items()}
+    if "deviations" in values:
+        rows = values["deviations"]
+        values["deviations"] = tuple(map(_deviation, rows if isinstance(rows, list) else [rows]))
+    return Target(**values)
+
+
+def _deviation(row: object) -> Deviation:
+    if not isinstance(row, Mapping):
+        raise ValueError("deviations are written as [[deviations]] tables")
+    values = {"requirements": (), "reason": "", **_known_keys(row, Deviation, "deviations: ")}
+    if "expects" in values:
+        values["expects"] = Verdict(values["expects"])
+    return Deviation(**values)
+
+
+def _table(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = values[key]
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{key} must be a table")
+    return found
+
+
+def _known_keys(table: Mapping[str, object], shape: type, where: str) -> dict[str, Any]:
+    """The table with its lists of words as tuples, if every key is a field and of its type."""
+    # Annotations are text here (`from __future__ import annotations`), which is all we compare.
+    types = {f.name: str(f.type) for f in fields(shape)}
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in types:
+            close = difflib.get_close_matches(key, types, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(types)}"
+            raise ValueError(f"{where}unknown key {key!r}; {hint}")
+        if types[key] == "tuple[str, ...]":
+            if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+                raise ValueError(f"{where}{key} must be a list of strings")
+            value = tuple(value)
+        elif types[key] == "str" and not isinstance(value, str):
+            raise ValueError(f"{where}{key} must be a string")
+        values[key] = value
+    return values
+
+
+def on_device(target: Target, device: str) -> Target:
+    """The same target with its ranks on another device."""
+    return replace(target, device=device)

@@ -1,0 +1,65 @@
+"""Private names of torch that the harness cannot do without. Checked on torch 2.13.0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def on_new_group(callback: Callable[[str, dist.ProcessGroup], None]) -> None:
+    """Call back with name and group whenever torch makes one for this process, from now on.
+
+    All of `init_process_group`, `new_group`, `split_group` and DeviceMesh come through one helper,
+    some of them by a name that was bound before anybody could wrap the public function.
+    """
+    make = distributed_c10d._new_process_group_helper
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        made = make(*args, **kwargs)
+        if isinstance(made[0], dist.ProcessGroup):
+            callback(distributed_c10d._world.pg_names.get(made[0], "?"), made[0])
+        return made
+
+    distributed_c10d._new_process_group_helper = noted
+
+
+def forget_group_count() -> None:
+    """Begin again to number groups where there is none.
+
+    torch does so when the default group is destroyed, not when it could not be made: the next one
+    would then have another name than on ranks that had nothing to try again.
+    """
+    if not dist.is_initialized():
+        distributed_c10d._world.group_count = 0
+
+
+def registered_name(group: Any) -> str:
+    """The name under which torch knows the group, also where the group itself has none."""
+    return str(distributed_c10d._world.pg_names.get(group, group))
+
+
+def sequence_number(group: dist.ProcessGroup) -> int:
+    """How many operations the group has counted."""
+    number: int = group._get_sequence_number_for_group()  # type: ignore[attr-defined]  # not in the stub
+    return number
+
+
+def default_store() -> dist.Store:
+    """The store of the default group, with the group's prefix."""
+    store: dist.Store = distributed_c10d._get_default_store()
+    return store
+
+
+def store_based_barrier(store: dist.Store, rank: int, ranks: int, timeout: timedelta) -> None:
+    """The barrier with which groups begin under TORCH_DIST_INIT_BARRIER=1."""
+    name: Any = "of a case"  # torch 2.13 has a type of its own for names
+    distributed_c10d._store_based_barrier(rank, store, name, ranks, timeout)
+
+
+# The class that all of torch's batch norm layers share; tools tell them by it.
+BatchNormBase = _BatchNorm

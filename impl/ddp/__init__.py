@@ -1,0 +1,25 @@
+"""Distributed data parallelism: `DistributedDataParallel` and the reducer behind it.
+
+Reading order: bucketing, layout, readiness (what is decided), then reducer (when), reduction and
+grad_copy (what is done), then api (how it is wrapped around a module).
+"""
+
+from impl.ddp.api import DistributedDataParallel
+from impl.ddp.bucketing import compute_bucket_assignment_by_size
+from impl.ddp.buckets import GradBucket
+from impl.ddp.buffer_sync import BufferCommHookLocation
+from impl.ddp.logging_data import Logger
+from impl.ddp.module_sync import broadcast_coalesced
+from impl.ddp.reducer import Reducer
+from impl.ddp.verification import verify_params_across_processes
+
+__all__ = [
+    "BufferCommHookLocation",
+    "DistributedDataParallel",
+    "GradBucket",
+    "Logger",
+    "Reducer",
+    "broadcast_coalesced",
+    "compute_bucket_assignment_by_size",
+    "verify_params_across_processes",
+]

@@ -1,0 +1,171 @@
+"""Native mixed precision: the module computes, and gradients travel, in low precision.
+
+What lives where, for a parameter of a floating dtype:
+
+                      param.data          param.grad
+    between steps     full precision      full precision
+    forward           low precision       low precision, if gradients accumulate
+    backward          low precision       low precision, as autograd delivers it
+    after backward    full precision      full precision, the reduced values
+
+The full precision data wait in `_fp_param`, the low precision copy has its storage only while it
+is needed. Changing a parameter's dtype gives it a new AccumulateGrad node, so the reducer's own
+hooks do not fire; new ones are installed with each forward pass.
+
+torch 2.13 has this for accelerators only; here the host works too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+from impl.ddp.buckets import GradBucket
+from impl.ddp.comm_hooks import all_reduce
+from impl.ddp.device import handle_for
+from impl.ddp.reducer import Reducer
+from impl.torch_private import allocate_storage, free_storage
+
+
+class MixedPrecisionConfig(Protocol):
+    """As torch's `_MixedPrecision`; None leaves a dtype as it is."""
+
+    param_dtype: torch.dtype | None  # of parameters and inputs, in forward and backward
+    reduce_dtype: torch.dtype | None  # of gradients on their way
+    buffer_dtype: torch.dtype | None
+
+
+class MixedPrecision:
+    """Switches a module between its precisions."""
+
+    def __init__(self, config: MixedPrecisionConfig, module: nn.Module, reducer: Reducer) -> None:
+        """
+        Args:
+            config: the dtypes.
+            module: the user's module; its floating buffers are cast here, once and for all.
+            reducer: of its gradients.
+        """
+        self._config = config
+        self._module = module
+        self._reducer = reducer
+        self._index_of = {param: index for index, param in enumerate(reducer.params)}
+        self._device = handle_for(reducer.params[0].device)
+        self._copy_stream = self._device.new_stream()
+        self._copied: dict[nn.Module, Any] = {}  # events, on accelerators
+        self._hooks: dict[int, Any] = {}  # by index of the parameter
+        self._is_low = False
+        self._cast_buffers()
+        if config.param_dtype is not None:
+            for param in self._cast_params():
+                param._mp_param = torch.zeros_like(
+                    param, dtype=config.param_dtype, requires_grad=param.requires_grad
+                )
+                free_storage(param._mp_param)
+                param._fp_param = param.data
+            reducer._set_mixed_precision_param_dtype(config.param_dtype)
+            reducer.before_delivery = self.restore
+            if self._device.has_streams:
+                for submodule in module.modules():
+                    submodule.register_forward_pre_hook(self._wait_for_copies)
+
+    def _cast_buffers(self) -> None:
+        if self._config.buffer_dtype is None:
+            return
+        for buffer in self._module.buffers():
+            if buffer.is_floating_point() and not getattr(buffer, "_ddp_ignored", False):
+                buffer.data = buffer.to(self._config.buffer_dtype)
+
+    def _cast_params(self) -> Iterator[Any]:
+        for param in self._module.parameters():
+            if param.is_floating_point() and not getattr(param, "_ddp_ignored", False):
+                yield param
+
+    def lower(self) -> None:
+        """Before forward: give every parameter its low precision data."""
+        if self._config.param_dtype is None:
+            return
+        self._is_low = True
+        with torch.no_grad(), self._device.on(self._copy_stream):
+            for submodule in self._module.modules():
+                for param in submodule.parameters(recurse=False):
+                    if hasattr(param, "_mp_param"):
+                        self._lower_one(param)
+                self._copied[submodule] = self._device.record_event()
+        if torch.is_grad_enabled():
+            self._hook_params()
+
+    def _lower_one(self, param: Any) -> None:
+        allocate_storage(param._mp_param, param.shape)
+        param._mp_param.copy_(param._fp_param)
+        if param.grad is not None:
+            # Autograd adds to what is there, and does not mix dtypes.
+            param.grad.data = param.grad.to(self._config.param_dtype)
+        param.data = param._mp_param
+
+    def _wait_for_copies(self, submodule: nn.Module, _inputs: Any) -> None:
+        event = self._copied.pop(submodule, None)
+        if event is not None:
+            self._device.wait_for_event(event)
+
+    def _hook_params(self) -> None:
+        """Tell the reducer about gradients; the accumulators are new."""
+        for param, index in self._index_of.items():
+            if index in self._hooks or not hasattr(param, "_mp_param"):
+                continue
+            node = get_gradient_edge(param).node
+            handle = node.register_hook(self._hook_for(index))
+            self._hooks[index] = (node, handle)  # the node dies unless it is held
+
+    def _hook_for(self, index: int) -> Any:
+        reducer = self._reducer
+
+        def on_accumulated(_grad_inputs: Any, grads: Any) -> None:
+            reducer.gradient_accumulated(index, grads[0] is not None)
+
+        return on_accumulated
+
+    def restore(self) -> None:
+        """Give every parameter its full precision data, and its gradient the same dtype."""
+        if not self._is_low:
+            return
+        self._is_low = False
+        for _, handle in self._hooks.values():
+            handle.remove()
+        self._hooks.clear()
+        self._copied.clear()
+        with torch.no_grad():
+            for param in self._cast_params():
+                param.data = param._fp_param
+                free_storage(param._mp_param)
+                if param.grad is not None:
+                    param.grad.data = param.grad.to(param.dtype)
+
+    def reduce_hook(self, _state: Any, bucket: GradBucket) -> Any:
+        """Communication hook: the average, in `reduce_dtype`.
+
+        Divides first, as the reducer does without a hook: sums in half precision overflow early.
+        """
+        buffer = bucket.buffer()
+        if self._config.reduce_dtype is not None:
+            buffer = buffer.to(self._config.reduce_dtype)
+        group = self._reducer.process_group
+        future = all_reduce(group, buffer.div_(group.size())).get_future()
+
+        def take_tensor(done: Any) -> Tensor:
+            tensor: Tensor = done.value()[0]
+            return tensor
+
+        return future.then(take_tensor)
+
+
+def reduce_in_low_precision(precision: MixedPrecision) -> Any:
+    """`precision.reduce_hook` under the name that torch's logging data give it."""
+
+    def _reducer_allreduce_and_upcast_hook(state: Any, bucket: GradBucket) -> Any:
+        return precision.reduce_hook(state, bucket)
+
+    return _reducer_allreduce_and_upcast_hook

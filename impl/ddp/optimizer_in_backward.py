@@ -1,0 +1,84 @@
+"""Step optimizers as soon as a bucket's gradients are averaged, while backward goes on.
+
+For parameters that `torch.distributed.optim._apply_optimizer_in_backward` gave an optimizer each.
+Their gradients are gone after the step: nothing is handed out at the end of backward, and `.grad`
+is None.
+
+torch 2.13 has this for accelerators only; here the host works too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from impl.ddp.buckets import GradBucket
+from impl.ddp.device import handle_for
+from impl.ddp.reducer import Reducer
+from impl.torch_private import optimizer_hook_handles, queue_backward_callback
+
+
+def has_optimizer(param: Tensor) -> bool:
+    return hasattr(param, "_in_backward_optimizers")
+
+
+def take_over(params: Iterable[Tensor]) -> None:
+    """Remove the hooks that would step on gradients which are not averaged yet."""
+    for param in params:
+        for handle in optimizer_hook_handles(param):
+            handle.remove()
+
+
+class OptimizerInBackward:
+    """The communication hook that averages, then steps."""
+
+    def __init__(self, reducer: Reducer, params: Sequence[Tensor]) -> None:
+        """
+        Args:
+            reducer: whose buckets they are.
+            params: all parameters that DDP looks after.
+        """
+        self._reducer = reducer
+        self._params = params
+        self._device = handle_for(reducer.params[0].device)
+        self._stream = self._device.new_stream()
+        self._callback_is_queued = False
+
+    def hook(self) -> Any:
+        """The hook, under the name that torch's logging data give it."""
+
+        def apply_optim_in_backward_hook(_state: Any, bucket: GradBucket) -> Any:
+            return self._average_and_step(bucket)
+
+        return apply_optim_in_backward_hook
+
+    def _average_and_step(self, bucket: GradBucket) -> Any:
+        future = self._reducer._run_allreduce_hook(bucket)
+        with self._device.on(self._stream):
+            future.wait()
+            bucket.buffer().div_(self._reducer.process_group.size())
+            for param, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
+                if has_optimizer(param):
+                    self._step(param, grad)
+        if not self._callback_is_queued:
+            self._callback_is_queued = True
+            queue_backward_callback(self._end_of_backward)
+        done: Any = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    def _step(self, param: Any, grad: Tensor) -> None:
+        param.grad = grad
+        for optimizer in param._in_backward_optimizers:
+            optimizer.step()
+
+    def _end_of_backward(self) -> None:
+        self._callback_is_queued = False
+        if self._stream is not None:
+            self._device.wait_for_stream(self._stream)
+        for param in self._params:
+            if has_optimizer(param):
+                param.grad = None

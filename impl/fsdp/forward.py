@@ -1,0 +1,145 @@
+"""Around the forward of a unit: gather before it, free after it, arm the backward hooks."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from impl.fsdp import backward, buffers, gradients, tree
+from impl.fsdp.common import HandleTrainingState, TrainingState, span
+from impl.fsdp.handle import FlatParamHandle
+from impl.fsdp.lazy_init import lazy_init
+from impl.fsdp.order import first_disagreement
+from impl.fsdp.sharding import prefetch, reshard, unshard
+from impl.fsdp.state import FSDPState
+from impl.torch_private import all_gather_single
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+
+def root_pre_forward(state: FSDPState, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+    """What only the root does, before anything else: initialise, settle streams, move inputs."""
+    lazy_init(state)
+    if not state.is_root:
+        return args, kwargs
+    context, streams = state.shared, state.shared.streams
+    buffers.set_precision_for_forward(state)
+    if state.forward_prefetch:
+        for handle in context.units:
+            handle.needs_pre_forward_unshard = True
+            handle.is_prefetched = False
+    # The optimizer step ran on the compute stream; gathers read what it wrote.
+    compute = state.device_handle.current_stream()
+    streams.unshard.wait_stream(compute)
+    streams.pre_unshard.wait_stream(compute)
+    gradients.reset_if_cleared(context.units)
+    args, kwargs = tree.move((args, kwargs), state.compute_device)
+    precision = state.mixed_precision
+    forces_full = state.handle is not None and state.handle.forces_full_precision
+    in_full_precision_eval = state.uses_full_precision_in_eval and not state.module.training
+    if precision.cast_root_forward_inputs and not forces_full and not in_full_precision_eval:
+        args, kwargs = tree.cast_floating((args, kwargs), precision.param_dtype)
+    return args, kwargs
+
+
+def pre_forward(state: FSDPState, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+    """Gather the parameters and arm the hook that reduces their gradient."""
+    handle = state.handle
+    if is_recomputing(handle):
+        # Checkpointed inputs are in low precision already, and the parameters are there.
+        return args, kwargs
+    state.training_state = TrainingState.FORWARD_BACKWARD
+    if handle is None:
+        return args, kwargs
+    with span("_pre_forward"):
+        _record_and_check_order(state, handle)
+        handle.training_state = HandleTrainingState.FORWARD
+        _unshard_for_forward(state, handle)
+        backward.arm_post_backward(state, handle)
+        if handle.config.offload_params:
+            handle.cpu_grad_buffer()
+        if state.mixed_precision.cast_forward_inputs and not handle.forces_full_precision:
+            args, kwargs = tree.cast_floating((args, kwargs), state.mixed_precision.param_dtype)
+        backward.arm_post_backward_of_frozen(state, handle, (args, kwargs))
+    handle.check_on_compute_device(handle.flat_param)
+    return args, kwargs
+
+
+def post_forward(state: FSDPState, output: Any) -> Any:
+    """Free the parameters if the strategy says so, and arm the hook that gathers them again."""
+    handle = state.handle
+    if is_recomputing(handle):
+        return output
+    with span("_post_forward"):
+        if handle is not None:
+            if torch.is_grad_enabled():
+                state.shared.order.record_post_forward(handle.unit)
+            # The root's parameters are kept: its backward comes right after its forward.
+            free = not state.is_root and handle.config.reshards_after_forward
+            reshard(state, handle, free=free)
+            if handle.orig_views is not None and not handle.skipped_sharded_views:
+                gradients.show_grads(handle)
+        backward.arm_pre_backward(state, output)
+        state.training_state = TrainingState.IDLE
+        if handle is not None:
+            handle.training_state = HandleTrainingState.IDLE
+    return output
+
+
+def abandon(state: FSDPState) -> None:
+    """After an error in the forward: reshard, so that the user may save a state dict or go on.
+
+    In a recomputation, an exception is how checkpointing stops early; nothing is to be done then.
+    """
+    handle = state.handle
+    if handle is not None:
+        if handle.training_state != HandleTrainingState.FORWARD:
+            return
+        reshard(state, handle, free=handle.config.is_sharded)
+        handle.training_state = HandleTrainingState.IDLE
+    state.training_state = TrainingState.IDLE
+
+
+def is_recomputing(handle: FlatParamHandle | None) -> bool:
+    """Whether this forward is activation checkpointing's, inside the backward pass."""
+    return handle is not None and handle.training_state == HandleTrainingState.BACKWARD_PRE
+
+
+def _unshard_for_forward(state: FSDPState, handle: FlatParamHandle) -> None:
+    streams = state.shared.streams
+    if not handle.is_prefetched:
+        unshard(state, handle, streams.unshard, streams.pre_unshard)
+    handle.needs_pre_forward_unshard = False
+    state.device_handle.current_stream().wait_stream(streams.unshard)
+    prefetch(state, handle)
+
+
+def _record_and_check_order(state: FSDPState, handle: FlatParamHandle) -> None:
+    """Note that `handle` runs; with TORCH_DISTRIBUTED_DEBUG=DETAIL, check that it is its turn.
+
+    Raises:
+        RuntimeError: if ranks gather different units in the first iteration.
+    """
+    context = state.shared
+    # An eval forward has no backward that would end its iteration: it cannot be checked.
+    if state.module.training and dist.get_debug_level() == dist.DebugLevel.DETAIL:
+        if context.order.is_first_iteration:
+            _check_same_unit_on_all_ranks(state, handle)
+        deviation = context.order.check_forward(handle.unit)
+        if deviation is not None:
+            warnings.warn(deviation.message(state.rank, context.param_names), stacklevel=4)
+    context.order.record_pre_forward(handle.unit)
+
+
+def _check_same_unit_on_all_ranks(state: FSDPState, handle: FlatParamHandle) -> None:
+    group = state.shared.root.process_group
+    mine = torch.tensor([handle.unit], dtype=torch.int32, device=handle.device)
+    units = torch.zeros(group.size(), dtype=torch.int32, device=handle.device)
+    all_gather_single(units, mine, group, False)
+    message = first_disagreement(units.tolist(), state.shared.param_names)
+    if message is not None:
+        raise RuntimeError(message)

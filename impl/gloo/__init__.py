@@ -1,0 +1,42 @@
+"""ProcessGroupGloo in Python. Importing this package registers the backend "pygloo".
+
+    import impl.gloo
+    dist.init_process_group("pygloo", ...)
+
+Reading order: process_group, core; reductions, copies, exchanges, point_to_point; validation and
+settings (what callers may ask), dense and lending (their memory), reduce_ops (arithmetic), work and
+executor (order and threads), transports (how the ranks are connected).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+from impl.gloo.options import BACKEND_NAME, Options
+from impl.gloo.process_group import ProcessGroupGloo
+
+__all__ = ["Options", "ProcessGroupGloo"]
+
+
+def _create(given: Any, options: Options | None) -> ProcessGroupGloo:
+    """For `init_process_group` and `new_group`; `given` is torch's `_DistributedBackendOptions`."""
+    if options is None:
+        options = Options(given.timeout)
+    elif not isinstance(options, Options):
+        raise TypeError(
+            f"pg_options for backend {BACKEND_NAME!r} must be impl.gloo.Options, "
+            f"not {type(options).__name__}"
+        )
+    else:
+        options = options.__copy__()
+        options._timeout = given.timeout
+    options.global_ranks_in_group = given.global_ranks_in_group
+    options.group_name = given.group_id
+    return ProcessGroupGloo(
+        given.store, given.group_rank, given.group_size, options=options, name=given.group_id
+    )
+
+
+dist.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=["cpu", "cuda"])

@@ -1,0 +1,133 @@
+"""How is one operation issued? What all methods of the process group have in common."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.profiler import record_function
+
+from impl import errors
+from impl.gloo.executor import Executor
+from impl.gloo.lending import Lender
+from impl.gloo.options import BACKEND_NAME, Options
+from impl.gloo.transports import Place, connect
+from impl.gloo.work import CollectiveWork
+from impl.torch_private import profiler_is_on
+from impl.transport.base import CallInfo, Communicator, Deadline
+
+Operation = Callable[[CallInfo, Deadline], None]
+
+
+# torch's stubs give most methods two overloads that name their arguments differently, which no
+# single method can override; as Any, the base class does not hold its subclasses to them
+_ProcessGroup: Any = dist.ProcessGroup
+
+
+class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see above
+    """A connected group that can issue operations; subclasses say which."""
+
+    def __init__(
+        self, store: dist.Store, rank: int, size: int, options: Options, group: str
+    ) -> None:
+        # only the form without a store makes an object whose methods C++ code finds
+        _ProcessGroup.__init__(self, rank, size)
+        self._rank = rank
+        self._size = size
+        self._options = options
+        self._timeout_s = options.timeout.total_seconds()
+        self._name = group
+        self._sequence = 0
+        self._executor = Executor(group)
+        self._comm: Communicator = connect(Place(store, rank, size, group), options)
+
+    def _issue(
+        self,
+        operation: str,
+        signature: str,
+        shown: str,
+        run: Operation,
+        outputs: list[Any],
+        timeout_s: float | None,
+        asynchronous: bool,
+        lender: Lender | None = None,
+    ) -> CollectiveWork:
+        """Take the next place in the group's order, and run there.
+
+        signature, shown: see `CallInfo`. outputs: what the work's future holds. A synchronous
+        operation has ended on return, and its error is raised here.
+        """
+        sequence = self._sequence
+        self._sequence = sequence + 1
+        call = CallInfo(operation, sequence, signature, shown)
+        span_s = self._timeout_s if timeout_s is None else timeout_s
+        until = Deadline(time.monotonic() + span_s, span_s)
+        if not asynchronous and not profiler_is_on() and self._executor.enter():
+            try:
+                if lender is None:
+                    run(call, until)
+                else:
+                    lender.run(lambda: run(call, until))
+            finally:
+                self._executor.leave()
+            work = CollectiveWork.finished(call, self._name, outputs)
+            if lender is not None and lender.synchronize is not None:
+                work.synchronize_with(lender.synchronize)
+            return work
+        return self._enqueue(call, until, run, outputs, asynchronous, lender)
+
+    def _enqueue(
+        self,
+        call: CallInfo,
+        until: Deadline,
+        run: Operation,
+        outputs: list[Any],
+        asynchronous: bool,
+        lender: Lender | None,
+    ) -> CollectiveWork:
+        work = CollectiveWork(call, self._name, outputs)
+        work.help_by(self._executor.help_with)
+
+        def job() -> None:
+            if lender is None:
+                run(call, until)
+            else:
+                lender.run(lambda: run(call, until))
+                work.synchronize_with(lender.synchronize)
+
+        recorded = record_function(f"{BACKEND_NAME}:{call.operation}") if profiler_is_on() else None
+        if recorded is None:
+            self._executor.submit(work, job)
+        else:
+            # the range begins where the operation is issued, as with torch's backends: a profiler
+            # does not see the worker's thread
+            with recorded:
+                self._executor.submit(work, job)
+                if not asynchronous:
+                    work.wait()
+        if not asynchronous:
+            work.wait()
+        return work
+
+    def _where(self, operation: str) -> str:
+        return errors.describe_call(operation, -1, self._name)
+
+    def _set_timeout(self, timeout: timedelta) -> None:
+        self._timeout_s = timeout.total_seconds()
+        self._options._timeout = timeout
+
+
+def as_list(tensors: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    """One tensor or several."""
+    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+
+
+def as_lists(tensors: Sequence[Tensor] | Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+    """One list of tensors or several."""
+    if tensors and isinstance(tensors[0], Tensor):
+        return [[tensor for tensor in tensors if isinstance(tensor, Tensor)]]
+    return [list(inner) for inner in tensors]

@@ -1,0 +1,136 @@
+"""all-to-all: every rank has something for every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import Work
+
+from impl.gloo import dense, validation
+from impl.gloo.core import GroupCore
+from impl.gloo.lending import lender_for
+from impl.gloo.settings import settings
+from impl.transport.base import CallInfo, Deadline
+
+
+class Exchanges(GroupCore):
+    """The two forms of all-to-all. Sizes may differ between pairs of ranks; the dtype may not."""
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Rows of `input` to the ranks, in order; splits count rows, none means equal shares.
+
+        rank 0  input 0 1 2 | 3      rank 0  output 0 1 2 | 4
+        rank 1  input 4 | 5          rank 1  output 3 | 5
+        """
+        method = "alltoall_base"
+        asked = settings(opts, timeout=timeout)
+        tensors = [output, input]
+        validation.check_dense(method, tensors)
+        validation.check_device(method, tensors)
+        if output.dtype != input.dtype:
+            validation.refuse(
+                method,
+                f"output tensor and input tensor must have the same type (invalid tensor type: "
+                f"expected {validation.plain_dtype(input.dtype)}, "
+                f"got {validation.plain_dtype(output.dtype)})",
+            )
+        size = self._size
+        sent = validation.row_splits(method, "input", input_split_sizes, input, size)
+        received = validation.row_splits(method, "output", output_split_sizes, output, size)
+        dense.check_writable(method, [output])
+        shown = f"{validation.plain_dtype(input.dtype)} {tuple(input.shape)} rows to each rank: "
+        shown += str(list(input_split_sizes)) if input_split_sizes else "equal"
+        lender = lender_for(tensors)
+        source, room = lender.read(input), lender.room(output)
+        if _overlap(source, room):
+            source = source.clone()
+        reals = 2 if input.is_complex() else 1
+
+        def run(call: CallInfo, until: Deadline) -> None:
+            self._comm.all_to_all(
+                room,
+                source,
+                [split * reals for split in received],
+                [split * reals for split in sent],
+                call,
+                until,
+            )
+
+        return self._issue(
+            "all_to_all_single",
+            f"dtype={validation.plain_dtype(input.dtype)}",
+            shown,
+            run,
+            [output],
+            asked.timeout_s,
+            asked.asynchronous,
+            lender,
+        )
+
+    alltoall_base = all_to_all_single  # torch 2.11's name
+
+    def alltoall(
+        self,
+        output_tensors: Sequence[Tensor],
+        input_tensors: Sequence[Tensor],
+        opts: Any = None,
+        *,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Input r to rank r; output r from rank r. Shapes may differ."""
+        method = "alltoall"
+        asked = settings(opts, timeout=timeout)
+        outputs, inputs = list(output_tensors), list(input_tensors)
+        for which, tensors in (("input", inputs), ("output", outputs)):
+            if len(tensors) != self._size:
+                validation.refuse(
+                    method,
+                    f"{which} tensor list size {len(tensors)} does not match world size "
+                    f"{self._size}",
+                )
+        every = [*outputs, *inputs]
+        validation.check_dense(method, every)
+        validation.check_device(method, every)
+        dtype = inputs[0].dtype
+        for tensors in (inputs, outputs):
+            validation.check_dtypes(method, tensors, dtype)
+        dense.check_writable(method, outputs)
+        lender = lender_for(every)
+        sources = [lender.read(tensor) for tensor in inputs]
+        rooms = [lender.room(tensor) for tensor in outputs]
+
+        def run(call: CallInfo, until: Deadline) -> None:
+            received = [room.numel() for room in rooms]
+            gathered = torch.empty(sum(received), dtype=rooms[0].dtype)
+            sent = [source.numel() for source in sources]
+            self._comm.all_to_all(gathered, torch.cat(sources), received, sent, call, until)
+            for room, part in zip(rooms, gathered.split(received), strict=True):
+                room.copy_(part)
+
+        return self._issue(
+            "all_to_all",
+            f"dtype={validation.plain_dtype(dtype)}",
+            f"{validation.plain_dtype(dtype)} {[tuple(tensor.shape) for tensor in inputs]}",
+            run,
+            outputs,
+            asked.timeout_s,
+            asked.asynchronous,
+            lender,
+        )
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    a_start, b_start = a.data_ptr(), b.data_ptr()
+    return a_start < b_start + b.nbytes and b_start < a_start + a.nbytes

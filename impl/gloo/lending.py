@@ -1,0 +1,86 @@
+"""What memory does a collective work on, for tensors of any layout and device?
+
+A `Lender` takes the caller's tensors, lends flat contiguous CPU memory for each, and brings results
+back. For contiguous CPU tensors the memory is their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from impl.gloo import dense
+
+
+class Lender:
+    """Lends for the tensors of one operation; this one for tensors on the CPU.
+
+    `read`, `room` and `update` are called when the operation is issued, `prepare` when it starts
+    and `give_back` when it has succeeded, perhaps on another thread.
+    """
+
+    def __init__(self) -> None:
+        self._owed: list[tuple[Tensor, Tensor]] = []  # memory, tensor
+        self.needs_inference_mode = False
+
+    def read(self, tensor: Tensor) -> Tensor:
+        """(numel,): what the tensor holds now."""
+        return dense.flat(tensor)
+
+    def room(self, tensor: Tensor) -> Tensor:
+        """(numel,): for a result that replaces the tensor's contents."""
+        return self._owe(dense.room_for(tensor), tensor)
+
+    def update(self, tensor: Tensor) -> Tensor:
+        """(numel,): what the tensor holds now, to be replaced by a result."""
+        return self._owe(dense.flat(tensor), tensor)
+
+    def _owe(self, memory: Tensor, tensor: Tensor) -> Tensor:
+        # torch lets only inference mode write to the tensors that it made
+        if tensor.is_inference():
+            self.needs_inference_mode = True
+        if not dense.is_plain(tensor):
+            self._owed.append((memory, tensor))
+        return memory
+
+    def prepare(self) -> None:
+        """Wait until the lent memory holds what was to be read."""
+
+    def on_device(self) -> AbstractContextManager[object]:
+        """Around work with the tensors' device that belongs to the operation."""
+        return nullcontext()
+
+    def give_back(self) -> None:
+        """Bring the results to the tensors."""
+        for memory, tensor in self._owed:
+            dense.put_back(memory, tensor)
+
+    @property
+    def synchronize(self) -> Callable[[], None] | None:
+        """Makes the caller's stream wait for the results, for tensors on a device."""
+        return None
+
+    def run(self, operation: Callable[[], None]) -> None:
+        """Prepare, operate, give back."""
+        if self.needs_inference_mode and not torch.is_inference_mode_enabled():
+            with torch.inference_mode():
+                self._run(operation)
+        else:
+            self._run(operation)
+
+    def _run(self, operation: Callable[[], None]) -> None:
+        self.prepare()
+        operation()
+        self.give_back()
+
+
+def lender_for(tensors: Sequence[Tensor]) -> Lender:
+    """The lender for tensors that are all on one device."""
+    if tensors and tensors[0].is_cuda:
+        from impl.gloo.cuda_staging import CudaLender
+
+        return CudaLender(tensors[0].device)
+    return Lender()

@@ -1,0 +1,96 @@
+"""monitored_barrier: rank 0 hears from every rank, and answers when it has heard from all.
+
+The messages carry tags that users cannot give, so they never meet a user's message (in torch's gloo
+an `isend` with tag 0 can be swallowed by the barrier).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import torch
+
+from impl import errors
+from impl.transport.base import CallInfo, Communicator, Deadline, Transfer
+
+_log = logging.getLogger(__name__)
+_TOKEN_DTYPE = torch.int32  # four bytes on Gloo's wire
+
+
+def run(comm: Communicator, sequence: int, timeout_s: float, wait_all_ranks: bool) -> None:
+    """Return once every rank has called it; raise RuntimeError otherwise.
+
+    Uses the control tags of `sequence` and `sequence + 1`.
+    """
+    if comm.rank == 0:
+        _check_all(comm, sequence, timeout_s, wait_all_ranks)
+    else:
+        _check_in(comm, sequence, timeout_s)
+
+
+def _call(operation: str) -> CallInfo:
+    return CallInfo(operation, -1, "", "")
+
+
+def _deadline(timeout_s: float) -> Deadline:
+    return Deadline(time.monotonic() + timeout_s, timeout_s)
+
+
+def _check_in(comm: Communicator, sequence: int, timeout_s: float) -> None:
+    until = _deadline(timeout_s)
+    token = torch.tensor([comm.rank], dtype=_TOKEN_DTYPE)
+    try:
+        sent = comm.post_send(token, 0, comm.control_tag(sequence), _call("send"), until)
+        answer = torch.empty(1, dtype=_TOKEN_DTYPE)
+        heard = comm.post_recv(answer, 0, comm.control_tag(sequence + 1), _call("recv"), until)
+        for transfer in (sent, heard):
+            transfer.wait(None)
+            if transfer.error is not None:
+                raise transfer.error
+    except errors.CommunicationError as error:
+        raise errors.CommunicationError(
+            f"Rank {comm.rank} successfully reached monitoredBarrier, but received errors while "
+            f"waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank.\n"
+            f" Original exception: \n{error}"
+        ) from error
+
+
+def _check_all(comm: Communicator, sequence: int, timeout_s: float, wait_all_ranks: bool) -> None:
+    others = range(1, comm.world_size)
+    # the ranks before it may each use up the whole time, if all of them are to be reported
+    until = _deadline(timeout_s)
+    tokens = {rank: torch.empty(1, dtype=_TOKEN_DTYPE) for rank in others}
+    heard = {
+        rank: comm.post_recv(tokens[rank], rank, comm.control_tag(sequence), _call("recv"), until)
+        for rank in others
+    }
+    _await_each(heard, timeout_s, wait_all_ranks)
+    answer = torch.zeros(1, dtype=_TOKEN_DTYPE)
+    until = _deadline(timeout_s)
+    answered = {
+        rank: comm.post_send(answer, rank, comm.control_tag(sequence + 1), _call("send"), until)
+        for rank in others
+    }
+    _await_each(answered, timeout_s, wait_all_ranks)
+
+
+def _await_each(transfers: dict[int, Transfer], timeout_s: float, wait_all_ranks: bool) -> None:
+    failed = []
+    waited_ms = round(timeout_s * 1000)
+    for rank, transfer in transfers.items():
+        transfer.wait(None)
+        if transfer.error is None:
+            continue
+        text = f"[Rank 0]: Rank {rank} failed to pass monitoredBarrier in {waited_ms} ms"
+        _log.error(text)
+        if not wait_all_ranks:
+            raise errors.CommunicationError(
+                f"{text}\n Original exception: \n{transfer.error}"
+            ) from transfer.error
+        failed.append(rank)
+    if failed:
+        ranks = ", ".join(map(str, failed))
+        raise errors.CommunicationError(
+            f"[Rank 0]: Ranks {ranks} failed to pass monitoredBarrier in {waited_ms} ms"
+        )

@@ -1,0 +1,111 @@
+"""send, recv, recv_anysource, monitored_barrier."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.profiler import record_function
+from torch.distributed import Work
+
+from impl.gloo import dense, monitored_barrier, validation
+from impl.gloo.core import GroupCore, as_list
+from impl.gloo.lending import lender_for
+from impl.gloo.options import BACKEND_NAME
+from impl.gloo.settings import settings
+from impl.gloo.work import TransferWork
+from impl.torch_private import profiler_is_on
+from impl.transport.base import ANY_SOURCE, CallInfo, Deadline
+
+_NO_RANGE = contextlib.nullcontext()
+
+
+class PointToPoint(GroupCore):
+    """Messages between two ranks, matched by source and tag; independent of collectives."""
+
+    def send(self, tensors: Tensor | Sequence[Tensor], dstRank: int, tag: int = 0) -> Work:  # noqa: N803  # torch's name
+        """Done once the tensor may be reused, which may be before it is received."""
+        tensor = self._checked("send", tensors, dstRank, tag)
+        lender = lender_for([tensor])
+        memory = lender.read(tensor)
+        lender.prepare()
+        call = CallInfo("send", -1, "", "")
+        with self._profiled("send"):
+            transfer = self._comm.post_send(memory, dstRank, tag, call, self._deadline())
+        return TransferWork(call, self._name, tensor, transfer, None, self._executor.call_soon)
+
+    def recv(self, tensors: Tensor | Sequence[Tensor], srcRank: int, tag: int = 0) -> Work:  # noqa: N803  # torch's name
+        """A message of exactly the tensor's size in bytes."""
+        return self._receive("recv", self._checked("recv", tensors, srcRank, tag), srcRank, tag)
+
+    def recv_anysource(self, tensors: Tensor | Sequence[Tensor], tag: int = 0) -> Work:
+        """The first message with this tag from any rank; `source_rank` of the work says which."""
+        tensor = self._checked("recvAnysource", tensors, self._rank, tag)
+        return self._receive("recv_anysource", tensor, ANY_SOURCE, tag)
+
+    def _receive(self, operation: str, tensor: Tensor, source: int, tag: int) -> Work:
+        dense.check_writable(operation, [tensor])
+        lender = lender_for([tensor])
+        memory = lender.room(tensor)
+        call = CallInfo(operation, -1, "", "")
+        with self._profiled(operation):
+            transfer = self._comm.post_recv(memory, source, tag, call, self._deadline())
+        work = TransferWork(
+            call,
+            self._name,
+            tensor,
+            transfer,
+            lambda: lender.run(_nothing),
+            self._executor.call_soon,
+        )
+        work.synchronize_with(lender.synchronize)
+        return work
+
+    def _checked(
+        self, method: str, tensors: Tensor | Sequence[Tensor], peer: int, tag: int
+    ) -> Tensor:
+        given = as_list(tensors)
+        if len(given) != 1:
+            raise RuntimeError(f"ProcessGroupGloo::{method} takes a single tensor")
+        if given[0].layout is not torch.strided:
+            raise RuntimeError(f"input tensor has to be dense: {method} got {given[0].layout}")
+        validation.check_device(method, given)
+        if tag < 0:
+            raise RuntimeError(f"Tag must be nonnegative: {method} got {tag}")
+        if not 0 <= peer < self._size:
+            validation.refuse(method, f"invalid rank: {peer} (the group has {self._size} ranks)")
+        return given[0]
+
+    def _deadline(self) -> Deadline:
+        return Deadline(time.monotonic() + self._timeout_s, self._timeout_s)
+
+    def _profiled(self, operation: str) -> Any:
+        if profiler_is_on():
+            return record_function(f"{BACKEND_NAME}:{operation}")
+        return _NO_RANGE
+
+    # -- monitored barrier
+
+    def monitored_barrier(
+        self,
+        timeout: Any = None,
+        wait_all_ranks: bool = False,
+    ) -> None:
+        """A barrier that names the ranks which did not reach it in time. `timeout` may be options.
+
+        Rank 0 waits for each other rank; with `wait_all_ranks` it names all that failed, otherwise
+        the first. The words of its errors are torch's.
+        """
+        asked = settings(timeout)
+        span_s = self._timeout_s if asked.timeout_s is None else asked.timeout_s
+        sequence = self._sequence
+        self._sequence = sequence + 2  # as many messages to each rank, as on Gloo's wire
+        monitored_barrier.run(self._comm, sequence, span_s, wait_all_ranks)
+
+
+def _nothing() -> None:
+    """The transfer itself was the operation."""

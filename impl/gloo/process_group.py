@@ -1,0 +1,275 @@
+"""The process group itself: who it is, what it tells torch about itself, how it ends."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
+
+from impl.gloo.copies import Copies
+from impl.gloo.exchanges import Exchanges
+from impl.gloo.executor import Executor
+from impl.gloo.options import BACKEND_NAME, Options
+from impl.gloo.point_to_point import PointToPoint
+from impl.gloo.reductions import Reductions
+from impl.transport.base import Communicator
+
+
+class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
+    """Gloo's collectives and point to point, for CPU tensors and, through pinned memory, CUDA's.
+
+    Construction is collective: it returns once all `size` ranks have come, and raises
+    `CollectiveTimeout` if one does not. `import impl.gloo` registers the class as "pygloo".
+
+    store: shared by the ranks; keys are prefixed by whoever creates the group. timeout: how long an
+    operation may take, rendezvous included. `options`, if given, brings its own.
+    """
+
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        timeout: timedelta | None = None,
+        options: Options | None = None,
+        *,
+        name: str = "",
+    ) -> None:
+        if not 0 <= rank < size:
+            raise ValueError(f"rank {rank} is not a rank of a group of {size}")
+        if options is None:
+            options = Options(default_pg_timeout if timeout is None else timeout)
+        super().__init__(store, rank, size, options, name or "undefined")
+        self._given_store = store
+        self._group_name = name
+        self._group_desc = "undefined"
+        self._bound_device_id: torch.device | None = None
+        self._splits = 0
+        # the executor and the communicator know nothing of the group, so dropping the last
+        # reference to a group that was never destroyed ends it too
+        self._finalizer = weakref.finalize(self, _end, self._executor, self._comm, os.getpid())
+
+    # -- identity; the camel-case names are the ones that torch's C++ code looks up
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+    def name(self) -> str:
+        return BACKEND_NAME
+
+    def getBackendName(self) -> str:  # noqa: N802
+        return BACKEND_NAME
+
+    _get_backend_name = name
+
+    def getRank(self) -> int:  # noqa: N802
+        return self._rank
+
+    def getSize(self) -> int:  # noqa: N802
+        return self._size
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return self._group_name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        self._group_name = name
+        self._name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        return self._group_desc
+
+    def setGroupDesc(self, desc: str) -> None:  # noqa: N802
+        self._group_desc = desc
+
+    @property
+    def group_name(self) -> str:
+        return self._group_name
+
+    @property
+    def group_desc(self) -> str:
+        return self._group_desc
+
+    _set_group_name = setGroupName
+    _set_group_desc = setGroupDesc
+
+    def get_group_store(self) -> dist.Store:
+        return self._given_store
+
+    @property
+    def options(self) -> Options:
+        return self._options
+
+    @property
+    def transport(self) -> str:
+        """What connects the ranks: "shm", "tcp", "gloo" or "mixed"."""
+        return self._comm.kind
+
+    @property
+    def bound_device_id(self) -> torch.device | None:
+        return self._bound_device_id
+
+    @bound_device_id.setter
+    def bound_device_id(self, device: torch.device | None) -> None:
+        if device is not None and device.index is None:
+            raise RuntimeError("setBoundDeviceId must have an index")
+        self._bound_device_id = device
+
+    def __repr__(self) -> str:
+        return (
+            f"<ProcessGroupGloo {self._group_name!r}, rank {self._rank} of {self._size}, "
+            f"{self._comm.kind}, {self._sequence} collectives issued>"
+        )
+
+    # -- what torch asks a group's backends
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu"), torch.device("cuda")]
+
+    def _get_backend(self, device: torch.device) -> BackendView:
+        if torch.device(device).type not in ("cpu", "cuda"):
+            raise RuntimeError(f"No backend type associated with device type {device}")
+        return BackendView(self)
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def _get_sequence_number_for_group(self) -> int:
+        """How many collectives this rank has issued; equal on all ranks that are in step."""
+        return self._sequence
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Sequence numbers begin at 0 on every rank; there is nothing to agree on."""
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """For operations issued from now on."""
+        self._set_timeout(timeout)
+
+    _set_default_timeout = set_timeout
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        raise RuntimeError(f"Backend {BACKEND_NAME} does not implement startCoalescing")
+
+    def _end_coalescing(self, device: torch.device) -> dist.Work:
+        raise RuntimeError(f"Backend {BACKEND_NAME} does not implement endCoalescing")
+
+    def _wait_for_pending_works(self) -> None:
+        """No completion hooks can be registered, so none are pending."""
+
+    # -- subgroups
+
+    def split_group(
+        self,
+        new_ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Options | None = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Sequence[torch.device] | None = None,
+    ) -> ProcessGroupGloo | None:
+        """A group of some of this group's ranks; None on ranks that are not among them.
+
+        Every rank of this group calls it, in the same order. The place of a rank in `new_ranks` is
+        its rank in the new group.
+        """
+        if len(set(new_ranks)) != len(new_ranks):
+            raise RuntimeError(f"Split ranks should not have duplicates: {list(new_ranks)}")
+        outside = [rank for rank in new_ranks if not 0 <= rank < self._size]
+        if not new_ranks or outside:
+            raise RuntimeError(
+                f"Split ranks must be ranks of the group of {self._size}: {list(new_ranks)}"
+            )
+        self._splits += 1
+        if self._rank not in new_ranks:
+            return None
+        options = (opts or self._options).__copy__()
+        if timeout is not None:
+            options._timeout = timeout
+        members = ",".join(map(str, new_ranks))
+        name = group_name or f"{self._group_name}:split:{self._splits}:{members}"
+        split = ProcessGroupGloo(
+            dist.PrefixStore(f"{name}/", self._given_store),
+            list(new_ranks).index(self._rank),
+            len(new_ranks),
+            options=options,
+            name=name,
+        )
+        split._group_desc = group_desc or f"{self._group_desc}:split:{self._splits}"
+        return split
+
+    # -- the end
+
+    def abort(self) -> None:
+        """Make everything that runs or comes raise `Aborted`, on every rank; then end."""
+        self._comm.abort("abort() was called")
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        """Finish what is queued, then let go of threads, memory and descriptors.
+
+        `destroy_process_group` calls it. May be called twice.
+        """
+        self._executor.finish()
+        self._finalizer()
+
+
+class BackendView:
+    """What torch gets when it asks the group for its backend of a device.
+
+    The group is its own backend, but torch keeps some of its functions for backends whose class it
+    knows: `_set_pg_timeout` changes the timeout of a `ProcessGroupGloo` and of nothing else. That
+    is the class this one claims to be.
+    """
+
+    supports_splitting = True
+    supports_coalescing = False
+    supports_time_estimate = False
+    supports_shrinking = False
+
+    def __init__(self, group: ProcessGroupGloo) -> None:
+        self._group = group
+
+    @property  # type: ignore[misc]  # nobody assigns to it; isinstance asks it first
+    def __class__(self) -> Any:
+        return dist.ProcessGroupGloo if dist.is_gloo_available() else BackendView
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BackendView) and other._group is self._group
+
+    def __hash__(self) -> int:
+        return hash(self._group)
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """The group is connected already."""
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """A rank that is not in a new group has nothing to do for it."""
+
+    def comm_split_count(self) -> int:
+        return self._group._splits
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """No special memory for communication."""
+        return False
+
+
+def _end(executor: Executor, comm: Communicator, owner_pid: int) -> None:
+    """Without the group: this may run because nobody holds it any more, or at the process's end."""
+    if os.getpid() != owner_pid:
+        return  # a forked child has neither the threads nor the right
+    if executor.is_running():
+        comm.abort("the group was dropped while a collective was running")
+    executor.finish()
+    comm.close()

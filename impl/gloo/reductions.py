@@ -1,0 +1,313 @@
+"""allreduce, reduce, reduce_scatter: what the caller gives, and what is communicated."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import Work
+
+from impl.gloo import dense, flattening, sparse, validation
+from impl.gloo.core import GroupCore, as_list, as_lists
+from impl.gloo.lending import lender_for
+from impl.gloo.reduce_ops import AnyReduceOp, Reduction, check_complex, op_name, reduction
+from impl.gloo.settings import Settings, own_timeout_s, settings
+from impl.torch_private import AllreduceOptions
+from impl.transport.base import CallInfo, Deadline
+
+
+@functools.lru_cache(maxsize=4096)
+def _described(
+    method: str, op: AnyReduceOp, dtype: torch.dtype, shape: torch.Size, extra: str
+) -> tuple[Reduction, str, str]:
+    """The reduction, and `CallInfo.signature` and `.shown`. Raises what `reduction` raises."""
+    if dtype.is_complex:
+        check_complex(method, op)
+    chosen = reduction(op, dtype.to_real() if dtype.is_complex else dtype)
+    plain = validation.plain_dtype(dtype)
+    signature = f"op={chosen.op_name} dtype={plain} numel={shape.numel()}{extra}"
+    return chosen, signature, f"{chosen.op_name} {plain} {tuple(shape)}{extra}"
+
+
+class Reductions(GroupCore):
+    """Operations that combine elements of all ranks. See `reduce_ops` for the arithmetic."""
+
+    def allreduce(
+        self,
+        tensors: Tensor | Sequence[Tensor],
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        op: AnyReduceOp | None = None,
+    ) -> Work:
+        """Reduce over all ranks and, if there are several, over all `tensors` (of one shape).
+
+        Every tensor ends with the result. Sparse COO tensors: SUM only; the caller's tensor and
+        the future both hold the coalesced result.
+        """
+        given = tensors if type(tensors) is list else as_list(tensors)
+        if len(given) == 1 and type(opts) is AllreduceOptions:
+            tensor = given[0]
+            # the common case is the one that is worth microseconds
+            if tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous():
+                chosen, signature, shown = _described(
+                    "all_reduce", opts.reduceOp, tensor.dtype, tensor.shape, ""
+                )
+                if dense.is_raw(tensor) and not chosen.is_average:
+                    return self._allreduce_raw(tensor, opts, chosen, signature, shown)
+        return self._allreduce_any(given, settings(opts, op=op, timeout=timeout))
+
+    def _allreduce_raw(
+        self, tensor: Tensor, opts: Any, chosen: Reduction, signature: str, shown: str
+    ) -> Work:
+        memory = tensor.data if tensor.dim() == 1 else tensor.data.view(-1)
+        comm, combine = self._comm, chosen.combine
+
+        def run(call: CallInfo, until: Deadline) -> None:
+            comm.all_reduce(memory, combine, call, until)
+
+        return self._issue(
+            "all_reduce",
+            signature,
+            shown,
+            run,
+            [tensor],
+            own_timeout_s(opts.timeout),
+            opts.asyncOp,
+        )
+
+    def _allreduce_any(self, tensors: list[Tensor], asked: Settings) -> Work:
+        method = "allreduce"
+        validation.check_not_empty(method, tensors)
+        validation.check_same_layout(method, tensors)
+        validation.check_like(method, tensors, tensors[0])
+        validation.check_device(method, tensors)
+        if tensors[0].layout is torch.sparse_coo:
+            return self._allreduce_sparse(tensors, asked)
+        if tensors[0].layout is not torch.strided:
+            validation.refuse(method, "unsupported layout")
+        return self._allreduce_dense("all_reduce", [tensors], tensors, asked)
+
+    def _allreduce_dense(
+        self,
+        operation: str,
+        bundles: Sequence[Sequence[Tensor]],
+        outputs: list[Tensor],
+        asked: Settings,
+    ) -> Work:
+        """Reduce each bundle: tensors of one shape that are also reduced with each other."""
+        described = [
+            _described("all_reduce", asked.op, bundle[0].dtype, bundle[0].shape, "")
+            for bundle in bundles
+        ]
+        for bundle in bundles:
+            dense.check_writable(operation, bundle)
+        lender = lender_for(outputs)
+        memories = [[lender.update(tensor) for tensor in bundle] for bundle in bundles]
+
+        def run(call: CallInfo, until: Deadline) -> None:
+            if flattening.is_wanted(self._comm, memories):
+                chosen = described[0][0]
+                staged = [chosen.stage(memory[0]) for memory in memories]
+                flattening.all_reduce(self._comm, staged, chosen.combine, call, until)
+                for travelling, memory in zip(staged, memories, strict=True):
+                    chosen.conclude(travelling, memory[0], self._size)
+                return
+            for memory, (chosen, _, _) in zip(memories, described, strict=True):
+                travelling = chosen.stage(memory[0])
+                if len(memory) > 1:
+                    # not in the caller's tensor: it must not change if the ranks disagree
+                    own = [chosen.stage(each) for each in memory]
+                    travelling = torch.empty_like(travelling)
+                    chosen.combine.fold(travelling, own)
+                self._comm.all_reduce(travelling, chosen.combine, call, until)
+                chosen.conclude(travelling, memory[0], self._size)
+                for more in memory[1:]:
+                    more.copy_(memory[0])
+
+        return self._issue(
+            operation,
+            " ; ".join(signature for _, signature, _ in described),
+            " ; ".join(shown for _, _, shown in described),
+            run,
+            list(outputs),
+            asked.timeout_s,
+            asked.asynchronous,
+            lender,
+        )
+
+    def _allreduce_sparse(self, tensors: list[Tensor], asked: Settings) -> Work:
+        if op_name(asked.op) != "sum":
+            validation.refuse(
+                "allreduce",
+                "unsupported reduction operation (allreduce of sparse tensors only works with "
+                "ReduceOp.SUM)",
+            )
+        exchange = sparse.SparseSum(tensors, self._comm)
+        return self._issue(
+            "all_reduce",
+            exchange.signature,
+            exchange.shown,
+            exchange.run,
+            exchange.outputs,
+            asked.timeout_s,
+            asked.asynchronous,
+            exchange.lender,
+        )
+
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
+        """Reduce each tensor over all ranks; one place in the group's order for all of them."""
+        method = "allreduce_coalesced"
+        asked = settings(opts)
+        given = list(tensors)
+        validation.check_not_empty(method, given)
+        validation.check_same_layout(method, given)
+        if any(tensor.dtype != given[0].dtype for tensor in given):
+            validation.refuse(method, "tensors must all have the same type")
+        validation.check_device(method, given)
+        if given[0].layout is not torch.strided:
+            validation.refuse(method, "unsupported layout")
+        dense.check_writable(method, given)
+        return self._allreduce_dense(method, [[tensor] for tensor in given], given, asked)
+
+    def reduce(
+        self,
+        tensors: Tensor | Sequence[Tensor],
+        opts: Any = None,
+        op: AnyReduceOp | None = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
+    ) -> Work:
+        """Reduce to the root; other ranks' tensors stay as they are."""
+        method = "reduce"
+        asked = settings(opts, root=root, op=op, timeout=timeout)
+        given = as_list(tensors)
+        validation.check_root(method, asked.root, self._size)
+        validation.check_root_tensor(method, asked.root_tensor, len(given))
+        if len(given) != 1:
+            validation.refuse(method, "requires a single-element tensor list")
+        validation.check_dense(method, given)
+        validation.check_device(method, given)
+        tensor = given[0]
+        chosen, signature, shown = _described(
+            method, asked.op, tensor.dtype, tensor.shape, f" root={asked.root}"
+        )
+        lender = lender_for(given)
+        receives = asked.root == self._rank
+        if receives:
+            dense.check_writable(method, given)
+        memory = lender.update(tensor) if receives else lender.read(tensor)
+
+        def run(call: CallInfo, until: Deadline) -> None:
+            travelling = chosen.stage(memory)
+            self._comm.reduce(travelling, asked.root, chosen.combine, call, until)
+            if receives:
+                chosen.conclude(travelling, memory, self._size)
+
+        return self._issue(
+            method, signature, shown, run, given, asked.timeout_s, asked.asynchronous, lender
+        )
+
+    def reduce_scatter(
+        self,
+        output_tensors: Tensor | Sequence[Tensor],
+        input_tensors: Sequence[Tensor] | Sequence[Sequence[Tensor]],
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        op: AnyReduceOp | None = None,
+    ) -> Work:
+        """Rank r's output = the reduction of every rank's input r. All are of one shape."""
+        method = "reduce_scatter"
+        asked = settings(opts, op=op, timeout=timeout)
+        outputs, lists = as_list(output_tensors), as_lists(input_tensors)
+        if len(outputs) != 1:
+            validation.refuse(method, "reduce_scatter only supports 1 output")
+        if len(lists) != 1:
+            validation.refuse(method, "requires input/output tensor lists to have the same length")
+        output, inputs = outputs[0], lists[0]
+        if len(inputs) != self._size:
+            validation.refuse(method, "invalid input tensor list size, must be world size")
+        validation.check_dense(method, [output, *inputs])
+        validation.check_device(method, [output, *inputs])
+        validation.check_like(method, inputs, output)
+        dense.check_writable(method, outputs)
+        chosen, signature, shown = _described(method, asked.op, output.dtype, output.shape, "")
+        lender = lender_for(outputs)
+        memory = lender.room(output)
+        sources = [lender.read(given) for given in inputs]
+
+        def run(call: CallInfo, until: Deadline) -> None:
+            whole = torch.cat(sources)
+            travelling = chosen.stage(whole)
+            result = memory
+            if travelling is not whole:
+                result = torch.empty(memory.numel(), dtype=travelling.dtype)
+            self._comm.reduce_scatter(result, travelling, chosen.combine, call, until)
+            chosen.conclude(result, memory, self._size)
+
+        return self._issue(
+            method, signature, shown, run, outputs, asked.timeout_s, asked.asynchronous, lender
+        )
+
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
+        """Rank r's output = chunk r of the reduction of all inputs; `output` may be that chunk."""
+        return self._reduce_scatter_singles(
+            "reduce_scatter_tensor", [output], [input], settings(opts)
+        )
+
+    _reduce_scatter_base = reduce_scatter_single  # torch 2.11's name
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> Work:
+        """Several `reduce_scatter_single` in one place of the group's order."""
+        if len(outputs) != len(inputs):
+            validation.refuse(
+                "reduce_scatter_tensor_coalesced",
+                "requires input/output tensor lists to have the same length",
+            )
+        return self._reduce_scatter_singles(
+            "reduce_scatter_tensor_coalesced", list(outputs), list(inputs), settings(opts)
+        )
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # torch 2.11's name
+
+    def _reduce_scatter_singles(
+        self, method: str, outputs: list[Tensor], inputs: list[Tensor], asked: Settings
+    ) -> Work:
+        validation.check_not_empty(method, outputs)
+        validation.check_dense(method, [*outputs, *inputs])
+        validation.check_device(method, [*outputs, *inputs])
+        for output, given in zip(outputs, inputs, strict=True):
+            validation.check_gathered_numel(method, given, output, self._size)
+        dense.check_writable(method, outputs)
+        described = [_described(method, asked.op, given.dtype, given.shape, "") for given in inputs]
+        lender = lender_for(outputs)
+        memories = [lender.room(output) for output in outputs]
+        sources = [lender.read(given) for given in inputs]
+
+        def run(call: CallInfo, until: Deadline) -> None:
+            for memory, source, (chosen, _, _) in zip(memories, sources, described, strict=True):
+                travelling = chosen.stage(source)
+                result = memory
+                if travelling is not source:
+                    result = torch.empty(memory.numel(), dtype=travelling.dtype)
+                self._comm.reduce_scatter(result, travelling, chosen.combine, call, until)
+                chosen.conclude(result, memory, self._size)
+
+        return self._issue(
+            method,
+            " ; ".join(signature for _, signature, _ in described),
+            " ; ".join(shown for _, _, shown in described),
+            run,
+            outputs,
+            asked.timeout_s,
+            asked.asynchronous,
+            lender,
+        )

@@ -1,0 +1,132 @@
+"""all_reduce of sparse COO tensors: gather every rank's indices and values, then add up.
+
+Each rank adds the contributions in the order of the ranks, so all end with the same bits. The
+number of entries may differ between ranks; shape, split into sparse and dense dimensions and dtype
+may not.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from impl.gloo import validation
+from impl.gloo.lending import lender_for
+from impl.transport.base import CallInfo, Communicator, Deadline
+
+# What Gloo's wire knows of a sparse tensor: four sparse sizes, four dense sizes, entries.
+_WIRE_DIMS = 4
+
+
+class SparseSum:
+    """One such operation, from the caller's tensors to the result in them."""
+
+    def __init__(self, tensors: Sequence[Tensor], comm: Communicator) -> None:
+        self._tensors = list(tensors)
+        self._comm = comm
+        local = tensors[0].data
+        for more in tensors[1:]:
+            local = local + more.data
+        self._local = local.coalesce()
+        self._sparse_dim, self._dense_dim = local.sparse_dim(), local.dense_dim()
+        if comm.kind == "gloo" and max(self._sparse_dim, self._dense_dim) > _WIRE_DIMS:
+            _refuse_dims(self._sparse_dim, self._dense_dim)
+        dtype = validation.plain_dtype(local.dtype)
+        shape = ",".join(map(str, local.shape))
+        self.signature = (
+            f"op=sum dtype={dtype} layout=sparse_coo shape={shape} "
+            f"sparse_dim={self._sparse_dim} dense_dim={self._dense_dim}"
+        )
+        self.shown = (
+            f"sum {dtype} {tuple(local.shape)} sparse_coo, {self._sparse_dim} sparse and "
+            f"{self._dense_dim} dense dimensions"
+        )
+        self.lender = lender_for([self._local.values()])
+        self._indices = self.lender.read(self._local.indices().contiguous())
+        self._values = self.lender.read(self._local.values().contiguous())
+        self.outputs: list[Tensor] = []  # filled by `run`
+
+    def run(self, call: CallInfo, until: Deadline) -> None:
+        counts = self._gather_counts(call, until)
+        indices = [torch.empty(self._sparse_dim * n, dtype=torch.int64) for n in counts]
+        self._comm.all_gather_v(indices, self._indices, call, until)
+        # complex values travel as pairs of reals, so the width comes from what was read
+        entries = max(self._local._nnz(), 1)
+        width = self._values.numel() // entries if self._local._nnz() else self._value_width()
+        values = [torch.empty(n * width, dtype=self._values.dtype) for n in counts]
+        self._comm.all_gather_v(values, self._values, call, until)
+        result = self._add_up(counts, indices, values)
+        # not into `.data`: of a sparse tensor that is another one, with indices of its own
+        with torch.no_grad():
+            for tensor in self._tensors:
+                tensor.copy_(result)
+                self.outputs.append(result)
+
+    def _gather_counts(self, call: CallInfo, until: Deadline) -> list[int]:
+        """Entries of each rank."""
+        metadata = self._metadata()
+        gathered = torch.empty(metadata.numel() * self._comm.world_size, dtype=torch.int64)
+        self._comm.all_gather(gathered, metadata, call, until)
+        rows = gathered.view(self._comm.world_size, -1)
+        if not torch.equal(rows[:, :-1], metadata[:-1].expand_as(rows[:, :-1])):
+            raise RuntimeError(f"Sparse dimensions do not match: {rows[:, :-1].tolist()}")
+        return [int(count) for count in rows[:, -1]]
+
+    def _metadata(self) -> Tensor:
+        """(9,) int64 as Gloo's wire has it, or (1,) where signatures are compared already."""
+        count = self._local._nnz()
+        if self._comm.kind != "gloo":
+            return torch.tensor([count])
+        metadata = torch.zeros(2 * _WIRE_DIMS + 1, dtype=torch.int64)
+        shape = self._local.shape
+        metadata[: self._sparse_dim] = torch.tensor(shape[: self._sparse_dim])
+        metadata[_WIRE_DIMS : _WIRE_DIMS + self._dense_dim] = torch.tensor(
+            shape[self._sparse_dim :]
+        )
+        metadata[-1] = count
+        return metadata
+
+    def _value_width(self) -> int:
+        """Reals in one entry."""
+        width = self._local.shape[self._sparse_dim :].numel()
+        return width * (2 if self._local.is_complex() else 1)
+
+    def _add_up(
+        self, counts: Sequence[int], indices: Sequence[Tensor], values: Sequence[Tensor]
+    ) -> Tensor:
+        """One rank after the other, as torch's gloo does: the order decides the bits.
+
+        torch cannot add sparse float16 tensors, so those are added in float32 and rounded once.
+        """
+        contributions = (
+            self._contribution(*each) for each in zip(counts, indices, values, strict=True)
+        )
+        if self._local.dtype is torch.float16:
+            contributions = (contribution.float() for contribution in contributions)
+        return functools.reduce(torch.add, contributions).coalesce().to(self._local.dtype)
+
+    def _contribution(self, count: int, indices: Tensor, values: Tensor) -> Tensor:
+        entry_shape = self._local.shape[self._sparse_dim :]
+        if self._local.is_complex():
+            values = torch.view_as_complex(values.view(count, *entry_shape, 2))
+        else:
+            values = values.view(count, *entry_shape)
+        device = self._local.device
+        return torch.sparse_coo_tensor(
+            indices.view(self._sparse_dim, count).to(device),
+            values.to(device),
+            self._local.shape,
+            check_invariants=False,
+        )
+
+
+def _refuse_dims(sparse_dim: int, dense_dim: int) -> NoReturn:
+    validation.refuse(
+        "allreduce",
+        f"Gloo's wire carries at most {_WIRE_DIMS} sparse and {_WIRE_DIMS} dense dimensions, and "
+        f"the tensor has {sparse_dim} and {dense_dim}",
+    )

@@ -1,0 +1,137 @@
+"""Run any schedule over anything that can move messages.
+
+[Note: when the executor waits]
+Transfers are started in program order and end in the background. Before a step touches memory, the
+executor waits for the transfers that use the same memory in a way that the step could notice:
+
+    pending \\ step    reads the region     writes the region
+    send              may go ahead         waits
+    receive           waits                waits
+
+The executor is a generator: it yields the transfer that must end before it can go on, and whoever
+drives it decides how to wait. A communicator over sockets waits in its event loop; the simulation
+runs another rank meanwhile. The generator ends when all transfers have ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from impl.schedules.steps import (
+    Combine,
+    Copy,
+    Fence,
+    Fold,
+    Receive,
+    Region,
+    Schedule,
+    Send,
+    Step,
+)
+
+
+class Transfer(Protocol):
+    """A send or receive under way. It may end at any moment, but it never becomes undone."""
+
+    @property
+    def done(self) -> bool: ...
+
+
+class Port(Protocol):
+    """Where the messages of a collective go: our n-th send to a rank meets its n-th receive."""
+
+    def send(self, to: int, data: memoryview) -> Transfer: ...
+
+    def receive(self, source: int, into: memoryview) -> Transfer: ...
+
+    def flush(self) -> None:
+        """Something slow follows: put everything on its way that waits for company."""
+
+
+class Memory(Protocol):
+    """The buffers of one rank."""
+
+    def view(self, region: Region) -> memoryview:
+        """The region's bytes, writable unless it lies in INPUT."""
+
+    def combine(self, into: Region, other: Region) -> None: ...
+
+    def fold(self, into: Region, parts: Sequence[Region]) -> None: ...
+
+    def copy(self, into: Region, source: Region) -> None: ...
+
+
+def execute(plan: Schedule, memory: Memory, port: Port) -> Iterator[Transfer]:
+    """Carry out `plan`. Yields a transfer whenever nothing can be done until it ends."""
+    sends: list[tuple[Transfer, Region]] = []
+    receives: list[tuple[Transfer, Region]] = []
+    for step in plan.steps:
+        if isinstance(step, Fence):
+            yield from _until_done(sends)
+            yield from _until_done(receives)
+            continue
+        if sends or receives:
+            yield from _until_safe(step, sends, receives)
+        if isinstance(step, Receive):
+            transfer = port.receive(step.source, memory.view(step.region))
+            receives.append((transfer, step.region))
+        elif isinstance(step, Send):
+            transfer = port.send(step.to, memory.view(step.region))
+            if not transfer.done:
+                sends.append((transfer, step.region))
+        elif isinstance(step, Combine):
+            port.flush()
+            memory.combine(step.into, step.other)
+        elif isinstance(step, Fold):
+            port.flush()
+            memory.fold(step.into, step.parts)
+        else:
+            memory.copy(step.into, step.source)
+    yield from _until_done(sends)
+    yield from _until_done(receives)
+
+
+def _until_safe(
+    step: Step,
+    sends: list[tuple[Transfer, Region]],
+    receives: list[tuple[Transfer, Region]],
+) -> Iterator[Transfer]:
+    """Wait for the transfers that `step` must not overtake, and forget those that have ended."""
+    touched, written = _touches(step)
+    if receives:
+        for transfer, region in receives:
+            if any(region.overlaps(other) for other in touched):
+                while not transfer.done:
+                    yield transfer
+        receives[:] = [pending for pending in receives if not pending[0].done]
+    if sends and written is not None:
+        for transfer, region in sends:
+            if region.overlaps(written):
+                while not transfer.done:
+                    yield transfer
+        sends[:] = [pending for pending in sends if not pending[0].done]
+
+
+def _touches(step: Step) -> tuple[tuple[Region, ...], Region | None]:
+    """The regions that a step reads or writes, and the one that it writes."""
+    match step:
+        case Send(region=region):
+            return (region,), None
+        case Receive(region=region):
+            return (region,), region
+        case Combine(into=into, other=other):
+            return (into, other), into
+        case Fold(into=into, parts=parts):
+            return (into, *parts), into
+        case Copy(into=into, source=source):
+            return (into, source), into
+        case Fence():
+            return (), None
+
+
+def _until_done(pending: list[tuple[Transfer, Region]]) -> Iterator[Transfer]:
+    for transfer, _ in pending:
+        while not transfer.done:
+            yield transfer
+    pending.clear()

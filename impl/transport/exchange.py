@@ -1,0 +1,218 @@
+"""Messages between ranks: which send meets which receive. Common to both modes, without I/O.
+
+[Note: what an exchange is]
+An `Exchange` knows the messages that one rank wants to send or receive, and what its peers have
+said about theirs. Callers post messages; the connections feed in what arrives; the exchange
+answers by putting frames on the peers' queues and by ending messages. It is called by one thread
+at a time.
+
+Messages of one (sender, receiver, slot) meet in the order in which they were posted. The two
+modes differ in how they make sure that a message does not arrive before there is memory for it:
+`credits.py` speaks Gloo's protocol, `eager.py` our own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from impl.transport.frames import Preamble
+
+
+class Message:
+    """One end of a message: a posted send or receive.
+
+    `peer` is -1 for a receive from anyone, until a sender is found. `view` is where the bytes are
+    or belong; None once the owner has taken the memory away. `on_done` is called at the end,
+    while the exchange is in the middle of things: it may take a note, no more.
+    """
+
+    __slots__ = ("done", "error", "nbytes", "on_done", "peer", "slot", "view")
+
+    def __init__(
+        self,
+        peer: int,
+        slot: int,
+        view: memoryview,
+        on_done: Callable[[Message], None] | None = None,
+    ) -> None:
+        self.peer = peer
+        self.slot = slot
+        self.view: memoryview | None = view
+        self.nbytes = len(view)
+        self.on_done = on_done
+        self.done = False
+        self.error: Exception | None = None
+
+    def finish(self, error: Exception | None = None) -> None:
+        """End the message; a second call changes nothing."""
+        if not self.done:
+            self.done, self.error = True, error
+            if self.on_done is not None:
+                self.on_done(self)
+
+    def __repr__(self) -> str:
+        state = "failed" if self.error else "done" if self.done else "pending"
+        return f"<Message peer={self.peer} slot={self.slot:#x} {self.nbytes} bytes, {state}>"
+
+
+class SizeMismatch(Exception):
+    """A message and its receive differ in size."""
+
+    def __init__(self, sender: int, receiver: int, sent_nbytes: int, wanted_nbytes: int) -> None:
+        super().__init__(
+            f"rank {sender} sent {sent_nbytes} bytes where rank {receiver} expected {wanted_nbytes}"
+        )
+
+
+class Exchange(Protocol):
+    """What connections and communicators need of a mode.
+
+    The frame methods raise `ProtocolError` when the peer breaks the rules; the caller then drops
+    the connection and calls `fail_peer`.
+    """
+
+    def post_send(self, message: Message) -> None: ...
+
+    def post_receive(self, message: Message) -> None: ...
+
+    def post_receive_any(self, message: Message, sources: Sequence[int]) -> None:
+        """Receive from whichever of `sources` is the first to send on this slot."""
+
+    def on_frame(self, peer: int, frame: Preamble) -> None: ...
+
+    def on_payload_begins(self, peer: int, frame: Preamble) -> memoryview | None:
+        """Where the payload belongs: `frame.length` bytes, or None to drop it."""
+
+    def on_payload_ends(self, peer: int, frame: Preamble) -> None: ...
+
+    def cancel(self, message: Message, error: Exception) -> memoryview | None:
+        """Make one message fail alone, and forget its memory.
+
+        What a peer has already been promised is kept: a send goes out from a copy, and what
+        arrives for a receive waits for the next receive. If its payload is arriving at this very
+        moment, the result is where it belongs from now on (see `FrameReader.relocate`).
+        """
+
+    def fail_peer(self, peer: int, error: Exception) -> None:
+        """The peer is gone: the messages to and from it fail, now and later.
+
+        A message that has arrived in full can still be received.
+        """
+
+
+@dataclass(slots=True, eq=False)
+class Receive:
+    """A receive that a peer has been told of, and the message that it was posted for.
+
+    When that message is cancelled the promise stays, since it cannot be taken back. The next
+    receive of the conversation takes it over, or the payload that has arrived meanwhile.
+    """
+
+    nbytes: int
+    message: Message | None
+    arrived: bytearray | None = None  # the payload, if there was no message to put it in
+    is_complete: bool = False
+
+
+def memory_for(receive: Receive) -> memoryview | None:
+    """Where a receive's payload belongs: in its message, or in memory that waits for one."""
+    if receive.message is not None:
+        return receive.message.view
+    receive.arrived = bytearray(receive.nbytes)
+    return memoryview(receive.arrived)
+
+
+def complete(receive: Receive) -> None:
+    """The payload is there; its message, if it has one, is done."""
+    receive.is_complete = True
+    message = receive.message
+    if message is not None and not message.done:
+        if receive.arrived is not None:
+            assert message.view is not None
+            message.view[:] = receive.arrived
+        message.finish()
+
+
+def give_up(receive: Receive) -> bool:
+    """Part a receive from its message. True if the payload would have gone to that message."""
+    receive.message = None
+    return receive.arrived is None
+
+
+def take_over(receive: Receive, message: Message, rank: int) -> None:
+    """Serve a message of `rank` by a receive that a cancelled one has left behind."""
+    if receive.nbytes != message.nbytes:
+        message.finish(SizeMismatch(message.peer, rank, receive.nbytes, message.nbytes))
+        return
+    receive.message = message
+    if receive.is_complete:
+        complete(receive)
+
+
+class NobodyLeft(Exception):
+    """A receive from anyone, when all who could send are gone."""
+
+
+class AnySource:
+    """Who waits on which slot without having found a partner: senders, and receives from anyone.
+
+    Senders are served in the order in which their first frame came, across all peers.
+    """
+
+    def __init__(self) -> None:
+        self._senders: dict[int, deque[int]] = {}  # slot -> peers, one entry a message
+        self._receives: dict[int, deque[tuple[Message, frozenset[int]]]] = {}
+        self._lost: set[int] = set()
+
+    def find_sender(self, message: Message, sources: Iterable[int]) -> bool:
+        """Set `message.peer` to the first sender among `sources`, or keep the receive for later."""
+        allowed = frozenset(sources)
+        for peer in self._senders.get(message.slot, ()):
+            if peer in allowed:
+                message.peer = peer
+                return True
+        if allowed <= self._lost:
+            message.finish(NobodyLeft("no rank is left that could send"))
+        else:
+            self._receives.setdefault(message.slot, deque()).append((message, allowed))
+        return False
+
+    def sender_waits(self, slot: int, peer: int) -> Message | None:
+        """A message of `peer` has found no receive: the receive from anyone that should take it."""
+        self._senders.setdefault(slot, deque()).append(peer)
+        for message, allowed in self._receives.get(slot, ()):
+            if peer in allowed:
+                self.forget(message)
+                message.peer = peer
+                return message
+        return None
+
+    def sender_served(self, slot: int, peer: int) -> None:
+        senders = self._senders[slot]
+        senders.remove(peer)
+        if not senders:
+            del self._senders[slot]
+
+    def forget(self, message: Message) -> None:
+        waiting = self._receives.get(message.slot, deque())
+        for entry in list(waiting):
+            if entry[0] is message:
+                waiting.remove(entry)
+        if not waiting:
+            self._receives.pop(message.slot, None)
+
+    def fail_peer(self, peer: int) -> list[Message]:
+        """The receives that no one is left to serve."""
+        self._lost.add(peer)
+        hopeless = [
+            message
+            for waiting in self._receives.values()
+            for message, allowed in waiting
+            if allowed <= self._lost
+        ]
+        for message in hopeless:
+            self.forget(message)
+        return hopeless

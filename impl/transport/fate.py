@@ -1,0 +1,54 @@
+"""How a group ends, and how every rank comes to raise the same error.
+
+The first rank that gives up (a timeout, a lost peer, an abort) tells all others why. Every rank
+raises an error of the same type, whatever it was waiting for, and keeps raising it.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from impl import errors
+
+
+class Cause(enum.Enum):
+    TIMEOUT = "timeout"
+    LOST = "lost"
+    ABORT = "abort"
+    MISMATCH = "mismatch"
+
+
+_ERROR_TYPES: dict[Cause, type[errors.CommunicationError]] = {
+    Cause.TIMEOUT: errors.CollectiveTimeout,
+    Cause.LOST: errors.PeerLost,
+    Cause.ABORT: errors.Aborted,
+    Cause.MISMATCH: errors.CollectiveMismatch,
+}
+_SEPARATOR = "\x1f"
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """Why a group ended: what the rank that gave up says about it."""
+
+    cause: Cause
+    decided_by: int
+    text: str
+
+    def error(self, where: str, rank: int, world_size: int) -> errors.CommunicationError:
+        """The error that `rank` raises."""
+        text = self.text
+        if self.decided_by != rank:
+            text = f"{where}, rank {rank} of {world_size}: rank {self.decided_by} gave up. {text}"
+        return _ERROR_TYPES[self.cause](text)
+
+    def encode(self) -> str:
+        return f"{self.cause.value}{_SEPARATOR}{self.text}"
+
+    @classmethod
+    def decode(cls, decided_by: int, message: str) -> Fate:
+        """What a peer has said. A cause that this version does not know is an abort."""
+        name, _, text = message.partition(_SEPARATOR)
+        known = {cause.value: cause for cause in Cause}
+        return cls(known.get(name, Cause.ABORT), decided_by, text)

@@ -1,0 +1,204 @@
+"""The buffers of one collective as tensors: bytes for the network, elements for the reductions."""
+
+from __future__ import annotations
+
+import ctypes
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from impl.schedules.arithmetic import ceil_div
+from impl.schedules.steps import Region, Schedule
+from impl.transport.base import Combine
+
+NO_BYTES = memoryview(bytearray())
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor of any dtype, writable, without a copy.
+
+    By address: `Tensor.numpy` does not know every dtype (bfloat16, float8), and reinterpreting the
+    tensor first costs three times as much. The tensor must outlive the view.
+    """
+    nbytes = tensor.numel() * tensor.element_size()
+    if nbytes == 0:
+        return NO_BYTES
+    return memoryview((ctypes.c_char * nbytes).from_address(tensor.data_ptr())).cast("B")
+
+
+@dataclass(slots=True)
+class _Space:
+    """One buffer: the bytes of one or more tensors, as if they lay one behind the other."""
+
+    tensors: list[Tensor]
+    views: list[memoryview]
+    starts: list[int]
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> _Space:
+        # Tensors without elements have no place of their own: an offset must name one tensor.
+        kept = [tensor for tensor in tensors if tensor.numel()]
+        views = [bytes_of(tensor) for tensor in kept]
+        starts, end = [], 0
+        for view in views:
+            starts.append(end)
+            end += len(view)
+        return cls(kept, views, starts)
+
+    def locate(self, region: Region) -> tuple[int, int]:
+        """Which tensor holds the region, and the offset in it, in bytes."""
+        if len(self.starts) == 1:
+            return 0, region.start
+        index = bisect_right(self.starts, region.start) - 1
+        return index, region.start - self.starts[index]
+
+
+class TensorMemory:
+    """One rank's buffers during one collective, for the executor.
+
+    `output` and `input` may be spread over several tensors of one dtype. Regions do not cross from
+    one tensor to the next.
+    """
+
+    __slots__ = ("_combine", "_itemsize", "_spaces")
+
+    def __init__(
+        self,
+        output: Sequence[Tensor],
+        input: Sequence[Tensor],
+        scratch: Tensor,
+        combine: Combine | None = None,
+    ) -> None:
+        self._spaces = (_Space.of(input), _Space.of(output), _Space.of([scratch]))
+        self._itemsize = scratch.element_size()
+        self._combine = combine
+
+    def view(self, region: Region) -> memoryview:
+        if region.nbytes == 0:
+            return NO_BYTES
+        space = self._spaces[region.buffer]
+        index, offset = space.locate(region)
+        return space.views[index][offset : offset + region.nbytes]
+
+    def _elements(self, region: Region) -> Tensor:
+        space = self._spaces[region.buffer]
+        index, offset = space.locate(region)
+        tensor = space.tensors[index]
+        if region.nbytes == len(space.views[index]):
+            return tensor
+        start = offset // self._itemsize
+        return tensor[start : start + region.nbytes // self._itemsize]
+
+    def combine(self, into: Region, other: Region) -> None:
+        assert self._combine is not None
+        self._combine(self._elements(into), self._elements(other))
+
+    def fold(self, into: Region, parts: Sequence[Region]) -> None:
+        assert self._combine is not None
+        self._combine.fold(self._elements(into), [self._elements(part) for part in parts])
+
+    def copy(self, into: Region, source: Region) -> None:
+        self.view(into)[:] = self.view(source)
+
+
+class Bench(TensorMemory):
+    """Buffers of its own for one small schedule, to be used again and again.
+
+    A program repeats the same few small collectives. Making views and slices for them anew would
+    take longer than everything else on this side of the network, so they are kept.
+    """
+
+    __slots__ = ("_elements_of", "_input_address", "_output_address", "_views", "plan")
+
+    def __init__(
+        self, plan: Schedule, dtype: torch.dtype, output_nbytes: int, input_nbytes: int
+    ) -> None:
+        self.plan = plan
+        output, given, scratch = (
+            torch.empty(ceil_div(nbytes, dtype.itemsize), dtype=dtype)
+            for nbytes in (output_nbytes, input_nbytes, plan.scratch_nbytes)
+        )
+        super().__init__([output], [given], scratch)
+        self._output_address = output.data_ptr()
+        self._input_address = given.data_ptr()
+        self._views: dict[Region, memoryview] = {}
+        self._elements_of: dict[Region, Tensor] = {}
+
+    def view(self, region: Region) -> memoryview:
+        view = self._views.get(region)
+        if view is None:
+            view = self._views[region] = super().view(region)
+        return view
+
+    def _elements(self, region: Region) -> Tensor:
+        tensor = self._elements_of.get(region)
+        if tensor is None:
+            tensor = self._elements_of[region] = super()._elements(region)
+        return tensor
+
+    def lay_out(
+        self, output: Sequence[Tensor], input: Sequence[Tensor], combine: Combine | None
+    ) -> None:
+        """Fill OUTPUT and INPUT with the contents of these tensors, one behind the other."""
+        self._combine = combine
+        _copy_memory(self._output_address, output, to_tensors=False)
+        _copy_memory(self._input_address, input, to_tensors=False)
+
+    def hand_over(self, output: Sequence[Tensor]) -> None:
+        """Copy OUTPUT to these tensors, which are as large together."""
+        _copy_memory(self._output_address, output, to_tensors=True)
+
+
+def _copy_memory(address: int, tensors: Sequence[Tensor], to_tensors: bool) -> None:
+    for tensor in tensors:
+        nbytes = tensor.numel() * tensor.element_size()
+        if to_tensors:
+            ctypes.memmove(tensor.data_ptr(), address, nbytes)
+        else:
+            ctypes.memmove(address, tensor.data_ptr(), nbytes)
+        address += nbytes
+
+
+class BenchRack:
+    """The benches that were used last."""
+
+    def __init__(self, count_max: int = 16) -> None:
+        self._benches: OrderedDict[tuple[int, torch.dtype, int, int], Bench] = OrderedDict()
+        self._count_max = count_max
+
+    def take(
+        self, plan: Schedule, dtype: torch.dtype, output_nbytes: int, input_nbytes: int
+    ) -> Bench:
+        """A bench for this schedule. A bench keeps its plan alive, so the plan's id is its own."""
+        key = (id(plan), dtype, output_nbytes, input_nbytes)
+        bench = self._benches.get(key)
+        if bench is None:
+            bench = self._benches[key] = Bench(plan, dtype, output_nbytes, input_nbytes)
+            if len(self._benches) > self._count_max:
+                self._benches.popitem(last=False)
+        else:
+            self._benches.move_to_end(key)
+        return bench
+
+
+class ScratchPool:
+    """Working memory that is kept from one collective to the next, as long as it is small."""
+
+    KEPT_NBYTES_MAX = 4 << 20
+
+    def __init__(self) -> None:
+        self._kept = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, nbytes: int, dtype: torch.dtype) -> Tensor:
+        """At least `nbytes` as a flat tensor, undefined. Valid until the next call."""
+        itemsize = dtype.itemsize
+        if nbytes > self.KEPT_NBYTES_MAX:
+            return torch.empty(ceil_div(nbytes, itemsize), dtype=dtype)
+        if self._kept.numel() < nbytes:
+            # Powers of two, so that growing sizes do not allocate each time.
+            self._kept = torch.empty(max(4096, 1 << (nbytes - 1).bit_length()), dtype=torch.uint8)
+        return self._kept.view(dtype)

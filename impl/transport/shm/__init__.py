@@ -1,0 +1,10 @@
+"""Shared memory between ranks on one host.
+
+Reading order: layout, words, mapping, meeting; then rounds, segments, slots, reducing, copying;
+then ring, matching, mailbox; communicator puts them together.
+"""
+
+from impl.transport.shm.communicator import DEFAULT_SEGMENT_NBYTES, ShmCommunicator
+from impl.transport.shm.meeting import Meeting, meet
+
+__all__ = ["DEFAULT_SEGMENT_NBYTES", "Meeting", "ShmCommunicator", "meet"]

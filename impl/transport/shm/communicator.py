@@ -1,0 +1,116 @@
+"""The shared-memory communicator: collectives and mailbox over one mapping."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from multiprocessing import util
+
+from torch import Tensor
+
+from impl import errors
+from impl.transport.base import CallInfo, Deadline
+from impl.transport.shm.copying import Copying
+from impl.transport.shm.fate import Cause
+from impl.transport.shm.layout import Layout
+from impl.transport.shm.mailbox import Mailbox, ShmTransfer
+from impl.transport.shm.mapping import Mapping
+from impl.transport.shm.reducing import Reducing
+from impl.transport.shm.rounds import Membership
+
+DEFAULT_SEGMENT_NBYTES = 1 << 20
+
+
+class ShmCommunicator(Reducing, Copying):
+    """Implements `Communicator` for ranks that share memory.
+
+    `members` are the ranks' numbers in the group, by position in the mapping: the same as
+    positions, except when the mapping holds one island of a larger group. Roots, sources and
+    destinations are positions; messages and errors name members.
+    """
+
+    kind = "shm"
+
+    def __init__(
+        self,
+        mapping: Mapping,
+        members: Sequence[int],
+        rank: int,
+        *,
+        group: str,
+        segment_nbytes: int = DEFAULT_SEGMENT_NBYTES,
+        group_size: int | None = None,
+    ) -> None:
+        layout = Layout.plan(len(members), segment_nbytes)
+        membership = Membership(mapping, layout, members, rank, group_size or len(members), group)
+        super().__init__(membership)
+        self.rank = membership.position
+        self.world_size = membership.size
+        self._mailbox = Mailbox(membership)
+        self._open = True
+        _communicators.add(self)
+        # A rank that ends without closing its groups has left; it did not die. This kind of
+        # finalizer also runs in children of `multiprocessing`, which know no `atexit`.
+        self._at_exit = util.Finalize(
+            None, _leave_if_open, args=(weakref.ref(self),), exitpriority=0
+        )
+
+    def post_send(
+        self, tensor: Tensor, dst: int, tag: int, call: CallInfo, until: Deadline
+    ) -> ShmTransfer:
+        return self._mailbox.post_send(tensor, dst, tag, call, until)
+
+    def post_recv(
+        self, tensor: Tensor, src: int, tag: int, call: CallInfo, until: Deadline
+    ) -> ShmTransfer:
+        return self._mailbox.post_recv(tensor, src, tag, call, until)
+
+    def control_tag(self, sequence: int) -> int:
+        return -1 - sequence
+
+    def abort(self, reason: str) -> None:
+        if self._open:
+            membership = self._membership
+            where = f"group {membership.group!r}"
+            text = f"{where} was aborted on rank {membership.rank}: {reason}."
+            membership.give_up(Cause.ABORT, where, text)
+
+    def close(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        self._at_exit.cancel()
+        self._mailbox.close()
+        membership = self._membership
+        if membership.error is None:
+            text = f"group {membership.group!r} was destroyed on rank {membership.rank}."
+            membership.error = errors.Aborted(text)
+        membership.leave()
+        self.forget_views()
+        membership.mapping.close()
+
+    def _disown(self) -> None:
+        """In a forked child: the group belongs to the parent, and so do its threads."""
+        self._membership.error = errors.Aborted(
+            f"group {self._membership.group!r} belongs to the process that created it, and this is "
+            f"its child {os.getpid()}."
+        )
+        self._open = False
+
+
+def _leave_if_open(reference: weakref.ref[ShmCommunicator]) -> None:
+    communicator = reference()
+    if communicator is not None and communicator._open:
+        communicator._membership.leave()
+
+
+_communicators: weakref.WeakSet[ShmCommunicator] = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for communicator in list(_communicators):
+        communicator._disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)

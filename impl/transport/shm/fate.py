@@ -1,0 +1,83 @@
+"""How does a group end, and how does every rank hear of it?
+
+The first rank that gives up (a timeout, a lost peer, an abort) writes the group's *fate* into
+shared memory, once, and wakes everybody. Every rank then raises an error of the same type, whatever
+it was waiting for, and keeps raising it.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+
+from impl import errors
+from impl.transport.shm import words
+from impl.transport.shm.layout import Layout
+from impl.transport.shm.mapping import Mapping
+
+_HEADER = struct.Struct("<iiH")  # cause, rank that decided, bytes of text
+
+
+class Cause(enum.IntEnum):
+    TIMEOUT = 1
+    LOST = 2
+    ABORT = 3
+    FAILURE = 4  # an exception inside a collective, such as KeyboardInterrupt
+
+
+_ERROR_TYPES: dict[Cause, type[errors.CommunicationError]] = {
+    Cause.TIMEOUT: errors.CollectiveTimeout,
+    Cause.LOST: errors.PeerLost,
+    Cause.ABORT: errors.Aborted,
+    Cause.FAILURE: errors.Aborted,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    cause: Cause
+    decided_by: int
+    text: str
+
+    def error(self, where: str, rank: int, world_size: int) -> errors.CommunicationError:
+        """The error that `rank` raises."""
+        text = self.text
+        if self.decided_by != rank:
+            text = f"{where}, rank {rank} of {world_size}: rank {self.decided_by} gave up. {text}"
+        return _ERROR_TYPES[self.cause](text)
+
+
+class FateBoard:
+    """The place in shared memory where the fate is written."""
+
+    def __init__(self, mapping: Mapping, layout: Layout) -> None:
+        self._mapping = mapping
+        self._claim_address = mapping.address + layout.fate_claim_offset
+        self._ready_address = mapping.address + layout.fate_ready_offset
+        self._ready_index = layout.fate_ready_offset // 4
+        self._text_offset = layout.fate_text_offset
+        self._text_nbytes = layout.fate_text_nbytes - _HEADER.size
+
+    def is_decided(self) -> bool:
+        return self._mapping.words[self._ready_index] != 0
+
+    def decide(self, fate: Fate) -> bool:
+        """Write the fate, unless another rank was first. The caller wakes the sleepers."""
+        if words.fetch_add(self._claim_address, 1) != 0:
+            return False
+        text = fate.text.encode()[: self._text_nbytes]
+        record = _HEADER.pack(fate.cause, fate.decided_by, len(text)) + text
+        self._mapping.octets[self._text_offset : self._text_offset + len(record)] = record
+        words.fetch_add(self._ready_address, 1)
+        return True
+
+    def read(self) -> Fate | None:
+        if not self.is_decided():
+            return None
+        words.acquire(self._ready_address)
+        start = self._text_offset
+        header = self._mapping.octets[start : start + _HEADER.size]
+        cause, decided_by, nbytes = _HEADER.unpack(header)
+        body = self._mapping.octets[start + _HEADER.size : start + _HEADER.size + nbytes]
+        return Fate(Cause(cause), decided_by, bytes(body).decode(errors="replace"))

@@ -1,0 +1,152 @@
+"""The memory that a group's ranks share, and how they know that a rank still lives.
+
+The memory is an anonymous file (`memfd_create`) that its creator offers as `/proc/<pid>/fd/<fd>`.
+It has no name in any file system, so a crash at any moment leaves nothing behind, and it does not
+count against the size of /dev/shm, which is 64 MiB in many containers. Pages are taken when first
+touched.
+
+[Note: presence] A rank shows that it lives by holding a lock on one byte of the file: an
+open-file-description lock (F_OFD_SETLK), taken through a descriptor of its own. The kernel lets go
+of the lock when the process ends, however it ends. Peers test the byte; no signal, parent-child
+relation, shared process numbering or thread is needed. A record lock of the older kind (F_SETLK)
+would belong to the process: two ranks in one process could not tell each other's apart. The
+descriptor must not be the mapping's: a mapping keeps its open file description alive, and a forked
+child, such as a data-loading worker, inherits both. Children close the descriptor (see
+`_forget_presence`); the rank's own end then releases the lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import mmap
+import os
+import secrets
+import struct
+import sys
+import weakref
+
+import torch
+from torch import Tensor
+
+from impl.transport.shm.layout import Layout
+
+_MAGIC = b"pygloo shm 1\0\0\0\0"  # names the layout's version
+NONCE_NBYTES = 16
+
+# struct flock of Linux on 64-bit machines: type, whence, start, length, pid (0 for these locks)
+_FLOCK = struct.Struct("hhqqi4x")
+_PRESENCE_OFFSET = 1 << 40  # locks may lie past the end of the file
+
+
+class SharingRefused(Exception):
+    """This rank cannot share memory with the one that offers it; the message says why."""
+
+
+class SharedFile:
+    """An anonymous file that another process of this user on this machine can open."""
+
+    def __init__(self, nbytes: int) -> None:
+        if not sys.platform.startswith("linux"):
+            raise SharingRefused(f"needs Linux, and this is {sys.platform}")
+        try:
+            self._fd = os.memfd_create("pygloo", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as error:
+            raise SharingRefused(f"memfd_create: {error}") from error
+        self.nonce = secrets.token_bytes(NONCE_NBYTES)
+        os.ftruncate(self._fd, nbytes)
+        # a file that cannot shrink cannot turn a peer's access into SIGBUS
+        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        os.pwrite(self._fd, _MAGIC + self.nonce, Layout.nonce_offset)
+
+    @property
+    def offer(self) -> str:
+        """What a peer needs to open the file, as text for the store."""
+        return f"/proc/{os.getpid()}/fd/{self._fd} {self.nonce.hex()}"
+
+    def close(self) -> None:
+        """Withdraw the offer. Mappings stay."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class Mapping:
+    """The file in memory, opened from a peer's offer (or one's own)."""
+
+    def __init__(self, offer: str, nbytes: int) -> None:
+        """Raises SharingRefused when the offer leads nowhere, or to something else."""
+        path, _, nonce = offer.rpartition(" ")
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise SharingRefused(f"cannot open {path}: {error.strerror}") from error
+        try:
+            # in another process namespace the path may lead to a stranger's descriptor
+            if os.pread(fd, len(_MAGIC) + NONCE_NBYTES, Layout.nonce_offset) != (
+                _MAGIC + bytes.fromhex(nonce)
+            ):
+                raise SharingRefused(f"{path} is not the file that was offered")
+            if os.fstat(fd).st_size != nbytes:
+                raise SharingRefused(f"{path} has another layout")
+            self._mmap = mmap.mmap(fd, nbytes)
+            self._path = path
+            self._presence_fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise SharingRefused(f"cannot use {path}: {error.strerror}") from error
+        finally:
+            os.close(fd)
+        _mappings_with_presence.add(self)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._mmap))
+        self.octets = memoryview(self._mmap)
+        self.words = self.octets.cast("I")
+        self.doubles = self.octets.cast("Q")  # double words
+
+    def tensor(self, offset: int, numel: int, dtype: torch.dtype) -> Tensor:
+        """A view of shared memory, (numel,)."""
+        if numel == 0:
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(self._mmap, dtype=dtype, count=numel, offset=offset)
+
+    def show_presence(self, rank: int) -> None:
+        """Hold the rank's byte until this process ends. Raises SharingRefused if it is taken."""
+        request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _PRESENCE_OFFSET + rank, 1, 0)
+        try:
+            fcntl.fcntl(self._presence_fd, fcntl.F_OFD_SETLK, request)
+        except OSError as error:
+            raise SharingRefused(f"presence of rank {rank} is taken: {error.strerror}") from error
+
+    def is_present(self, rank: int) -> bool:
+        """Whether the process that showed presence as `rank` still runs. Not for one's own rank."""
+        request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _PRESENCE_OFFSET + rank, 1, 0)
+        answer = fcntl.fcntl(self._presence_fd, fcntl.F_OFD_GETLK, request)
+        kind: int = _FLOCK.unpack(answer)[0]
+        return kind != fcntl.F_UNLCK
+
+    def forget_presence(self) -> None:
+        """Let go of the descriptor, and with it of the lock unless another process holds it too."""
+        if self._presence_fd >= 0:
+            os.close(self._presence_fd)
+            self._presence_fd = -1
+
+    def close(self) -> None:
+        """Let go. The memory itself goes when the last view of it does."""
+        self.forget_presence()
+        self.words.release()
+        self.doubles.release()
+        self.octets.release()
+        # BufferError: tensors over the memory are still referenced, and unmap it when they go
+        with contextlib.suppress(BufferError):
+            self._mmap.close()
+
+
+_mappings_with_presence: weakref.WeakSet[Mapping] = weakref.WeakSet()
+
+
+def _forget_presence() -> None:
+    for mapping in list(_mappings_with_presence):
+        mapping.forget_presence()
+
+
+os.register_at_fork(after_in_child=_forget_presence)

@@ -1,0 +1,170 @@
+"""Which ranks share memory? They find out by trying.
+
+Each rank creates a shared file and offers it through the store. Each rank then looks for its
+*host*: the lowest rank whose file it can open and recognise. Ranks with one host form an *island*.
+Host names, boot ids and addresses prove nothing (containers with one name may not share memory, and
+containers with different names may), so none is compared.
+
+    store key     value                          set by
+    offer/<r>     "/proc/<pid>/fd/<n> <nonce>"    every rank; "" if it cannot share memory
+    host/<r>      the host's number               every rank, once it has opened the host's file
+
+All of this ends when every rank has published its host: by then every file is open wherever it is
+needed, so the offers are withdrawn, and presence is shown before the host is published, so a rank
+that finished the meeting can tell at once when another one dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Protocol
+
+from impl import errors
+from impl.transport.base import Deadline
+from impl.transport.shm import words
+from impl.transport.shm.layout import Layout
+from impl.transport.shm.mapping import Mapping, SharedFile, SharingRefused
+
+_STORE_CLOCK_S = 0.05  # stores count whole milliseconds, on a clock of their own
+
+
+class KeyValueStore(Protocol):
+    """The part of `torch.distributed.Store` that a meeting needs."""
+
+    def set(self, key: str, value: str) -> None: ...
+    def get(self, key: str) -> bytes: ...
+    def wait(self, keys: list[str], timeout: timedelta) -> None: ...
+    def check(self, keys: list[str]) -> bool: ...
+    def delete_key(self, key: str) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """What came of it."""
+
+    islands: tuple[tuple[int, ...], ...]  # every rank in exactly one, in ascending order
+    mapping: Mapping | None  # this rank's island's memory; None when the rank is alone in it
+    why_apart: str  # why this rank did not join rank 0's island; "" if it did
+
+
+def meet(
+    store: KeyValueStore,
+    rank: int,
+    world_size: int,
+    *,
+    group: str,
+    segment_nbytes: int,
+    until: Deadline,
+) -> Meeting:
+    """Find the islands of a group, and map this rank's shared memory.
+
+    Every rank of the group calls it, with a store that holds no keys of an earlier meeting. Raises
+    `CollectiveTimeout`, naming the ranks that did not come.
+    """
+    # the file must hold an island of any size, which is known only at the end; unused pages are
+    # free
+    nbytes = max(
+        Layout.plan(size, segment_nbytes).total_nbytes for size in range(1, world_size + 1)
+    )
+    own_file, why_not = _offer(nbytes)
+    mapping: Mapping | None = None
+    try:
+        store.set(f"offer/{rank}", own_file.offer if own_file is not None else "")
+        host = rank
+        why_apart = why_not
+        for candidate in range(rank + 1) if own_file is not None else ():
+            offer = _await(store, f"offer/{candidate}", rank, world_size, group, until)
+            try:
+                mapping = _join(offer, rank, nbytes)
+                host = candidate
+                break
+            except SharingRefused as refused:
+                why_apart = why_apart or str(refused)
+        store.set(f"host/{rank}", str(host))
+        hosts = [
+            int(_await(store, f"host/{other}", rank, world_size, group, until))
+            for other in range(world_size)
+        ]
+    except BaseException:
+        if mapping is not None:
+            mapping.close()
+        for kind in ("offer", "host"):
+            # a later attempt must not find them; some stores cannot forget
+            with contextlib.suppress(RuntimeError, NotImplementedError):
+                store.delete_key(f"{kind}/{rank}")
+        raise
+    finally:
+        if own_file is not None:
+            own_file.close()
+    islands = islands_of(hosts)
+    alone = any(island == (rank,) for island in islands) and world_size > 1
+    if alone and mapping is not None:
+        mapping.close()
+        mapping = None
+    return Meeting(islands, mapping, why_apart)
+
+
+def islands_of(hosts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Ranks by host, in the order of their lowest ranks: [0, 0, 2, 0] -> ((0, 1, 3), (2,))."""
+    return tuple(
+        tuple(rank for rank, its_host in enumerate(hosts) if its_host == host)
+        for host in dict.fromkeys(hosts)
+    )
+
+
+def _offer(nbytes: int) -> tuple[SharedFile | None, str]:
+    try:
+        words.require()
+        return SharedFile(nbytes), ""
+    except (SharingRefused, words.WordsUnavailable) as refused:
+        return None, str(refused)
+
+
+def _join(offer: str, rank: int, nbytes: int) -> Mapping:
+    if not offer:
+        raise SharingRefused("it cannot share memory")
+    mapping = Mapping(offer, nbytes)
+    try:
+        mapping.show_presence(rank)
+    except SharingRefused:
+        mapping.close()
+        raise
+    return mapping
+
+
+def _await(
+    store: KeyValueStore, key: str, rank: int, world_size: int, group: str, until: Deadline
+) -> str:
+    """The key's value, once it is there."""
+    remaining_s = until.at_s - time.monotonic()
+    try:
+        store.wait([key], timedelta(seconds=max(remaining_s, 0.001)))
+        return store.get(key).decode()
+    except RuntimeError as error:
+        if time.monotonic() < until.at_s - _STORE_CLOCK_S:
+            raise  # the store itself failed
+        kind = key.partition("/")[0]
+        missing = [other for other in range(world_size) if not _has(store, f"{kind}/{other}")] or [
+            int(key.partition("/")[2])
+        ]
+        verb = "has" if len(missing) == 1 else "have"
+        raise errors.CollectiveTimeout(
+            errors.timeout_message(
+                errors.describe_call("rendezvous", -1, group),
+                "rendezvous",
+                until.timeout_s,
+                rank,
+                world_size,
+                f"{errors.list_ranks(missing)} {verb} not come",
+            )
+        ) from error
+
+
+def _has(store: KeyValueStore, key: str) -> bool:
+    with contextlib.suppress(RuntimeError):
+        return store.check([key])
+    return False

@@ -1,0 +1,307 @@
+"""How do the ranks of a group keep in step? See [Note: rounds and halves] in layout.py.
+
+`Rounds` publishes this rank's step, waits for the others', compares what the ranks announced, and
+turns deadlines, dead peers and aborts into errors on every rank. It moves no tensor data.
+
+[Note: waiting] A waiting rank looks at the word a few times, then lets other threads run between
+looks (`sched_yield`), then sleeps in the kernel. Looking is cheapest while the peer runs on another
+core; yielding hands the core to the peer when there are more ranks than cores, for a tenth of the
+price of a sleep and a wake-up; sleeping costs the others nothing, which matters as soon as the wait
+is longer than that price, and as soon as somebody computes meanwhile (`transport.background`). A
+sleeper wakes up now and then to see whether the peer is alive.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import time
+from collections.abc import Callable, Sequence
+
+from impl import errors
+from impl.transport.background import is_background
+from impl.transport.base import CallInfo, Deadline
+from impl.transport.shm import words
+from impl.transport.shm.fate import Cause, Fate, FateBoard
+from impl.transport.shm.layout import ANNOUNCEMENT_NBYTES, Layout
+from impl.transport.shm.mapping import Mapping
+
+LOOKS = 40  # about 2 us
+YIELDING_S = 200e-6
+CHECK_EVERY_S = 0.1  # how long a sleeper goes without looking for dead peers
+
+# digest of operation and signature, the group's sequence number, digest of sizes, bytes of text
+_ANNOUNCEMENT = struct.Struct("<QqQ")
+_TEXT_LENGTH = struct.Struct("<H")
+_TEXT_NBYTES = ANNOUNCEMENT_NBYTES - _ANNOUNCEMENT.size - _TEXT_LENGTH.size
+
+
+class Membership:
+    """Who is in the group, who of them is gone, and how it ends."""
+
+    def __init__(
+        self,
+        mapping: Mapping,
+        layout: Layout,
+        members: Sequence[int],
+        rank: int,
+        world_size: int,
+        group: str,
+    ) -> None:
+        """members: ranks of the group, by position in the mapping; `rank` is one of them.
+
+        world_size: of the group, for messages.
+        """
+        self.mapping = mapping
+        self.layout = layout
+        self.members = tuple(members)
+        self.rank = rank
+        self.position = self.members.index(rank)
+        self.size = len(self.members)
+        self.world_size = world_size
+        self.group = group
+        self.board = FateBoard(mapping, layout)
+        self.error: BaseException | None = None  # set once: every later call raises it
+        self._state_indices = [layout.state_offset(p) // 4 for p in range(self.size)]
+
+    def where(self, call: CallInfo) -> str:
+        return errors.describe_call(call.operation, call.sequence, self.group)
+
+    def gone(self, positions: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Of these positions: those that left the group, and those whose process ended."""
+        left = [p for p in positions if self.mapping.words[self._state_indices[p]]]
+        died = [
+            p for p in positions if p not in left and not self.mapping.is_present(self.members[p])
+        ]
+        return left, died
+
+    def leave(self) -> None:
+        """Tell the others that this rank takes part in nothing any more."""
+        words.fetch_add(self.mapping.address + self.layout.state_offset(self.position), 1)
+        self.wake_everybody()
+
+    def wake_everybody(self) -> None:
+        for position in range(self.size):
+            for offset in (self.layout.step_offset(position), self.layout.bell_offset(position)):
+                words.wake_all(self.mapping.address + offset)
+
+    def give_up(self, cause: Cause, where: str, text: str) -> BaseException:
+        """Decide the group's fate, or learn it if another rank was faster; returns the error."""
+        if self.board.decide(Fate(cause, self.rank, text)):
+            self.wake_everybody()
+        return self.fate_error(where) or errors.Aborted(text)
+
+    def fate_error(self, where: str) -> BaseException | None:
+        """The error to raise if the group has ended; kept for later calls."""
+        if self.error is None:
+            fate = self.board.read()
+            if fate is not None:
+                self.error = fate.error(where, self.rank, self.world_size)
+        return self.error
+
+
+class Rounds:
+    """The steps of one rank. Only one thread at a time may call it."""
+
+    def __init__(self, membership: Membership) -> None:
+        layout, mapping = membership.layout, membership.mapping
+        self._membership = membership
+        self._mapping = mapping
+        self._words = mapping.words
+        own = membership.position
+        self._own_address = mapping.address + layout.step_offset(own)
+        self._own_sleepers = layout.step_offset(own) // 4 + 1
+        self._others = [
+            (p, layout.step_offset(p) // 4, mapping.address + layout.step_offset(p))
+            for p in range(membership.size)
+            if p != own
+        ]
+        self._announcements = [  # [half][position]: offsets
+            [layout.announcement_offset(p, half) for p in range(membership.size)] for half in (0, 1)
+        ]
+        self._digest_indices = [  # [half]: of the others' announcements, in double words
+            [layout.announcement_offset(p, half) // 8 for p, _, _ in self._others]
+            for half in (0, 1)
+        ]
+        self._encoded: dict[tuple[str, str, str], tuple[int, bytes]] = {}
+        self._wake_always = not words.LOADS_ARE_ORDERED
+        self.step = 0  # published rounds
+
+    def half(self) -> int:
+        """Which half of the slot the next round uses."""
+        return (self.step + 1) & 1
+
+    def announce(self, call: CallInfo, sizes: int = 0) -> None:
+        """Write down what this rank calls, for the first round of a collective.
+
+        sizes: a digest of sizes that may differ between ranks; 0 if they have none in common.
+        """
+        key = (call.operation, call.signature, call.shown)
+        encoded = self._encoded.get(key)
+        if encoded is None:
+            encoded = self._encoded[key] = _encode(call)
+        digest, text = encoded
+        half = (self.step + 1) & 1
+        offset = self._announcements[half][self._membership.position]
+        mapping = self._mapping
+        doubles, index = mapping.doubles, offset >> 3
+        doubles[index] = digest
+        doubles[index + 1] = call.sequence
+        doubles[index + 2] = sizes
+        mapping.octets[offset + 24 : offset + 24 + len(text)] = text
+
+    def meet(self, call: CallInfo, until: Deadline) -> None:
+        """Publish the next step, and wait until every rank has published it."""
+        previous = self.step
+        self.step = (previous + 1) & 0xFFFFFFFF
+        words.fetch_add(self._own_address, 1)
+        shared = self._words
+        if shared[self._own_sleepers] or self._wake_always:
+            words.wake_all(self._own_address)
+        for position, index, address in self._others:
+            # a peer is at the previous step, at this one, or, having seen ours, one further
+            if shared[index] == previous:
+                self._wait(position, index, address, previous, call, until)
+            if self._wake_always:
+                words.acquire(address)
+
+    def compare(self, call: CallInfo) -> None:
+        """After the first round: raise CollectiveMismatch unless all ranks announced the same."""
+        half = self.step & 1
+        doubles = self._mapping.doubles
+        digest = self._encoded[call.operation, call.signature, call.shown][0]
+        for index in self._digest_indices[half]:
+            if doubles[index] != digest:
+                raise self._mismatch(call, half)
+
+    def same_sizes(self, sizes: int) -> bool:
+        """After the first round: whether all ranks announced these sizes, and some at all."""
+        doubles = self._mapping.doubles
+        return sizes != 0 and all(
+            doubles[index + 2] == sizes for index in self._digest_indices[self.step & 1]
+        )
+
+    def _mismatch(self, call: CallInfo, half: int) -> errors.CollectiveMismatch:
+        announced = [self._read_announcement(offset) for offset in self._announcements[half]]
+        same = len({operation for operation, _, _ in announced}) == 1
+        operation = call.operation if same else "collective"
+        return errors.CollectiveMismatch(
+            errors.mismatch_message(
+                errors.describe_call(operation, call.sequence, self._membership.group),
+                [operation for operation, _, _ in announced],
+                [signature for _, signature, _ in announced],
+                [shown for _, _, shown in announced],
+            )
+        )
+
+    def _read_announcement(self, offset: int) -> tuple[str, str, str]:
+        octets = self._mapping.octets
+        start = offset + _ANNOUNCEMENT.size
+        nbytes = _TEXT_LENGTH.unpack(octets[start : start + _TEXT_LENGTH.size])[0]
+        start += _TEXT_LENGTH.size
+        text = bytes(octets[start : start + nbytes]).decode(errors="replace")
+        operation, signature, shown = [*text.split("\n", 2), "", ""][:3]
+        return operation, signature, shown
+
+    # -- waiting
+
+    def _wait(
+        self, position: int, index: int, address: int, value: int, call: CallInfo, until: Deadline
+    ) -> None:
+        """Return once the word differs from `value`."""
+        shared = self._words
+        for _ in range(LOOKS):
+            if shared[index] != value:
+                return
+        yield_processor, now = words.yield_processor, time.monotonic
+        stop_s = now() + (0.0 if is_background() else YIELDING_S)
+        while now() < stop_s:
+            for _ in range(4):
+                yield_processor()
+                if shared[index] != value:
+                    return
+        sleep_until_change(
+            lambda: shared[index] != value,
+            address,
+            value,
+            lambda: self._check(position, call, until),
+            until,
+        )
+
+    def _check(self, position: int, call: CallInfo, until: Deadline) -> None:
+        """Raise if waiting for this position has become pointless."""
+        membership = self._membership
+        where = membership.where(call)
+        if membership.board.is_decided():
+            error = membership.fate_error(where)
+            assert error is not None
+            raise error
+        left, died = membership.gone([position])
+        if (left or died) and self._is_behind(position):
+            how = "it left the group" if left else "its process ended"
+            lost = [membership.members[position]]
+            text = errors.peer_lost_message(where, lost, membership.world_size, how)
+            raise membership.give_up(Cause.LOST, where, text)
+        if time.monotonic() >= until.at_s:
+            text = errors.timeout_message(
+                where,
+                call.operation,
+                until.timeout_s,
+                membership.rank,
+                membership.world_size,
+                self._describe_missing(),
+            )
+            raise membership.give_up(Cause.TIMEOUT, where, text)
+
+    def _is_behind(self, position: int) -> bool:
+        index = self._membership.layout.step_offset(position) // 4
+        return self._words[index] == (self.step - 1) & 0xFFFFFFFF
+
+    def _describe_missing(self) -> str:
+        """`ranks 2, 3 have not joined (rank 2 last called barrier #16; ...)`."""
+        missing = [p for p, _, _ in self._others if self._is_behind(p)]
+        members = self._membership.members
+        verb = "has" if len(missing) == 1 else "have"
+        last_half = (self.step - 1) & 1
+        last = []
+        for position in missing:
+            offset = self._announcements[last_half][position]
+            operation = self._read_announcement(offset)[0]
+            if operation:
+                header = self._mapping.octets[offset : offset + _ANNOUNCEMENT.size]
+                number = _ANNOUNCEMENT.unpack(header)[1]
+                last.append(f"rank {members[position]} last called {operation} #{number}")
+        detail = f" ({'; '.join(last)})" if last else ""
+        return f"{errors.list_ranks([members[p] for p in missing])} {verb} not joined{detail}"
+
+
+def sleep_until_change(
+    changed: Callable[[], bool],
+    address: int,
+    value: int,
+    check: Callable[[], None],
+    until: Deadline,
+) -> None:
+    """Sleep on a word (its sleepers are counted in the next one) until `changed`.
+
+    `check` is called before the first sleep and every CHECK_EVERY_S; it raises to end the wait.
+    """
+    sleepers = address + 4
+    while not changed():
+        check()
+        if changed():
+            return
+        words.fetch_add(sleepers, 1)
+        try:
+            remaining_s = until.at_s - time.monotonic()
+            words.sleep_while(address, value, max(0.0005, min(CHECK_EVERY_S, remaining_s)))
+        finally:
+            words.fetch_add(sleepers, -1)
+
+
+def _encode(call: CallInfo) -> tuple[int, bytes]:
+    """Digest and text of an announcement."""
+    identity = f"{call.operation}\n{call.signature}"
+    digest = hashlib.blake2b(identity.encode(), digest_size=8).digest()
+    text = f"{identity}\n{call.shown}".encode()[:_TEXT_NBYTES]
+    return int.from_bytes(digest, "little"), _TEXT_LENGTH.pack(len(text)) + text

@@ -1,0 +1,167 @@
+"""What lies in the slots: addresses to copy from and to, views to reduce, tables of sizes.
+
+The collectives (`reducing.py`, `copying.py`) are loops over segments of: write into the own slot,
+meet, read from the others'. The first round of each also compares what the ranks announced, before
+any tensor changes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from impl import errors
+from impl.transport.base import CallInfo
+from impl.transport.shm.fate import Cause
+from impl.transport.shm.rounds import Membership, Rounds
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_S = TypeVar("_S", bound="Slots")
+
+Table = np.ndarray[tuple[int, int], np.dtype[np.int64]]
+
+# Up to here every rank reduces everything for itself: one round instead of two, but n-1 times the
+# arithmetic. With two ranks both ways move the same bytes, so the shorter one always wins.
+_WHOLE_NBYTES = {1: 1 << 62, 2: 1 << 62, 3: 64 << 10}
+_WHOLE_NBYTES_MANY = 32 << 10
+
+_PLANS_MAX = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where a tensor of one dtype and size lies in every slot, for one segment."""
+
+    nbytes: int
+    own_addresses: tuple[int, int]  # by half
+    parts: tuple[tuple[Tensor, ...], tuple[Tensor, ...]]  # by half, then by position
+
+
+def ends_the_group(
+    method: Callable[Concatenate[_S, _P], _R],
+) -> Callable[Concatenate[_S, _P], _R]:
+    """An exception in the middle of a collective leaves the ranks out of step: nobody goes on.
+
+    A mismatch is the exception: every rank raises it at the same step.
+    """
+
+    @functools.wraps(method)
+    def run(self: _S, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        membership = self._membership
+        if membership.error is not None or membership.board.is_decided():
+            raise membership.fate_error(_where(membership, args)) or RuntimeError(method.__name__)
+        try:
+            return method(self, *args, **kwargs)
+        except errors.CommunicationError:
+            raise
+        except BaseException as error:
+            where = _where(membership, args)
+            membership.give_up(Cause.FAILURE, where, f"{where} was interrupted: {error!r}.")
+            raise
+
+    return run
+
+
+class Slots:
+    """One rank's access to all slots."""
+
+    def __init__(self, membership: Membership) -> None:
+        layout, mapping = membership.layout, membership.mapping
+        self._membership = membership
+        self._rounds = Rounds(membership)
+        self._segment_nbytes = layout.segment_nbytes
+        self._position = membership.position
+        self._size = membership.size
+        self._others = [p for p in range(self._size) if p != self._position]
+        self._parts = [  # [half][position]: addresses
+            [mapping.address + layout.parts_offset(p, half) for p in range(self._size)]
+            for half in (0, 1)
+        ]
+        self._table_indices = [  # [half][position]: of the parts, in double words
+            [layout.parts_offset(p, half) // 8 for p in range(self._size)] for half in (0, 1)
+        ]
+        self._results = [
+            [mapping.address + layout.result_offset(p, half) for p in range(self._size)]
+            for half in (0, 1)
+        ]
+        self._plans: dict[tuple[torch.dtype, int], Plan] = {}
+        self._whole_views: dict[tuple[torch.dtype, int, int], Tensor] = {}
+        self._views_made: dict[tuple[torch.dtype, int, int, int], tuple[Tensor, ...]] = {}
+        self._longs = np.frombuffer(mapping.octets, dtype=np.int64)
+        self._whole_nbytes = _WHOLE_NBYTES.get(self._size, _WHOLE_NBYTES_MANY)
+
+    def forget_views(self) -> None:
+        """Drop everything that keeps the mapping alive."""
+        self._plans.clear()
+        self._whole_views.clear()
+        self._views_made.clear()
+        self._longs = np.empty(0, dtype=np.int64)
+
+    # -- views of shared memory
+
+    def _plan(self, dtype: torch.dtype, numel: int) -> Plan | None:
+        """None for a tensor that should not go through in one round."""
+        plan = self._plans.get((dtype, numel))
+        if plan is not None:
+            return plan
+        nbytes = numel * dtype.itemsize
+        if nbytes > min(self._segment_nbytes, self._whole_nbytes):
+            return None
+        if len(self._plans) >= _PLANS_MAX:
+            self._plans.clear()
+        plan = self._plans[dtype, numel] = Plan(
+            nbytes=nbytes,
+            own_addresses=(self._parts[0][self._position], self._parts[1][self._position]),
+            parts=(self._views(0, dtype, 0, numel), self._views(1, dtype, 0, numel)),
+        )
+        return plan
+
+    def _views(self, half: int, dtype: torch.dtype, start: int, stop: int) -> tuple[Tensor, ...]:
+        """Elements [start, stop) of every rank's parts, by position."""
+        key = (dtype, half, start, stop)
+        views = self._views_made.get(key)
+        if views is None:
+            if len(self._views_made) >= _PLANS_MAX:
+                self._views_made.clear()
+            views = self._views_made[key] = tuple(
+                self._whole_view(half, p, dtype)[start:stop] for p in range(self._size)
+            )
+        return views
+
+    def _whole_view(self, half: int, position: int, dtype: torch.dtype) -> Tensor:
+        key = (dtype, half, position)
+        view = self._whole_views.get(key)
+        if view is None:
+            layout = self._membership.layout
+            view = self._whole_views[key] = self._membership.mapping.tensor(
+                layout.parts_offset(position, half), self._segment_nbytes // dtype.itemsize, dtype
+            )
+        return view
+
+    def _result_view(self, half: int, dtype: torch.dtype, numel: int) -> Tensor:
+        layout = self._membership.layout
+        return self._membership.mapping.tensor(
+            layout.result_offset(self._position, half), numel, dtype
+        )
+
+    # -- tables: how ranks learn sizes that only their peers know
+
+    def _write_table(self, values: Sequence[int]) -> None:
+        first = self._table_indices[self._rounds.half()][self._position]
+        self._longs[first : first + len(values)] = values
+
+    def _read_tables(self, half: int, length: int) -> Table:
+        """(ranks, length): a copy, one row a rank."""
+        rows = self._table_indices[half]
+        return np.stack([self._longs[first : first + length] for first in rows])
+
+
+def _where(membership: Membership, args: Sequence[object]) -> str:
+    return next(membership.where(arg) for arg in args if isinstance(arg, CallInfo))

@@ -1,0 +1,339 @@
+"""The command line: what each subcommand says, and with which exit code it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import conformance.cli.certify
+from conformance.__main__ import COMMANDS, main
+from conformance.capabilities import VOCABULARY
+from conformance.cli.cases import CannotCollect, Case, collect_cases
+from conformance.cli.certify import CASES, default_workers
+from conformance.report.certificate import CERTIFICATE, JUNIT, write_certificate
+from conformance.requirements import catalogue
+from conformance.verdict import Verdict
+from conformance.version import VERSION
+from tests.report.samples import whole_certificate
+
+ROOT = Path(__file__).parents[2]
+
+
+class Called:
+    """Runs the command line in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *argv: str) -> tuple[int, str, str]:
+        try:
+            code = main(argv)
+        except SystemExit as error:
+            code = int(error.code or 0)
+        seen = self._capsys.readouterr()
+        return code, seen.out, seen.err
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Called:
+    return Called(capsys)
+
+
+def refused(result: tuple[int, str, str]) -> str:
+    """The one line on standard error of a command that was refused."""
+    code, out, err = result
+    assert (code, out) == (2, "")
+    [line] = err.splitlines()
+    return line
+
+
+# ---- All of them
+
+
+def test_help_names_every_command(call: Called) -> None:
+    code, out, _ = call("--help")
+    assert code == 0
+    for name in COMMANDS:
+        assert f"\n    {name} " in out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(call: Called, name: str) -> None:
+    code, out, _ = call(name, "--help")
+    assert code == 0
+    assert COMMANDS[name][1] in out
+
+
+def test_version(call: Called) -> None:
+    assert call("--version")[:2] == (0, f"{VERSION}\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ((), "the following arguments are required: COMMAND"),
+        (("sertify",), "invalid choice: 'sertify'"),
+        (("list", "--colour"), "unrecognized arguments: --colour"),
+        (("list", "--level", "MIGHT"), "invalid choice: 'MIGHT'"),
+        (("list", "--profile", "p3p"), "no profile 'p3p'; there are collectives"),
+        (("list", "all_redcue/*"), "no requirement matches 'all_redcue/*'"),
+        (("explain",), "the following arguments are required: id"),
+        (("explain", "all_reduce/sun"), "no requirement 'all_reduce/sun'; did you mean all_r"),
+        (("compare", "nowhere", "nowhere"), "nowhere: No such file or directory"),
+        (("verify", "nowhere"), "nowhere: No such file or directory"),
+        (("verify",), "the following arguments are required: folder"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(call: Called, argv: tuple[str, ...], says: str) -> None:
+    assert says in refused(call(*argv))
+
+
+# ---- list
+
+
+def test_list_is_plain_behind_a_pipe(call: Called) -> None:
+    code, out, _ = call("list")
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert code == 0
+    assert {(profile, id) for profile, id, _, _ in rows} == {
+        (r.profile, r.id) for r in catalogue().values()
+    }
+
+
+def test_list_selects(call: Called) -> None:
+    _, out, _ = call("list", "all_reduce/*", "--level", "MUST", "--profile", "collectives,p2p")
+    ids = [line.split("\t")[1] for line in out.splitlines()]
+    assert "all_reduce/sum" in ids
+    assert all(id.startswith("all_reduce/") for id in ids)
+
+
+def test_list_as_json(call: Called) -> None:
+    _, out, _ = call("list", "--json")
+    assert [row["id"] for row in json.loads(out)] == list(catalogue())
+
+
+def test_list_of_capabilities(call: Called) -> None:
+    _, out, _ = call("list", "--capabilities")
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert [(row[0], row[1]) for row in rows] == [
+        (kind, name) for kind, names in VOCABULARY.items() for name in names
+    ]
+    assert ["dtypes", "float32", "claimed", ""] in rows
+    _, out, _ = call("list", "--capabilities", "--json")
+    assert set(json.loads(out)) == set(VOCABULARY)
+
+
+def test_list_is_a_table_on_a_terminal() -> None:
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "80", "TERM": "xterm", "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "conformance", "list", "all_reduce/*"],
+        stdout=theirs,
+        env=environment,
+    )
+    os.close(theirs)
+    text = b""
+    try:
+        while chunk := os.read(ours, 4096):
+            text += chunk
+    except OSError:  # how Linux says that the other end is closed
+        pass
+    finally:
+        os.close(ours)
+    assert process.wait(60) == 0
+    assert b"\x1b[" in text
+    assert b"collectives (" in text
+    assert b"\t" not in text
+
+
+# ---- explain
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[Case]:
+    return collect_cases()
+
+
+def test_every_case_is_found_with_its_place(cases: list[Case]) -> None:
+    assert len(cases) > 100
+    for case in cases:
+        source = (ROOT / case.path).read_text().splitlines()
+        name = case.nodeid.rpartition("::")[2]
+        below = source[case.line - 1 : case.line + 30]
+        assert any(f"def {name}(" in line for line in below), case
+
+
+def test_a_suite_that_cannot_be_collected_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "test_x.py").write_text("import no_such_module\n")
+    monkeypatch.setattr(conformance.cli.certify, "CASES", tmp_path)
+    with pytest.raises(CannotCollect, match=r"test_x.py.*no_such_module"):
+        collect_cases()
+
+
+def test_explain_tells_what_it_rests_on_and_where_it_is_checked(
+    call: Called, cases: list[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("conformance.cli.explain.collect_cases", lambda: cases)
+    monkeypatch.chdir(ROOT)
+    code, out, _ = call("explain", "all_reduce/same-bits")
+    requirement = catalogue()["all_reduce/same-bits"]
+    assert code == 0
+    assert requirement.says in " ".join(out.split())
+    assert f"source     {requirement.source}" in out
+    for root in requirement.rests_on:
+        assert f"rests on   {root}\n" in out
+    places = [line.split()[1] for line in out.splitlines() if line.startswith("case ")]
+    assert len(places) == len([c for c in cases if requirement.id in c.covers])
+    for place in places:
+        file, _, line = place.rpartition(":")
+        assert Path(file).exists()
+        assert int(line) > 1
+    _, out, _ = call("explain", requirement.rests_on[0])
+    assert "carries    all_reduce/same-bits\n" in out
+
+
+# ---- certify
+
+
+class Pytest:
+    """Stands in for `pytest.main`."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+        self.arguments: list[str] = []
+
+    def __call__(self, arguments: list[str]) -> int:
+        self.arguments = arguments
+        return self.code
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pytest]:
+    fake = Pytest(0)
+    before = list(sys.path)
+    monkeypatch.setattr(pytest, "main", fake)
+    yield fake
+    sys.path[:] = before
+
+
+def test_certify_runs_the_suites_cases_alone(call: Called, stand_in: Pytest) -> None:
+    assert call("certify")[0] == 0
+    given = stand_in.arguments
+    assert str(CASES) in given
+    assert given[given.index("--rootdir") + 1] == str(ROOT)
+    assert given[given.index("-c") + 1] == os.devnull
+    assert {"--target=impl", "--certificate=certificate", "--deadline=60.0"} <= set(given)
+    assert given[given.index("-n") + 1] == str(default_workers())
+
+
+def test_certify_passes_options_on(call: Called, stand_in: Pytest) -> None:
+    call(
+        *("certify", "-k", "a or b", "--target", "torch", "--requirement", "a/*", "-x"),
+        *("--requirement=b/*", "--world-sizes", "1,2", "-n", "0", "--maxfail", "3", "-v"),
+    )
+    given = stand_in.arguments
+    assert given[-6:] == ["-k", "a or b", "-x", "--maxfail", "3", "-v"]
+    assert {"--requirement=a/*", "--requirement=b/*", "--world-sizes=1,2"} <= set(given)
+    assert given[given.index("-n") + 1] == "0"
+
+
+def test_certify_leaves_torchruns_ranks_and_a_pytest_without_workers_alone(
+    call: Called, stand_in: Pytest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call("certify", "-p", "no:xdist")
+    assert "-n" not in stand_in.arguments
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    call("certify")
+    assert "-n" not in stand_in.arguments
+
+
+@pytest.mark.parametrize(("pytests", "code"), [(0, 0), (1, 1), (2, 2), (3, 3), (4, 2), (130, 130)])
+def test_certify_has_few_exit_codes(
+    call: Called, stand_in: Pytest, pytests: int, code: int
+) -> None:
+    stand_in.code = pytests
+    assert call("certify")[0] == code
+
+
+# ---- compare and verify
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    return written(tmp_path / "good", whole_certificate())
+
+
+def written(folder: Path, document: dict[str, Any]) -> Path:
+    folder.mkdir()
+    write_certificate(folder, document)
+    return folder
+
+
+def test_compare_shows_regressions_first(call: Called, tmp_path: Path, good: Path) -> None:
+    bad = written(tmp_path / "bad", whole_certificate(Verdict.BROKEN))
+    code, out, _ = call("compare", str(good), str(bad / CERTIFICATE))
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert code == 1
+    assert [row[0] for row in rows[: len(catalogue())]] == ["regression"] * len(catalogue())
+    assert ["circumstances", "conclusion", "conformant", "not conformant"] in rows
+
+    code, out, _ = call("compare", str(bad), str(good), "--json")
+    assert code == 0
+    assert {change["kind"] for change in json.loads(out)["changes"]} == {"improvement"}
+    assert call("compare", str(good), str(good)) == (0, "", "no verdict changed\n")
+
+
+def test_compare_refuses_what_is_no_certificate(call: Called, tmp_path: Path, good: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text("{}")
+    assert "other.json: not a certificate of this kind" in refused(
+        call("compare", str(other), str(good))
+    )
+    other.write_text("{")
+    assert "not JSON, or only a part of it" in refused(call("compare", str(good), str(other)))
+
+
+def test_verify_accepts_what_is_whole(call: Called, good: Path) -> None:
+    code, out, err = call("verify", str(good))
+    assert (code, err) == (0, "")
+    assert out == f"{good / CERTIFICATE}: whole and consistent; sample conformant\n"
+
+
+def test_verify_tells_what_is_wrong(call: Called, good: Path) -> None:
+    path = good / CERTIFICATE
+    text = path.read_text()
+    path.write_text(text.replace('"conclusion": "conformant"', '"conclusion": "not conformant"'))
+    code, out, err = call("verify", str(good))
+    assert (code, out) == (1, "")
+    assert f"{path}: its content does not match its digest" in err
+    path.write_text(text[:-30])
+    assert call("verify", str(good))[0] == 1
+    path.write_text(text)
+    (good / JUNIT).write_text("<testsuite/>")
+    code, _, err = call("verify", str(good))
+    assert code == 1
+    assert "junit.xml does not have tests/test_x.py::test_0[ws2]" in err
+
+
+def test_output_into_a_closed_pipe_is_no_error() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        f"{sys.executable} -m conformance list | head -1",
+        shell=True,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stderr == ""
+    assert done.stdout.count("\n") == 1

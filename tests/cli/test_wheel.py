@@ -1,0 +1,74 @@
+"""The suite as users have it: installed from a wheel, run in some other folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PARTS = ("pyproject.toml", "README.md", "conformance", "impl")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the contents of the wheel, and nothing of the checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    ignore = shutil.ignore_patterns("__pycache__")
+    for part in PARTS:
+        source = ROOT / part
+        if source.is_dir():
+            shutil.copytree(source, folder / "source" / part, ignore=ignore)
+        else:
+            (folder / "source").mkdir(exist_ok=True)
+            shutil.copy(source, folder / "source")
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
+    subprocess.run(
+        [*build, "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), "./source"],
+        cwd=folder,
+        check=True,
+        timeout=120,
+    )
+    [wheel] = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"
+
+
+def run(installed: Path, folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    folder.mkdir(exist_ok=True)
+    return subprocess.run(
+        [sys.executable, "-m", "conformance", *args],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def test_a_certificate_can_be_made_in_any_folder(installed: Path, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    # What lies around in a user's project must not take part.
+    (project / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
+    (project / "conftest.py").write_text("raise RuntimeError('not mine')\n")
+    (project / "mine.toml").write_text('name = "mine"\nbackend = "gloo"\n')
+    done = run(
+        *(installed, project, "certify", "--target", "mine.toml", "-n", "0"),
+        *("--requirement", "all_reduce/same-bits", "--world-sizes", "2"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    certificate = json.loads((project / "certificate" / "certificate.json").read_text())
+    assert certificate["conclusion"] == "conformant"
+    [row] = [r for r in certificate["requirements"] if r["id"] == "all_reduce/same-bits"]
+    assert row["verdict"] == "holds"
+    assert all(case["case"].startswith("conformance/cases/") for case in row["cases"])
+    verified = run(installed, project, "verify", "certificate")
+    assert (verified.returncode, verified.stderr) == (0, "")

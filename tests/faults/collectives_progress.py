@@ -1,0 +1,233 @@
+"""Collectives that wait too little, too much, or for the wrong ones; and handles that lie."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+
+from conformance.verdict import Verdict
+from tests.faults.kit import ForwardingGroup, breaks
+from tests.faults.works import Done, Relayed
+
+
+@breaks("all_reduce/async", says=r"waited in all_reduce", verdict=Verdict.TIMEOUT)
+class BlocksAlthoughAsynchronous(ForwardingGroup):
+    """all_reduce returns when all is done."""
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        work = super().allreduce(tensors, opts)
+        work.wait()
+        return work
+
+
+@breaks("broadcast/async", says=r"rank \d is wrong")
+class NeverReallyBroadcasts(ForwardingGroup):
+    """An asynchronous broadcast is a handle and nothing more."""
+
+    def broadcast(self, tensors: Any, opts: Any) -> Any:
+        return Done() if opts.asyncOp else super().broadcast(tensors, opts)
+
+
+@breaks("barrier/waits-for-all", says=r"a rank left the barrier before rank \d had come")
+class WaitsForOnePartner(ForwardingGroup):
+    """Recursive doubling without the ranks beyond a power of two."""
+
+    def barrier(self, opts: Any) -> Any:
+        partner = self.rank() ^ 1
+        if partner < self.size():
+            theirs = self.inner.recv([torch.zeros(1)], partner, 99)
+            self.inner.send([torch.ones(1)], partner, 99).wait()
+            theirs.wait()
+        return Done()
+
+
+@breaks("barrier/repeated", says=r"rank \d is wrong")
+class EverySecondBarrierIsNone(ForwardingGroup):
+    """What keeps one round from the next is missing."""
+
+    count = 0
+
+    def barrier(self, opts: Any) -> Any:
+        self.count += 1
+        return super().barrier(opts) if self.count % 2 else Done()
+
+
+@breaks("barrier/subgroup", says=r"waited in barrier", verdict=Verdict.TIMEOUT)
+class WaitsForTheWorld(ForwardingGroup):
+    """A barrier of some ranks is one of all."""
+
+    world: ClassVar[Any] = None
+
+    def barrier(self, opts: Any) -> Any:
+        if self.size() == 4:
+            type(self).world = self.inner
+        chosen = dist.group.WORLD
+        assert isinstance(chosen, ForwardingGroup)
+        return chosen.inner.barrier(opts)
+
+
+@breaks("monitored_barrier/nobody-leaves", says=r"passed although ranks .* never came")
+class HealthyRanksLeave(ForwardingGroup):
+    """Rank 0 alone waits for all; the others leave when they have told it that they are there."""
+
+    def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
+        tag = 98
+        if self.rank():
+            self.inner.send([torch.ones(1)], 0, tag).wait()
+            return
+        for rank in range(1, self.size()):
+            if not self.inner.recv([torch.zeros(1)], rank, tag).wait(timeout):
+                raise RuntimeError(f"[Rank 0]: Rank {rank} failed to pass monitoredBarrier")
+
+
+@breaks("monitored_barrier/names-all-missing-ranks", says=r"rank 0 was told '.*Rank 1 failed")
+class NamesTheFirstAlone(ForwardingGroup):
+    """wait_all_ranks is ignored."""
+
+    def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
+        super().monitored_barrier(timeout, False)
+
+
+@breaks("monitored_barrier/names-a-missing-rank", says=r"rank 0 was told 'a rank failed")
+class NamesNobody(ForwardingGroup):
+    """Does not say who is missing."""
+
+    def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
+        try:
+            super().monitored_barrier(timeout, wait_all_ranks)
+        except RuntimeError as error:
+            raise RuntimeError("a rank failed to pass") from error
+
+
+class Relaying(ForwardingGroup):
+    """Hands out handles of one class for all_reduce."""
+
+    handle: ClassVar[type[Relayed]] = Relayed
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        return self.handle(super().allreduce(tensors, opts))
+
+
+@breaks("work/wait", says=r"want True")
+class WaitSaysFalse(Relaying):
+    class handle(Relayed):  # noqa: N801  # the attribute that it overrides
+        def wait(self, timeout: timedelta | None = None) -> bool:
+            super().wait(timeout)
+            return False
+
+
+@breaks("work/not-completed-early", says=r"rank 0 is wrong\ngot True, want False")
+class CompletedAtOnce(Relaying):
+    class handle(Relayed):  # noqa: N801
+        def is_completed(self) -> bool:
+            return True
+
+
+@breaks("work/completes-unwaited", says=r"is_completed of all_reduce never became true")
+class CompletedByWaitAlone(Relaying):
+    class handle(Relayed):  # noqa: N801
+        waited = False
+
+        def wait(self, timeout: timedelta | None = None) -> bool:
+            self.waited = super().wait(timeout)
+            return self.waited
+
+        def is_completed(self) -> bool:
+            return self.waited
+
+
+@breaks("work/success", says=r"got \(False|got False, want True")
+class NeverSucceeds(Relaying):
+    class handle(Relayed):  # noqa: N801
+        def is_success(self) -> bool:
+            return False
+
+
+@breaks("work/future", says=r"rank 0 is wrong")
+class FutureHoldsNothing(Relaying):
+    class handle(Relayed):  # noqa: N801
+        def get_future(self) -> Any:
+            return Done().get_future()
+
+
+@breaks("work/wait-timeout", says=r"wait ended with 'returned'")
+class WaitReturnsAtItsTimeout(Relaying):
+    class handle(Relayed):  # noqa: N801
+        def wait(self, timeout: timedelta | None = None) -> bool:
+            try:
+                return super().wait(timeout)
+            except RuntimeError:
+                return False
+
+
+@breaks("work/failure-is-told", says=r"wait returned although the collective had failed")
+class WaitHidesFailures(Relaying):
+    class handle(Relayed):  # noqa: N801
+        def wait(self, timeout: timedelta | None = None) -> bool:
+            try:
+                return super().wait(timeout)
+            except RuntimeError:
+                return True
+
+
+@breaks("work/blocking-returns-none", says=r"rank 0 is wrong\nat \[\d+\]")
+class BlockingBarrierReturnsAHandle(ForwardingGroup):
+    """Its wait gives the handle away."""
+
+    @classmethod
+    def target(cls) -> Any:
+        from dataclasses import replace
+
+        return replace(super().target(), activate=f"{cls.__module__}:returns_handles")
+
+
+@breaks("order/groups-are-apart", says=r"rank \d is wrong")
+class GroupsShareTheirMessages(ForwardingGroup):
+    """Groups of the same ranks are one group."""
+
+    shared: ClassVar[dict[int, Any]] = {}
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
+        super().__init__(store, rank, world_size, timeout)
+        self.inner = self.shared.setdefault(world_size, self.inner)
+
+
+@breaks("order/many-pending", says=r"raised RuntimeError: 64 are pending")
+class HoldsSixtyFour(ForwardingGroup):
+    """Refuses more pending collectives than its table has room for."""
+
+    count = 0
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        self.count += 1
+        if self.count > 64:
+            raise RuntimeError("64 are pending")
+        return super().allreduce(tensors, opts)
+
+
+@breaks("order/issued", says=r"rank \d is wrong")
+class TheSecondOvertakesTheFirst(ForwardingGroup):
+    """Rank 0's second collective of a group is issued before its first."""
+
+    first: Any = None
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        if self.rank() == 0 and self.first is None:
+            self.first = tensors, opts
+            self.late = Late()
+            return self.late
+        work = super().allreduce(tensors, opts)
+        if self.rank() == 0 and self.first is not False:
+            held, self.first = self.first, False
+            self.late.inner = super().allreduce(*held)
+        return work
+
+
+class Late(Relayed):
+    """The handle of what is issued later."""
+
+    def __init__(self) -> None:
+        super().__init__(None)

@@ -1,0 +1,203 @@
+"""Reductions that mean something else than their name says."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from impl.gloo import ProcessGroupGloo
+from tests.faults.kit import ForwardingGroup, GroupFault, Patch, breaks
+
+Op = dist.ReduceOp
+
+
+@breaks("reductions/band", says=r"reduce_op='band'[\s\S]*rank 0 is wrong")
+class AddsBits(ForwardingGroup):
+    """The bitwise operations run as SUM."""
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        if opts.reduceOp in (Op.BAND, Op.BOR, Op.BXOR):
+            opts.reduceOp = Op.SUM
+        return super().allreduce(tensors, opts)
+
+
+@breaks("reductions/max", says=r"reduce_op='max'[\s\S]*rank 0 is wrong")
+class MaxIsOfAbsoluteValues(ForwardingGroup):
+    """MAX looks at the size of a number without its sign."""
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        if opts.reduceOp == Op.MAX:
+            tensors[0].abs_()
+        return super().allreduce(tensors, opts)
+
+
+@breaks("reductions/product", says=r"reduce_op='product'[\s\S]*is wrong")
+class MultipliesItselfTwice(ForwardingGroup):
+    """Rank 0's factor counts twice."""
+
+    def reduce(self, tensors: Any, opts: Any) -> Any:
+        if opts.reduceOp == Op.PRODUCT and self.rank() == 0:
+            tensors[0].mul_(tensors[0].clone())
+        return super().reduce(tensors, opts)
+
+
+@breaks("reductions/integers-wrap", says=r"got 255, want 44")
+class Saturates(ForwardingGroup):
+    """Integer sums stop at the greatest value."""
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        [x] = tensors
+        if x.dtype not in (torch.uint8, torch.int8):
+            return super().allreduce(tensors, opts)
+        wide = x.to(torch.int64)
+        work = super().allreduce([wide], opts)
+        work.wait()
+        info = torch.iinfo(x.dtype)
+        x.copy_(wide.clamp(info.min, info.max))
+        return work
+
+
+@breaks("reductions/integers-are-exact", says=r"rank \d is wrong")
+class AddsIntegersAsFloats(ForwardingGroup):
+    """int64 goes through float64."""
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        [x] = tensors
+        if x.dtype is not torch.int64:
+            return super().allreduce(tensors, opts)
+        wide = x.to(torch.float64)
+        work = super().allreduce([wide], opts)
+        work.wait()
+        x.copy_(wide)
+        return work
+
+
+@breaks("reductions/infinities", says=r"got [\d.e+]+, want inf")
+class EndsAtTheGreatestNumber(ForwardingGroup):
+    """Infinities become the greatest number there is."""
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        work = super().allreduce(tensors, opts)
+        work.wait()
+        info = torch.finfo(tensors[0].dtype)
+        tensors[0].clamp_(info.min, info.max)
+        return work
+
+
+@breaks("reductions/nan-in-min-max", says=r"(min|max): rank 0 is wrong[\s\S]*want nan")
+class SkipsNaN(GroupFault, ProcessGroupGloo):
+    """MIN and MAX take NaN for an infinity that never wins."""
+
+    base = "impl"
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+        if opts is not None and opts.reduceOp in (Op.MIN, Op.MAX):
+            never = float("inf") if opts.reduceOp == Op.MIN else -float("inf")
+            tensors[0].nan_to_num_(nan=never)
+        return super().allreduce(tensors, opts)
+
+
+@breaks("reductions/bool", says=r"sum: rank 0 is wrong")
+class AddsBoolsModuloTwo(ForwardingGroup):
+    """True and true is false."""
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        if tensors[0].dtype is torch.bool and opts.reduceOp == Op.SUM:
+            opts.reduceOp = Op.BXOR
+        return super().allreduce(tensors, opts)
+
+
+@breaks("reductions/bool-bytes", says=r"sum: rank 0 is wrong[\s\S]*got [23], want 1")
+class LeavesTwosInBools(GroupFault, ProcessGroupGloo):
+    """A sum of bools is a sum of their bytes."""
+
+    base = "impl"
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+        [x] = tensors
+        as_bytes = x.view(torch.uint8) if x.dtype is torch.bool else x
+        return super().allreduce([as_bytes], opts)
+
+
+@breaks("reductions/average", says=r"reduce_op='avg'[\s\S]*is wrong")
+class AveragesOverElements(ForwardingGroup):
+    """Divides by the number of elements."""
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        by_elements = opts.reduceOp == Op.AVG
+        work = super().allreduce(tensors, opts)
+        work.wait()
+        if by_elements:
+            tensors[0].mul_(self.size() / max(1, tensors[0].numel()))
+        return work
+
+
+@breaks("reductions/average", says=r"op='reduce_scatter_tensor'[\s\S]*is wrong")
+class ReduceScatterDoesNotDivide(ForwardingGroup):
+    """AVG of a reduce_scatter returns the sum."""
+
+    def reduce_scatter_single(self, output: Any, tensor: Any, opts: Any) -> Any:
+        if opts.reduceOp == Op.AVG:
+            opts.reduceOp = Op.SUM
+        return super().reduce_scatter_single(output, tensor, opts)
+
+
+@breaks("reductions/average-of-integers", says=r"got 0, want \d")
+class AveragesByMultiplying(GroupFault, ProcessGroupGloo):
+    """Integers are multiplied by 1/n, which is 0."""
+
+    base = "impl"
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+        work = super().allreduce(tensors, opts)
+        work.wait()
+        if opts is not None and opts.reduceOp == Op.AVG and not tensors[0].is_floating_point():
+            tensors[0].zero_()
+        return work
+
+
+@breaks("reductions/average-in-range", says=r"got inf, want 60000.0")
+class AddsBeforeItDivides(GroupFault, ProcessGroupGloo):
+    """The sum of an average is made in float16."""
+
+    base = "impl"
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+        if opts is None or opts.reduceOp != Op.AVG:
+            return super().allreduce(tensors, opts)
+        opts.reduceOp = Op.SUM
+        work = super().allreduce(tensors, opts)
+        work.wait()
+        tensors[0].div_(self.size())
+        return work
+
+
+@breaks("reductions/complex-refused", says=r"should be refused as complex")
+class ComparesComplexNumbers(Patch):
+    """The greatest of complex numbers is that of their parts."""
+
+    @staticmethod
+    @contextlib.contextmanager
+    def patched() -> Iterator[None]:
+        right = distributed_c10d.supports_complex
+        distributed_c10d.supports_complex = lambda *_args, **_kwargs: True
+        try:
+            yield
+        finally:
+            distributed_c10d.supports_complex = right
+
+
+@breaks("reductions/bits-of-floats-refused", says=r"should be refused by its name")
+class CombinesBitsOfFloats(ForwardingGroup):
+    """Takes the bits of a float for those of an integer."""
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        [x] = tensors
+        if opts.reduceOp in (Op.BAND, Op.BOR, Op.BXOR) and x.dtype is torch.float32:
+            x = x.view(torch.int32)
+        return super().allreduce([x], opts)

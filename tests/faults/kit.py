@@ -1,0 +1,135 @@
+"""How a deliberately broken target is written, and how it is shown to be rejected.
+
+[Note: what a fault is]
+A fault is a class that breaks exactly one thing. It is either a process group (a subclass of
+`ForwardingGroup`, or of any other Python process group that takes store, rank, size and timeout),
+or, if it breaks what lies above the groups, a `Patch` that changes functions while a world lives.
+`@breaks` names the requirement that must notice it and what the report must say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, ClassVar, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from conformance.harness import forwarding
+from conformance.requirements import Requirement
+from conformance.target import Target, load_target
+from conformance.verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A fault and what must be said of it.
+
+    spec: "module:Class", by which `--target` finds it.
+    requirement: the id of the requirement that it breaks.
+    says: a regular expression that the report of the failing case must match.
+    verdict: how it must be rejected.
+    """
+
+    spec: str
+    requirement: str
+    says: str
+    verdict: Verdict
+
+
+FAULTS: list[Broken] = []
+
+F = TypeVar("F", bound="type[Fault]")
+
+
+class Fault:
+    """What every fault has: a target that is like `base` but for the fault."""
+
+    base: ClassVar[str] = "torch"
+
+    @classmethod
+    def target(cls) -> Target:
+        """The target as `--target module:Class.target` finds it."""
+        raise TypeError(f"{cls.__name__} is neither a group nor a patch")
+
+
+def breaks(
+    requirement: Requirement | str, *, says: str, verdict: Verdict = Verdict.BROKEN
+) -> Callable[[F], F]:
+    """Register the class as a fault that the cases of this requirement must reject."""
+    id = requirement if isinstance(requirement, str) else requirement.id
+
+    def register(fault: F) -> F:
+        spec = f"{fault.__module__}:{fault.__qualname__}.target"
+        FAULTS.append(Broken(spec, id, says, verdict))
+        if issubclass(fault, dist.ProcessGroup):
+            dist.Backend.register_backend(_backend(fault), fault, devices=["cpu"])
+        return fault
+
+    return register
+
+
+def _backend(fault: type) -> str:
+    return f"fault_{fault.__module__.rpartition('.')[2]}_{fault.__name__}".lower()
+
+
+class GroupFault(Fault):
+    """A process group that breaks something; mixed into the class of the group."""
+
+    @classmethod
+    def target(cls) -> Target:
+        return replace(
+            load_target(cls.base),
+            name=cls.__name__,
+            backend=_backend(cls),
+            imports=(*load_target(cls.base).imports, cls.__module__),
+            options="",
+            deviations=(),
+        )
+
+
+class ForwardingGroup(GroupFault, forwarding.ForwardingGroup):
+    """A group that hands everything to torch's gloo; a fault overrides one operation."""
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
+        super().__init__(rank, world_size, _gloo(store, rank, world_size, timeout))
+
+    def getBackendName(self) -> str:  # noqa: N802  # torch's name
+        return _backend(type(self))
+
+    def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
+        """`dist.monitored_barrier` is for backends called "gloo"; cases then ask the group."""
+        self.inner.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
+
+
+def _gloo(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> dist.ProcessGroup:
+    """A whole group, since a backend object alone lacks the names that torch 2.13 has added."""
+    make: Callable[..., Any] = dist.ProcessGroup
+    group: dist.ProcessGroup = make(store, rank, world_size)
+    backend = dist.ProcessGroupGloo(store, rank, world_size, timeout)
+    kind = dist.ProcessGroup.BackendType.GLOO
+    group._register_backend(torch.device("cpu"), kind, backend)
+    group._set_default_backend(kind)
+    return group
+
+
+class Patch(Fault):
+    """A fault above the groups: `patched` is a context in which something is wrong.
+
+    `patched` is a static context manager: it makes something wrong, and right again at its end.
+    It is entered in every rank, before the default group is made.
+    """
+
+    @classmethod
+    def target(cls) -> Target:
+        return replace(
+            load_target(cls.base),
+            name=cls.__name__,
+            activate=f"{cls.__module__}:{cls.__qualname__}.patched",
+            deviations=(),
+        )
+
+    patched: ClassVar[Callable[[], AbstractContextManager[None]]]

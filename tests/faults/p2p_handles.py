@@ -1,0 +1,279 @@
+"""Faults of handles, peers and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.faults.kit import ForwardingGroup, Patch, breaks
+from tests.faults.wrapping import Finished, Wrapped, replaced
+
+
+class _ChangesHandles(ForwardingGroup):
+    """Every handle of a message is of the class `handle`."""
+
+    handle: Any = Wrapped
+
+    def send(self, tensors: Any, dst: int, tag: int) -> Any:
+        return self.handle(self.inner.send(tensors, dst, tag))
+
+    def recv(self, tensors: Any, src: int, tag: int) -> Any:
+        return self.handle(self.inner.recv(tensors, src, tag))
+
+    def recv_anysource(self, tensors: Any, tag: int) -> Any:
+        return self.handle(self.inner.recv_anysource(tensors, tag))
+
+
+class _AlwaysCompleted(Wrapped):
+    def is_completed(self) -> bool:
+        return True
+
+
+@breaks("p2p/incomplete-before-the-message", says=r"completed before anything had been sent")
+class CompletedFromTheStart(_ChangesHandles):
+    """Handles say that they are over when they are not."""
+
+    handle = _AlwaysCompleted
+
+
+class _NeverSuccessful(Wrapped):
+    def is_success(self) -> bool:
+        return False
+
+
+@breaks("p2p/handle-after-wait", says=r"rank 0 is wrong\nat \[1\]: got False, want True")
+class NeverSuccessful(_ChangesHandles):
+    """Handles do not know that all went well."""
+
+    handle = _NeverSuccessful
+
+
+class _OneTooHigh(Wrapped):
+    def source_rank(self) -> int:
+        return int(self.work.source_rank()) + 1
+
+    _source_rank = source_rank
+
+
+@breaks("p2p/source-rank", says=r"rank \d is wrong\ngot \d, want \d")
+class SourcesCountFromOne(_ChangesHandles):
+    """The source of a message is one too high."""
+
+    handle = _OneTooHigh
+
+
+class _ForgivesTimeouts(Wrapped):
+    def wait(self, *timeout: Any) -> bool:
+        try:
+            return bool(self.work.wait(*timeout))
+        except RuntimeError:
+            return False
+
+
+@breaks("p2p/wait-timeout", says="DID NOT RAISE")
+class ReturnsAtTheTimeout(_ChangesHandles):
+    """wait returns when its timeout is over, as if the message had come."""
+
+    handle = _ForgivesTimeouts
+
+
+@breaks("p2p/any-source", says=r"rank 0 is wrong\ngot keys \[1, 2\], want keys \[0, 1\]")
+class SenderIsOneTooHigh(ForwardingGroup):
+    """A receive from anybody names the rank after the sender."""
+
+    def recv_anysource(self, tensors: Any, tag: int) -> Any:
+        return _OneTooHigh(self.inner.recv_anysource(tensors, tag))
+
+    def rank(self) -> int:
+        # So that the last rank may be named too: with two of them it would be the receiver itself.
+        return -1 if self.size() == 2 else super().rank()
+
+
+@breaks("p2p/any-source-each-once", says=r"rank 0 is wrong\n")
+class DeliversTheFirstTwice(ForwardingGroup):
+    """The second receive from anybody gets the first message again."""
+
+    first: Any = None
+    count = 0
+
+    def recv_anysource(self, tensors: Any, tag: int) -> Any:
+        self.count += 1
+        if self.count == 2:
+            tensors[0].copy_(self.first[0])
+            return self.first[1]
+        work = self.inner.recv_anysource(tensors, tag)
+        work.wait()
+        if self.first is None:
+            self.first = tensors[0].clone(), _Remembers(work.source_rank())
+        return _Remembers(work.source_rank())
+
+
+class _Remembers(Finished):
+    def __init__(self, source: int) -> None:
+        self.source = source
+
+    def _source_rank(self) -> int:
+        return self.source
+
+
+@breaks("p2p/any-source-tag", says=r"rank 0 is wrong\nat \[0\]: 2 of 2 elements differ")
+class TagsAreForNamedSources(ForwardingGroup):
+    """A receive from anybody takes what came first, whatever its tag."""
+
+    def send(self, tensors: Any, dst: int, tag: int) -> Any:
+        return self.inner.send(tensors, dst, 0)
+
+    def recv_anysource(self, tensors: Any, tag: int) -> Any:
+        return self.inner.recv_anysource(tensors, 0)
+
+
+@breaks("p2p/any-source-in-a-subgroup", says=r"recv returned 0, want 1")
+class SourcesAreGroupRanks(Patch):
+    """recv returns the sender's rank in the group."""
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        with replaced(get_global_rank=lambda _: lambda group, rank: rank):
+            yield
+
+
+@breaks("p2p/recv-returns-the-source", says=r"got \[None\], want \[0\]")
+class ReturnsNothing(Patch):
+    """recv with a source does not say where the message came from."""
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        def silent(recv: Any) -> Any:
+            def received(*args: Any, **kwargs: Any) -> None:
+                recv(*args, **kwargs)
+
+            return received
+
+        with replaced(recv=silent):
+            yield
+
+
+@breaks("p2p/blocking-to-oneself", says=r"RuntimeError")
+class TriesToTalkToItself(Patch):
+    """The own rank is a peer like any other."""
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        with replaced(_check_not_self_rank=lambda _: lambda group, rank, kind: None):
+            yield
+
+
+@breaks("p2p/peer-arguments", says="DID NOT RAISE")
+class TakesEitherName(Patch):
+    """Of two names for a peer one is simply taken."""
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        def lenient(canonicalize: Any) -> Any:
+            def either(group: Any, one: Any = None, other: Any = None, *rest: Any) -> Any:
+                return canonicalize(group, None if other is not None else one, other, *rest)
+
+            return either
+
+        with replaced(_canonicalize_group_rank=lenient):
+            yield
+
+
+@breaks("p2p/negative-tag", says="DID NOT RAISE")
+class TagsLoseTheirSign(ForwardingGroup):
+    """A negative tag is as good as a positive one."""
+
+    def send(self, tensors: Any, dst: int, tag: int) -> Any:
+        self.inner.send(tensors, dst, abs(tag))
+        return Finished()
+
+
+@breaks("p2p/needs-a-tensor", says=r"AttributeError|DID NOT RAISE|TypeError")
+class TakesListsForTensors(Patch):
+    """Nobody looks at what is to be sent."""
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        with replaced(_check_single_tensor=lambda _: lambda param, name: None):
+            yield
+
+
+@breaks("p2p/subgroup-peers", says=r"rank \d (is wrong|raised)|rank \d  raised")
+class GroupRanksGoBackwards(Patch):
+    """Global ranks become group ranks from the wrong end."""
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        def backwards(get_group_rank: Any) -> Any:
+            def translated(group: Any, rank: int) -> int:
+                number = int(get_group_rank(group, rank))
+                whole = group is dist.group.WORLD
+                return number if whole else dist.get_world_size(group) - 1 - number
+
+            return translated
+
+        with replaced(get_group_rank=backwards):
+            yield
+
+
+@breaks("p2p/batch", says=r"rank 0 is wrong\n4 of 4 elements differ")
+class BatchesOnlySend(Patch):
+    """The receives of a batch are taken for done."""
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        def sending(batch: Any) -> Any:
+            isend = dist.isend
+            return lambda ops: [
+                *batch([op for op in ops if op.op is isend]),
+                *(Finished() for op in ops if op.op is not isend),
+            ]
+
+        with replaced(batch_isend_irecv=sending):
+            yield
+
+
+@breaks("p2p/batch-order", says=r"rank 0 is wrong\nat \[0\]: 100000 of 100000 elements differ")
+class BatchesSendBackwards(Patch):
+    """The sends of a batch go out from the last to the first."""
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        def backwards(batch: Any) -> Any:
+            isend = dist.isend
+            return lambda ops: batch(
+                [
+                    *reversed([op for op in ops if op.op is isend]),
+                    *(op for op in ops if op.op is not isend),
+                ]
+            )
+
+        with replaced(batch_isend_irecv=backwards):
+            yield
+
+
+@breaks("p2p/batch-arguments", says="was accepted")
+class BatchesTakeAnything(Patch):
+    """A batch may be of several groups."""
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        with replaced(
+            batch_isend_irecv=lambda _: (
+                lambda ops: [Finished() for op in ops if isinstance(op.tensor, torch.Tensor)]
+            )
+        ):
+            yield

@@ -1,0 +1,90 @@
+"""Every fault is rejected, by a case of the requirement that it breaks, with the right message."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import tests.faults
+from conformance.harness.pool import SHARED_POOL
+from conformance.plugin import Certifier
+from conformance.report.results import Results
+from conformance.settings import FirstLook
+from tests.faults.kit import FAULTS, Broken
+
+ROOT = Path(__file__).parents[2]
+CASES = ROOT / "conformance" / "cases"
+
+for module in pkgutil.iter_modules(tests.faults.__path__, "tests.faults."):
+    if not module.name.rpartition(".")[2].startswith("test_"):
+        importlib.import_module(module.name)
+
+
+class Listener:
+    """Takes the results and the reports of a run inside this one."""
+
+    def __init__(self) -> None:
+        self.results: Results | None = None
+        self.texts: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.texts.append(report.longreprtext)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        certifier = session.config.pluginmanager.get_plugin("conformance-certifier")
+        assert isinstance(certifier, Certifier)
+        self.results = certifier.results
+
+
+@cache
+def files_that_cover(requirement: str) -> list[str]:
+    """The case files that mention the requirement, so that a run need not collect all others."""
+    found = [p for p in sorted(CASES.rglob("test_*.py")) if f'"{requirement}"' in p.read_text()]
+    assert found, f"no case covers {requirement}"
+    return [str(path) for path in found]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm_ranks() -> Iterator[None]:
+    """One pool for all runs of this module."""
+    owner = object()
+    SHARED_POOL.acquire(owner)
+    yield
+    SHARED_POOL.release(owner)
+
+
+@pytest.fixture(autouse=True)
+def known_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The modules of all faults are imported here already: no process of its own looks at each."""
+    monkeypatch.setattr("conformance.plugin.look_at", lambda target: FirstLook("", {}))
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.spec.rpartition(":")[2].split(".")[0])
+def test_a_fault_is_rejected_by_its_requirement(fault: Broken) -> None:
+    listener = Listener()
+    pytest.main(
+        [
+            *files_that_cover(fault.requirement),
+            *("--rootdir", str(ROOT), "--target", fault.spec, "--requirement", fault.requirement),
+            *("-o", "addopts=", "--maxfail", "1", "--deadline", "10", "--assert", "plain"),
+            *("-p", "no:terminal", "-p", "no:xdist", "-p", "no:cacheprovider", "-s"),
+        ],
+        plugins=[listener],
+    )
+    assert listener.results is not None, "no case ran"
+    [result] = [r for r in listener.results.requirements if r.requirement.id == fault.requirement]
+    assert result.verdict is fault.verdict, f"{fault.spec} was not rejected: {result.reason}"
+    assert any(re.search(fault.says, text) for text in listener.texts), listener.texts
+
+
+def test_every_fault_names_its_own_requirement_once() -> None:
+    specs = [fault.spec for fault in FAULTS]
+    assert len(specs) == len(set(specs))

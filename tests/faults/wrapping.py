@@ -1,0 +1,48 @@
+"""Handles and functions that faults put in the place of the right ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from typing import Any
+from unittest import mock
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+
+class Wrapped:
+    """A handle that hands everything to another one; a fault overrides what it breaks."""
+
+    def __init__(self, work: Any) -> None:
+        self.work = work
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.work, name)
+
+
+class Finished:
+    """A handle of something that was over at once, whatever may be the matter."""
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+
+@contextmanager
+def replaced(**wrappers: Callable[[Any], Any]) -> Iterator[None]:
+    """While this lasts, functions of `torch.distributed` are others.
+
+    wrappers: name -> what makes the new function from the old one.
+    """
+    with ExitStack() as stack:
+        for name, wrap in wrappers.items():
+            old = getattr(distributed_c10d, name)
+            new = wrap(old)
+            stack.enter_context(mock.patch.object(distributed_c10d, name, new))
+            if hasattr(dist, name):
+                stack.enter_context(mock.patch.object(dist, name, new))
+        yield

@@ -1,0 +1,38 @@
+"""Fixtures of the tests that run pytest itself; see kit.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from conformance.harness.pool import SHARED_POOL
+from tests.harness.kit import Inside, Outside, run_inside
+
+
+@pytest.fixture
+def outside(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Outside:
+    """Runs pytest in processes of its own."""
+    return Outside(pytester, monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def warm_ranks() -> Iterator[None]:
+    """One pool of ranks for all runs inside of this process."""
+    owner = object()
+    SHARED_POOL.acquire(owner)
+    yield
+    SHARED_POOL.release(owner)
+
+
+@pytest.fixture
+def inside(warm_ranks: None, tmp_path: Path) -> Callable[..., Inside]:
+    """Runs a text as a file of cases in this process: `inside(text, "--requirement=...")`."""
+
+    def run(text: str, *args: str) -> Inside:
+        path = tmp_path / "test_inside.py"
+        path.write_text(text)
+        return run_inside(tmp_path, *args)
+
+    return run

@@ -1,0 +1,103 @@
+"""From the way a case ended to its verdicts, without ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from conformance import CheckFailed
+from conformance.harness.failure import RanksFailed
+from conformance.harness.outcome import Died, Outcome, Raised, Returned, StillRunning
+from conformance.judgement import LEAVES_NOTHING_BEHIND, LeftBehind, judge_end, verdict_of
+from conformance.plan import Plan
+from conformance.requirements import catalogue
+from conformance.target import Deviation, Target
+from conformance.verdict import Verdict
+
+TARGET = Target(name="x", backend="x")
+REFUSED: list[Outcome] = [Raised("NotImplementedError", "no", ""), Returned(1)]
+
+
+def plan(*covers: str, **given: Any) -> Plan:
+    words: dict[str, Any] = {"own": (), "lacks": (), "lacks_part": False, "depth": 0, "gpus": 0}
+    return Plan(covers=covers or ("a/b",), **{**words, **given})
+
+
+def deviating(*requirements: str, expects: Verdict = Verdict.BROKEN) -> Target:
+    deviation = Deviation(requirements, "known", expects=expects)
+    return Target(name="x", backend="x", deviations=(deviation,))
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict"),
+    [
+        (None, Verdict.HOLDS),
+        (CheckFailed("no"), Verdict.BROKEN),
+        (AssertionError("no"), Verdict.BROKEN),
+        (RanksFailed("f", REFUSED), Verdict.BROKEN),
+        (RanksFailed("f", [Died(0)]), Verdict.CRASHED),
+        (RanksFailed("f", [StillRunning("", "", False)]), Verdict.TIMEOUT),
+        (pytest.skip.Exception("no GPU"), Verdict.NOT_EXERCISED),
+        (IndexError("a bug of the case"), Verdict.UNKNOWN),
+    ],
+)
+def test_the_end_of_a_case_gives_its_verdict(error: BaseException | None, verdict: Verdict) -> None:
+    judged = judge_end(error, plan("a/b", "a/c"), TARGET)
+    assert judged.verdicts == {"a/b": verdict, "a/c": verdict}
+    assert judged.worked is (error is None)
+    assert not judged.excused
+
+
+class Several(Exception):
+    """As Python's ExceptionGroup, which 3.10 does not have and Hypothesis brings along."""
+
+    def __init__(self, *exceptions: BaseException) -> None:
+        self.exceptions = exceptions
+
+
+def test_of_several_errors_the_worst_counts() -> None:
+    assert verdict_of(Several(CheckFailed("no"), RanksFailed("f", [Died(1)]))) is Verdict.CRASHED
+    assert verdict_of(Several(CheckFailed("no"), KeyError("k"))) is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict"),
+    [
+        (None, Verdict.NOT_CLAIMED),
+        (RanksFailed("f", REFUSED), Verdict.NOT_CLAIMED),
+        (RanksFailed("f", [*REFUSED, Died(1)]), Verdict.CRASHED),
+        (RanksFailed("f", [*REFUSED, StillRunning("", "", True)]), Verdict.TIMEOUT),
+        (CheckFailed("wrong data"), Verdict.BROKEN),
+    ],
+)
+def test_a_probe_must_work_or_be_refused(error: BaseException | None, verdict: Verdict) -> None:
+    judged = judge_end(error, plan(lacks=("op:send",)), TARGET)
+    assert judged.verdicts == {"a/b": verdict}
+    assert judged.excused is (error is not None and verdict is Verdict.NOT_CLAIMED)
+
+
+def test_a_declared_failure_is_excused_if_it_fails_as_declared() -> None:
+    failed = RanksFailed("f", [Died(1)])
+    excused = judge_end(failed, plan(), deviating("a/*", expects=Verdict.CRASHED))
+    assert excused.verdicts == {"a/b": Verdict.DEVIATION}
+    assert excused.excused
+    assert excused.reason == "known"
+    other = judge_end(failed, plan(), deviating("a/*", expects=Verdict.TIMEOUT))
+    assert other.verdicts == {"a/b": Verdict.CRASHED}
+    assert not other.excused
+
+
+def test_a_case_that_covers_more_than_is_excused_fails() -> None:
+    judged = judge_end(CheckFailed("no"), plan("a/b", "c/d"), deviating("a/*"))
+    assert judged.verdicts == {"a/b": Verdict.DEVIATION, "c/d": Verdict.BROKEN}
+    assert not judged.excused
+
+
+def test_what_ranks_leave_behind_breaks_its_own_requirement() -> None:
+    assert LEAVES_NOTHING_BEHIND in catalogue()
+    left = LeftBehind("rank 0 left behind: thread 'x'\nrank 1 left behind: thread 'x'")
+    judged = judge_end(left, plan(), TARGET)
+    assert judged.verdicts == {LEAVES_NOTHING_BEHIND: Verdict.BROKEN}
+    assert judged.reason == "rank 0 left behind: thread 'x'"
+    assert judge_end(left, plan(), deviating("groups/*")).excused

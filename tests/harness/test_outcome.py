@@ -1,0 +1,151 @@
+"""Verdicts of ranks and of cases, and the sentence about a hang, on handwritten histories."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+
+import pytest
+
+from conformance.harness.failure import RanksFailed
+from conformance.harness.outcome import (
+    Died,
+    NotTold,
+    Outcome,
+    Raised,
+    Returned,
+    StillRunning,
+    describe_hang,
+    type_name,
+    verdict_of,
+)
+from conformance.verdict import FAILURES, REFUSES_CERTIFICATE, Verdict, worst
+
+RETURNED = Returned(1)
+RAISED = Raised("ValueError", "no\nmore", "Traceback ...", ("ValueError", "Exception"))
+DIED = Died(-11)
+WAITING = StillRunning("", "all_reduce #3 on group 'default', float32 (5,)", True)
+WENT_ON = StillRunning("", "barrier #1 on group '1'", False)
+IDLE = StillRunning("", "", False)
+CONSEQUENCE = StillRunning("", "barrier #1 on group 'default'", True, after_failure=True)
+LOST = NotTold("the value cannot travel")
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "verdict"),
+    [
+        ([], Verdict.NOT_EXERCISED),
+        ([RETURNED, RETURNED], Verdict.HOLDS),
+        ([RETURNED, RAISED], Verdict.BROKEN),
+        ([RAISED, CONSEQUENCE], Verdict.BROKEN),
+        ([RAISED, WAITING], Verdict.TIMEOUT),
+        ([WAITING, DIED, RAISED], Verdict.CRASHED),
+        ([Died(0), RETURNED], Verdict.CRASHED),
+        ([DIED, LOST], Verdict.UNKNOWN),
+    ],
+)
+def test_the_worst_rank_decides(outcomes: list[Outcome], verdict: Verdict) -> None:
+    assert verdict_of(outcomes) is verdict
+
+
+@pytest.mark.parametrize(
+    ("outcome", "text"),
+    [
+        (RETURNED, "returned"),
+        (RAISED, "raised ValueError: no ..."),
+        (Raised("ValueError", "", ""), "raised ValueError: "),
+        (DIED, "died: SIGSEGV"),
+        (Died(0), "died: exit code 0"),
+        (Died(-999), "died: signal 999"),
+        (WAITING, "waiting in all_reduce #3 on group 'default', float32 (5,) at the deadline"),
+        (IDLE, "after no collective yet at the deadline"),
+        (
+            CONSEQUENCE,
+            "waiting in barrier #1 on group 'default' when another rank had failed",
+        ),
+        (LOST, "harness fault: the value cannot travel"),
+    ],
+)
+def test_an_outcome_is_told_in_one_line(outcome: Outcome, text: str) -> None:
+    assert str(outcome) == text
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "sentence"),
+    [
+        ([RETURNED, RAISED, DIED], ""),
+        (
+            [WAITING, WAITING],
+            "All ranks waited in all_reduce #3 on group 'default', float32 (5,).",
+        ),
+        (
+            [WAITING, RETURNED, WAITING, WENT_ON],
+            "ranks 0 and 2 waited in all_reduce #3 on group 'default', float32 (5,); "
+            "rank 3 went on after barrier #1 on group '1'; rank 1 had returned.",
+        ),
+        (
+            [IDLE, DIED, RAISED, LOST],
+            "rank 0 never issued a collective; rank 1 had died; rank 2 had raised; "
+            "rank 3 could not be asked.",
+        ),
+        ([IDLE] * 4, "All ranks never issued a collective."),
+    ],
+)
+def test_a_hang_names_the_ranks_that_differ(outcomes: list[Outcome], sentence: str) -> None:
+    assert describe_hang(outcomes) == sentence
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "is_refusal"),
+    [
+        ([RAISED, RAISED], True),
+        ([RAISED, RETURNED], True),
+        ([RETURNED, RETURNED], False),
+        ([RAISED, WAITING], False),
+        ([RAISED, CONSEQUENCE], False),
+        ([RAISED, DIED], False),
+        ([RAISED, LOST], False),
+        ([Raised("AssertionError", "", "", ("AssertionError",)), RAISED], False),
+    ],
+)
+def test_a_clean_refusal_leaves_no_rank_waiting(outcomes: list[Outcome], is_refusal: bool) -> None:
+    assert RanksFailed("f", outcomes).is_clean_refusal is is_refusal
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "brief"),
+    [
+        ([RETURNED, RAISED, DIED], "rank 2 died: SIGSEGV"),
+        ([RAISED, CONSEQUENCE], "rank 0 raised ValueError: no ..."),
+        ([WAITING, RETURNED], describe_hang([WAITING, RETURNED])),
+    ],
+)
+def test_the_worst_is_told_in_brief(outcomes: list[Outcome], brief: str) -> None:
+    assert RanksFailed("f", outcomes).brief == brief
+
+
+def test_failures_travel_between_processes() -> None:
+    failure = RanksFailed("f (what it does)", [RETURNED, RAISED, WAITING])
+    again = pickle.loads(pickle.dumps(failure))
+    assert (again.doing, again.outcomes) == (failure.doing, failure.outcomes)
+    assert str(again) == str(failure)
+    assert str(failure).startswith("f (what it does): timeout\n  rank 0  returned\n")
+
+
+def test_exceptions_are_known_by_name() -> None:
+    assert RAISED.is_a(ValueError)
+    assert not RAISED.is_a(TypeError)
+    assert type_name(RanksFailed) == "conformance.harness.failure.RanksFailed"
+    assert type_name(KeyError) == "KeyError"
+
+
+def test_every_verdict_has_its_place_in_the_order() -> None:
+    for one, other in itertools.permutations(Verdict, 2):
+        assert worst([one, other]) is worst([other, one])
+        assert worst([one, other, one]) in (one, other)
+    assert worst([]) is Verdict.NOT_EXERCISED
+    assert worst(Verdict) is Verdict.UNKNOWN
+    for failure in FAILURES:
+        assert worst([failure, Verdict.HOLDS, Verdict.DEVIATION, Verdict.BLOCKED]) is failure
+    assert worst([Verdict.NOT_CLAIMED, Verdict.HOLDS]) is Verdict.HOLDS
+    assert FAILURES < REFUSES_CERTIFICATE

@@ -1,0 +1,183 @@
+"""Which cases run, in which order, and why others do not; on stand-ins for pytest's items."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from conformance.board import Board
+from conformance.plan import adopt_own, make_plan, missing_part, select, why_not_exercised
+from conformance.requirements import MUST, Requirement, catalogue
+from conformance.settings import Settings, UsageError, read_settings
+from conformance.target import Target
+
+PLAIN = Target(name="plain", backend="gloo")
+
+
+@dataclass(frozen=True)
+class Mark:
+    name: str
+    args: tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Item:
+    """What the plan looks at of an item of pytest."""
+
+    nodeid: str
+    marks: tuple[Mark, ...] = ()
+    world_size: int = 2
+    module: Any = None
+    stash: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def callspec(self) -> Any:
+        return SimpleNamespace(params={"world_size": self.world_size})
+
+    def iter_markers(self, name: str) -> Iterator[Mark]:
+        return (mark for mark in self.marks if mark.name == name)
+
+    def get_closest_marker(self, name: str) -> Mark | None:
+        return next(self.iter_markers(name), None)
+
+    def __hash__(self) -> int:
+        return hash(self.nodeid)
+
+
+def item(nodeid: str, *covers: object, world_size: int = 2, **more: Any) -> pytest.Item:
+    marks = [Mark("covers", covers)] if covers else []
+    marks += [Mark(name, args) for name, args in more.items()]
+    full = f"{nodeid}[ws{world_size}]"
+    return cast(pytest.Item, Item(full, tuple(marks), world_size))
+
+
+def settings(target: Target = PLAIN, **options: Any) -> Settings:
+    found = read_settings("torch", None, None, (), None, None, 60.0)
+    return replace(found, target=target, **options)
+
+
+def chosen(items: list[pytest.Item], options: Settings) -> list[str]:
+    plans = {item.nodeid: make_plan(item, options) for item in items}
+    return [item.nodeid for item in select(items, plans, options)]
+
+
+@pytest.fixture(autouse=True)
+def own_catalogue() -> Iterator[None]:
+    yield
+    catalogue.cache_clear()
+
+
+def test_a_plan_gathers_what_is_known_before_the_run() -> None:
+    plan = make_plan(
+        item("a", "all_reduce/same-bits", needs=("dtype:uint16",), gpu=(2,)), settings()
+    )
+    assert plan.covers == ("all_reduce/same-bits",)
+    assert plan.lacks == ("dtype:uint16",)
+    assert plan.depth == 1
+    assert plan.gpus == 2
+    assert not plan.lacks_part
+
+
+def test_roots_run_first_and_otherwise_the_order_stays() -> None:
+    items = [
+        item("a", "all_reduce/same-bits"),
+        item("b", "all_reduce/sum"),
+        item("c"),
+        item("d", "all_reduce/sum"),
+    ]
+    assert chosen(items, settings()) == ["b[ws2]", "c[ws2]", "d[ws2]", "a[ws2]"]
+
+
+def test_with_a_selection_only_cases_of_it_run() -> None:
+    items = [item("a", "all_reduce/same-bits"), item("b", "barrier/async"), item("c")]
+    some = settings(requirements=frozenset({"barrier/async"}))
+    assert chosen(items, some) == ["b[ws2]"]
+    assert set(chosen(items, settings(profiles=("collectives",)))) == {"a[ws2]", "b[ws2]"}
+
+
+def test_what_is_not_claimed_is_probed_once_where_there_are_two_ranks() -> None:
+    items = [
+        item("a", "all_reduce/sum", world_size=size, needs=("dtype:uint16",))
+        for size in (1, 2, 3, 4)
+    ]
+    assert chosen(items, settings()) == ["a[ws2]"]
+    assert chosen(items[:1], settings()) == ["a[ws1]"]
+    assert chosen(items[2:], settings()) == ["a[ws3]"]
+
+
+def test_a_target_without_a_part_is_not_probed_for_it() -> None:
+    ddp = own("mine/ddp", profile="ddp")
+    catalogue().add(ddp)
+    assert missing_part(PLAIN, "ddp") == "ddp"
+    assert missing_part(PLAIN, "comm_hooks") == "ddp"
+    assert missing_part(replace(PLAIN, ddp="m:DDP"), "ddp") == ""
+    assert chosen([item("a", ddp.id)], settings()) == []
+    assert why_not_exercised(settings())[ddp.id] == "not claimed: the target has no ddp of its own"
+
+
+def test_everything_that_did_not_run_has_a_reason() -> None:
+    reasons = why_not_exercised(settings(profiles=("p2p",), world_sizes=(2,)))
+    assert reasons["all_reduce/sum"] == "not selected"
+    assert set(reasons) == set(catalogue())
+    p2p = catalogue().of_profile("p2p")[0].id
+    assert reasons[p2p] == "no case of it ran (world sizes selected: 2)"
+    assert why_not_exercised(settings())[p2p] == "no case of it ran"
+
+
+def own(id: str, **more: Any) -> Requirement:
+    words = {"level": MUST, "profile": "p2p", "says": "Yes.", "source": "a test"}
+    return Requirement(id=id, **{**words, **more})
+
+
+def test_requirements_of_a_module_come_with_its_cases() -> None:
+    root, leaf = own("mine/root"), own("mine/leaf", rests_on=("mine/root",))
+    marked = cast(
+        pytest.Item,
+        Item("a", (Mark("covers", (leaf,)),), module=SimpleNamespace(ROOT=root, x=1)),
+    )
+    adopt_own(marked)
+    plan = make_plan(marked, settings())
+    assert plan.covers == ("mine/leaf",)
+    assert plan.own == (leaf, root)
+    assert plan.depth == 1
+
+
+@pytest.mark.parametrize(
+    ("covers", "says"),
+    [
+        ("all_reduce/sun", "a.ws2.: no requirement 'all_reduce/sun'; did you mean"),
+        (own("mine/a", rests_on=("mine/b",)), "no requirement 'mine/b'"),
+        (own("mine/a", rests_on=("mine/a",)), "mine/a rests on itself"),
+        (own("all_reduce/sum"), "two requirements are called 'all_reduce/sum'"),
+    ],
+)
+def test_wrong_requirements_are_refused(covers: object, says: str) -> None:
+    wrong = item("a", covers)
+    with pytest.raises(UsageError, match=says):
+        _planned(wrong)
+
+
+def _planned(item: pytest.Item) -> None:
+    adopt_own(item)
+    make_plan(item, settings())
+
+
+def test_a_board_tells_of_broken_roots_until_it_is_removed() -> None:
+    board = Board.make()
+    try:
+        assert board.broken_root(["all_reduce/same-bits"]) == ""
+        board.note_broken("all_reduce/sum")
+        assert Board(board.folder).broken_root(["all_reduce/same-bits"]) == "all_reduce/sum"
+        assert board.broken_root(["all_reduce/same-bits", "all_reduce/sum"]) == ""
+        assert board.broken_root(["all_reduce/sum"]) == ""
+        assert board.usage_error() == ""
+        board.note_usage_error("no")
+        assert Board(board.folder).usage_error() == "no"
+    finally:
+        board.remove()
+    assert not board.folder.exists()
+    assert board.broken_root(["all_reduce/same-bits"]) == ""

@@ -1,0 +1,54 @@
+"""The page in which a rank notes its newest collective, seen from its parent."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from conformance.harness.recorder import PAGE_BYTES, LastCollective, Page, _group_name, _tensors
+
+
+@pytest.fixture
+def pages() -> Iterator[tuple[Page, Page]]:
+    """The rank's and the parent's view of one page."""
+    fd = os.memfd_create("page")
+    os.ftruncate(fd, PAGE_BYTES)
+    both = Page(fd), Page(fd)
+    yield both
+    for page in both:
+        page.close()
+    os.close(fd)
+
+
+def test_what_a_rank_writes_its_parent_reads(pages: tuple[Page, Page]) -> None:
+    rank, parent = pages
+    assert parent.read() == LastCollective("", in_it=False)
+    rank.write("all_reduce #1", in_it=True)
+    assert parent.read() == LastCollective("all_reduce #1", in_it=True)
+    rank.returned()
+    assert parent.read() == LastCollective("all_reduce #1", in_it=False)
+
+
+def test_a_long_text_is_cut(pages: tuple[Page, Page]) -> None:
+    rank, parent = pages
+    rank.write("ä" * PAGE_BYTES, in_it=True)
+    seen = parent.read()
+    assert seen.in_it
+    assert 0 < len(seen.text.encode()) <= PAGE_BYTES
+    assert seen.text.startswith("äää")
+
+
+def test_tensors_and_groups_are_described() -> None:
+    values: tuple[object, ...] = (
+        torch.ones(2, 3),
+        [torch.ones(1, dtype=torch.int8)] * 4,
+        "x",
+        [],
+        3,
+    )
+    assert list(_tensors(values)) == ["float32 (2, 3)", "[4 x int8 (1,)]"]
+    assert _group_name(None) == "default"
+    assert _group_name("7") == "7"

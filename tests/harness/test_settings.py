@@ -1,0 +1,96 @@
+"""The options of a run, and the first look at a target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.settings import FirstLook, Settings, UsageError, look_at, read_settings
+from conformance.target import Target
+
+
+def settings(**given: Any) -> Settings:
+    options: dict[str, Any] = {
+        "target": "torch",
+        "world_sizes": None,
+        "profiles": None,
+        "requirements": (),
+        "certificate": None,
+        "device": None,
+        "deadline_s": 60.0,
+    }
+    return read_settings(**{**options, **given})
+
+
+def test_without_options_everything_is_selected() -> None:
+    everything = settings()
+    assert not everything.is_selective
+    assert everything.selects("all_reduce/sum")
+    assert everything.sizes_for((1, 2, 3, 5), 1) == (1, 2, 3, 5)
+    assert everything.sizes_for((), 1) == (1, 2, 3, 4)
+    assert everything.sizes_for((), 3) == (3, 4)
+
+
+def test_profiles_and_requirements_select_together() -> None:
+    some = settings(profiles="collectives,p2p", requirements=["all_reduce/*", "barrier/async"])
+    assert some.is_selective
+    assert some.selects("all_reduce/sum")
+    assert not some.selects("all_gather/values")
+    assert not settings(profiles="p2p").selects("all_reduce/sum")
+
+
+def test_world_sizes_limit_what_cases_list_and_replace_what_they_leave_open() -> None:
+    some = settings(world_sizes="6,2,2")
+    assert some.world_sizes == (2, 6)
+    assert some.sizes_for((1, 2, 3), 1) == (2,)
+    assert some.sizes_for((), 3) == (6,)
+    assert some.sizes_for((4,), 1) == ()
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ({"world_sizes": ""}, "must be numbers"),
+        ({"world_sizes": "1,,2"}, "must be numbers"),
+        ({"world_sizes": "-1"}, "sizes are from 1 to 64"),
+        ({"profiles": "p2p,ddp2"}, "no profile 'ddp2'"),
+        ({"requirements": ["nothing/here"]}, "no requirement matches 'nothing/here'"),
+        ({"deadline_s": -1.0}, "positive number of seconds"),
+        ({"deadline_s": float("nan")}, "positive number of seconds"),
+    ],
+)
+def test_bad_options_are_refused(option: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        settings(**option)
+
+
+def test_the_folder_of_the_certificate_is_made(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    assert settings(certificate=str(folder)).certificate == folder
+    assert list(folder.iterdir()) == []
+
+
+def test_a_first_look_imports_what_the_target_names_and_reads_versions() -> None:
+    target = Target(
+        name="x",
+        backend="gloo",
+        imports=("json",),
+        ddp="torch.nn.parallel:DistributedDataParallel",
+        distributions=("torch", "no-such-distribution"),
+    )
+    look = look_at(target)
+    assert look.error == ""
+    assert look.versions["torch"][0].isdigit()
+    assert look.versions["no-such-distribution"] == "not installed as a distribution"
+
+
+def test_a_target_that_names_nothing_needs_no_look() -> None:
+    assert look_at(Target(name="x", backend="gloo")) == FirstLook("", {})
+
+
+def test_a_first_look_names_what_is_missing() -> None:
+    target = Target(name="x", backend="gloo", imports=("json",), fsdp="json:FSDP")
+    look = look_at(target)
+    assert look.error.startswith("cannot find 'json:FSDP': AttributeError")

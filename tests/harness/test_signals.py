@@ -1,0 +1,109 @@
+"""Ctrl-C, and a parent that is killed: how the run ends, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness.kit import Outside, Run
+
+pytest_plugins = ["pytester"]
+
+HANGING = """
+import time
+from pathlib import Path
+
+import pytest
+
+from conformance import covers, world_sizes
+from conformance.requirements import MUST, Requirement
+
+RETURNS = Requirement(
+    id="mine/returns", level=MUST, profile="faults", says="It returns.", source="a test"
+)
+
+
+def sleeps(me, folder):
+    Path(folder, f"there{me.rank}").touch()
+    while True:
+        time.sleep(1000)
+
+
+@covers(RETURNS)
+def test_returns():
+    pass
+
+
+@covers(RETURNS)
+@world_sizes(2)
+def test_hangs(ranks):
+    ranks.run(sleeps, str(Path.cwd()))
+"""
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the run puts what it needs for a while; a short path, for the sake of sockets."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
+def interrupt(outside: Outside, how: int, *args: str) -> Run:
+    """Start a run, wait until its ranks hang, and send it a signal as a terminal does."""
+    folder = outside.pytester.path
+    outside.pytester.makepyfile(test_hanging=HANGING)
+    with (folder / "out").open("w") as out:
+        process = outside.pytester.popen(
+            [sys.executable, "-m", "pytest", *outside.command(*args)],
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+    try:
+        give_up_at = time.monotonic() + 120
+        while not all((folder / f"there{rank}").exists() for rank in range(2)):
+            assert process.poll() is None, (folder / "out").read_text()
+            assert time.monotonic() < give_up_at, (folder / "out").read_text()
+            time.sleep(0.05)
+        if how == signal.SIGINT:
+            os.killpg(process.pid, how)  # a terminal tells the whole group
+        else:
+            process.send_signal(how)
+        process.wait(60)
+    finally:
+        process.kill()
+        process.wait()
+    return outside.ended(process.returncode, (folder / "out").read_text())
+
+
+@pytest.mark.parametrize("args", [("-n0",), ("-n1",)], ids=["one process", "a worker"])
+def test_ctrl_c_ends_a_run_and_its_ranks(
+    outside: Outside, temporary: Path, args: tuple[str, ...]
+) -> None:
+    run = interrupt(outside, signal.SIGINT, *args)
+    assert run.exit_status == 130, run.out
+    assert "KeyboardInterrupt" in run.out
+    assert "conformant;" not in run.out
+    assert outside.left_over() == []
+    assert [path.name for path in temporary.iterdir() if "pytest-of" not in path.name] == []
+    assert run.certificate is not None
+    assert run.certificate["conclusion"] == "interrupted"
+    assert run.verdict("mine/returns") == "holds", "the first case had ended"
+
+
+@pytest.mark.parametrize("args", [("-n0",), ("-n1",)], ids=["one process", "a worker"])
+def test_no_rank_outlives_a_parent_that_is_killed(
+    outside: Outside, temporary: Path, args: tuple[str, ...]
+) -> None:
+    run = interrupt(outside, signal.SIGKILL, *args)
+    assert run.exit_status == -signal.SIGKILL
+    assert run.certificate is None
+    assert outside.left_over() == []

@@ -1,0 +1,209 @@
+"""Targets: from names, files and objects, and what is refused with which words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conformance.capabilities import Capabilities
+from conformance.requirements import catalogue
+from conformance.target import (
+    BUILT_IN,
+    Deviation,
+    Target,
+    TargetError,
+    load_target,
+    on_device,
+    resolve,
+)
+from conformance.verdict import Verdict
+
+HERE = __name__
+
+OBJECT = Target(name="object", backend="gloo")
+
+
+def make() -> Target:
+    return Target(name="made", backend="gloo")
+
+
+def make_nothing() -> int:
+    return 3
+
+
+@pytest.fixture
+def target_file(tmp_path: Path) -> Path:
+    return tmp_path / "mine.toml"
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in BUILT_IN.glob("*.toml")))
+def test_built_in_targets_load_by_name(name: str) -> None:
+    target = load_target(name)
+    assert target.name == name
+    assert target.ddp
+    assert target.fsdp
+    assert target.sync_batchnorm
+
+
+def test_a_plain_target_is_two_lines(target_file: Path) -> None:
+    target_file.write_text('name = "mine"\nbackend = "cpu:mine"\n')
+    target = load_target(str(target_file))
+    assert target == Target(name="mine", backend="cpu:mine")
+    assert target.capabilities == Capabilities()
+
+
+def test_a_whole_target_file(target_file: Path) -> None:
+    target_file.write_text(
+        """
+name = "mine"
+backend = "mine"
+imports = ["mine", "mine.more"]
+device = "cuda"
+ddp = "mine.ddp:DDP"
+fsdp = "mine.fsdp:FSDP"
+sync_batchnorm = "mine.norm:Norm"
+options = "mine:options"
+activate = "mine:Context.enter"
+env = { MINE_LEVEL = 3 }
+distributions = ["mine"]
+
+[capabilities]
+ops = ["all_reduce", "broadcast"]
+dtypes = "all"
+features = []
+
+[[deviations]]
+requirements = ["all_reduce/*", "barrier/async"]
+reason = "not yet"
+link = "https://example.org/1"
+example = "all_reduce(x)"
+expects = "timeout"
+"""
+    )
+    target = load_target(str(target_file))
+    assert target.imports == ("mine", "mine.more")
+    assert target.device == "cuda"
+    assert target.env == {"MINE_LEVEL": "3"}
+    assert target.capabilities.ops == {"all_reduce", "broadcast"}
+    assert target.capabilities.has("dtype:float8_e5m2")
+    assert target.capabilities.reduce_ops == Capabilities().reduce_ops, "left out: the default"
+    assert target.lacks(("op:broadcast", "op:barrier", "feature:sparse")) == (
+        "op:barrier",
+        "feature:sparse",
+    )
+    deviation = target.deviation("all_reduce/sum")
+    assert deviation is not None
+    assert deviation.expects is Verdict.TIMEOUT
+    assert target.deviation("barrier/repeated") is None
+
+
+@pytest.mark.parametrize(("attribute", "name"), [("OBJECT", "object"), ("make", "made")])
+def test_objects_and_callables_are_targets(attribute: str, name: str) -> None:
+    assert load_target(f"{HERE}:{attribute}").name == name
+
+
+def test_the_wrappers_of_one_target_on_the_backend_of_another() -> None:
+    combined = load_target(f"torch@{HERE}:OBJECT")
+    torch = load_target("torch")
+    assert combined.name == "torch@object"
+    assert (combined.backend, combined.ddp, combined.fsdp) == ("gloo", torch.ddp, torch.fsdp)
+    assert combined.capabilities == OBJECT.capabilities
+
+
+def test_what_a_target_lacks_depends_on_its_device() -> None:
+    need = ("feature:sync_batchnorm_on_cpu", "feature:abort")
+    assert OBJECT.lacks(need) == need
+    assert on_device(OBJECT, "cuda").lacks(need) == ("feature:abort",)
+    assert load_target(f"impl@{HERE}:OBJECT").lacks(need) == ("feature:abort",)
+    assert load_target("torch@impl").lacks(need) == need[:1]
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("", "not one of impl, torch"),
+        ("nccl", "not one of impl, torch"),
+        ("a b:c", "nor module:attribute"),
+        ("lost.toml", "No such file"),
+        (f"{HERE}:nothing", "has no attribute 'nothing'"),
+        (f"{HERE}:make_nothing", "int is not a Target"),
+        (f"{HERE}:HERE", "'str' object is not callable"),
+        ("torch@nccl", "not one of impl, torch"),
+    ],
+)
+def test_what_is_no_target_is_refused(spec: str, says: str) -> None:
+    with pytest.raises(TargetError, match=says) as refused:
+        load_target(spec)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("name = 3\nbackend = 'x'", "name must be a string"),
+        ("backend = 'x'", "the key 'name' is missing"),
+        ("name = 'x'", "the key 'backend' is missing"),
+        ("name = ''\nbackend = 'x'", "a target has a name and a backend"),
+        ("name = 'x'\nbackend = 'x'\ncolour = 'red'", "unknown key 'colour'; known are name"),
+        ("name = 'x'\nbackend = 'x'\ndevice = 'tpu'", 'device must be "cpu" or "cuda"'),
+        ("name = 'x'\nbackend = 'x'\nddp = 'mine'", 'ddp must be "module:attribute"'),
+        ("name = 'x'\nbackend = 'x'\nimports = [1]", "imports must be a list of strings"),
+        ("name = 'x'\nbackend = 'x'\nenv = 'A=1'", "env must be a table"),
+        ("name = 'x'\nbackend = 'x'\ncapabilities = []", "capabilities must be a table"),
+        ("name = 'x'\nbackend = 'x'\ndeviations = 3", "deviations are written as"),
+        ("name = 'x'\nbackend = 'x'\ndeviations = ['a']", "deviations are written as"),
+        ("name = 'x'\nbackend = 'x'\n[[deviations]]\nreason = 'r'", "a deviation names requirem"),
+        (
+            "name = 'x'\nbackend = 'x'\n[[deviations]]\nrequirements = ['a/b']\nreason = ''",
+            "gives a reason",
+        ),
+        (
+            "name = 'x'\nbackend = 'x'\n[[deviations]]\nrequirements = ['a/b']\nreason = 'r'\n"
+            "expects = 'holds'",
+            "expects one of",
+        ),
+        (
+            "name = 'x'\nbackend = 'x'\n[[deviations]]\nrequirements = ['a/b']\nreason = 'r'\n"
+            "why = 'r'",
+            "deviations: unknown key 'why'",
+        ),
+        ("name = 'x'\nbackend = 'x'\n[capabilities]\nop = []", "did you mean 'ops'"),
+        ("name = 'x'\nbackend = 'x'\n[capabilities]\nops = 'some'", 'names or "all"'),
+    ],
+)
+def test_a_wrong_target_file_is_refused(target_file: Path, text: str, says: str) -> None:
+    target_file.write_text(text)
+    with pytest.raises(TargetError, match=says) as refused:
+        load_target(str(target_file))
+    assert str(refused.value).startswith(f"--target {target_file}: ")
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_file_that_is_not_text_is_refused(target_file: Path) -> None:
+    target_file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(TargetError, match="not a TOML file"):
+        load_target(str(target_file))
+
+
+def test_the_first_deviation_that_covers_a_requirement_speaks_for_it() -> None:
+    first, second = Deviation(("a/*",), "first"), Deviation(("a/b", "c/d"), "second")
+    target = Target(name="x", backend="x", deviations=(first, second))
+    assert target.deviation("a/b") is first
+    assert target.deviation("c/d") is second
+
+
+def test_another_device() -> None:
+    assert on_device(OBJECT, "cuda").device == "cuda"
+    assert OBJECT.device == "cpu"
+
+
+def test_references_lead_into_classes() -> None:
+    assert resolve("conformance.verdict:Verdict.HOLDS") is Verdict.HOLDS
+
+
+def test_every_deviation_of_the_built_in_targets_has_a_reason_and_matches() -> None:
+    for path in BUILT_IN.glob("*.toml"):
+        for deviation in load_target(path.stem).deviations:
+            for pattern in deviation.requirements:
+                assert catalogue().matching(pattern), f"{path.name}: {pattern}"

@@ -1,0 +1,378 @@
+"""From cases to verdicts, with real ranks: cascades, deviations, probes, gaps, exit codes."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conformance.report.results import Conclusion
+from conformance.verdict import Verdict
+from tests.harness.kit import Inside
+
+CASES = """
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from conformance import assert_same_on_all_ranks, covers, deadline, gpu, needs, world_sizes
+from conformance.requirements import MUST, Requirement
+
+
+def r(name, **more):
+    words = dict(level=MUST, profile="faults", says="It holds.", source="a test")
+    return Requirement(id=f"mine/{name}", **words, **more)
+
+
+def sums(me):
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    return x
+
+
+def disagrees(me):
+    return torch.tensor(float(me.rank))
+
+
+def refuses(me):
+    raise NotImplementedError("no such dtype")
+
+
+def hangs(me):
+    while me.rank:
+        time.sleep(1)
+    refuses(me)
+
+
+def dies(me):
+    os._exit(1)
+
+
+def asserts(me):
+    assert me.rank == 0, "wrong data"
+"""
+
+Run = Callable[..., Inside]
+
+
+def test_dependents_of_a_broken_requirement_are_blocked_and_not_run(inside: Run) -> None:
+    run = inside(
+        CASES
+        + """
+ROOT = r("root")
+MIDDLE = r("middle", rests_on=("mine/root",))
+LEAF = r("leaf", rests_on=("mine/middle",))
+
+@covers(LEAF)
+@world_sizes(2)
+def test_leaf(ranks):
+    ranks.run(sums)
+
+@covers(MIDDLE)
+@world_sizes(2)
+def test_middle(ranks):
+    ranks.run(sums)
+
+@covers(r("apart"))
+@world_sizes(2)
+def test_apart(ranks):
+    ranks.run(sums)
+
+@covers(ROOT)
+@world_sizes(2)
+def test_root(ranks):
+    assert_same_on_all_ranks(ranks.run(disagrees))
+
+@covers(ROOT, LEAF)
+@world_sizes(2)
+def test_both(ranks):
+    ranks.run(sums)
+"""
+    )
+    assert run.result("mine/root").verdict is Verdict.BROKEN
+    for name in ("middle", "leaf"):
+        blocked = run.result(f"mine/{name}")
+        assert blocked.verdict is Verdict.BLOCKED
+        assert blocked.root == "mine/root"
+        assert blocked.reason == "rests on mine/root, which is broken"
+    assert run.result("mine/apart").verdict is Verdict.HOLDS
+    assert run.outcomes() == {
+        "test_root[ws2]": "failed",
+        "test_middle[ws2]": "skipped",
+        "test_leaf[ws2]": "skipped",
+        "test_apart[ws2]": "passed",
+        "test_both[ws2]": "passed",  # it covers the root itself, so it is there to judge it
+    }
+    names = [report.nodeid.rpartition("::")[2] for report in run.reports if report.when == "call"]
+    assert names[0] == "test_apart[ws2]"
+    assert names[1] == "test_root[ws2]", "roots run first, in their order"
+    assert run.exit_status == 1
+
+
+def test_declared_deviations_are_excused_and_no_others(inside: Run) -> None:
+    run = inside(
+        CASES
+        + """
+@covers(r("broken"))
+@world_sizes(2)
+def test_broken(ranks):
+    assert_same_on_all_ranks(ranks.run(disagrees))
+
+@covers(r("hangs"))
+@deadline(1)
+@world_sizes(2)
+def test_hangs(ranks):
+    ranks.run(lambda_free_hang)
+
+def lambda_free_hang(me):
+    while True:
+        time.sleep(1)
+
+@covers(r("holds"))
+@world_sizes(2)
+def test_holds(ranks):
+    ranks.run(sums)
+""",
+        "--target=tests.harness.targets:DEVIATING",
+    )
+    assert run.result("mine/broken").verdict is Verdict.DEVIATION
+    assert run.result("mine/broken").reason == "it always was"
+    assert run.result("mine/hangs").verdict is Verdict.DEVIATION
+    assert run.result("mine/holds").verdict is Verdict.HOLDS
+    assert set(run.outcomes().values()) == {"skipped", "passed"}
+    assert run.exit_status == 0
+    assert run.results is not None
+    assert run.results.conclusion is Conclusion.CONFORMANT
+    broken, hanging, dying, holding, idle = run.results.deviations
+    assert broken.matched == ("mine/broken",)
+    assert hanging.matched == ("mine/hangs",)
+    assert dying.idle == ("mine/dies",)
+    assert holding.needless == ("mine/holds",)
+    assert idle.idle == ("mine/no-such-*",)
+
+
+def test_a_deviation_that_breaks_in_another_way_is_not_excused(inside: Run) -> None:
+    run = inside(
+        CASES
+        + """
+@covers(r("dies"))
+@world_sizes(2)
+def test_dies(ranks):
+    ranks.run(dies)
+""",
+        "--target=tests.harness.targets:DEVIATING",
+    )
+    assert run.result("mine/dies").verdict is Verdict.CRASHED
+    assert run.exit_status == 1
+    assert run.results is not None
+    assert run.results.deviations[2].otherwise == ("mine/dies",)
+
+
+def test_what_is_not_claimed_is_probed(inside: Run) -> None:
+    run = inside(
+        CASES
+        + """
+NEEDS = dict(needs=("dtype:uint16",))
+
+@covers(r("refused", **NEEDS))
+@world_sizes(2)
+def test_refused(ranks):
+    ranks.run(refuses)
+
+@covers(r("works", needs=("feature:sparse",)))
+@world_sizes(1, 2, 3)
+def test_works(ranks):
+    ranks.run(sums)
+
+@covers(r("hangs-or-refuses", **NEEDS))
+@deadline(1)
+@world_sizes(2)
+def test_hangs(ranks):
+    ranks.run(hangs)
+
+@covers(r("wrong", **NEEDS))
+@world_sizes(2)
+def test_wrong(ranks):
+    assert_same_on_all_ranks(ranks.run(disagrees))
+
+@covers(r("asserted", **NEEDS))
+@world_sizes(2)
+def test_asserted(ranks):
+    ranks.run(asserts)
+
+@covers(r("died", **NEEDS))
+@world_sizes(2)
+def test_died(ranks):
+    ranks.run(dies)
+
+@covers(r("partly"))
+@pytest.mark.parametrize(
+    "function", [sums, pytest.param(refuses, marks=needs("dtype:float8_e5m2"))]
+)
+@world_sizes(2)
+def test_partly(ranks, function):
+    ranks.run(function)
+""",
+        "--target=tests.harness.targets:PLAIN",
+    )
+    verdicts = {
+        "refused": Verdict.NOT_CLAIMED,
+        "works": Verdict.NOT_CLAIMED,
+        "hangs-or-refuses": Verdict.BROKEN,
+        "wrong": Verdict.BROKEN,
+        "asserted": Verdict.BROKEN,
+        "died": Verdict.CRASHED,
+        "partly": Verdict.HOLDS,
+    }
+    assert {name: run.result(f"mine/{name}").verdict for name in verdicts} == verdicts
+    assert run.result("mine/refused").reason == (
+        "refused cleanly: rank 0 raised NotImplementedError: no such dtype"
+    )
+    assert [case.world_size for case in run.result("mine/works").cases] == [2], "a probe is cheap"
+    assert run.results is not None
+    assert run.results.under_claims == ["feature:sparse"]
+    assert run.exit_status == 1
+
+
+def test_what_cannot_be_exercised_is_told_with_its_reason(inside: Run) -> None:
+    run = inside(
+        CASES
+        + """
+@covers(r("on-gpu"))
+@gpu(64)
+@world_sizes(2)
+def test_gpu(ranks):
+    ranks.run(sums)
+
+@covers(r("large"))
+@world_sizes(5)
+def test_large(ranks):
+    ranks.run(sums)
+
+@covers(r("skipped"))
+@world_sizes(2)
+def test_skipped(ranks):
+    pytest.skip("not today")
+""",
+        "--world-sizes=2,3",
+    )
+    on_gpu = run.result("mine/on-gpu")
+    assert on_gpu.verdict is Verdict.NOT_EXERCISED
+    assert "needs 64 CUDA devices, and there" in on_gpu.reason
+    assert run.result("mine/skipped").reason == "not today"
+    large = run.result("mine/large")
+    assert large.verdict is Verdict.NOT_EXERCISED
+    assert large.reason == "no case of it ran (world sizes selected: 2, 3)"
+    assert run.exit_status == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "exit_status", "conclusion"),
+    [
+        ("ranks.run(sums)", 0, Conclusion.CONFORMANT),
+        ("assert_same_on_all_ranks(ranks.run(disagrees))", 1, Conclusion.NOT_CONFORMANT),
+        ("ranks.run(dies)", 1, Conclusion.NOT_CONFORMANT),
+        ("raise IndexError('a bug of the case')", 3, Conclusion.UNKNOWN),
+        ("ranks.run(lambda me: 1)", 3, Conclusion.UNKNOWN),
+    ],
+)
+def test_the_exit_code_says_what_the_run_was(
+    inside: Run, body: str, exit_status: int, conclusion: Conclusion
+) -> None:
+    text = f'@covers(r("one"))\n@world_sizes(2)\ndef test_one(ranks):\n    {body}\n'
+    run = inside(CASES + text)
+    assert run.results is not None
+    assert (run.exit_status, run.results.conclusion) == (exit_status, conclusion)
+
+
+def test_a_file_that_cannot_be_collected_is_a_harness_fault(inside: Run) -> None:
+    run = inside("import no_such_module\n")
+    assert run.exit_status == 3
+    assert run.results is not None
+    assert run.results.harness_faults == ("test_inside.py cannot be collected",)
+
+
+def test_a_certificate_of_an_earlier_run_is_not_left_standing(inside: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "certificate"
+    folder.mkdir()
+    (folder / "certificate.json").write_text("from an earlier run")
+    run = inside("def test_one(): pass\n", f"--certificate={folder}", "-k", "no_such_case")
+    assert run.exit_status == 2
+    assert not (folder / "certificate.json").exists()
+
+
+def test_a_certificate_that_cannot_be_written_is_a_harness_fault(
+    inside: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "certificate"
+    run = inside(
+        CASES
+        + f"""
+@covers(r("one"))
+@world_sizes(2)
+def test_one(ranks):
+    ranks.run(sums)
+    os.rmdir({str(folder)!r})
+""",
+        f"--certificate={folder}",
+    )
+    assert run.exit_status == 3
+    line = f"ERROR: --certificate {folder}: cannot write there: No such file or directory\n"
+    assert line in capsys.readouterr().err
+
+
+def test_a_users_own_case_needs_no_requirement(inside: Run) -> None:
+    run = inside(
+        CASES
+        + """
+@world_sizes(2)
+def test_fine(ranks):
+    ranks.run(sums)
+
+@world_sizes(2)
+def test_wrong(ranks):
+    ranks.run(refuses)
+"""
+    )
+    assert run.outcomes() == {"test_fine[ws2]": "passed", "test_wrong[ws2]": "failed"}
+    assert run.exit_status == 1
+    [failed] = [report for report in run.reports if report.failed]
+    [(_, text)] = [section for section in failed.sections if section[0] == "ranks"]
+    assert "rank 1  raised NotImplementedError: no such dtype" in text
+
+
+def test_the_command_of_a_report_runs_the_case_again(inside: Run, tmp_path: Path) -> None:
+    run = inside(
+        CASES
+        + """
+@pytest.mark.parametrize("word", ["it's", "a b"])
+@covers(r("quoted"))
+@world_sizes(2, 3)
+def test_one(ranks, word):
+    assert_same_on_all_ranks(ranks.run(disagrees))
+""",
+        "--world-sizes=2",
+        "--deadline=7",
+    )
+    [first, _] = [report.longreprtext for report in run.reports if report.failed]
+    [command] = [line for line in first.splitlines() if line.startswith("again:")]
+    words = shlex.split(command.removeprefix("again:"))
+    assert words[-6:] == ["--target", "torch", "--world-sizes", "2", "--deadline", "7"]
+    again = subprocess.run(
+        [*words, "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert again.returncode == 1, again.stdout + again.stderr
+    assert "test_one[ws2-it's]" in again.stdout
+    assert "1 failed" in again.stdout

@@ -1,0 +1,319 @@
+"""Construction, copies, settings, logging data, and the reducer by itself. One rank."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+from impl.ddp import BufferCommHookLocation, Reducer
+from impl.torch_private import TorchDDP, default_group
+from tests.impl.ddp.models import DDP, Branches, FutureTensor, TwoLayers, X, grad_of, same_gradients
+
+pytestmark = pytest.mark.usefixtures("one_rank")
+
+
+def test_the_signature_is_torchs() -> None:
+    import inspect
+
+    ours, theirs = (
+        {name: parameter.default for name, parameter in inspect.signature(cls).parameters.items()}
+        for cls in (DDP, TorchDDP)
+    )
+    assert list(ours.items()) == list(theirs.items())
+
+
+def test_a_module_without_gradients_needs_no_ddp() -> None:
+    message = "doesn't have any parameter that requires a gradient"
+    with pytest.raises(RuntimeError, match=message):
+        DDP(nn.ReLU())
+    with pytest.raises(RuntimeError, match=message):
+        DDP(nn.Linear(1, 1).requires_grad_(False))
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+def test_uninitialized_parameters_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="Modules with uninitialized parameters"):
+        DDP(nn.LazyLinear(2))
+
+
+def test_torchs_sync_batch_norm_is_for_gpus() -> None:
+    with pytest.raises(ValueError, match="SyncBatchNorm layers only work with GPU modules"):
+        DDP(nn.Sequential(nn.Linear(1, 1), nn.SyncBatchNorm(1)))
+
+
+def test_deprecated_arguments_warn() -> None:
+    with pytest.warns(FutureWarning, match="`check_reduction` argument"):
+        DDP(nn.Linear(1, 1), check_reduction=True)
+    with pytest.warns(FutureWarning, match="`broadcast_buffers` is deprecated"):
+        wrapped = DDP(nn.Linear(1, 1), broadcast_buffers=False)
+    assert not wrapped.broadcast_buffers
+    wrapped.broadcast_buffers = True
+    assert wrapped.forward_sync_buffers
+
+
+def test_a_mesh_stands_for_its_group() -> None:
+    mesh = dist.init_device_mesh("cpu", (1,))
+    wrapped = DDP(nn.Linear(1, 1), device_mesh=mesh)
+    assert wrapped.process_group is mesh.get_group()
+
+
+def test_construction_works_without_grad_mode() -> None:
+    model = nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        wrapped = DDP(model)
+    wrapped(X).sum().backward()
+    assert wrapped.reducer.reduced_bucket_count == 1
+
+
+def test_ignored_parameters_and_buffers_are_left_alone() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    DDP._set_params_and_buffers_to_ignore_for_model(model, ["0.bias", "1.running_mean"])
+    wrapped = DDP(model)
+    assert len(wrapped.reducer.params) == 3
+    assert "1.running_mean" not in wrapped.named_module_buffers
+    left = {name for name, _ in wrapped._get_data_parallel_params(model, named_params=True)}
+    assert left == {"0.weight", "1.weight", "1.bias"}
+
+
+# ---- copies
+
+
+@pytest.mark.parametrize("way", ["pickle", "copy"])
+def test_copies_work_like_the_original(way: str) -> None:
+    wrapped = DDP(TwoLayers(), gradient_as_bucket_view=True, static_graph=True)
+    wrapped.register_comm_hook(None, default_hooks.allreduce_hook)
+    wrapped(X).sum().backward()
+    if way == "copy":
+        twin = copy.deepcopy(wrapped)
+    else:
+        stream = io.BytesIO()
+        torch.save(wrapped, stream)
+        stream.seek(0)
+        twin = torch.load(stream, weights_only=False)
+    assert twin.reducer is not wrapped.reducer
+    assert twin.static_graph
+    for _ in range(3):
+        for module in (wrapped, twin):
+            module.zero_grad()
+            module(X).sum().backward()
+        assert same_gradients(wrapped, twin)
+
+
+def test_copies_delay_reductions_too() -> None:
+    model = TwoLayers()
+    wrapped = DDP(
+        model,
+        delay_all_reduce_named_params=[("second.weight", model.second.weight)],
+        param_to_hook_all_reduce=model.first.weight,
+    )
+    twin = copy.deepcopy(wrapped)
+    for module in (wrapped, twin):
+        module(X).sum().backward()
+    assert same_gradients(wrapped, twin)
+
+
+def test_only_wrappers_of_the_default_group_can_be_pickled() -> None:
+    wrapped = DDP(nn.Linear(1, 1), process_group=dist.new_group([0]))
+    with pytest.raises(RuntimeError, match="DDP Pickling/Unpickling are only supported"):
+        torch.save(wrapped, io.BytesIO())
+
+
+def test_state_dicts_have_the_prefix_and_load() -> None:
+    wrapped = DDP(TwoLayers())
+    state = wrapped.state_dict()
+    assert set(state) == {"module.first.weight", "module.second.weight"}
+    assert not wrapped.load_state_dict(state).missing_keys
+
+
+# ---- settings
+
+
+def test_another_group_may_be_given_later() -> None:
+    wrapped = DDP(nn.Linear(2, 1))
+    group = dist.new_group([0])
+    rebuilt = []
+    for _ in range(2):
+        for _ in range(2):
+            wrapped(X).sum().backward()
+            rebuilt.append(wrapped._has_rebuilt_buckets)
+        wrapped._update_process_group(group)
+    assert rebuilt == [False, True, False, True]
+    assert wrapped.process_group is group
+    assert wrapped.reducer.process_group is group
+
+
+@pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified")
+def test_outputs_are_copied_unless_told_otherwise() -> None:
+    class Identity(Branches):
+        def forward(self, x: Tensor, both: bool = False) -> Any:
+            return self.second(self.first(x)).view(2, 1)
+
+    wrapped = DDP(Identity(), find_unused_parameters=True)
+    wrapped(X).mul_(2).sum().backward()
+    wrapped._set_ddp_sink_clone(False)
+    wrapped(X).sum().backward()
+
+
+def test_buffer_hooks_run_where_they_are_asked_to_and_their_futures_are_awaited() -> None:
+    def hook(state: list[set[str]], buffers: dict[str, Tensor]) -> list[FutureTensor]:
+        state.append(set(buffers))
+        future: FutureTensor = torch.futures.Future()
+        future.set_result(torch.ones(1))
+        return [future]
+
+    for location in BufferCommHookLocation:
+        wrapped = DDP(nn.BatchNorm1d(2))
+        seen: list[set[str]] = []
+        wrapped._register_buffer_comm_hook(seen, hook, location)
+        output = wrapped(torch.randn(4, 2))
+        assert seen == [{"running_mean", "running_var", "num_batches_tracked"}]
+        assert len(wrapped.reducer._post_backward_futures) == 1
+        output.sum().backward()
+        assert not wrapped.reducer._post_backward_futures
+    not_a_hook: Any = 3
+    with pytest.raises(AssertionError, match="hook must be callable"):
+        wrapped._register_buffer_comm_hook(None, not_a_hook)
+
+
+def test_a_module_without_buffers_has_none_to_synchronise() -> None:
+    wrapped = DDP(nn.Linear(2, 1))
+    assert not wrapped.will_sync_module_buffers()
+    assert DDP(nn.BatchNorm1d(2)).will_sync_module_buffers()
+
+
+# ---- logging data
+
+
+def test_logging_data_have_torchs_names_and_are_sampled() -> None:
+    ours, theirs = DDP(nn.Linear(2, 1)), TorchDDP(nn.Linear(2, 1))
+    assert set(ours._get_ddp_logging_data()) == set(theirs._get_ddp_logging_data())
+    for _ in range(12):
+        for wrapped in (ours, theirs):
+            wrapped(X).sum().backward()
+    data = ours._get_ddp_logging_data()
+    assert set(data) - {"can_set_static_graph"} == set(theirs._get_ddp_logging_data())
+    assert data["iteration"] == 10
+    assert data["prev_iteration_grad_ready_order_indices"] == "1, 0"
+    for name in ("forward_compute_time", "backward_compute_time", "backward_comm_time"):
+        assert int(data[name]) > 0
+        assert int(data[f"avg_{name}"]) > 0
+
+
+def test_construction_data_equal_torchs() -> None:
+    model = nn.Sequential(nn.Linear(2, 2).double(), nn.Linear(2, 1))
+    options: dict[str, Any] = {"bucket_cap_mb": 1, "gradient_as_bucket_view": True}
+    ours = DDP(model, **options)._get_ddp_logging_data()
+    assert ours == TorchDDP(model, **options)._get_ddp_logging_data()
+
+
+def test_statistics_are_taken_as_often_as_asked_for() -> None:
+    wrapped = DDP(nn.Linear(2, 1))
+    for _ in range(11):
+        wrapped(X)
+    assert wrapped._get_ddp_logging_data()["iteration"] == 10
+    wrapped._set_ddp_runtime_logging_sample_rate(2)
+    for _ in range(2):
+        wrapped(X)
+    assert wrapped._get_ddp_logging_data()["iteration"] == 12
+    with pytest.raises(ValueError, match="should be equal or greater than 1"):
+        wrapped._set_ddp_runtime_logging_sample_rate(0)
+    assert "sample rate" in str(wrapped._get_ddp_logging_data()["error"])
+
+
+def test_statistics_describe_one_iteration() -> None:
+    model = Branches()
+    wrapped = DDP(model, find_unused_parameters=True)
+    sizes = []
+    for _ in range(4):
+        wrapped(X).sum().backward()
+        sizes.append(wrapped._get_ddp_logging_data().get("unused_parameter_size"))
+    assert sizes == [None, 16, 16, 16]  # each is known when the next iteration begins
+    assert wrapped._get_ddp_logging_data()["can_set_static_graph"] == 1
+
+
+def test_a_profile_shows_what_ddp_does() -> None:
+    wrapped = DDP(nn.Linear(2, 1))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        wrapped(X).sum().backward()
+    names = {event.key for event in profile.key_averages()}
+    assert "DistributedDataParallel.forward" in names
+    assert "torch.distributed.ddp.reducer::copy_bucket_to_grad" in names
+
+
+# ---- buckets
+
+
+def test_buckets_are_rebuilt_once_in_the_order_of_readiness() -> None:
+    wrapped = DDP(nn.Sequential(*[nn.Linear(2, 2) for _ in range(3)]), bucket_cap_mb=24 / 2**20)
+    assert len(wrapped.reducer.buckets) == 1
+    for _ in range(3):
+        wrapped(X).sum().backward()
+    assert [bucket.param_indices for bucket in wrapped.reducer.buckets] == [(5, 4), (3, 2), (1, 0)]
+    data = wrapped._get_ddp_logging_data()
+    assert wrapped._has_rebuilt_buckets
+    assert data["rebuilt_bucket_sizes"] == "24, 24, 24"
+    assert data["rebuilt_per_bucket_param_indices"] == "5 4, 3 2, 1 0"
+
+
+def test_buckets_are_not_rebuilt_while_each_iteration_may_have_another_graph() -> None:
+    wrapped = DDP(Branches(), find_unused_parameters=True, bucket_cap_mb=16 / 2**20)
+    for _ in range(3):
+        wrapped(X).sum().backward()
+    assert not wrapped._has_rebuilt_buckets
+    assert [bucket.param_indices for bucket in wrapped.reducer.buckets] == [(1,), (0,)]
+
+
+def test_wholly_unused_buckets_may_be_skipped() -> None:
+    wrapped = DDP(
+        Branches(),
+        find_unused_parameters=True,
+        skip_all_reduce_unused_params=True,
+        bucket_cap_mb=16 / 2**20,
+    )
+    for _ in range(2):
+        wrapped(X).sum().backward()
+        assert wrapped.reducer.reduced_bucket_count == 1
+
+
+# ---- the reducer by itself
+
+
+def reducer_for(params: list[nn.Parameter], buckets: list[list[int]]) -> Reducer:
+    return Reducer(params, buckets, [1] * len(buckets), default_group())
+
+
+def test_a_reducer_alone() -> None:
+    params = [nn.Parameter(torch.full((2,), 2.0)) for _ in range(3)]
+    reducer = reducer_for(params, [[0, 2], [1]])
+    for _ in range(2):
+        loss = (params[0] * params[1] * params[2]).sum()
+        reducer.prepare_for_backward(loss)
+        loss.backward()
+        assert reducer.reduced_bucket_count == 2
+    assert grad_of(params[0]).tolist() == [8, 8]
+    assert all(nanoseconds > 0 for nanoseconds in reducer.get_backward_stats())
+
+
+def test_a_reducer_without_parameters_or_with_one_listed_twice() -> None:
+    with pytest.raises(RuntimeError, match="Expected at least one parameter"):
+        reducer_for([], [])
+    param = nn.Parameter(torch.ones(1))
+    with pytest.raises(RuntimeError, match="duplicate grad accumulator for variable 1"):
+        reducer_for([param, param], [[0], [1]])
+
+
+def test_a_failed_backward_pass_can_be_forgotten() -> None:
+    wrapped = DDP(Branches())
+    wrapped(X).sum().backward()
+    with pytest.raises(RuntimeError, match="Expected to have finished reduction"):
+        wrapped(X)
+    wrapped.reducer._reset_state()
+    wrapped(X, both=True).sum().backward()
+    assert wrapped.reducer.reduced_bucket_count == 1

@@ -1,0 +1,529 @@
+"""What only shows when ranks differ. Each test is a function that both ranks run."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+from impl.ddp import broadcast_coalesced, verify_params_across_processes
+from impl.torch_private import MixedPrecision, TorchDDP
+from tests.impl.ddp.models import DDP, Branches, TwoHeads, TwoLayers, grad_of
+from tests.impl.ddp.ranks import Ranks
+
+
+def line(rank: int, **options: Any) -> tuple[nn.Linear, Any]:
+    """One weight, wrapped; its gradient is the input."""
+    model = nn.Linear(1, 1, bias=False)
+    return model, DDP(model, **options)
+
+
+def step(wrapped: Any, value: float) -> None:
+    wrapped(torch.tensor([[value]])).sum().backward()
+
+
+# ---- averaging
+
+
+def averages(rank: int) -> list[float]:
+    model, wrapped = line(rank)
+    seen = []
+    for iteration in range(3):
+        step(wrapped, 1.0 + rank + 10 * iteration)
+        seen.append(grad_of(model.weight).item())
+        wrapped.zero_grad()
+    return seen
+
+
+def test_gradients_are_averaged_in_every_iteration(two_ranks: Ranks) -> None:
+    assert two_ranks.run(averages) == [[1.5, 11.5, 21.5]] * 2
+
+
+def accumulates(rank: int) -> list[float]:
+    model, wrapped = line(rank)
+    seen = []
+    for _ in range(2):
+        with wrapped.no_sync():
+            step(wrapped, 1.0 + rank)
+            seen.append(grad_of(model.weight).item())
+        step(wrapped, 3.0 + rank)
+        seen.append(grad_of(model.weight).item())
+        wrapped.zero_grad()
+    return seen
+
+
+def test_no_sync_accumulates_and_the_next_pass_averages_all(two_ranks: Ranks) -> None:
+    assert two_ranks.run(accumulates) == [[1, 5, 1, 5], [2, 5, 2, 5]]
+
+
+def walks_back_later(rank: int) -> list[float]:
+    model, wrapped = line(rank)
+    losses = [wrapped(torch.tensor([[1.0 + rank + i]])).sum() for i in range(3)]
+    seen = []
+    for loss in losses:
+        loss.backward()
+        seen.append(grad_of(model.weight).item())
+    return seen
+
+
+def test_several_forwards_then_as_many_backwards(two_ranks: Ranks) -> None:
+    assert two_ranks.run(walks_back_later) == [[1.5, 4.0, 7.5]] * 2
+
+
+def mixes(rank: int) -> list[Any]:
+    """One iteration under torch's DDP on rank 1, under ours on rank 0."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    wrapper = DDP if rank == 0 else TorchDDP
+    wrapped = wrapper(model, bucket_cap_mb=1e-4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for iteration in range(4):
+        optimizer.zero_grad()
+        x = torch.randn(5, 3, generator=torch.Generator().manual_seed(10 * iteration + rank))
+        wrapped(x).square().sum().backward()
+        optimizer.step()
+    return [param.detach() for param in model.parameters()]
+
+
+def test_one_job_may_mix_torchs_ddp_and_ours(two_ranks: Ranks) -> None:
+    ours, theirs = two_ranks.run(mixes)
+    assert all(a.equal(b) for a, b in zip(ours, theirs, strict=True))
+
+
+def trains(rank: int, wrapper: str, options: dict[str, Any], unused: bool) -> list[list[Any]]:
+    torch.manual_seed(rank)
+    model: nn.Module = TwoHeads() if unused else TwoLayers()
+    wrapped = (DDP if wrapper == "ours" else TorchDDP)(model, **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    history = []
+    for iteration in range(5):
+        optimizer.zero_grad(set_to_none=iteration % 2 == 0)
+        x = torch.randn(3, 2, generator=torch.Generator().manual_seed(10 * iteration + rank))
+        output = wrapped(x)
+        if unused:
+            output = output["first"] if (iteration + rank) % 3 else output["second"][0]
+        output.square().sum().backward()
+        history.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
+        optimizer.step()
+        history.append([param.detach().clone() for param in model.parameters()])
+    return history
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"gradient_as_bucket_view": True},
+        {"bucket_cap_mb": 1e-5},
+        {"static_graph": True},
+        {"batched_grad_copy": True},
+        {"find_unused_parameters": True},
+        {"find_unused_parameters": True, "gradient_as_bucket_view": True, "bucket_cap_mb": 1e-5},
+    ],
+    ids=lambda options: "-".join(options) or "default",
+)
+def test_training_is_torchs_bit_for_bit(two_ranks: Ranks, options: dict[str, Any]) -> None:
+    unused = "find_unused_parameters" in options
+    ours = two_ranks.run(trains, "ours", options, unused)
+    theirs = two_ranks.run(trains, "torch's", options, unused)
+    for mine, torchs in zip(ours, theirs, strict=True):
+        for a, b in zip(mine, torchs, strict=True):
+            for p, q in zip(a, b, strict=True):
+                assert (p is None and q is None) or p.equal(q)
+
+
+# ---- parameters that go unused
+
+
+def uses_one_branch(rank: int) -> list[float | None]:
+    torch.manual_seed(0)
+    model = Branches()
+    wrapped = DDP(model, find_unused_parameters=True)
+    seen: list[float | None] = []
+    for _ in range(2):
+        wrapped.zero_grad()
+        wrapped(torch.tensor([[1.0, 1.0]]), both=rank == 0).sum().backward()
+        seen += [grad_of(param).sum().item() for param in model.parameters()]
+    return seen
+
+
+def test_a_parameter_that_one_rank_uses_is_averaged_on_both(two_ranks: Ranks) -> None:
+    first, second = two_ranks.run(uses_one_branch)
+    assert first == second
+    assert None not in first
+
+
+def one_rank_uses_nothing(rank: int) -> list[float]:
+    model = nn.Linear(1, 1, bias=False)
+
+    class Bypass(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = model
+
+        def forward(self, x: Tensor) -> Any:
+            return self.layer(x) if rank == 0 else x * 2
+
+    wrapped = DDP(Bypass(), find_unused_parameters=True)
+    seen = []
+    for _ in range(2):
+        wrapped.zero_grad()
+        wrapped(torch.tensor([[4.0]], requires_grad=True)).sum().backward()
+        seen.append(grad_of(model.weight).item())
+    return seen
+
+
+@pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified")
+def test_a_rank_that_uses_no_parameter_keeps_up(two_ranks: Ranks) -> None:
+    assert two_ranks.run(one_rank_uses_nothing) == [[2.0, 2.0]] * 2
+
+
+def sparse_on_one_rank(rank: int) -> Any:
+    embedding = nn.Embedding(4, 1, sparse=True)
+    layer = nn.Linear(1, 1)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.layer = embedding, layer
+
+        def forward(self, rows: Tensor) -> Any:
+            return self.layer(self.embedding(rows) if rank == 0 else torch.ones(1, 1))
+
+    wrapped = DDP(Model(), find_unused_parameters=True)
+    torch.nn.init.ones_(layer.weight)
+    wrapped(torch.tensor([2])).sum().backward()
+    return grad_of(embedding.weight).to_dense().flatten().tolist()
+
+
+def test_a_sparse_parameter_may_go_unused_on_a_rank(two_ranks: Ranks) -> None:
+    assert two_ranks.run(sparse_on_one_rank) == [[0, 0, 0.5, 0]] * 2
+
+
+def different_orders(rank: int) -> tuple[list[float], list[tuple[int, ...]]]:
+    a, b = nn.Parameter(torch.tensor([2.0])), nn.Parameter(torch.tensor([3.0]))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = a, b
+
+        def forward(self, x: Tensor) -> Any:
+            return (x * a) * b if rank == 0 else (x * b) * a
+
+    wrapped = DDP(Model(), bucket_cap_mb=1e-6)
+    for _ in range(3):
+        wrapped.zero_grad()
+        wrapped(torch.tensor([1.0 + rank])).sum().backward()
+    return (
+        [grad_of(a).item(), grad_of(b).item()],
+        [bucket.param_indices for bucket in wrapped.reducer.buckets],
+    )
+
+
+def test_buckets_follow_the_order_of_rank_0(two_ranks: Ranks) -> None:
+    first, second = two_ranks.run(different_orders)
+    assert first == second == ([4.5, 3.0], [(1,), (0,)])
+
+
+# ---- models that differ
+
+
+def build(rank: int, *models: nn.Module) -> str:
+    try:
+        DDP(models[rank])
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_differing_number_of_parameters_is_an_error_on_both_ranks(two_ranks: Ranks) -> None:
+    models = [nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))]
+    assert two_ranks.run(build, *models) == [
+        "DDP expects same model across all ranks, but Rank 0 has 2 params, while rank 1 has "
+        "inconsistent 4 params.",
+        "DDP expects same model across all ranks, but Rank 1 has 4 params, while rank 0 has "
+        "inconsistent 2 params.",
+    ]
+
+
+def transposed(linear: nn.Linear) -> nn.Linear:
+    linear.weight = nn.Parameter(linear.weight.detach().t())
+    return linear
+
+
+@pytest.mark.parametrize(
+    ("models", "what"),
+    [
+        ([nn.Linear(2, 2), nn.Linear(3, 3)], "sizes"),
+        ([nn.Linear(2, 2), nn.Bilinear(1, 2, 2)], "sizes"),
+        ([nn.Linear(2, 2), transposed(nn.Linear(2, 2))], "strides"),
+        ([nn.Linear(2, 2), nn.Linear(2, 2).double()], "dtype"),
+    ],
+    ids=["size", "dimensions", "strides", "dtype"],
+)
+def test_a_differing_parameter_is_an_error_on_both_ranks(
+    two_ranks: Ranks, models: list[nn.Module], what: str
+) -> None:
+    on_rank_0, on_rank_1 = two_ranks.run(build, *models)
+    assert on_rank_0.startswith("[0]: params[0] in this process with sizes [2, 2] appears not")
+    assert f"appears not to match {what} of rank 1's" in on_rank_0
+    assert on_rank_1.startswith("[1]: params[0] in this process with sizes")
+    assert f"appears not to match {what} of the same param in process 0." in on_rank_1
+
+
+def test_differing_buffers_are_an_error_on_both_ranks(two_ranks: Ranks) -> None:
+    models = [nn.BatchNorm1d(2), nn.BatchNorm1d(2)]
+    DDP._set_params_and_buffers_to_ignore_for_model(models[1], ["running_mean"])
+    for message in two_ranks.run(build, *models):
+        assert "DDP expects same model across all ranks, but the buffers of rank" in message
+
+
+def verify_alone(rank: int) -> str:
+    """Rank 1 leaves no digest, as if it ran torch's DDP."""
+    params = [torch.zeros(2 + rank, 3 - rank)]
+    group = dist.distributed_c10d._get_default_group()
+    try:
+        if rank == 0:
+            verify_params_across_processes(group, params)
+        else:
+            dist.utils._verify_param_shape_across_processes(group, params)
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
+
+
+def test_the_messages_of_verification_are_torchs(two_ranks: Ranks) -> None:
+    on_rank_0, on_rank_1 = two_ranks.run(verify_alone)
+    assert on_rank_0 == "no error"
+    assert "appears not to match sizes of the same param in process 0" in on_rank_1
+
+
+# ---- buffers and states
+
+
+def broadcasts(rank: int) -> list[Any]:
+    tensors = [
+        torch.full((3, 2), float(rank + 1)),
+        torch.full((2, 2), rank + 5, dtype=torch.int64).t(),
+        torch.full((4,), rank == 1),
+        torch.empty(0, 3),
+        torch.full((2,), complex(rank, 1), dtype=torch.complex64),
+        torch.arange(6.0).view(2, 3).t() * (rank + 1),
+    ]
+    group = dist.distributed_c10d._get_default_group()
+    broadcast_coalesced(group, tensors, buffer_size=20, src=1)
+    return tensors
+
+
+def test_broadcast_coalesced_gives_every_rank_the_sources_values(two_ranks: Ranks) -> None:
+    first, second = two_ranks.run(broadcasts)
+    for mine, source in zip(first, second, strict=True):
+        assert mine.equal(source)
+    assert first[0].eq(2).all()
+
+
+class Counts(nn.Module):
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Any:
+        self.count = self.count + 1 + dist.get_rank()  # a new tensor each time
+        return self.layer(x) * self.count
+
+
+def counts(rank: int, forward_sync: bool) -> list[float]:
+    model = Counts()
+    model.count += 10 * rank
+    wrapped = DDP(model, forward_sync_buffers=forward_sync)
+    seen = []
+    for _ in range(3):
+        seen.append(model.count.item())
+        wrapped(torch.ones(1, 1)).sum().backward()
+    return seen
+
+
+def test_buffers_follow_rank_0_also_if_they_are_reassigned(two_ranks: Ranks) -> None:
+    assert two_ranks.run(counts, True) == [[0, 1, 2], [0, 2, 3]]
+    assert two_ranks.run(counts, False) == [[0, 1, 2], [0, 2, 4]]
+
+
+def two_forwards_through_batch_norm(rank: int) -> float:
+    model = nn.BatchNorm1d(2)
+    wrapped = DDP(model)
+    x = torch.randn(4, 2)
+    (wrapped(x) + wrapped(x + 1)).square().sum().backward()
+    return grad_of(model.weight).sum().item()
+
+
+def test_buffer_sync_does_not_invalidate_an_earlier_forward(two_ranks: Ranks) -> None:
+    first, second = two_ranks.run(two_forwards_through_batch_norm)
+    assert first == second
+
+
+# ---- hooks, precision, join, groups
+
+
+def compresses(rank: int) -> list[float]:
+    model, wrapped = line(rank)
+    wrapped.register_comm_hook(None, fp16_compress_hook)
+    step(wrapped, 40000.0)  # twice that overflows float16
+    return [grad_of(model.weight).item()]
+
+
+def test_compression_divides_before_it_adds(two_ranks: Ranks) -> None:
+    assert two_ranks.run(compresses) == [[40000.0]] * 2
+
+
+def mixed_precision(rank: int) -> list[float]:
+    model, wrapped = line(
+        rank, mixed_precision=MixedPrecision(torch.float16, torch.float16), bucket_cap_mb=1e-6
+    )
+    seen = []
+    for set_to_none in (True, False, True):
+        wrapped.zero_grad(set_to_none=set_to_none)
+        step(wrapped, 40000.0 + 4096 * rank)
+        seen.append(grad_of(model.weight).item())
+    return seen
+
+
+def test_mixed_precision_averages_in_low_precision(two_ranks: Ranks) -> None:
+    assert two_ranks.run(mixed_precision) == [[42048.0] * 3] * 2
+
+
+def joins(rank: int, initial: bool, options: dict[str, Any]) -> tuple[list[float], list[float]]:
+    torch.manual_seed(rank)
+    model, wrapped = line(rank, **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = []
+    with wrapped.join(divide_by_initial_world_size=initial):
+        for _ in range(2 + 2 * rank):
+            optimizer.zero_grad()
+            step(wrapped, 1.0 + rank)
+            seen.append(grad_of(model.weight).item())
+            optimizer.step()
+    return seen, [model.weight.item()]
+
+
+@pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified")
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}])
+def test_uneven_inputs(two_ranks: Ranks, options: dict[str, Any]) -> None:
+    (early, weight), (late, same_weight) = two_ranks.run(joins, True, options)
+    assert (early, late) == ([1.5, 1.5], [1.5, 1.5, 1.0, 1.0])
+    assert weight == same_weight
+    (early, weight), (late, same_weight) = two_ranks.run(joins, False, options)
+    assert (early, late) == ([1.5, 1.5], [1.5, 1.5, 2.0, 2.0])
+    assert weight == same_weight
+
+
+def one_rank_joins_at_once(rank: int) -> list[float]:
+    model, wrapped = line(rank)
+    seen = []
+    with wrapped.join():
+        for _ in range(3 * rank):
+            wrapped.zero_grad()
+            step(wrapped, 2.0)
+            seen.append(grad_of(model.weight).item())
+    return seen
+
+
+def test_a_rank_may_have_no_input_at_all(two_ranks: Ranks) -> None:
+    assert two_ranks.run(one_rank_joins_at_once) == [[], [1.0, 1.0, 1.0]]
+
+
+def throws_early(rank: int) -> str:
+    _, wrapped = line(rank)
+    try:
+        with wrapped.join(throw_on_early_termination=True):
+            for _ in range(1 + rank):
+                step(wrapped, 1.0)
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
+
+
+def test_all_ranks_may_stop_with_the_first(two_ranks: Ranks) -> None:
+    assert two_ranks.run(throws_early) == [
+        "Rank 0 exhausted all inputs.",
+        "Detected at least one rank that exhausted inputs. Throwing across all ranks.",
+    ]
+
+
+def regroups(rank: int) -> list[float]:
+    alone = [dist.new_group([r]) for r in range(2)][rank]
+    model, wrapped = line(rank)
+    seen = []
+    for group in (alone, dist.distributed_c10d._get_default_group()):
+        wrapped._update_process_group(group)
+        for _ in range(2):
+            wrapped.zero_grad()
+            step(wrapped, 1.0 + rank)
+            seen.append(grad_of(model.weight).item())
+    return seen
+
+
+def test_the_group_may_change(two_ranks: Ranks) -> None:
+    assert two_ranks.run(regroups) == [[1, 1, 1.5, 1.5], [2, 2, 1.5, 1.5]]
+
+
+def delays(rank: int) -> list[float]:
+    torch.manual_seed(0)
+    model = TwoLayers()
+    wrapped = DDP(
+        model,
+        delay_all_reduce_named_params=[("second.weight", model.second.weight)],
+        param_to_hook_all_reduce=model.first.weight,
+    )
+    alone = copy.deepcopy(model)
+    seen = []
+    for _ in range(2):
+        wrapped.zero_grad()
+        alone.zero_grad()
+        x = torch.ones(1, 2)
+        wrapped(x * (rank + 1)).sum().backward()
+        for r in range(2):
+            (alone(x * (r + 1)).sum() / 2).backward()
+        seen += [
+            (grad_of(p) - grad_of(q)).abs().max().item()
+            for p, q in zip(model.parameters(), alone.parameters(), strict=True)
+        ]
+    return seen
+
+
+def test_delayed_gradients_are_averaged(two_ranks: Ranks) -> None:
+    for differences in two_ranks.run(delays):
+        assert max(differences) < 1e-6
+
+
+def over_rpc(rank: int, meeting_point: str) -> tuple[list[float], bool]:
+    from torch.distributed import autograd, rpc
+
+    options = rpc.TensorPipeRpcBackendOptions(init_method=meeting_point, _transports=["uv"])
+    rpc.init_rpc(f"rank{rank}", rank=rank, world_size=2, rpc_backend_options=options)
+    model, wrapped = line(rank, gradient_as_bucket_view=True)
+    seen = []
+    for iteration in range(3):
+        with autograd.context() as context_id:
+            loss = wrapped(torch.tensor([[1.0 + rank + iteration]])).sum()
+            autograd.backward(context_id, [loss])
+            seen.append(autograd.get_gradients(context_id)[model.weight].item())
+    rpc.shutdown()
+    return seen, model.weight.grad is None
+
+
+@pytest.mark.filterwarnings("ignore:You are using a Backend")
+def test_gradients_of_distributed_autograd_are_averaged_where_they_are(
+    two_ranks: Ranks, tmp_path: Path
+) -> None:
+    meeting_point = f"file://{tmp_path / 'rpc'}"
+    assert two_ranks.run(over_rpc, meeting_point) == [([1.5, 2.5, 3.5], True)] * 2

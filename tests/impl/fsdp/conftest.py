@@ -1,0 +1,42 @@
+"""Fixtures of the FSDP tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed as dist
+
+from tests.impl.fsdp.ranks import Ranks
+
+
+@pytest.fixture(scope="session")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Two rank processes on torch's gloo."""
+    ranks = Ranks(2, tmp_path_factory.mktemp("stores"))
+    yield ranks
+    ranks.stop()
+
+
+@pytest.fixture(scope="session")
+def three_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Three rank processes on torch's gloo."""
+    ranks = Ranks(3, tmp_path_factory.mktemp("stores"))
+    yield ranks
+    ranks.stop()
+
+
+@pytest.fixture(scope="session")
+def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Four rank processes on torch's gloo, for hybrid sharding two by two."""
+    ranks = Ranks(4, tmp_path_factory.mktemp("stores"))
+    yield ranks
+    ranks.stop()
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    """A world of one rank in this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()

@@ -1,0 +1,507 @@
+"""A world of one rank: the constructor, errors, names, and training without sharding."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import types
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import OptimStateKeyType, ShardingStrategy, StateDictType
+from torch.distributed.fsdp.wrap import always_wrap_policy, enable_wrap, wrap
+
+from impl.fsdp import FullyShardedDataParallel, ShardedStateDictConfig
+from impl.fsdp.versions import optimizer_steps
+from tests.impl.fsdp.models import BLOCK_POLICY, CPU, differences, make_model, train_step
+
+FSDP = FullyShardedDataParallel
+pytestmark = pytest.mark.usefixtures("one_rank", "no_switch_warning")
+
+
+@pytest.fixture
+def no_switch_warning() -> Iterator[None]:
+    """One rank cannot shard, which the class says each time."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="FSDP is switching to use `NO_SHARD`")
+        yield
+
+
+def world() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    assert group is not None
+    return group
+
+
+def test_one_rank_does_not_shard_and_says_so() -> None:
+    with pytest.warns(UserWarning, match="switching to use `NO_SHARD` instead of .*HYBRID_SHARD"):
+        model = FSDP(
+            nn.Linear(2, 2),
+            sharding_strategy=ShardingStrategy.HYBRID_SHARD,
+            process_group=(world(), world()),
+        )
+    assert model.sharding_strategy == ShardingStrategy.NO_SHARD
+
+
+@pytest.mark.parametrize("use_orig_params", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+def test_training_equals_that_of_the_bare_module(use_orig_params: bool, tied: bool) -> None:
+    bare = make_model(tied=tied)
+    model = FSDP(
+        make_model(tied=tied), auto_wrap_policy=BLOCK_POLICY, use_orig_params=use_orig_params
+    )
+    optimizers = [torch.optim.Adam(m.parameters(), lr=0.05) for m in (bare, model)]
+    for step in range(3):
+        losses = [train_step(m, o, 0, step) for m, o in zip((bare, model), optimizers, strict=True)]
+        assert torch.equal(*losses)
+    assert differences(dict(bare.state_dict()), dict(model.state_dict())) == []
+    full = FSDP.optim_state_dict(model, optimizers[1])
+    rekeyed = FSDP.rekey_optim_state_dict(full, OptimStateKeyType.PARAM_ID, bare)
+    assert differences(optimizers[0].state_dict()["state"], rekeyed["state"]) == []
+
+
+def test_the_wrapper_is_transparent() -> None:
+    inner = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    inner.mark = "here"  # type: ignore[assignment]  # any attribute will do
+    model = FSDP(inner)
+    assert model.module is inner
+    assert model[0] is inner[0]
+    assert model.mark == "here"
+    assert [name for name, _ in model.named_parameters()] == ["_fsdp_wrapped_module._flat_param"]
+    assert FSDP.fsdp_modules(nn.Sequential(model)) == [model]
+    with pytest.raises(AttributeError, match="no attribute 'missing'"):
+        _ = model.missing
+    assert (model.rank, model.world_size, model.compute_device) == (0, 1, CPU)
+
+
+def test_names_inside_summon_are_those_of_the_user() -> None:
+    model = FSDP(make_model(), auto_wrap_policy=BLOCK_POLICY)
+    expected = dict(make_model().named_parameters())
+    with FSDP.summon_full_params(model):
+        assert {n: p.shape for n, p in model.named_parameters()} == {
+            n: p.shape for n, p in expected.items()
+        }
+        assert [name for name, _ in model.named_buffers()] == ["scale"]
+
+
+def test_a_module_can_be_wrapped_once() -> None:
+    module = nn.Linear(2, 2)
+    FSDP(module)
+    with pytest.raises(ValueError, match="already wrapped"):
+        FSDP(module)
+
+
+@pytest.mark.parametrize("use_orig_params", [False, True])
+def test_two_instances_cannot_share_a_parameter(use_orig_params: bool) -> None:
+    model = make_model(tied=True)
+    wrapped: Any = FSDP(model.head, use_orig_params=use_orig_params)
+    model.head = wrapped
+    with pytest.raises(
+        ValueError, match=r"embedding\.weight is shared with a nested FSDP instance"
+    ):
+        FSDP(model, use_orig_params=use_orig_params)
+
+
+def test_torch_functions_for_its_own_class_refuse() -> None:
+    model = FSDP(nn.Linear(2, 2))
+    assert torch.distributed.fsdp.FullyShardedDataParallel not in type(model).__mro__
+    with pytest.raises(RuntimeError, match="knows only torch's own FullyShardedDataParallel"):
+        get_model_state_dict(model)
+
+
+def test_the_strategy_cannot_change() -> None:
+    model = FSDP(nn.Linear(2, 2))
+    model.sharding_strategy = ShardingStrategy.NO_SHARD
+    with pytest.raises(RuntimeError, match="cannot change"):
+        model.sharding_strategy = ShardingStrategy.FULL_SHARD
+
+
+def test_prefetching_can_change() -> None:
+    model = FSDP(nn.Linear(2, 2))
+    model.forward_prefetch, model.backward_prefetch = True, None
+    assert (model.forward_prefetch, model.backward_prefetch) == (True, None)
+
+
+def test_containers_without_forward_warn() -> None:
+    with pytest.warns(UserWarning, match="containers that do not implement forward"):
+        FSDP(nn.ModuleList([nn.Linear(2, 2)]))
+
+
+def test_wrapping_by_annotation() -> None:
+    with enable_wrap(wrapper_cls=FSDP):
+        module = nn.Sequential(wrap(nn.Linear(2, 2)), nn.ReLU())
+    assert isinstance(module[0], FSDP)
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (
+            lambda: FSDP(
+                nn.Linear(2, 2),
+                process_group=dist.group.WORLD,
+                device_mesh=init_device_mesh("cpu", (1,)),
+            ),
+            ValueError,
+            "Cannot pass both process_group and device_mesh",
+        ),
+        (
+            lambda: FSDP(nn.Linear(2, 2), sharding_strategy=ShardingStrategy.HYBRID_SHARD),
+            ValueError,
+            "Manual wrapping with .*HYBRID_SHARD requires explicit",
+        ),
+        (
+            lambda: FSDP(
+                nn.Linear(2, 2),
+                sharding_strategy=ShardingStrategy.HYBRID_SHARD,
+                process_group=dist.group.WORLD,
+            ),
+            ValueError,
+            "Expected process_group to be passed in as either None or",
+        ),
+        (
+            lambda: FSDP(
+                nn.Linear(2, 2),
+                sharding_strategy=ShardingStrategy.HYBRID_SHARD,
+                device_mesh=init_device_mesh("cpu", (1,)),
+            ),
+            ValueError,
+            "Expected device_mesh to have ndim=2 but got 1",
+        ),
+        (
+            lambda: FSDP(nn.Linear(2, 2), process_group=(world(), world())),
+            ValueError,
+            "for hybrid sharding",
+        ),
+        (
+            lambda: FSDP(nn.Sequential(FSDP(nn.Linear(2, 2))), auto_wrap_policy=always_wrap_policy),
+            ValueError,
+            "FSDP auto wrapping requires modules to not already have FSDP applied",
+        ),
+        (
+            lambda: FSDP(nn.Sequential(nn.Linear(2, 2)), ignored_modules=[FSDP(nn.Linear(2, 2))]),
+            ValueError,
+            "should not include FSDP modules",
+        ),
+        (
+            lambda: FSDP(nn.Linear(2, 2, device="meta"), param_init_fn=3),  # type: ignore[arg-type]  # the error
+            ValueError,
+            "to be callable",
+        ),
+    ],
+)
+def test_what_the_constructor_refuses(build: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        build()
+
+
+def test_without_a_default_group() -> None:
+    dist.destroy_process_group()
+    try:
+        with pytest.raises(ValueError, match="Default process group has not been initialized"):
+            FSDP(nn.Linear(2, 2))
+    finally:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
+# Materialising
+
+
+def test_meta_parameters_are_reset() -> None:
+    with torch.device("meta"):
+        module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    model = FSDP(module)
+    assert model._flat_param is not None
+    assert model._flat_param.device == CPU
+    assert dict(module.named_buffers())["1.running_var"].tolist() == [1, 1]
+
+
+def test_meta_parameters_are_initialised_by_the_user() -> None:
+    with torch.device("meta"):
+        module = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    calls: list[nn.Module] = []
+
+    def init(part: nn.Module) -> None:
+        calls.append(part)
+        part.to_empty(device=CPU, recurse=False)
+        for param in part.parameters(recurse=False):
+            nn.init.constant_(param, 3.0)
+
+    model = FSDP(module, auto_wrap_policy=always_wrap_policy, param_init_fn=init)
+    assert calls == [module[0].module, module[1].module]
+    assert all((value == 3).all() for value in model.state_dict().values())
+
+
+def test_a_module_that_cannot_reset_itself() -> None:
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2, device="meta"))
+
+    with (
+        pytest.warns(UserWarning, match="Unable to call `reset_parameters"),
+        pytest.raises(AttributeError, match="reset_parameters"),
+    ):
+        FSDP(Bare())
+
+
+def test_deferred_initialisation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchdistX is not at hand; a module with its two functions stands for it."""
+    materialized: list[nn.Module] = []
+
+    def materialize_module(module: nn.Module, check_fn: Any) -> None:
+        assert check_fn(module)
+        materialized.append(module)
+
+    package = types.ModuleType("torchdistx")
+    package.__spec__ = types.SimpleNamespace(name="torchdistx")  # type: ignore[assignment]  # enough to be found
+    package.__path__ = []
+    fake = types.ModuleType("torchdistx.fake")
+    fake.is_fake = lambda param: True  # type: ignore[attr-defined]  # torchdistX's name
+    deferred = types.ModuleType("torchdistx.deferred_init")
+    deferred.materialize_module = materialize_module  # type: ignore[attr-defined]  # likewise
+    for name, module in (
+        ("torchdistx", package),
+        ("torchdistx.fake", fake),
+        ("torchdistx.deferred_init", deferred),
+    ):
+        monkeypatch.setitem(sys.modules, name, module)
+    linear = nn.Linear(2, 2)
+    FSDP(linear)
+    assert materialized == [linear]
+
+
+def test_module_states_are_synchronized_on_cpu() -> None:
+    FSDP(make_model(), auto_wrap_policy=BLOCK_POLICY, sync_module_states=True)
+
+
+# Use
+
+
+def test_only_the_root_may_be_asked() -> None:
+    model = FSDP(make_model(), auto_wrap_policy=BLOCK_POLICY)
+    inner = FSDP.fsdp_modules(model)[1]
+    assert model.check_is_root()
+    assert not inner.check_is_root()
+    assert FSDP.fsdp_modules(model, root_only=True) == [model]
+    with pytest.raises(RuntimeError, match="`no_sync\\(\\)` on inner FSDP"), inner.no_sync():
+        pass
+    with pytest.raises(RuntimeError, match="only be called on the root"):
+        inner.clip_grad_norm_(1.0)
+    with pytest.raises(AssertionError, match="only be called on a root"):
+        inner.register_comm_hook(None, print)
+
+
+def test_communication_hooks() -> None:
+    model = FSDP(make_model(), auto_wrap_policy=BLOCK_POLICY)
+    with pytest.raises(ValueError, match="must be callable"):
+        model.register_comm_hook(None, 5)  # type: ignore[arg-type]  # the error
+    calls: list[Tensor] = []
+    model.register_comm_hook(calls, lambda state, grad: state.append(grad))
+    with pytest.raises(AssertionError, match="already registered"):
+        model.register_comm_hook(None, print)
+    train_step(model, torch.optim.SGD(model.parameters(), lr=0.1), 0, 0)
+    assert len(calls) == 4
+
+
+def test_settings_must_be_homogeneous() -> None:
+    inner = FSDP(nn.Linear(2, 2), limit_all_gathers=False)
+    model = FSDP(nn.Sequential(inner, nn.Linear(2, 2)))
+    for _ in range(2):  # the first error leaves nothing half done
+        with pytest.raises(ValueError, match="one homogeneous value for limit_all_gathers"):
+            model(torch.ones(1, 2))
+
+
+def test_a_root_cannot_become_a_part() -> None:
+    inner = FSDP(nn.Linear(2, 2))
+    inner(torch.ones(1, 2))
+    with pytest.raises(AssertionError, match="Non-root FSDP instance's `_is_root`"):
+        FSDP(nn.Sequential(inner))(torch.ones(1, 2))
+
+
+def test_parameters_on_a_wrong_device() -> None:
+    model = FSDP(nn.Linear(2, 2))
+    model._state.compute_device = torch.device("cuda", 0)
+    with pytest.raises(RuntimeError, match="unexpectedly has parameters on cpu"):
+        model(torch.ones(1, 2))
+
+
+@pytest.mark.parametrize("use_orig_params", [False, True])
+def test_parameters_that_lose_their_values(use_orig_params: bool) -> None:
+    model = FSDP(nn.Linear(2, 2), use_orig_params=use_orig_params)
+    with pytest.raises(RuntimeError, match="incompatible tensor type"):
+        model.to("meta")
+
+
+@pytest.mark.parametrize("use_orig_params", [False, True])
+def test_dtype_changes_before_and_after_the_first_forward(use_orig_params: bool) -> None:
+    model = FSDP(nn.Linear(2, 2), use_orig_params=use_orig_params)
+    for dtype in (torch.float64, torch.float32):
+        model.to(dtype)
+        out = model(torch.ones(1, 2, dtype=dtype))
+        assert out.dtype == dtype
+        out.sum().backward()
+        for param in model.parameters():
+            assert param.dtype == dtype
+            assert param.grad is not None
+            assert param.grad.dtype == dtype
+
+
+def test_gradients_of_gradients() -> None:
+    model = FSDP(nn.Linear(2, 2))
+    with pytest.raises(RuntimeError, match="gradients of gradients"):
+        model(torch.ones(1, 2)).pow(2).sum().backward(create_graph=True)
+
+
+def test_full_parameters_inside_computation() -> None:
+    class Nosy(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            with FSDP.summon_full_params(model):
+                return super().forward(x)
+
+    model = FSDP(Nosy(2, 2))
+    with pytest.raises(AssertionError, match="during forward/backward"):
+        model(torch.ones(1, 2))
+    with (
+        FSDP.summon_full_params(model),
+        pytest.raises(AssertionError, match="when already unsharding"),
+        FSDP.summon_full_params(model),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rank0_only": True},
+        {"with_grads": True},
+        {"offload_to_cpu": True, "writeback": False},
+    ],
+)
+def test_combinations_that_summon_refuses(options: dict[str, bool]) -> None:
+    with (
+        pytest.raises(NotImplementedError, match="is not supported yet"),
+        FSDP.summon_full_params(FSDP(nn.Linear(2, 2)), **options),
+    ):
+        pass
+
+
+def test_apply_sees_full_parameters_and_leaves_the_root_open() -> None:
+    inner = FSDP(nn.Linear(2, 3))
+
+    def fill(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            with torch.no_grad():
+                module.weight.fill_(module.weight.numel())
+
+    inner.apply(fill)
+    model = FSDP(nn.Sequential(inner))
+    model(torch.ones(1, 2))
+    assert (model.state_dict()["0.weight"] == 6).all()
+
+
+def test_a_forward_that_raises_leaves_the_module_usable() -> None:
+    class Moody(nn.Linear):
+        angry = True
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.angry:
+                raise KeyError("not today")
+            return super().forward(x)
+
+    moody = Moody(2, 2)
+    model = FSDP(nn.Sequential(FSDP(moody)))
+    with pytest.raises(KeyError):
+        model(torch.ones(1, 2))
+    model.state_dict()
+    moody.angry = False
+    model(torch.ones(1, 2)).sum().backward()
+
+
+def test_the_compiler_takes_it() -> None:
+    model = FSDP(nn.Sequential(FSDP(nn.Linear(2, 2), use_orig_params=True)), use_orig_params=True)
+    x = torch.ones(1, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler warns about its own internals
+        compiled = torch.compile(model, backend="eager")
+        assert torch.equal(compiled(x), model(x))
+        compiled(x).sum().backward()
+    assert all(param.grad is not None for param in model.parameters())
+
+
+def test_clipping_uses_torch_when_nothing_is_sharded() -> None:
+    model = FSDP(nn.Linear(2, 1))
+    model(torch.ones(1, 2)).sum().backward()
+    norm = model.clip_grad_norm_(1.0)
+    assert norm == pytest.approx(3**0.5)
+
+
+def test_optimizer_steps_are_counted() -> None:
+    model = FSDP(nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = optimizer_steps.count
+    optimizer.step()
+    assert optimizer_steps.count == before + 1
+
+
+# State dict types
+
+
+def test_types_are_restored_also_after_an_error() -> None:
+    model = FSDP(nn.Linear(2, 2))
+    with (
+        pytest.raises(KeyError),
+        FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT),
+    ):
+        raise KeyError
+    assert FSDP.get_state_dict_type(model).state_dict_type == StateDictType.FULL_STATE_DICT
+
+
+def test_a_config_must_be_of_the_type() -> None:
+    model = FSDP(nn.Linear(2, 2))
+    with pytest.raises(RuntimeError, match="Expected state_dict_config of type"):
+        FSDP.set_state_dict_type(model, StateDictType.FULL_STATE_DICT, ShardedStateDictConfig())
+
+
+def test_what_is_not_sharded_has_full_state_dicts() -> None:
+    model = FSDP(nn.Linear(2, 2))
+    with (
+        FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT),
+        pytest.warns(UserWarning, match="full_state_dict will be returned"),
+    ):
+        entries = model.state_dict()
+    assert type(entries["weight"]) is Tensor
+
+
+@pytest.mark.parametrize("use_orig_params", [False, True])
+def test_wrong_state_dicts_are_reported_with_the_users_names(use_orig_params: bool) -> None:
+    model = FSDP(make_model(), auto_wrap_policy=BLOCK_POLICY, use_orig_params=use_orig_params)
+    good = model.state_dict()
+    bad = copy.copy(good)
+    del bad["blocks.1.up.weight"]
+    bad["extra"] = torch.ones(1)
+    with pytest.raises(RuntimeError, match=r"(?s)Missing key.*blocks\.1\.up\.weight") as info:
+        model.load_state_dict(bad)
+    assert "_fsdp_wrapped_module" not in str(info.value)
+    bad = {**good, "head.weight": torch.ones(2, 2)}
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        model.load_state_dict(bad)
+    assert differences(dict(good), dict(model.state_dict())) == []
+
+
+def test_state_dicts_need_an_instance() -> None:
+    with pytest.raises(AssertionError, match="no FSDP instance"):
+        FSDP.get_state_dict_type(nn.Linear(2, 2))
+
+
+def test_rekeying_needs_keys_of_one_kind() -> None:
+    state = {"state": {0: {}, "a": {}}, "param_groups": []}
+    with pytest.raises(ValueError, match="Invalid parameter keys"):
+        FSDP.rekey_optim_state_dict(state, OptimStateKeyType.PARAM_ID, nn.Linear(2, 2))

@@ -1,0 +1,656 @@
+"""Two ranks: what must hold although torch does otherwise, memory, full parameters, offloading."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import CPUOffload, MixedPrecision, ShardingStrategy, StateDictType
+
+from impl.fsdp import FullyShardedDataParallel
+from tests.impl.fsdp.models import (
+    BLOCK_POLICY,
+    Block,
+    Model,
+    batch,
+    differences,
+    loss_of,
+    make_model,
+    train_step,
+)
+from tests.impl.fsdp.ranks import Ranks
+
+FSDP = FullyShardedDataParallel
+FULL, GRAD_OP = ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP
+KINDS = [(strategy, orig) for strategy in (FULL, GRAD_OP) for orig in (False, True)]
+LOW = MixedPrecision(param_dtype=torch.bfloat16)
+
+
+def each_kind(check: Callable[..., None], rank: int) -> None:
+    for strategy, use_orig_params in KINDS:
+        torch.manual_seed(0)
+        check(rank, {"sharding_strategy": strategy, "use_orig_params": use_orig_params})
+
+
+def full_params(model: nn.Module) -> dict[str, Tensor]:
+    with FSDP.summon_full_params(model, writeback=False):
+        return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+# What torch 2.13 gets wrong
+
+
+def check_step_after_eval(rank: int, settings: dict[str, Any]) -> None:
+    """The parameters of a no-grad forward, still in memory, are not used after a step."""
+    for write in ("step", "copy"):
+        model = FSDP(nn.Linear(3, 2), **settings)
+        optimizer = sgd(model)
+        x = torch.ones(2, 3)
+        model(x).sum().backward()
+        with torch.no_grad():
+            before = model(x)
+            if write == "step":
+                optimizer.step()
+            else:
+                for param in model.parameters():
+                    param.sub_(0.5)
+            after = model(x)
+        assert not torch.equal(before, after)
+        params = full_params(model)
+        assert torch.equal(after, nn.functional.linear(x, params["weight"], params["bias"]))
+
+
+def test_a_step_after_a_no_grad_forward_counts(two_ranks: Ranks) -> None:
+    two_ranks.run(run_step_after_eval)
+
+
+def run_step_after_eval(rank: int, world_size: int) -> None:
+    each_kind(check_step_after_eval, rank)
+
+
+def run_eval_in_full_precision(rank: int, world_size: int) -> None:
+    with mock.patch.dict(os.environ, {"FSDP_USE_FULL_PREC_IN_EVAL": "1"}):
+        model = FSDP(nn.Linear(3, 2), mixed_precision=LOW)
+        optimizer = sgd(model)
+        outputs = []
+        for _ in range(2):
+            model.eval()
+            with torch.no_grad():
+                outputs.append(model(torch.ones(2, 3)))
+            model.train()
+            model(torch.ones(2, 3)).float().sum().backward()
+            optimizer.step()
+        assert outputs[0].dtype == torch.float32
+        assert not torch.equal(outputs[0], outputs[1])
+
+
+def test_eval_in_full_precision_sees_every_step(two_ranks: Ranks) -> None:
+    two_ranks.run(run_eval_in_full_precision)
+
+
+def check_dropped_forward(rank: int, settings: dict[str, Any]) -> None:
+    """A forward without a backward must not cost the next backward its reduction."""
+    models = [FSDP(make_model(), mixed_precision=LOW, **settings) for _ in range(2)]
+    optimizers = [sgd(model) for model in models]
+    for step in range(2):
+        loss_of(models[1], rank, 9)
+        for model, optimizer in zip(models, optimizers, strict=True):
+            train_step(model, optimizer, rank, step)
+    assert differences(full_params(models[0]), full_params(models[1])) == []
+
+
+def run_dropped_forward(rank: int, world_size: int) -> None:
+    each_kind(check_dropped_forward, rank)
+
+
+def test_a_forward_whose_result_is_dropped(two_ranks: Ranks) -> None:
+    two_ranks.run(run_dropped_forward)
+
+
+class Gain(nn.Module):
+    """One element: sharded and unsharded gradient have the same size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.gain * x).sum()
+
+
+def run_one_element(rank: int, world_size: int) -> list[float]:
+    model = FSDP(Gain())
+    for _ in range(2):
+        model(torch.ones(1)).backward()
+    (param,) = model.parameters()
+    assert param.grad is not None
+    grad: list[float] = param.grad.tolist()
+    return grad
+
+
+def test_gradients_of_one_element_accumulate(two_ranks: Ranks) -> None:
+    assert two_ranks.run(run_one_element)[0] == [2.0]
+
+
+class HalfFrozen(nn.Module):
+    """With original parameters, rank 1 holds only what is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained = nn.Parameter(torch.ones(4))
+        self.frozen = nn.Parameter(torch.ones(4), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.trained * x + 0 * self.frozen).sum()
+
+
+def run_norm_without_gradients(rank: int, world_size: int) -> list[float]:
+    model = FSDP(HalfFrozen(), use_orig_params=True)
+    norms = []
+    for size in (5.0, 1.0):
+        model(torch.full((4,), size)).backward()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # rank 1 warns that it has no gradients
+            norms.append(model.clip_grad_norm_(1e9, float("inf")).item())
+        model.zero_grad()
+    return norms
+
+
+def test_the_largest_gradient_where_a_rank_has_none(two_ranks: Ranks) -> None:
+    assert two_ranks.run(run_norm_without_gradients) == [[5.0, 1.0]] * 2
+
+
+class Branches(nn.Module):
+    """Two units of which the loss may leave one out."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self.used = FSDP(nn.Linear(3, 3), **settings)
+        self.optional = FSDP(nn.Linear(3, 3), **settings)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.used(x), self.optional(x)
+
+
+def check_no_sync_then_unused(rank: int, settings: dict[str, Any]) -> None:
+    """What `no_sync()` accumulated is reduced by the next synchronizing backward, used or not."""
+    branches = Branches(**settings)
+    model = FSDP(branches, **settings)
+    x = torch.ones(1, 3) * (rank + 1)
+    with model.no_sync():
+        used, optional = model(x)
+        (used.sum() + optional.sum()).backward()
+    used, optional = model(x)
+    used.sum().backward()
+    weight_grads = [
+        unit._handle.flat_param.grad for unit in (branches.used, branches.optional) if unit._handle
+    ]
+    assert all(grad is not None for grad in weight_grads)
+    mean = 1.5
+    gathered = [torch.zeros(6) for _ in range(2)]
+    assert weight_grads[1] is not None
+    dist.all_gather(gathered, weight_grads[1][:6])
+    assert gathered[0].tolist() == [mean] * 6
+
+
+def run_no_sync_then_unused(rank: int, world_size: int) -> None:
+    each_kind(check_no_sync_then_unused, rank)
+
+
+def test_accumulated_gradients_of_a_unit_that_is_then_unused(two_ranks: Ranks) -> None:
+    two_ranks.run(run_no_sync_then_unused)
+
+
+def run_hybrid_of_single_ranks(rank: int, world_size: int) -> list[float]:
+    groups = [dist.new_group([r]) for r in range(world_size)]
+    world = dist.group.WORLD
+    assert world is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that one rank cannot shard
+        model = FSDP(
+            nn.Linear(2, 1, bias=False),
+            process_group=(groups[rank], world),
+            sharding_strategy=ShardingStrategy.HYBRID_SHARD,
+        )
+    model(torch.full((1, 2), rank + 1.0)).sum().backward()
+    (param,) = model.parameters()
+    assert param.grad is not None
+    grad: list[float] = param.grad.tolist()
+    return grad
+
+
+def test_replicas_of_one_rank_each_average_gradients(two_ranks: Ranks) -> None:
+    assert two_ranks.run(run_hybrid_of_single_ranks) == [[1.5, 1.5]] * 2
+
+
+def channels_last_convolution() -> nn.Module:
+    torch.manual_seed(0)
+    module = nn.Conv2d(3, 4, 2)
+    module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
+    return module
+
+
+def run_channels_last(rank: int, world_size: int) -> None:
+    """Gradients and optimizer state of parameters in another memory order."""
+    x = torch.arange(96.0).reshape(2, 3, 4, 4) * 0.01
+    for strategy in (FULL, ShardingStrategy.NO_SHARD):
+        bare, wrapped = (channels_last_convolution() for _ in range(2))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # NO_SHARD is deprecated
+            model = FSDP(wrapped, sharding_strategy=strategy, use_orig_params=True)
+        optimizers = [torch.optim.Adam(m.parameters(), lr=0.1) for m in (bare, model)]
+        for _ in range(3):
+            for module, optimizer in zip((bare, model), optimizers, strict=True):
+                module(x).pow(2).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            saved = FSDP.optim_state_dict(model, optimizers[1])
+            FSDP.optim_state_dict_to_load(model, optimizers[1], saved, load_directly=True)
+        full = full_params(model)
+        assert all(torch.allclose(full[n], p) for n, p in bare.named_parameters())
+
+
+def test_channels_last_parameters(two_ranks: Ranks) -> None:
+    two_ranks.run(run_channels_last)
+
+
+# Memory
+
+
+class Watch:
+    """Counts the units whose parameters are unsharded, whenever a module runs forward."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.units = [u for u in FSDP.fsdp_modules(model) if u is not model]
+        self.counts: list[int] = []
+        for unit in self.units:
+            unit.module.register_forward_hook(lambda *_: self.note())
+            unit.module.register_full_backward_hook(lambda *_: self.note())
+
+    def unsharded(self) -> list[bool]:
+        return [u._handle is not None and u._handle.is_unsharded for u in self.units]
+
+    def note(self) -> None:
+        self.counts.append(sum(self.unsharded()))
+
+
+def run_memory(rank: int, world_size: int) -> None:
+    for strategy, use_orig_params in KINDS:
+        model = FSDP(
+            make_model(),
+            auto_wrap_policy=BLOCK_POLICY,
+            sharding_strategy=strategy,
+            use_orig_params=use_orig_params,
+        )
+        watch = Watch(model)
+        for step in range(2):
+            watch.counts.clear()
+            train_step(model, sgd(model), rank, step)
+            if strategy == FULL:
+                assert watch.counts[:3] == [1, 1, 1]  # forwards
+                assert watch.counts[3:] == [2, 2, 1]  # backwards: this one and the next
+            else:
+                assert watch.counts == [1, 2, 3, 3, 2, 1]
+            assert not any(watch.unsharded())
+            assert model._handle is not None
+            assert not model._handle.is_unsharded
+
+
+def test_parameters_are_freed_when_they_must_be(two_ranks: Ranks) -> None:
+    two_ranks.run(run_memory)
+
+
+def check_unused_unit_is_freed(rank: int, settings: dict[str, Any]) -> None:
+    branches = Branches(**settings)
+    model = FSDP(branches, **settings)
+    for loss_of_both in (True, False, True):
+        used, optional = model(torch.ones(2, 3))
+        (used.sum() + optional.sum() if loss_of_both else used.sum()).backward()
+        for unit in (branches.used, branches.optional):
+            assert unit._handle is not None
+            assert not unit._handle.is_unsharded
+        model.state_dict()  # everything is idle again
+
+
+def run_unused_unit(rank: int, world_size: int) -> None:
+    each_kind(check_unused_unit_is_freed, rank)
+
+
+def test_a_unit_that_is_not_in_the_loss_is_freed_too(two_ranks: Ranks) -> None:
+    two_ranks.run(run_unused_unit)
+
+
+def run_loss_without_the_root(rank: int, world_size: int) -> None:
+    """The root's outputs are not in the loss: the backward pass is finished nevertheless."""
+
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = FSDP(nn.Linear(3, 3))
+            self.outer = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.kept = self.inner(x)
+            out: Tensor = self.outer(x)
+            return out
+
+    keeps = Keeps()
+    model = FSDP(keeps)
+    for _ in range(2):
+        model(torch.ones(1, 3))
+        keeps.kept.sum().backward()
+        handle = keeps.inner._handle
+        assert handle is not None
+        assert handle.flat_param.grad is not None
+        assert not handle.is_unsharded
+
+
+def test_a_loss_that_the_root_does_not_produce(two_ranks: Ranks) -> None:
+    two_ranks.run(run_loss_without_the_root)
+
+
+# Full parameters
+
+
+def check_summon(rank: int, settings: dict[str, Any]) -> None:
+    bare = make_model()
+    model = FSDP(bare, auto_wrap_policy=BLOCK_POLICY, **settings)
+    train_step(model, sgd(model), rank, 0)
+    before = full_params(model)
+    with FSDP.summon_full_params(model, writeback=False), torch.no_grad():
+        for param in model.parameters():
+            param.zero_()
+    assert differences(before, full_params(model)) == []
+    with FSDP.summon_full_params(model), torch.no_grad():
+        for param in model.parameters():
+            param.fill_(rank + 1.0)  # each rank keeps its own part
+    after = full_params(model)
+    assert {v.item() for p in after.values() for v in p.unique()} == {1.0, 2.0}
+    with FSDP.summon_full_params(model, recurse=False):
+        assert bare.head.weight.shape == (11, 10)
+    with FSDP.summon_full_params(model, writeback=False, rank0_only=True, offload_to_cpu=True):
+        shapes = [p.dim() for p in model.parameters()]
+        assert (max(shapes) == 2) == (rank == 0)
+    assert differences(after, full_params(model)) == []
+
+
+def run_summon(rank: int, world_size: int) -> None:
+    each_kind(check_summon, rank)
+
+
+def test_full_parameters(two_ranks: Ranks) -> None:
+    two_ranks.run(run_summon)
+
+
+def run_discard_what_was_unsharded(rank: int, world_size: int) -> None:
+    """`writeback=False` also holds for a root that was unsharded before."""
+    linear = nn.Linear(3, 2)
+    model = FSDP(linear)
+    x = torch.ones(1, 3)
+    with torch.no_grad():
+        before = model(x)
+        with FSDP.summon_full_params(model, writeback=False):
+            linear.weight.zero_()
+        assert torch.equal(model(x), before)
+
+
+def test_discarded_changes_stay_discarded(two_ranks: Ranks) -> None:
+    two_ranks.run(run_discard_what_was_unsharded)
+
+
+def run_full_gradients(rank: int, world_size: int) -> None:
+    bare = make_model()
+    torch.stack([loss_of(bare, r, 0) / 2 for r in range(2)]).sum().backward()
+    for strategy in (FULL, GRAD_OP):
+        model = FSDP(
+            make_model(),
+            auto_wrap_policy=BLOCK_POLICY,
+            sharding_strategy=strategy,
+            use_orig_params=True,
+        )
+        loss_of(model, rank, 0).backward()
+        with FSDP.summon_full_params(model, with_grads=True):
+            for name, param in model.named_parameters():
+                expected = bare.get_parameter(name).grad
+                assert param.grad is not None
+                assert expected is not None
+                assert torch.allclose(param.grad, expected, atol=1e-6)
+                param.grad.mul_(2)
+        norm = model.clip_grad_norm_(1e9)
+        expected_norm = nn.utils.clip_grad_norm_(bare.parameters(), 1e9) * 2
+        assert torch.allclose(norm, expected_norm)
+        loss_of(model, rank, 0).backward()
+        model.zero_grad()
+        with FSDP.summon_full_params(model, with_grads=True):
+            assert all(param.grad is None for param in model.parameters())
+
+
+def test_full_gradients(two_ranks: Ranks) -> None:
+    two_ranks.run(run_full_gradients)
+
+
+# Offloading, writeback, synchronization
+
+
+def check_offload(rank: int, settings: dict[str, Any]) -> None:
+    """The same as without, also for gradients that accumulate."""
+    results = []
+    for offload in (None, CPUOffload(offload_params=True)):
+        torch.manual_seed(0)
+        model = FSDP(make_model(), auto_wrap_policy=BLOCK_POLICY, cpu_offload=offload, **settings)
+        optimizer = sgd(model)
+        for step in range(2):
+            loss_of(model, rank, step).backward()
+            train_step(model, optimizer, rank, step + 10)
+        results.append(full_params(model))
+    assert differences(results[0], results[1]) == []
+
+
+def run_offload(rank: int, world_size: int) -> None:
+    each_kind(check_offload, rank)
+
+
+def test_offloaded_parameters(two_ranks: Ranks) -> None:
+    two_ranks.run(run_offload)
+
+
+def run_writeback(rank: int, world_size: int) -> None:
+    module = nn.Linear(4, 3)
+    model = FSDP(module, use_orig_params=True)
+    optimizer = sgd(model)
+    x = torch.ones(2, 4)
+    model(x).sum().backward()
+    for param in model.parameters():
+        param.data = torch.full_like(param, 2.0)
+        if param.grad is not None:
+            param.grad = torch.full_like(param, 5.0)
+    optimizer.step()
+    assert model(x).detach().unique().tolist() == [7.5]
+    for value in (1.0, 2.0):  # the second time without a step in between
+        module.weight = nn.Parameter(torch.full_like(module.weight, value))
+        assert model(x).detach().unique().tolist() == [4 * value + 1.5]
+    if module.weight.numel():
+        module.weight = nn.Parameter(torch.ones(99))
+        with pytest.raises(RuntimeError, match="Cannot writeback when the parameter shape changes"):
+            model(x)
+
+
+def test_replaced_parameters_are_written_back(two_ranks: Ranks) -> None:
+    two_ranks.run(run_writeback)
+
+
+def run_change_between_passes(rank: int, world_size: int) -> None:
+    model = FSDP(nn.Linear(4, 3), use_orig_params=True, sharding_strategy=GRAD_OP)
+    out = model(torch.ones(2, 4)).sum()
+    model.module.weight = nn.Parameter(torch.ones(3, 4))
+    with pytest.raises(
+        AssertionError, match="changing the parameters between forward and backward"
+    ):
+        out.backward()
+
+
+def test_parameters_replaced_between_forward_and_backward(two_ranks: Ranks) -> None:
+    two_ranks.run(run_change_between_passes)
+
+
+def run_sync(rank: int, world_size: int) -> list[float]:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            tensor.fill_(rank + 1)
+    wrapped = FSDP(model, sync_module_states=True)
+    return [v.double().sum().item() for v in wrapped.state_dict().values()]
+
+
+def test_states_come_from_rank_0(two_ranks: Ranks) -> None:
+    first, second = two_ranks.run(run_sync)
+    assert first == second
+
+
+def run_order(rank: int, world_size: int) -> list[str]:
+    """Forward order checks, which torch couples to its debug level."""
+
+    class Either(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = FSDP(Block(4, 3)), FSDP(Block(4, 3))
+            self.swap = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            first, second = (self.b, self.a) if self.swap else (self.a, self.b)
+            out: Tensor = second(first(x))
+            return out
+
+    level = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        either = Either()
+        model = FSDP(either)
+        heard: list[str] = []
+        for swap in (False, True, True):
+            either.swap = swap
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                model(torch.ones(1, 4)).sum().backward()
+            heard.append(" ".join(str(w.message) for w in caught))
+        return heard
+    finally:
+        dist.set_debug_level(level)
+
+
+def test_another_order_of_forwards_warns_once(two_ranks: Ranks) -> None:
+    for first, second, third in two_ranks.run(run_order):
+        assert (first, third) == ("", "")
+        assert "Forward order differs from that of the first iteration" in second
+        assert "Expected to all-gather for [['a.norm.weight'" in second
+
+
+def run_divergent_order(rank: int, world_size: int) -> str:
+    class Either(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = FSDP(Block(4, 3)), FSDP(Block(4, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = (self.a if rank == 0 else self.b)(x)
+            return out
+
+    level = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        with pytest.raises(RuntimeError, match="Forward order differs across ranks") as info:
+            FSDP(Either())(torch.ones(1, 4))
+        return str(info.value)
+    finally:
+        dist.set_debug_level(level)
+
+
+def test_ranks_that_run_different_units_are_told(two_ranks: Ranks) -> None:
+    message, other = two_ranks.run(run_divergent_order)
+    assert message == other
+    assert "rank 1 is all-gathering parameters for [['b.norm.weight'" in message
+
+
+def run_ignored(rank: int, world_size: int) -> None:
+    model = make_model()
+    ignored = model.blocks[1]
+    wrapped = FSDP(model, auto_wrap_policy=BLOCK_POLICY, ignored_states=[ignored])
+    loss_of(wrapped, rank, 0).backward()
+    assert isinstance(model.blocks[1], Block)
+    assert all(p.grad is not None and p.grad.shape == p.shape for p in ignored.parameters())
+    wrapped.state_dict()
+    with FSDP.state_dict_type(wrapped, StateDictType.SHARDED_STATE_DICT):
+        assert type(wrapped.state_dict()["blocks.1.up.weight"]) is Tensor
+
+
+def test_ignored_modules_stay_as_they_are(two_ranks: Ranks) -> None:
+    two_ranks.run(run_ignored)
+
+
+def run_inputs(rank: int, world_size: int) -> None:
+    """Inputs are cast at the root only, unless configured; outputs keep their containers."""
+    seen: list[torch.dtype] = []
+
+    class Named(nn.Linear):
+        def forward(self, x: Tensor, extra: Any = None) -> Any:
+            seen.append(extra["scale"].dtype)
+            return {"out": super().forward(x), "extra": extra}
+
+    model = FSDP(Named(2, 2), mixed_precision=LOW)
+    extra: dict[str, Any] = {
+        "scale": torch.ones(1),
+        "name": "text",
+        "count": torch.ones(1, dtype=torch.int64),
+    }
+    result = model(torch.ones(1, 2), extra=extra)
+    assert seen == [torch.bfloat16]
+    assert result["out"].dtype == torch.bfloat16
+    assert result["extra"]["name"] == "text"
+    assert extra["scale"].dtype == torch.float32
+    plain = FSDP(
+        Named(2, 2).bfloat16(),
+        mixed_precision=MixedPrecision(torch.bfloat16, cast_root_forward_inputs=False),
+    )
+    plain(torch.ones(1, 2, dtype=torch.bfloat16), extra=extra)
+    assert seen[-1] == torch.float32
+
+
+def test_inputs_and_outputs(two_ranks: Ranks) -> None:
+    two_ranks.run(run_inputs)
+
+
+def run_meta(rank: int, world_size: int) -> list[float]:
+    with torch.device("meta"):
+        model = Model()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+
+        def init(module: nn.Module) -> None:
+            module.to_empty(device=torch.device("cpu"), recurse=False)
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                with torch.no_grad():
+                    tensor.fill_(rank + 1)
+
+        wrapped = FSDP(
+            model, auto_wrap_policy=BLOCK_POLICY, param_init_fn=init, sync_module_states=True
+        )
+    tokens, _ = batch(rank, 0)
+    wrapped(tokens).sum().backward()
+    return [v.double().mean().item() for v in wrapped.state_dict().values()]
+
+
+def test_meta_modules_are_initialised_and_synchronized(two_ranks: Ranks) -> None:
+    first, second = two_ranks.run(run_meta)
+    assert first == second
+    assert set(first) == {1.0}

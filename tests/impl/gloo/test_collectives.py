@@ -1,0 +1,357 @@
+"""What the process group's collectives do to tensors; ranks are threads, memory is shared."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from impl import errors
+from impl.gloo import ProcessGroupGloo
+from tests.impl.gloo.ranks import in_groups
+
+WORLD_SIZES = [1, 2, 3, 4]
+each_world = pytest.mark.parametrize("world_size", WORLD_SIZES)
+c10d = dist.distributed_c10d
+
+
+def ranks_of(group: ProcessGroupGloo) -> range:
+    return range(group.size())
+
+
+def own(group: ProcessGroupGloo, *shape: int) -> Tensor:
+    """Different on every rank and in every element."""
+    numel = torch.Size(shape).numel()
+    return (torch.arange(float(numel)) + 100 * group.rank()).reshape(shape)
+
+
+def of_rank(rank: int, *shape: int) -> Tensor:
+    return (torch.arange(float(torch.Size(shape).numel())) + 100 * rank).reshape(shape)
+
+
+# -- reductions
+
+
+@each_world
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_allreduce(world_size: int, asynchronous: bool) -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        tensor = own(group, 3, 4)
+        options = c10d.AllreduceOptions()
+        options.asyncOp = asynchronous
+        work = group.allreduce([tensor], options)
+        assert work.wait()
+        want = sum(of_rank(rank, 3, 4) for rank in ranks_of(group))
+        assert torch.equal(tensor, torch.as_tensor(want))
+        assert work.result()[0] is tensor
+        assert work.get_future().wait() == [tensor]
+        assert work.is_completed()
+        assert work.is_success()
+        assert work.exception() is None
+
+    in_groups(world_size, run)
+
+
+@each_world
+def test_short_forms(world_size: int) -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        tensor = own(group, 2)
+        group.allreduce(tensor, ReduceOp.MAX).wait()
+        assert torch.equal(tensor, of_rank(world_size - 1, 2))
+        tensor = own(group, 2)
+        group.allreduce([tensor], op=ReduceOp.MIN).wait()
+        assert torch.equal(tensor, of_rank(0, 2))
+        tensor = own(group, 2)
+        group.broadcast(tensor, world_size - 1).wait()
+        assert torch.equal(tensor, of_rank(world_size - 1, 2))
+        group.broadcast(tensor, root=0, timeout=timedelta(seconds=5)).wait()
+        outputs = [torch.zeros(2) for _ in ranks_of(group)]
+        group.allgather(outputs, tensor).wait()
+        group.reduce(tensor, 0, ReduceOp.SUM).wait()
+        group.gather(outputs if group.rank() == 0 else [], tensor, 0).wait()
+        group.scatter(tensor, outputs if group.rank() == 0 else [], 0).wait()
+        group.reduce_scatter(tensor, outputs, ReduceOp.SUM).wait()
+        group.barrier(timeout=timedelta(seconds=5)).wait()
+        group.barrier(timedelta(seconds=5)).wait()
+
+    in_groups(world_size, run)
+
+
+@each_world
+def test_several_tensors_are_reduced_with_each_other(world_size: int) -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        tensors = [own(group, 3), own(group, 3) * 2]
+        group.allreduce(tensors).wait()
+        want = torch.as_tensor(sum(of_rank(rank, 3) * 3 for rank in ranks_of(group)))
+        assert torch.equal(tensors[0], want)
+        assert torch.equal(tensors[1], want)
+
+    in_groups(world_size, run)
+
+
+@each_world
+def test_views_change_and_their_neighbours_do_not(world_size: int) -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        base = own(group, 4, 3)
+        before = base.clone()
+        group.allreduce([base[1::2, 1]]).wait()
+        want = before.clone()
+        want[1::2, 1] = torch.as_tensor(
+            sum(of_rank(rank, 4, 3)[1::2, 1] for rank in ranks_of(group))
+        )
+        assert torch.equal(base, want)
+
+    in_groups(world_size, run)
+
+
+@each_world
+def test_reduce_leaves_other_ranks_alone(world_size: int) -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        root = world_size - 1
+        tensor = own(group, 2, 2)
+        group.reduce([tensor], root, ReduceOp.AVG).wait()
+        total = torch.as_tensor(sum(of_rank(rank, 2, 2) for rank in ranks_of(group)))
+        want = total / world_size if group.rank() == root else of_rank(group.rank(), 2, 2)
+        assert torch.equal(tensor, want)
+
+    in_groups(world_size, run)
+
+
+@each_world
+def test_reduce_scatter_of_lists(world_size: int) -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        inputs = [own(group, 2, 3) + 7 * rank for rank in ranks_of(group)]
+        output = torch.zeros(3, 2).t()
+        group.reduce_scatter([output], [inputs], ReduceOp.MAX).wait()
+        assert torch.equal(output, of_rank(world_size - 1, 2, 3) + 7 * group.rank())
+        inputs[-1] = torch.zeros(5)
+        with pytest.raises(RuntimeError, match="invalid tensor size"):
+            group.reduce_scatter([output], [inputs])
+
+    in_groups(world_size, run)
+
+
+@each_world
+def test_reduce_scatter_single_into_its_own_input(world_size: int) -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        source = own(group, world_size, 5)
+        group.reduce_scatter_single(source[group.rank()], source).wait()
+        want = sum(of_rank(rank, world_size, 5)[group.rank()] for rank in ranks_of(group))
+        assert torch.equal(source[group.rank()], torch.as_tensor(want))
+
+    in_groups(world_size, run)
+
+
+@each_world
+def test_averages_of_narrow_types(world_size: int) -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        halves = torch.full((3,), 60000.0, dtype=torch.float16)
+        group.allreduce([halves], ReduceOp.AVG).wait()
+        assert halves.eq(60000).all()
+        output = torch.zeros(3, dtype=torch.uint8)
+        hundreds = torch.full((3 * world_size,), 100, dtype=torch.uint8)
+        group.reduce_scatter_single(output, hundreds, avg()).wait()
+        assert output.eq(100).all()
+
+    def avg() -> Any:
+        options: Any = c10d.ReduceScatterOptions()
+        options.reduceOp = ReduceOp.AVG
+        return options
+
+    in_groups(world_size, run)
+
+
+@each_world
+def test_coalesced_forms_keep_dtypes_apart(world_size: int) -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        ints, floats = torch.tensor([1]), torch.tensor([1.5])
+        outputs = [
+            torch.zeros(world_size, dtype=torch.int64),
+            torch.zeros(world_size, dtype=torch.float32),
+        ]
+        group.all_gather_single_coalesced(outputs, [ints, floats]).wait()
+        assert outputs[0].tolist() == [1] * world_size
+        assert outputs[1].tolist() == [1.5] * world_size
+        tensors = [own(group, 2), own(group, 3)]
+        group.allreduce_coalesced(tensors).wait()
+        for tensor, numel in zip(tensors, (2, 3), strict=True):
+            want = sum(of_rank(rank, numel) for rank in ranks_of(group))
+            assert torch.equal(tensor, torch.as_tensor(want))
+        lists = [[torch.zeros(2), torch.zeros(3)] for _ in ranks_of(group)]
+        group.allgather_coalesced(lists, [own(group, 2), own(group, 3)]).wait()
+        for rank in ranks_of(group):
+            assert torch.equal(lists[rank][1], of_rank(rank, 3))
+
+    in_groups(world_size, run)
+
+
+# -- sparse
+
+
+@each_world
+def test_sparse_sum_is_in_the_tensor_and_in_the_result(world_size: int) -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        rank = group.rank()
+        tensor = torch.sparse_coo_tensor(
+            torch.tensor([[rank, 0]]), own(group, 2, 3), (world_size, 3), check_invariants=True
+        )
+        want = torch.zeros(world_size, 3)
+        for other in ranks_of(group):
+            want[other] += of_rank(other, 2, 3)[0]
+            want[0] += of_rank(other, 2, 3)[1]
+        work = group.allreduce([tensor])
+        work.wait()
+        assert torch.equal(tensor.to_dense(), want)
+        assert tensor.is_coalesced()
+        assert torch.equal(work.result()[0].to_dense(), want)
+        assert torch.equal(work.get_future().value()[0].to_dense(), want)
+
+    in_groups(world_size, run)
+
+
+def test_sparse_tensors_that_do_not_fit_are_named() -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        size = 2 + (group.rank() == 1)
+        tensor = torch.sparse_coo_tensor(
+            torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), (size,), check_invariants=True
+        )
+        with pytest.raises(errors.CollectiveMismatch, match=r"rank 1 .* \(3,\).*<- differs"):
+            group.allreduce([tensor]).wait()
+        with pytest.raises(RuntimeError, match=r"only works with ReduceOp\.SUM"):
+            group.allreduce([tensor], ReduceOp.MAX)
+
+    in_groups(3, run)
+
+
+def test_layouts_without_an_algorithm_are_refused() -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        with pytest.raises(RuntimeError, match="unsupported layout"):
+            group.allreduce([torch.eye(2).to_mkldnn()])
+        with pytest.raises(RuntimeError, match="unsupported device type meta"):
+            group.allreduce([torch.ones(1, device="meta")])
+        with pytest.raises(RuntimeError, match="only supports dense tensors"):
+            group.broadcast([torch.eye(2).to_mkldnn()])
+
+    in_groups(1, run)
+
+
+# -- gathers and exchanges
+
+
+@each_world
+def test_allgather_of_columns(world_size: int) -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        base = torch.zeros(3, world_size)
+        group.allgather([[base[:, r] for r in ranks_of(group)]], [own(group, 3)]).wait()
+        assert torch.equal(base, torch.stack([of_rank(r, 3) for r in ranks_of(group)], dim=1))
+
+    in_groups(world_size, run)
+
+
+@each_world
+def test_allgather_of_several_inputs(world_size: int) -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        inputs = [own(group, 2), own(group, 2) + 50]
+        lists = [[torch.zeros(2) for _ in range(2 * world_size)] for _ in inputs]
+        group.allgather(lists, inputs).wait()
+        for outputs in lists:
+            for rank in ranks_of(group):
+                assert torch.equal(outputs[2 * rank], of_rank(rank, 2))
+                assert torch.equal(outputs[2 * rank + 1], of_rank(rank, 2) + 50)
+
+    in_groups(world_size, run)
+
+
+@each_world
+def test_allgather_of_another_shape_from_each_rank(world_size: int) -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        outputs = [torch.zeros(rank, 2) for rank in ranks_of(group)]
+        group.allgather([outputs], [own(group, group.rank(), 2)]).wait()
+        for rank in ranks_of(group):
+            assert torch.equal(outputs[rank], of_rank(rank, rank, 2))
+        with pytest.raises(RuntimeError, match=f"invalid tensor size at index {group.rank()}"):
+            group.allgather([[torch.zeros(1) for _ in ranks_of(group)]], [torch.zeros(2)])
+
+    in_groups(world_size, run)
+
+
+def test_an_output_given_twice_is_refused() -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        buffer = torch.zeros(2)
+        with pytest.raises(RuntimeError, match="shares memory"):
+            group.allgather([[buffer, buffer]], [torch.ones(2)])
+
+    in_groups(2, run)
+
+
+@each_world
+def test_all_to_all_in_place(world_size: int) -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        tensor = own(group, world_size)
+        group.all_to_all_single(tensor, tensor, [], []).wait()
+        want = torch.stack([of_rank(r, world_size)[group.rank()] for r in ranks_of(group)])
+        assert torch.equal(tensor, want)
+
+    in_groups(world_size, run)
+
+
+@each_world
+def test_all_to_all_of_rows(world_size: int) -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        rank = group.rank()
+        sent = [(rank + 2 * peer) % 3 for peer in ranks_of(group)]
+        received = [(peer + 2 * rank) % 3 for peer in ranks_of(group)]
+        source = own(group, sum(sent), 2)
+        output = torch.zeros(sum(received), 2)
+        group.all_to_all_single(output, source, received, sent).wait()
+        want = []
+        for peer in ranks_of(group):
+            splits = [(peer + 2 * other) % 3 for other in ranks_of(group)]
+            want.append(of_rank(peer, sum(splits), 2).split(splits)[rank])
+        assert torch.equal(output, torch.cat(want))
+
+    in_groups(world_size, run)
+
+
+@each_world
+def test_complex_tensors_travel_everywhere(world_size: int) -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        value = torch.complex(own(group, 2, world_size), -own(group, 2, world_size))
+        total = value.clone().t()
+        group.allreduce([total]).wait()
+        want = sum(of_rank(rank, 2, world_size) for rank in ranks_of(group))
+        assert torch.equal(total.real.t(), torch.as_tensor(want))
+        rows = value.t().contiguous()
+        output = torch.zeros_like(rows)
+        group.all_to_all_single(output, rows, [], []).wait()
+        root = torch.zeros(2, world_size, dtype=torch.complex64) if group.rank() else value.clone()
+        group.broadcast([root], 0).wait()
+        assert torch.equal(root.imag, -of_rank(0, 2, world_size))
+        with pytest.raises(ValueError, match=r"does not support ReduceOp\.MAX on complex"):
+            group.allreduce([value], ReduceOp.MAX)
+        with pytest.raises(ValueError, match=r"does not support ReduceOp\.PRODUCT on complex"):
+            group.reduce([value], 0, ReduceOp.PRODUCT)
+
+    in_groups(world_size, run)
+
+
+def test_tensors_that_autograd_or_inference_mode_watch() -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        leaf = torch.ones(3, requires_grad=True)
+        group.allreduce([leaf]).wait()
+        assert leaf.tolist() == [2.0] * 3
+        assert leaf.is_leaf
+        with torch.inference_mode():
+            frozen = torch.ones(3)
+        for asynchronous in (True, False):
+            options = c10d.AllreduceOptions()
+            options.asyncOp = asynchronous
+            group.allreduce([frozen], options).wait()
+        assert frozen.tolist() == [4.0] * 3
+
+    in_groups(2, run)

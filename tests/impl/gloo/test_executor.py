@@ -1,0 +1,157 @@
+"""Order and threads of a group's collectives, without any communication."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+import torch
+
+from impl import errors
+from impl.gloo.executor import Executor
+from impl.gloo.work import CollectiveWork
+from impl.transport.base import CallInfo
+
+CALL = CallInfo("all_reduce", 7, "", "")
+SHORT = timedelta(milliseconds=10)
+
+
+def new_work(outputs: list[torch.Tensor] | None = None) -> CollectiveWork:
+    return CollectiveWork(CALL, "dp", outputs or [])
+
+
+@pytest.fixture
+def executor() -> Iterator[Executor]:
+    executor = Executor("dp")
+    yield executor
+    executor.finish()
+    assert not [t for t in threading.enumerate() if t.name.startswith("pygloo-dp")]
+
+
+def test_runs_in_order_of_submission(executor: Executor) -> None:
+    seen: list[int] = []
+    works = [new_work() for _ in range(50)]
+
+    for number, work in enumerate(works):
+        executor.submit(work, functools.partial(seen.append, number))
+    for work in works:
+        assert work.wait()
+    assert seen == list(range(50))
+
+
+def test_a_caller_may_run_its_own_collective_when_nothing_is_ahead(executor: Executor) -> None:
+    assert executor.enter()
+    assert executor.is_running()
+    assert not executor.enter()
+    executor.leave()
+    assert not executor.is_running()
+    assert threading.active_count() >= 1
+
+
+def test_a_caller_waits_its_turn_behind_queued_ones(executor: Executor) -> None:
+    gate = threading.Event()
+    first = new_work()
+    executor.submit(first, gate.wait)
+    assert not executor.enter()
+    gate.set()
+    first.wait()
+
+
+def test_queued_work_waits_for_an_inline_one(executor: Executor) -> None:
+    assert executor.enter()
+    work = new_work()
+    executor.submit(work, lambda: None)
+    with pytest.raises(errors.CollectiveTimeout, match="Operation timed out"):
+        work.wait(SHORT)
+    executor.leave()
+    assert work.wait()
+
+
+def test_an_error_reaches_wait_exception_and_future(executor: Executor) -> None:
+    work = new_work()
+    future = work.get_future()
+
+    def fail() -> None:
+        raise errors.PeerLost("lost rank 2")
+
+    executor.submit(work, fail)
+    for _ in range(2):
+        with pytest.raises(errors.PeerLost, match="lost rank 2"):
+            work.wait()
+    assert work.is_completed()
+    assert not work.is_success()
+    assert isinstance(work.exception(), errors.PeerLost)
+    with pytest.raises(RuntimeError, match="lost rank 2"):
+        future.wait()
+
+
+def test_a_worker_survives_a_failed_job(executor: Executor) -> None:
+    failed, fine = new_work(), new_work()
+    executor.submit(failed, lambda: [][1])
+    executor.submit(fine, lambda: None)
+    assert fine.wait()
+
+
+def test_callbacks_may_wait_for_collectives(executor: Executor) -> None:
+    """Torch's PowerSGD hook does; with a single worker it would wait for itself."""
+    outer, inner = new_work(), new_work([torch.ones(1)])
+    started = threading.Event()
+
+    def issue_and_wait(_: torch.futures.Future[list[torch.Tensor]]) -> str:
+        executor.submit(inner, lambda: None)
+        return "waited" if inner.wait() else "not"
+
+    chained = outer.get_future().then(issue_and_wait)
+    executor.submit(outer, started.wait)
+    started.set()
+    assert chained.wait() == "waited"
+
+
+def test_nothing_is_recorded_by_autograd_on_a_worker(executor: Executor) -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    seen: list[bool] = []
+    work = new_work()
+    executor.submit(work, lambda: seen.append((leaf * 2).requires_grad))
+    work.wait()
+    assert seen == [False]
+
+
+def test_finish_runs_what_is_queued_and_refuses_more() -> None:
+    executor = Executor("dp")
+    seen: list[int] = []
+    works = [new_work() for _ in range(5)]
+    for number, work in enumerate(works):
+        executor.submit(work, functools.partial(seen.append, number))
+    executor.finish()
+    executor.finish()
+    assert seen == list(range(5))
+    assert all(work.is_success() for work in works)
+    with pytest.raises(errors.Aborted, match="destroyed"):
+        executor.submit(new_work(), lambda: None)
+    assert not executor.enter()
+
+
+def test_result_before_completion_is_refused_in_torchs_words(executor: Executor) -> None:
+    gate = threading.Event()
+    tensor = torch.ones(1)
+    work = new_work([tensor])
+    executor.submit(work, gate.wait)
+    assert not work.is_completed()
+    assert not work.is_success()
+    with pytest.raises(RuntimeError, match=r"Should call wait\(\) before result\(\)"):
+        work.result()
+    gate.set()
+    work.wait()
+    assert work.result() == [tensor]
+    assert work.get_future().value() == [tensor]
+    assert work.get_future() is work.get_future()
+
+
+def test_a_work_says_what_it_is() -> None:
+    work = CollectiveWork.finished(CALL, "dp", [])
+    assert repr(work) == "<CollectiveWork all_reduce #7 on group 'dp', done>"
+    with pytest.raises(RuntimeError, match="sourceRank"):
+        work.source_rank()

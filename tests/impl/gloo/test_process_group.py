@@ -1,0 +1,230 @@
+"""What a process group tells about itself, in which order it works, and how it ends."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import ReduceOp
+
+from impl import errors
+from impl.gloo import Options, ProcessGroupGloo
+from tests.impl.gloo.ranks import in_groups, on_threads
+
+c10d = dist.distributed_c10d
+
+
+# -- order, errors, names
+
+
+def test_async_collectives_and_a_barrier_end_in_order() -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        tensors = [torch.full((1000,), float(n)) for n in range(20)]
+        works = [group.allreduce([tensor]) for tensor in tensors]
+        options = c10d.BarrierOptions()
+        options.asyncOp = False
+        group.barrier(options)
+        assert all(work.is_completed() for work in works)
+        assert [tensor[0].item() for tensor in tensors] == [2.0 * n for n in range(20)]
+
+    in_groups(2, run)
+
+
+def test_ranks_that_disagree_all_hear_of_it_and_go_on() -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        numel = 4 + (group.rank() == 1)
+        with pytest.raises(
+            errors.CollectiveMismatch,
+            match=r"(?s)all_reduce #0 on group 'g': ranks disagree on numel.*rank 1 .*<- differs",
+        ):
+            group.allreduce([torch.ones(numel)]).wait()
+        tensor = torch.ones(2)
+        group.allreduce([tensor]).wait()
+        assert tensor.tolist() == [3.0, 3.0]
+
+    in_groups(3, run)
+
+
+def test_refusals_take_no_place_in_the_order() -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        with pytest.raises(RuntimeError, match="invalid root rank: 9"):
+            group.broadcast([torch.ones(1)], 9)
+        with pytest.raises(RuntimeError, match=r"Cannot use ReduceOp\.BAND"):
+            group.allreduce([torch.ones(1)], ReduceOp.BAND)
+        assert group._get_sequence_number_for_group() == 0
+        group.barrier().wait()
+        assert group._get_sequence_number_for_group() == 1
+
+    in_groups(2, run)
+
+
+def test_the_timeout_of_a_call_and_of_the_group() -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        assert group.options._timeout == timedelta(seconds=30)
+        group._set_default_timeout(timedelta(milliseconds=50))
+        assert group.options._timeout == timedelta(milliseconds=50)
+        done.wait(30) if group.rank() else None
+        if group.rank() == 0:
+            with pytest.raises(errors.CollectiveTimeout, match="Timed out waiting 50ms"):
+                group.allreduce([torch.ones(1)]).wait()
+            done.set()
+
+    done = threading.Event()
+    in_groups(2, run)
+
+
+def test_the_timeout_of_a_wait_leaves_the_operation_running() -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        tensor = torch.ones(1)
+        if group.rank() == 0:
+            work = group.allreduce([tensor])
+            with pytest.raises(RuntimeError, match="Operation timed out"):
+                work.wait(timedelta(milliseconds=5))
+            waited.set()
+        else:
+            assert waited.wait(30)
+            work = group.allreduce([tensor])
+        work.wait()
+        assert tensor.item() == 2.0
+
+    waited = threading.Event()
+    in_groups(2, run)
+
+
+def test_what_torch_asks_a_group() -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        assert (group.rank(), group.size()) == (group.getRank(), group.getSize())
+        assert group.name() == group.getBackendName() == "pygloo"
+        assert group.group_name == "g"
+        group._set_group_name("h")
+        group._set_group_desc("data parallel")
+        assert (group.group_name, group.group_desc) == ("h", "data parallel")
+        assert group.transport == "shm"
+        backend: Any = group._get_backend(torch.device("cpu"))
+        assert backend.options is group.options
+        assert backend == group._get_backend(torch.device("cuda"))
+        assert isinstance(backend, dist.ProcessGroupGloo)  # so torch changes its timeout
+        with pytest.raises(RuntimeError, match="No backend type associated"):
+            group._get_backend(torch.device("meta"))
+        with pytest.raises(RuntimeError, match="must have an index"):
+            group.bound_device_id = torch.device("cuda")
+        group.bound_device_id = torch.device("cuda:0")
+        assert group.bound_device_id == torch.device("cuda:0")
+        assert "rank" in repr(group)
+
+    in_groups(2, run)
+
+
+# -- subgroups and the end
+
+
+def test_split_group_permutes_ranks() -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        split = group.split_group([2, 0], group_name="pair", timeout=timedelta(seconds=9))
+        if group.rank() == 1:
+            assert split is None
+            return
+        assert split is not None
+        assert split.rank() == {2: 0, 0: 1}[group.rank()]
+        assert split.options._timeout == timedelta(seconds=9)
+        tensor = torch.tensor([float(group.rank())])
+        split.broadcast([tensor], 0).wait()
+        assert tensor.item() == 2.0
+        split.shutdown()
+
+    in_groups(3, run)
+
+
+def test_bad_splits() -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        with pytest.raises(RuntimeError, match="duplicates"):
+            group.split_group([0, 0])
+        with pytest.raises(RuntimeError, match="must be ranks of the group"):
+            group.split_group([7])
+
+    in_groups(1, run)
+
+
+def test_a_group_can_be_made_again_on_one_store() -> None:
+    store = dist.HashStore()
+
+    def run(rank: int) -> None:
+        for _ in range(3):
+            group = ProcessGroupGloo(store, rank, 2, options=Options(timedelta(seconds=30), "shm"))
+            tensor = torch.ones(1)
+            group.allreduce([tensor]).wait()
+            assert tensor.item() == 2.0
+            group.shutdown()
+            group.shutdown()
+            with pytest.raises(errors.Aborted, match="destroyed"):
+                group.allreduce([tensor]).wait()
+
+    on_threads(2, run)
+
+
+def test_a_failed_attempt_does_not_spoil_the_next() -> None:
+    store = dist.HashStore()
+    failed = threading.Event()
+
+    def run(rank: int) -> None:
+        if rank == 0:
+            with pytest.raises(errors.CollectiveTimeout, match="rank 1 has not come"):
+                ProcessGroupGloo(store, rank, 2, options=Options(timedelta(milliseconds=50), "shm"))
+            failed.set()
+        assert failed.wait(30)
+        group = ProcessGroupGloo(store, rank, 2, options=Options(timedelta(seconds=30), "shm"))
+        group.barrier().wait()
+        group.shutdown()
+
+    on_threads(2, run)
+
+
+def test_a_dropped_group_ends_by_itself() -> None:
+    store = dist.HashStore()
+
+    def run(rank: int) -> None:
+        group = ProcessGroupGloo(store, rank, 2, options=Options(timedelta(seconds=30), "shm"))
+        group.allreduce([torch.ones(1)]).wait()
+        reference = weakref.ref(group)
+        del group
+        gc.collect()
+        assert reference() is None
+
+    on_threads(2, run)
+    assert not [t for t in threading.enumerate() if t.name.startswith("pygloo")]
+
+
+def test_shutdown_finishes_what_is_queued() -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        tensors = [torch.ones(1000) for _ in range(5)]
+        works = [group.allreduce([tensor]) for tensor in tensors]
+        group.shutdown()
+        assert all(work.is_success() for work in works)
+        assert all(tensor.eq(2).all() for tensor in tensors)
+
+    in_groups(2, run)
+
+
+def test_abort_is_heard_by_every_rank() -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        if group.rank() == 0:
+            group.abort()
+            with pytest.raises(errors.Aborted):
+                group.barrier().wait()
+        else:
+            work = group.allreduce([torch.ones(1)])
+            with pytest.raises(errors.Aborted, match="aborted on rank 0"):
+                work.wait()
+
+    in_groups(3, run)
+
+
+def test_a_rank_outside_the_group_is_refused() -> None:
+    with pytest.raises(ValueError, match="rank 2 is not a rank of a group of 2"):
+        ProcessGroupGloo(dist.HashStore(), 2, 2)

@@ -1,0 +1,287 @@
+"""Torch on top of the backend: public functions, DDP, FSDP; and what only processes can show."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import impl.gloo  # noqa: F401  # registers the backend
+from impl import errors
+from tests.impl.gloo.ranks import on_processes
+
+TIMEOUT = timedelta(seconds=30)
+
+
+@pytest.fixture
+def store_path() -> Any:
+    with tempfile.TemporaryDirectory() as directory:
+        yield str(Path(directory) / "store")
+
+
+def join(rank: int, world_size: int, store_path: str, backend: str = "pygloo") -> None:
+    """Make the default group."""
+    # torch warns about names that newer versions call otherwise
+    warnings.simplefilter("ignore", FutureWarning)
+    dist.init_process_group(
+        backend,
+        store=dist.FileStore(store_path, world_size),
+        rank=rank,
+        world_size=world_size,
+        timeout=TIMEOUT,
+    )
+
+
+# -- the default group
+
+
+def public_functions(rank: int, world_size: int, store_path: str) -> None:
+    join(rank, world_size, store_path)
+    tensor = torch.tensor([float(rank + 1)])
+    dist.all_reduce(tensor)
+    assert tensor.item() == world_size * (world_size + 1) / 2
+    objects: list[Any] = [None] * world_size
+    dist.all_gather_object(objects, {"rank": rank})
+    assert objects == [{"rank": r} for r in range(world_size)]
+    received = [rank]
+    dist.broadcast_object_list(received, src=world_size - 1)
+    assert received == [world_size - 1]
+    mine: list[Any] = [None]
+    dist.scatter_object_list(mine, list(range(world_size)) if rank == 0 else None, src=0)
+    assert mine == [rank]
+    peer_up, peer_down = (rank + 1) % world_size, (rank - 1) % world_size
+    got = torch.zeros(1)
+    requests = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, torch.tensor([float(rank)]), peer_up),
+            dist.P2POp(dist.irecv, got, peer_down),
+        ]
+    )
+    for request in requests:
+        request.wait()
+    assert got.item() == peer_down
+    tensors = [torch.full((2,), float(rank + n)) for n in range(3)]
+    with dist._coalescing_manager():
+        for each in tensors:
+            dist.all_reduce(each)
+    for n, each in enumerate(tensors):
+        assert each.eq(sum(r + n for r in range(world_size))).all()
+    group = dist.new_group(list(range(world_size))[::-1], sort_ranks=False)
+    assert dist.get_rank(group) == world_size - 1 - rank
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=7))
+    assert dist.group.WORLD is not None
+    world: Any = dist.group.WORLD
+    assert world.options._timeout == timedelta(seconds=7)
+    dist.barrier()
+    del world, group
+    dist.destroy_process_group()
+    gc.collect()
+    assert [thread.name for thread in threading.enumerate()] == ["MainThread"]
+    assert "pygloo" not in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_public_functions(world_size: int, store_path: str) -> None:
+    on_processes(world_size, public_functions, store_path)
+
+
+def functional_collectives(rank: int, world_size: int, store_path: str) -> None:
+    import torch.distributed._functional_collectives as functional
+    import torch.distributed.nn.functional as differentiable
+
+    join(rank, world_size, store_path)
+    world: Any = dist.group.WORLD
+    tensor = torch.arange(4.0) + rank
+    total = functional.all_reduce(tensor, "sum", world) + 0
+    assert torch.equal(total, world_size * torch.arange(4.0) + sum(range(world_size)))
+    gathered = functional.all_gather_tensor(tensor, 0, world) + 0
+    assert gathered.tolist() == [n + r for r in range(world_size) for n in range(4)]
+    mean = functional.reduce_scatter_tensor(torch.ones(2 * world_size), "avg", 0, world) + 0
+    assert mean.tolist() == [1.0, 1.0]
+    leaf = torch.ones(3, requires_grad=True)
+    (differentiable.all_reduce(leaf * (rank + 1)) * (rank + 1)).sum().backward()
+    assert leaf.grad is not None
+    assert leaf.grad.eq((rank + 1) * sum(r + 1 for r in range(world_size))).all()
+    leaf = torch.ones(3, requires_grad=True)
+    parts = differentiable.all_gather(leaf)
+    sum((n + 1) * part.sum() for n, part in enumerate(parts)).backward()
+    assert leaf.grad is not None
+    assert leaf.grad.eq(world_size * (rank + 1)).all()
+    dist.destroy_process_group()
+
+
+def test_functional_collectives_and_autograd(store_path: str) -> None:
+    on_processes(2, functional_collectives, store_path)
+
+
+def profiled(rank: int, world_size: int, store_path: str) -> list[str]:
+    join(rank, world_size, store_path)
+    with torch.autograd.profiler.profile() as profile:
+        dist.all_reduce(torch.ones(2))
+        work = dist.broadcast(torch.ones(2), 0, async_op=True)
+        assert work is not None
+        work.wait()
+        dist.send(torch.ones(1), 1 - rank)
+        dist.recv(torch.ones(1), 1 - rank)
+    dist.destroy_process_group()
+    return [event.name for event in profile.function_events]
+
+
+def test_profiler_ranges_are_named_backend_then_operation(store_path: str) -> None:
+    for names in on_processes(2, profiled, store_path):
+        for operation in ("all_reduce", "broadcast", "send", "recv"):
+            assert f"pygloo:{operation}" in names
+
+
+# -- training
+
+
+def losses(module: nn.Module, rank: int) -> list[float]:
+    optimizer = torch.optim.Adam(module.parameters(), 1e-2)
+    torch.manual_seed(100 + rank)
+    seen = []
+    for _ in range(4):
+        loss = module(torch.randn(8, 20)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.append(loss.item())
+    return seen
+
+
+def new_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(20, 50), nn.BatchNorm1d(50), nn.ReLU(), nn.Linear(50, 50), nn.Linear(50, 10)
+    )
+
+
+def train(rank: int, world_size: int, store_path: str, backend: str) -> dict[str, list[float]]:
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.nn.parallel import DistributedDataParallel
+
+    join(rank, world_size, store_path + backend, backend)
+    found = {"ddp": losses(DistributedDataParallel(new_model()), rank)}
+    small_buckets = DistributedDataParallel(
+        new_model(), bucket_cap_mb=0.001, gradient_as_bucket_view=True, static_graph=True
+    )
+    found["small buckets"] = losses(small_buckets, rank)
+    hooked: Any = DistributedDataParallel(new_model())
+    state = powersgd.PowerSGDState(None, 1, start_powerSGD_iter=2)
+    hooked.register_comm_hook(state, powersgd.powerSGD_hook)
+    found["powersgd"] = losses(hooked, rank)
+    sharded = FullyShardedDataParallel(
+        new_model(), device_id=torch.device("cpu"), use_orig_params=True
+    )
+    found["fsdp"] = losses(sharded, rank)
+    dist.destroy_process_group()
+    return found
+
+
+def test_ddp_and_fsdp_train_as_on_torchs_gloo(store_path: str) -> None:
+    reference = on_processes(2, train, store_path, "gloo")
+    assert on_processes(2, train, store_path, "pygloo") == reference
+
+
+# -- death
+
+
+def survive(rank: int, world_size: int, store_path: str, die: Callable[[], None]) -> list[str]:
+    join(rank, world_size, store_path)
+    dist.barrier()
+    if rank == 1:
+        die()
+    messages = []
+    try:
+        while True:
+            dist.all_reduce(torch.ones(300_000))
+    except errors.PeerLost as error:
+        messages.append(str(error))
+    try:
+        dist.all_reduce(torch.ones(1))
+    except errors.PeerLost as error:
+        messages.append(str(error))
+    dist.destroy_process_group()
+    # the survivors make a new group
+    dist.init_process_group(
+        "pygloo",
+        store=dist.FileStore(store_path + "again", world_size - 1),
+        rank=min(rank, 1),
+        world_size=world_size - 1,
+        timeout=TIMEOUT,
+    )
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == world_size - 1
+    dist.destroy_process_group()
+    assert threading.active_count() == 1
+    return messages
+
+
+def killed_later() -> None:
+    def kill() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Timer(0.1, kill).start()
+
+
+def exits() -> None:
+    os._exit(0)
+
+
+@pytest.mark.parametrize("die", [killed_later, exits])
+def test_every_rank_hears_of_a_dead_one_and_can_go_on(
+    die: Callable[[], None], store_path: str
+) -> None:
+    results = on_processes(3, survive, store_path, die, may_die=(1,))
+    for rank in (0, 2):
+        assert all("lost rank 1 of 3" in message for message in results[rank])
+        assert len(results[rank]) == 2
+
+
+def forked(rank: int, world_size: int, store_path: str) -> bytes:
+    join(rank, world_size, store_path)
+    dist.barrier()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            dist.all_reduce(torch.ones(1))
+        except errors.Aborted as error:
+            os.write(write, str(error).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == world_size
+    dist.destroy_process_group()
+    return os.read(read, 1000)
+
+
+def test_a_forked_child_is_told_that_the_group_is_not_its_own(store_path: str) -> None:
+    for message in on_processes(2, forked, store_path):
+        assert b"belongs to the process that created it" in message
+
+
+def never_destroys(rank: int, world_size: int, store_path: str) -> None:
+    join(rank, world_size, store_path)
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    assert work is not None
+    work.wait()
+
+
+def test_a_process_that_does_not_destroy_its_group_ends(store_path: str) -> None:
+    on_processes(2, never_destroys, store_path)

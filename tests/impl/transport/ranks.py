@@ -1,0 +1,108 @@
+"""Ranks as threads of one process: sockets, threads and time are real, processes are not needed."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+
+from impl.transport.base import CallInfo, Communicator, Deadline
+from impl.transport.gloo_wire import connect_gloo
+from impl.transport.tcp import connect_tcp
+
+PATIENCE_S = 60.0
+
+
+@dataclass(slots=True)
+class Loopback:
+    """Options that need no network."""
+
+    interface: str | None = None
+    hostname: str | None = "127.0.0.1"
+
+
+CONNECT = {"tcp": connect_tcp, "gloo": connect_gloo}
+
+
+def soon(timeout_s: float = PATIENCE_S) -> Deadline:
+    return Deadline(time.monotonic() + timeout_s, timeout_s)
+
+
+@dataclass(slots=True)
+class Calls:
+    """Numbers a rank's collectives, as a process group does."""
+
+    sequence: int = 0
+    made: list[CallInfo] = field(default_factory=list)
+
+    def __call__(self, operation: str, signature: str = "", shown: str = "") -> CallInfo:
+        call = CallInfo(operation, self.sequence, signature, shown)
+        self.sequence += 1
+        self.made.append(call)
+        return call
+
+
+SINGLE = CallInfo("message", -1, "", "")
+
+
+def run_ranks(world_size: int, rank_function: Callable[[int], Any]) -> list[Any]:
+    """Call the function for every rank, each on a thread of its own: what they return.
+
+    Raises the error of the lowest rank that raised one, after all have ended.
+    """
+    results: list[Any] = [None] * world_size
+    failures: dict[int, BaseException] = {}
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = rank_function(rank)
+        except BaseException as error:
+            failures[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * PATIENCE_S)
+        assert not thread.is_alive(), "a rank hangs"
+    for rank in sorted(failures):
+        raise failures[rank]
+    return results
+
+
+@contextlib.contextmanager
+def connected(
+    mode: str,
+    store: dist.Store,
+    rank: int,
+    world_size: int,
+    options: Loopback | None = None,
+    timeout_s: float = PATIENCE_S,
+) -> Iterator[Communicator]:
+    connect = CONNECT[mode]
+    communicator = connect(store, rank, world_size, "test", options or Loopback(), soon(timeout_s))
+    try:
+        yield communicator
+    finally:
+        communicator.close()
+
+
+def run_group(
+    mode: str,
+    world_size: int,
+    program: Callable[[Communicator, Calls], Any],
+    options: Loopback | None = None,
+) -> list[Any]:
+    """Connect a group, run the program on every rank, and close it."""
+    store = dist.HashStore()
+
+    def rank_function(rank: int) -> Any:
+        with connected(mode, store, rank, world_size, options) as communicator:
+            return program(communicator, Calls())
+
+    return run_ranks(world_size, rank_function)

@@ -1,0 +1,92 @@
+"""The shared file, and who is present."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from impl.transport.shm.mapping import Mapping, SharedFile, SharingRefused
+
+NBYTES = 1 << 16
+
+
+def test_two_mappings_of_one_offer_see_the_same_memory() -> None:
+    file = SharedFile(NBYTES)
+    one, two = Mapping(file.offer, NBYTES), Mapping(file.offer, NBYTES)
+    file.close()
+    one.tensor(4096, 3, torch.float32).copy_(torch.tensor([1.0, 2.0, 3.0]))
+    assert two.tensor(4096, 3, torch.float32).tolist() == [1.0, 2.0, 3.0]
+    assert two.tensor(4096, 0, torch.float32).tolist() == []
+    one.words[4096 // 4] = 7
+    assert two.words[4096 // 4] == 7
+    one.close()
+    two.close()
+
+
+def test_an_offer_ends_with_its_file() -> None:
+    file = SharedFile(NBYTES)
+    offer = file.offer
+    file.close()
+    file.close()
+    with pytest.raises(SharingRefused):
+        Mapping(offer, NBYTES)
+
+
+def test_something_else_under_the_offered_path_is_recognised() -> None:
+    mine, other = SharedFile(NBYTES), SharedFile(NBYTES)
+    path = mine.offer.split(" ")[0]
+    nonce = other.offer.split(" ")[1]
+    with pytest.raises(SharingRefused, match="not the file that was offered"):
+        Mapping(f"{path} {nonce}", NBYTES)
+    with pytest.raises(SharingRefused, match="another layout"):
+        Mapping(mine.offer, NBYTES * 2)
+    with pytest.raises(SharingRefused, match="cannot open"):
+        Mapping("/proc/1/fd/99999 00", NBYTES)
+    mine.close()
+    other.close()
+
+
+def test_the_file_cannot_shrink_under_a_peer() -> None:
+    file = SharedFile(NBYTES)
+    fd = os.open(file.offer.split(" ")[0], os.O_RDWR)
+    with pytest.raises(PermissionError):
+        os.ftruncate(fd, 0)
+    os.close(fd)
+    file.close()
+
+
+def test_presence_is_seen_and_ends_with_its_descriptor() -> None:
+    file = SharedFile(NBYTES)
+    one, two = Mapping(file.offer, NBYTES), Mapping(file.offer, NBYTES)
+    file.close()
+    one.show_presence(0)
+    two.show_presence(1)
+    assert one.is_present(1)
+    assert two.is_present(0)
+    assert not two.is_present(2)
+    with pytest.raises(SharingRefused, match="presence of rank 0 is taken"):
+        two.show_presence(0)
+    one.forget_presence()
+    assert not two.is_present(0)
+    one.close()
+    two.close()
+
+
+def test_the_file_has_no_name() -> None:
+    file = SharedFile(NBYTES)
+    path = file.offer.split(" ")[0]
+    assert os.stat(path).st_nlink == 0
+    file.close()
+
+
+def test_closing_lets_go_of_every_descriptor() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    file = SharedFile(NBYTES)
+    mapping = Mapping(file.offer, NBYTES)
+    mapping.show_presence(0)
+    file.close()
+    mapping.close()
+    mapping.close()
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,261 @@
+"""What a certificate says, that it is written in one step, and what its schema refuses."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.report.certificate import (
+    CERTIFICATE,
+    REPORT,
+    SCHEMA_VERSION,
+    digest_of,
+    remove_certificate,
+    write_certificate,
+    write_whole,
+)
+from conformance.report.html import render
+from conformance.report.results import Conclusion
+from conformance.report.schema import load_schema, violations
+from conformance.requirements import PROFILES, Level, catalogue
+from conformance.verdict import FAILURES, Verdict
+from tests.report.samples import GOOD, case, certificate, whole_certificate
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        certificate(*GOOD),
+        certificate(),
+        certificate(case("test_root", "a/root", Verdict.CRASHED, world_size=None), exit_status=1),
+        certificate(*GOOD, harness_faults=["x"], other_failures=["y"], exit_status=3),
+        whole_certificate(),
+        whole_certificate(Verdict.BROKEN),
+    ],
+)
+def test_certificates_follow_the_published_schema(document: dict[str, Any]) -> None:
+    assert list(violations(json.loads(json.dumps(document)), load_schema())) == []
+
+
+def test_it_says_who_was_tested_with_what_and_every_verdict() -> None:
+    document = certificate(*GOOD)
+    assert document["schema_version"] == SCHEMA_VERSION
+    assert document["target"]["versions"] == {"sample": "1.2"}
+    assert document["target"]["capabilities"]["features"] == [
+        "coalescing",
+        "sequence_numbers",
+        "timeouts",
+    ]
+    assert document["run"]["world_sizes"] == [2]
+    assert document["run"]["seconds"] == 75
+    assert document["environment"]["cpus"] >= 1
+    assert document["counts"] == {
+        **{str(verdict): 0 for verdict in Verdict},
+        "holds": 3,
+        "deviation": 1,
+        "not claimed": 1,
+    }
+    rows = {row["id"]: row for row in document["requirements"]}
+    assert rows["c/one"]["verdict"] == "deviation"
+    assert rows["c/one"]["reason"] == "known since long"
+    assert rows["a/leaf"]["rests_on"] == ["a/root"]
+    assert rows["a/root"]["cases"] == [
+        {
+            "case": "tests/test_x.py::test_root[ws2]",
+            "world_size": 2,
+            "verdict": "holds",
+            "seen": "holds",
+            "seconds": 0.5,
+            "reason": "",
+            "lacks": [],
+            "worked": True,
+        }
+    ]
+    assert document["under_claims"] == ["feature:sparse"]
+    assert document["deviations"][1]["needless"] == ["c/two"]
+
+
+def test_what_was_not_exercised_is_listed_with_its_reason() -> None:
+    document = certificate(case("test_gpu", "c/two", Verdict.NOT_EXERCISED, reason="no GPU"))
+    reasons = {row["requirement"]: row["reason"] for row in document["not_exercised"]}
+    assert reasons["c/two"] == "no GPU"
+    assert reasons["a/root"] == "no case of it was selected"
+
+
+def test_the_digest_is_of_the_content_and_not_of_the_layout() -> None:
+    document = certificate(*GOOD)
+    assert document["digest"] == digest_of(document)
+    shuffled = json.loads(json.dumps(dict(sorted(document.items(), reverse=True)), indent=7))
+    assert digest_of(shuffled) == document["digest"]
+    shuffled["requirements"][0]["verdict"] = "broken"
+    assert digest_of(shuffled) != document["digest"]
+
+
+def test_both_files_are_written_and_removed(tmp_path: Path) -> None:
+    write_certificate(tmp_path, certificate(*GOOD))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [CERTIFICATE, REPORT]
+    assert json.loads((tmp_path / CERTIFICATE).read_text()) == certificate(*GOOD) | {
+        "environment": json.loads((tmp_path / CERTIFICATE).read_text())["environment"]
+    }
+    (tmp_path / "mine.txt").touch()
+    remove_certificate(tmp_path)
+    remove_certificate(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_file_that_cannot_be_written_whole_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    write_whole(path, "old")
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(path, "new")
+    assert path.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_text_that_is_not_unicode_does_not_spoil_a_certificate(tmp_path: Path) -> None:
+    odd = "\udcff and \x00"
+    document = certificate(case("test_root", "a/root", Verdict.BROKEN, reason=odd), exit_status=1)
+    write_certificate(tmp_path, document)
+    assert json.loads((tmp_path / CERTIFICATE).read_text())["requirements"][0]["reason"] == odd
+
+
+# ---- The schema
+
+
+def _changed(document: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    changed: Any = copy.deepcopy(document)
+    *steps, last = path.split(".")
+    found = changed
+    for step in steps:
+        found = found[int(step) if step.isdigit() else step]
+    if value is ...:
+        del found[last]
+    else:
+        found[last] = value
+    return changed  # type: ignore[no-any-return]  # the same shape as before
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("conclusion", ..., "certificate lacks 'conclusion'"),
+        ("schema_version", 2, "certificate.schema_version is 2, not 1"),
+        ("conclusion", "fine", "certificate.conclusion is 'fine', not one of conformant"),
+        ("exit_status", True, "is True, which is not of type integer"),
+        ("run.seconds", -1, "certificate.run.seconds is -1, less than 0"),
+        ("run.started_at", "today", "certificate.run.started_at is 'today', which does not match"),
+        ("target.name", "", "certificate.target.name is empty"),
+        ("target.env", {"A": 1}, "certificate.target.env.A is 1, which is not of type string"),
+        ("counts.fine", 3, "certificate.counts has the unknown key 'fine'"),
+        ("requirements", [], "certificate.requirements has 0 items, fewer than 1"),
+        ("requirements.0.id", "no id", "certificate.requirements[0].id is 'no id'"),
+        ("requirements.0.cases.0.world_size", "2", "is '2', which is not of type integer or null"),
+        ("environment", [], "certificate.environment is [], which is not of type object"),
+    ],
+)
+def test_the_schema_refuses(path: str, value: Any, says: str) -> None:
+    found = list(violations(_changed(certificate(*GOOD), path, value), load_schema()))
+    assert any(says in line for line in found), found
+
+
+def test_new_fields_are_allowed() -> None:
+    assert not list(violations({**certificate(*GOOD), "more": 1}, load_schema()))
+
+
+def test_a_keyword_that_nobody_checks_is_refused() -> None:
+    with pytest.raises(ValueError, match="uses format"):
+        list(violations("x", {"type": "string", "format": "date"}))
+
+
+def _objects(schema: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(schema, dict):
+        yield schema
+        for value in schema.values():
+            yield from _objects(value)
+    elif isinstance(schema, list):
+        for value in schema:
+            yield from _objects(value)
+
+
+def test_the_schema_uses_the_words_of_the_suite() -> None:
+    definitions = load_schema()["$defs"]
+    assert definitions["verdict"]["enum"] == [str(verdict) for verdict in Verdict]
+    assert definitions["counts"]["required"] == [str(verdict) for verdict in Verdict]
+    assert definitions["requirement"]["properties"]["profile"]["enum"] == list(PROFILES)
+    assert definitions["requirement"]["properties"]["level"]["enum"] == [str(v) for v in Level]
+    assert set(definitions["deviation"]["properties"]["expects"]["enum"]) == set(map(str, FAILURES))
+    assert load_schema()["properties"]["conclusion"]["enum"] == [str(c) for c in Conclusion]
+    for id in catalogue():
+        assert re.search(definitions["id"]["pattern"], id)
+    for part in _objects(dict(load_schema())):
+        if "$ref" in part:
+            assert part["$ref"].removeprefix("#/$defs/") in definitions
+
+
+# ---- The page
+
+
+class Page(HTMLParser):
+    """Checks nesting and gathers tags, attributes and text."""
+
+    VOID = ("meta", "br", "!doctype")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [v or "" for k, v in attrs if k in ("src", "href")]
+        if tag not in self.VOID:
+            self.stack.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.stack.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def page(document: dict[str, Any]) -> Page:
+    parsed = Page()
+    parsed.feed(render(document))
+    assert parsed.stack == []
+    return parsed
+
+
+def test_the_page_has_everything_and_fetches_nothing() -> None:
+    seen = page(certificate(*GOOD, harness_faults=["a worker died"], exit_status=3))
+    assert not {"script", "link", "img", "iframe"} & set(seen.tags)
+    assert all(link.startswith(("#", "https://example.org/")) for link in seen.links)
+    for text in ("sample: unknown", "a worker died", "known since long", "a/leaf holds."):
+        assert text in " ".join(seen.text.split())
+    assert "holds after all" in seen.text
+    assert "feature:sparse" in seen.text
+
+
+def test_the_page_shows_text_as_text() -> None:
+    bad = case("test_root", "a/root", Verdict.BROKEN, reason="<script>alert(1)</script>")
+    document = certificate(bad, exit_status=1)
+    document["deviations"][0]["link"] = "javascript:alert(1)"
+    seen = page(document)
+    assert "script" not in seen.tags
+    assert "<script>alert(1)</script>" in seen.text
+    assert not any(link.startswith("javascript") for link in seen.links)

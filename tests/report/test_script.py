@@ -1,0 +1,340 @@
+"""Stand-alone scripts: what is copied into them, and that they show what the case showed."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from conformance import CheckFailed
+from conformance.harness.outcome import Outcome, Raised, Returned
+from conformance.harness.pool import WorldSpec
+from conformance.harness.ranks import LastRun
+from conformance.report.script import Example, script_text, write_script
+from conformance.report.script_source import CannotStandAlone
+from conformance.target import Target
+from conformance.verdict import Verdict
+from tests.report import example_cases as cases
+
+GLOO = Target(name="gloo", backend="gloo", ddp="torch.nn.parallel:DistributedDataParallel")
+
+TOY = """
+import torch.distributed as dist
+
+
+class Doubling(dist.ProcessGroup):
+    def __init__(self, store, rank, size, timeout):
+        super().__init__(rank, size)
+        self.inner = dist.ProcessGroupGloo(store, rank, size, timeout)
+
+    def getBackendName(self):
+        return "doubling"
+
+    def allreduce(self, tensors, opts=None):
+        work = self.inner.allreduce(tensors, opts)
+        work.wait()
+        for tensor in tensors:
+            tensor.mul_(2)
+        return work
+
+
+dist.Backend.register_backend("doubling", Doubling, devices=["cpu"])
+"""
+
+
+def example(
+    function: Callable[..., Any],
+    *args: Any,
+    world_size: int = 2,
+    target: Target = GLOO,
+    error: BaseException | None = None,
+    earlier: Sequence[tuple[Callable[..., Any], Sequence[Sequence[Any]]]] = (),
+    values: Sequence[object] | None = None,
+    default_group: bool = True,
+    **more: Any,
+) -> Example:
+    spec = WorldSpec(target, world_size, "cpu", 7, default_group, 60.0, ())
+    outcomes: list[Outcome] = [Returned(v) for v in values or [None] * world_size]
+    run = LastRun(spec, function, [args] * world_size, outcomes, [], earlier)
+    words: dict[str, Any] = {
+        "case": "tests/test_x.py::test_x[ws2]",
+        "requirements": [("all_reduce/sum", Verdict.BROKEN)],
+        "deadline_s": 60.0,
+        "error": error or CheckFailed("it is\nwrong"),
+        "is_generated": False,
+    }
+    return Example(run=run, target=target, **{**words, **more})
+
+
+def wrong(values: Sequence[object], want: Sequence[object]) -> CheckFailed:
+    return CheckFailed("rank 0 is wrong", 0, want, values)
+
+
+def checked(text: str) -> ast.Module:
+    """The script's tree: it compiles, and nothing of this project is imported."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        assert not any(n.partition(".")[0] in ("conformance", "impl", "tests") for n in names)
+    return tree
+
+
+# ---- What is in a script
+
+
+def test_a_simple_case_brings_nothing_but_itself() -> None:
+    text = script_text(example(cases.simple))
+    names = [n.name for n in ast.walk(checked(text)) if isinstance(n, ast.FunctionDef)]
+    assert names[0] == "simple"
+    assert "target=Target(name='gloo', backend='gloo', device='cpu')," in text
+    assert text.startswith('"""all_reduce/sum: broken on gloo.\n')
+    assert "    it is\n    wrong\n" in text
+    assert not {"generator", "options", "ddp", "fsdp"} & set(names), "Me has what is used alone"
+
+
+def test_helpers_classes_constants_and_imports_come_along() -> None:
+    part = cases.Part(3, cases.Colour.BLUE, {"a": 1})
+    text = script_text(
+        example(cases.uses_much, part, dist.ReduceOp.MAX, [cases.Point(1, 2)], world_size=3)
+    )
+    tree = checked(text)
+    top = [n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
+    for name in ("Part", "Colour", "Point", "fall", "first_difference", "uses_much"):
+        assert name in top, name
+    assert "# How much is added.\nSTEP = 2\n" in text
+    assert "from torch.nn import functional as F\n" in text
+    assert "from collections import OrderedDict\n" in text
+    assert "difference = first_difference\n" in text
+    assert "compare = SimpleNamespace(describe=describe)\n" in text
+    assert (
+        "(uses_much, [(Part(numel=3, colour=Colour['BLUE'], more={'a': 1}), "
+        "dist.ReduceOp.MAX, [Point(1, 2)])] * 3)," in text
+    )
+    assert top.index("fall") < top.index("uses_much")
+
+
+def test_what_ranks_were_given_one_by_one_stays_apart() -> None:
+    made = example(cases.simple)
+    text = script_text(replace(made, run=replace(made.run, args=[(1,), (2,)])))
+    assert "(simple, [(1,), (2,)])," in text
+
+
+def test_a_method_is_reached_through_its_class() -> None:
+    text = script_text(example(cases.Methods.rank))
+    assert "runs=[\n        (Methods.rank, [()] * 2)," in text
+    assert "FIRST, SECOND = SIZES\n" in text
+    checked(text)
+
+
+def test_of_generated_examples_only_the_last_is_run() -> None:
+    earlier = [(cases.remembers, [(), ()])]
+    one = script_text(example(cases.simple, earlier=earlier, is_generated=True))
+    assert "remembers" not in one
+    assert "Of many examples" in one
+    assert "remembers" in script_text(example(cases.simple, earlier=earlier))
+
+
+def test_odd_text_does_not_break_the_script() -> None:
+    error = CheckFailed('said """no""" \\ and \\N{x}\nand ' + "more\n" * 40)
+    text = script_text(example(cases.simple, error=error))
+    checked(text)
+    assert "(21 more lines)" in text
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        [True, 1, 1.5, float("inf"), 1e-45, "it's", b"\0"],
+        (1,),
+        (),
+        {"a": {1, 2}, (1, 2): frozenset({3})},
+        complex(1, -0.0),
+        ...,
+        torch.float8_e5m2,
+        torch.Size([2, 0]),
+        torch.device("cpu", 0),
+        torch.sparse_coo,
+        timedelta(milliseconds=1500),
+        dist.ReduceOp.PREMUL_SUM,
+        ValueError,
+        torch.arange(6).reshape(2, 3),
+        torch.tensor([1.1, -0.0, float("nan"), float("-inf")]),
+        torch.tensor(1 / 3, dtype=torch.bfloat16),
+        torch.tensor([1 + 2j]),
+        torch.empty((0, 3), dtype=torch.uint16),
+        torch.arange(1000.0),
+        torch.arange(10)[2::3],
+        torch.ones(2, requires_grad=True),
+        torch.eye(2).to_sparse(),
+        dist.ReduceOp(dist.ReduceOp.SUM),
+        cases.Part(2, more={"x": 1}),
+        cases.Point(1, 2),
+        cases.Colour.RED,
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_values_are_the_same_in_the_script(value: Any) -> None:
+    text = script_text(example(cases.takes_a_function, value, world_size=1))
+    checked(text)
+    names: dict[str, Any] = {"__name__": "script"}
+    module = type(sys)("script")
+    sys.modules["script"] = module  # dataclasses look their module up
+    try:
+        exec(compile(text, "script", "exec"), names)
+    finally:
+        del sys.modules["script"]
+    [(_, [(there,)])] = names["WORLD"].runs
+    if isinstance(value, torch.Tensor):
+        assert (there.dtype, there.stride(), there.requires_grad) == (
+            (value.dtype, value.stride(), value.requires_grad)
+            if value.layout is torch.strided
+            else (value.dtype, there.stride(), False)
+        )
+        assert repr(there) == repr(value)
+    elif isinstance(value, dist.ReduceOp):
+        assert there == value
+    else:
+        assert repr(there).replace("script.", "") == repr(value)
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "why"),
+    [
+        (cases.imports_while_it_runs, (), "it imports conformance.target while it runs"),
+        (cases.looks_at_claims, (), "it looks at me.target.capabilities"),
+        (cases.describe, (), "two things that it needs are called 'describe'"),
+        (lambda me: None, (), "is not defined at the top level of tests.report.test_script"),
+        (cases.simple, (threading.Lock(),), "a lock cannot be pickled"),
+        (cases.simple, (GLOO,), "one of its arguments is a Target of the harness"),
+        (len, (), "<built-in function len> is no plain function"),
+    ],
+)
+def test_what_cannot_stand_alone_says_why(
+    function: Callable[..., Any], args: tuple[object, ...], why: str, tmp_path: Path
+) -> None:
+    unwritable = example(function, *args)
+    with pytest.raises(CannotStandAlone, match=why.replace("<", "<?")):
+        script_text(unwritable)
+    assert why in write_script(tmp_path / "x.py", unwritable)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_script_that_cannot_be_written_does_not_cost_the_report(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    said = write_script(tmp_path / "file" / "x.py", example(cases.simple))
+    assert said.startswith("none: ")
+
+
+def test_a_targets_own_folder_is_put_on_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "toy_backend.py").write_text(TOY)
+    monkeypatch.syspath_prepend(tmp_path)
+    text = script_text(
+        example(cases.simple, target=Target("toy", "doubling", imports=("toy_backend",)))
+    )
+    assert f'sys.path.append("{tmp_path}")  # where toy_backend was found' in text
+
+
+# ---- What a script does
+
+
+def run_script(made: Example, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run it as a user would who has torch and the target, and not this project."""
+    path = folder / "script.py"
+    assert write_script(path, made) == str(path)
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONWARNINGS")}
+    return subprocess.run(
+        [sys.executable, str(path)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+
+
+def test_a_script_shows_wrong_data_of_a_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "toy_backend.py").write_text(TOY)
+    monkeypatch.syspath_prepend(tmp_path)
+    values, want = [torch.full((3,), 6.0)] * 2, [torch.full((3,), 3.0)] * 2
+    made = example(
+        cases.simple,
+        target=Target("toy", "doubling", imports=("toy_backend",)),
+        error=wrong(values, want),
+        values=values,
+    )
+    done = run_script(made, tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "rank 1 returned tensor([6., 6., 6.])\n" in done.stdout
+    assert "    differs at [0]: 6.0 instead of 3.0, 3 of 3 differ\n" in done.stdout
+    assert "rank 0 should return tensor([3., 3., 3.])\n" in done.stdout
+
+
+def test_a_script_runs_what_the_same_ranks_ran_before(tmp_path: Path) -> None:
+    part = cases.Part(2, cases.Colour.RED)
+    made = example(
+        cases.uses_much,
+        part,
+        dist.ReduceOp.SUM,
+        [cases.Point(1, 2)],
+        earlier=[
+            (cases.remembers, [(), ()]),
+            (cases.takes_a_function, [(cases.remembers,)] * 2),
+            (cases.asks_for_torchs_ddp, [(), ()]),
+        ],
+        error=wrong([0, 0], ["what is wanted"] * 2),
+    )
+    done = run_script(made, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rank 0 returned OrderedDict(" in done.stdout
+    assert "tensor([3., 3.])" in done.stdout
+    assert "Point(x=1, y=2)" in done.stdout
+    assert "wanted: 'what is wanted'\n" in done.stdout
+
+
+def test_a_script_without_a_group_of_its_own(tmp_path: Path) -> None:
+    made = example(
+        cases.reads_the_environment,
+        world_size=1,
+        target=replace(GLOO, env={"SAMPLE_LEVEL": "3"}),
+        earlier=[(cases.makes_its_own_group, [()])],
+        default_group=False,
+    )
+    done = run_script(made, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "rank 0 returned '3'\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("function", "shown"),
+    [
+        (cases.hangs, "rank 1 was still running\n"),
+        (cases.dies, "rank 1 died: exit code -11\n"),
+        (cases.raises, "CheckFailed: as told\n"),
+    ],
+)
+def test_a_script_shows_ranks_that_fail(
+    function: Callable[..., Any], shown: str, tmp_path: Path
+) -> None:
+    failed = Raised("X", "", "")
+    made = example(function, deadline_s=2.0, error=RuntimeError(str(failed)))
+    done = run_script(made, tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert shown in done.stdout
+    if function is cases.hangs:
+        assert "in hangs" in done.stderr, "its stacks"

@@ -1,0 +1,91 @@
+"""The summary of a run on a terminal."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.report.results import Results
+from conformance.report.terminal import duration, summary_lines, verdict_line
+from conformance.verdict import Verdict
+from tests.report.samples import GOOD, case, results
+
+
+def summary(run: Results, width: int = 80) -> str:
+    return "\n".join(summary_lines(run, 75.2, width))
+
+
+def test_a_good_run() -> None:
+    assert summary(results(*GOOD)) == (
+        """\
+profile  holds  not claimed  deviation  cases   time
+p2p          1                       1      2  1.0 s
+sparse                    1                 1  0.5 s
+groups       2                              2  1.0 s
+all          3            1          1      5  2.5 s
+
+deviation: known since long (https://example.org/1)
+    c/one
+
+declared as a deviation, and holds after all:
+    c/two
+
+declared as a deviation, and matches no requirement:
+    d/*
+
+works, although not claimed:
+    feature:sparse
+
+5 cases in 1 min 15 s"""
+    )
+    assert verdict_line(results(*GOOD)) == (
+        "sample: conformant; 3 of 5 requirements hold (1 deviation, 1 not claimed)"
+    )
+
+
+def test_a_bad_run() -> None:
+    wrong = [
+        case(f"test_{n}", "a/root", Verdict.CRASHED, reason="rank 1 died: SIGSEGV")
+        for n in range(5)
+    ]
+    leaf = case("test_leaf", "a/leaf", Verdict.BLOCKED)
+    text = summary(results(*wrong, leaf, harness_faults=["a worker died"]))
+    assert "crashed: a/root (MUST)\n    a/root holds.\n    tests/test_x.py::test_0[ws2]\n" in text
+    assert "        rank 1 died: SIGSEGV\n" in text
+    assert "    and 2 more cases\n" in text
+    assert "blocked, rests on a/root, which is crashed:\n    a/leaf\n" in text
+    assert "not exercised, no case of it was selected: 3 requirements\n    b/sparse, c/" in text
+    assert "harness fault: a worker died\n" in text
+    assert verdict_line(results(*wrong, leaf)) == (
+        "sample: not conformant; 1 of 2 requirements do not hold"
+    )
+
+
+def test_the_verdict_says_when_a_run_proves_nothing() -> None:
+    assert "the harness failed" in verdict_line(results(*GOOD, harness_faults=["x"]))
+    assert "interrupted" in verdict_line(results(*GOOD, interrupted=True))
+
+
+@pytest.mark.parametrize("width", [72, 80, 100])
+def test_lines_fit_but_for_what_is_to_be_copied(width: int) -> None:
+    every = [
+        case(f"test_{n}", id, verdict, reason="a long story " * 20)
+        for n, (id, verdict) in enumerate(
+            zip(
+                ("a/root", "a/leaf", "b/sparse", "c/one", "c/two"),
+                (Verdict.UNKNOWN, Verdict.TIMEOUT, Verdict.NOT_CLAIMED, Verdict.DEVIATION),
+                strict=False,
+            )
+        )
+    ]
+    lines = summary(results(*every), width).splitlines()
+    assert max(map(len, lines)) <= width
+    if width == 72:
+        assert lines[0].split() == ["not", "not"], "headings of two words go over two lines"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.04, "0.0 s"), (9.94, "9.9 s"), (52.4, "52 s"), (185, "3 min 05 s"), (59.7, "1 min 00 s")],
+)
+def test_durations_are_as_exact_as_it_matters(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -1,0 +1,217 @@
+"""What `verify` notices: every certificate here is whole, but for one thing."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from conformance.report.certificate import CERTIFICATE, seal
+from conformance.report.reading import Unreadable, certificate_file, read_certificate
+from conformance.report.verify import junit_problems, problems
+from conformance.verdict import Verdict
+from conformance.version import VERSION
+from tests.report.samples import whole_certificate
+
+Document = dict[str, Any]
+
+WHOLE = whole_certificate()
+BROKEN = whole_certificate(Verdict.BROKEN)
+
+
+def test_whole_certificates_have_no_problems() -> None:
+    assert list(problems(WHOLE)) == []
+    assert list(problems(BROKEN)) == []
+    assert list(problems(json.loads(json.dumps(WHOLE)))) == []
+
+
+def spoilt(change: Callable[[Document], None]) -> Document:
+    """The whole certificate with a change, and a digest that goes with it."""
+    document = copy.deepcopy(WHOLE)
+    change(document)
+    return seal(document)
+
+
+def requirement(document: Document, **changed: object) -> None:
+    document["requirements"][0].update(changed)
+
+
+def drop_requirement(document: Document) -> None:
+    gone = document["requirements"].pop()
+    document["suite"]["requirements"] -= 1
+    document["counts"][gone["verdict"]] -= 1
+
+
+def declare(document: Document, key: str, id: str) -> None:
+    words: Document = {"requirements": ["x/y"], "reason": "r", "link": "", "example": ""}
+    lists: Document = {"matched": [], "needless": [], "otherwise": [], "idle": []}
+    document["deviations"] = [{**words, "expects": "broken", **lists, key: [id]}]
+
+
+FIRST = WHOLE["requirements"][0]["id"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda d: d.update(schema_version=9), "certificate.schema_version is 9, not 1"),
+        (lambda d: d.pop("target"), "certificate lacks 'target'"),
+        (lambda d: requirement(d, verdict="broken"), f"{FIRST} is broken, and its cases amount to"),
+        (lambda d: requirement(d, verdict="broken"), "it concludes conformant, and its verdicts"),
+        (lambda d: requirement(d, verdict="broken"), "its counts are not those of its verdicts"),
+        (lambda d: requirement(d, cases=[]), f"{FIRST} is holds without a case"),
+        (lambda d: requirement(d, says="Nothing."), "its requirements do not match their digest"),
+        (
+            lambda d: requirement(d, says="Nothing."),
+            "1 requirements of it are others in this suite",
+        ),
+        (drop_requirement, "it lacks 1 requirements of this suite"),
+        (
+            lambda d: requirement(d, verdict="not exercised", cases=[]),
+            "its list of what was not exercised is not that of its verdicts",
+        ),
+        (
+            lambda d: d["requirements"].append(d["requirements"][0]),
+            "it has a requirement twice",
+        ),
+        (lambda d: d["suite"].update(requirements=3), "it speaks of 3 requirements and has"),
+        (lambda d: d["profiles"][0].update(cases=0), "it counts 0 cases of collectives"),
+        (lambda d: d.update(conclusion="not conformant"), "it concludes not conformant, and"),
+        (lambda d: d.update(exit_status=1), "exit status 1 does not go with conformant"),
+        (
+            lambda d: d.update(harness_faults=["x"]),
+            "it concludes conformant, and its verdicts amount to unknown",
+        ),
+        (
+            lambda d: d.update(other_failures=["x"]),
+            "exit status 0 does not go with conformant",
+        ),
+        (
+            lambda d: declare(d, "matched", FIRST),
+            f"a declared deviation has {FIRST} as deviation, and it is holds",
+        ),
+        (
+            lambda d: declare(d, "needless", "x/y"),
+            "a declared deviation has x/y as holds, and it is missing",
+        ),
+        (
+            lambda d: requirement(
+                d, verdict="deviation", cases=[{**d["requirements"][0]["cases"][0]}]
+            ),
+            f"{FIRST} is a deviation that nobody declared",
+        ),
+    ],
+)
+def test_a_spoilt_certificate_is_noticed(change: Callable[[Document], None], says: str) -> None:
+    found = list(problems(spoilt(change)))
+    assert any(line.startswith(says) for line in found), found
+
+
+def test_editing_is_noticed_by_the_digest() -> None:
+    document = copy.deepcopy(WHOLE)
+    document["target"]["name"] = "another"
+    assert list(problems(document)) == [
+        "its content does not match its digest: it was cut, damaged or edited"
+    ]
+
+
+def test_an_interrupted_run_and_its_exit_status_go_together() -> None:
+    def interrupt(document: Document) -> None:
+        document.update(conclusion="interrupted", exit_status=130)
+
+    assert list(problems(spoilt(interrupt))) == []
+
+
+def test_another_version_of_the_suite_has_other_requirements() -> None:
+    def other(document: Document) -> None:
+        drop_requirement(document)
+        document["suite"]["version"] = VERSION + ".1"
+
+    found = list(problems(spoilt(other)))
+    assert not any("lacks" in line for line in found)
+
+
+def test_many_problems_of_form_are_cut_short() -> None:
+    found = list(problems({}))
+    assert len(found) == 6
+    assert found[-1].endswith("more departures from the schema")
+
+
+# ---- Files
+
+
+def test_a_certificate_is_read_from_its_folder_or_its_file(tmp_path: Path) -> None:
+    path = tmp_path / CERTIFICATE
+    path.write_text(json.dumps(WHOLE))
+    assert certificate_file(tmp_path) == certificate_file(path) == path
+    assert read_certificate(path) == WHOLE
+    with pytest.raises(FileNotFoundError):
+        certificate_file(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    "data", [json.dumps(WHOLE).encode()[:-40], b"", b"\xff\xfe", b"[1, 2]", b"<xml/>"]
+)
+def test_a_damaged_file_is_no_certificate(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / CERTIFICATE
+    path.write_bytes(data)
+    with pytest.raises(Unreadable):
+        read_certificate(path)
+
+
+# ---- JUnit
+
+
+def junit(document: Document) -> ElementTree.Element:
+    """JUnit's record of the same run, as pytest writes it."""
+    suite = ElementTree.Element("testsuite")
+    for row in document["requirements"]:
+        for case in row["cases"]:
+            file, _, name = case["case"].partition("::")
+            classname = file.removesuffix(".py").replace("/", ".")
+            element = ElementTree.SubElement(suite, "testcase", classname=classname, name=name)
+            listed = ElementTree.SubElement(element, "properties")
+            ElementTree.SubElement(listed, "property", name=row["id"], value=case["verdict"])
+    return suite
+
+
+def record(suite: ElementTree.Element, path: Path) -> list[str]:
+    ElementTree.ElementTree(suite).write(path)
+    return list(junit_problems(WHOLE, path))
+
+
+def test_junits_record_agrees(tmp_path: Path) -> None:
+    path = tmp_path / "junit.xml"
+    suite = junit(WHOLE)
+    assert record(suite, path) == []
+
+    gone = suite[0]
+    suite.remove(gone)
+    assert record(suite, path) == [
+        f"junit.xml does not have {WHOLE['requirements'][0]['cases'][0]['case']}"
+    ]
+
+    suite.append(gone)
+    verdict = next(gone.iter("property"))
+    verdict.set("value", "broken")
+    [problem] = record(suite, path)
+    assert problem.endswith(f"without {FIRST}: holds")
+
+    verdict.set("value", "holds")
+    failed = ElementTree.SubElement(suite, "testcase", classname="tests.other", name="test_x")
+    ElementTree.SubElement(failed, "failure")
+    assert record(suite, path) == [
+        "junit.xml has the failed case tests.other::test_x, which is missing here"
+    ]
+
+
+def test_a_damaged_record_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "junit.xml"
+    path.write_text("<testsuite>")
+    [problem] = junit_problems(WHOLE, path)
+    assert problem.startswith("junit.xml cannot be read")
