@@ -69,15 +69,27 @@ def test_an_empty_batch_becomes_nothing() -> None:
     assert found.bias_grads == []
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("mean", [0.0, 1e3])
+@pytest.mark.parametrize(
+    ("dtype", "mean"),  # a mean far from zero, which the type still tells from its neighbours
+    [
+        (torch.float64, 1e6),
+        (torch.float32, 1e3),
+        (torch.bfloat16, 10.0),
+        (torch.float16, 100.0),
+        *((dtype, 0.0) for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)),
+    ],
+    ids=str,
+)
 def test_what_torch_computes_is_near_and_another_number_is_not(
     dtype: torch.dtype, mean: float
 ) -> None:
     x = random_batches([5])[0].add(mean).to(dtype).requires_grad_()
-    dy = x.detach().sin()
-    found = whole_batch([x.detach()], [dy], WEIGHT, BIAS)
-    y = torch.nn.functional.batch_norm(x, None, None, WEIGHT, BIAS, training=True)
+    dy = random_batches([5], dtype)[0].sin()
+    # torch has parameters of the input's type, or of float32 for a half type.
+    kind = torch.promote_types(dtype, torch.float32)
+    weight, bias = WEIGHT.to(kind), BIAS.to(kind)
+    found = whole_batch([x.detach()], [dy], weight, bias)
+    y = torch.nn.functional.batch_norm(x, None, None, weight, bias, training=True)
     y.backward(dy)
     assert x.grad is not None
     for got, near in ((y, found.outputs[0]), (x.grad, found.input_grads[0])):
