@@ -6,7 +6,6 @@ import base64
 import io
 import math
 import pickle
-import textwrap
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from datetime import timedelta
@@ -120,8 +119,10 @@ class Values:
             if self._sources.is_copied(module):
                 raise CannotStandAlone(f"a {type(value).__name__} is made of parts of {module}")
         self._sources.imports |= {"import base64", "import pickle"}
-        lines = textwrap.wrap(base64.b64encode(data).decode(), _BASE64_COLUMNS)
-        text = "\n".join(f'    "{line}"' for line in lines)
+        # Not by textwrap, which takes minutes for a few megabytes.
+        encoded = base64.b64encode(data).decode()
+        starts = range(0, len(encoded), _BASE64_COLUMNS)
+        text = "\n".join(f'    "{encoded[i : i + _BASE64_COLUMNS]}"' for i in starts)
         return f"pickle.loads(base64.b64decode(\n{text}\n))"
 
 
