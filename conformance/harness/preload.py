@@ -18,6 +18,7 @@ _MODULES = (
     "torch.distributed.fsdp",
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.optim",
+    "torch._dynamo",  # which the first optimizer of a process imports, in about a second
     "torch.nn.parallel",
     "numpy",
     "pytest",
