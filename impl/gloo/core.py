@@ -43,7 +43,10 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
         self._name = group
         self._sequence = 0
         self._executor = Executor(group)
-        self._comm: Communicator = connect(Place(store, rank, size, group), options)
+        self._comm: Communicator = self._connect(Place(store, rank, size, group), options)
+
+    def _connect(self, place: Place, options: Options) -> Communicator:
+        return connect(place, options)
 
     def _issue(
         self,
@@ -75,8 +78,9 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
             finally:
                 self._executor.leave()
             work = CollectiveWork.finished(call, self._name, outputs)
-            if lender is not None and lender.synchronize is not None:
-                work.synchronize_with(lender.synchronize)
+            if lender is not None and lender.has_streams:
+                work.arrives_by(lender)
+                lender.synchronize()
             return work
         return self._enqueue(call, until, run, outputs, asynchronous, lender)
 
@@ -91,13 +95,14 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
     ) -> CollectiveWork:
         work = CollectiveWork(call, self._name, outputs)
         work.help_by(self._executor.help_with)
+        if lender is not None and lender.has_streams:
+            work.arrives_by(lender)
 
         def job() -> None:
             if lender is None:
                 run(call, until)
             else:
                 lender.run(lambda: run(call, until))
-                work.synchronize_with(lender.synchronize)
 
         recorded = record_function(f"{BACKEND_NAME}:{call.operation}") if profiler_is_on() else None
         if recorded is None:

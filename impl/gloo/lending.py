@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from impl.gloo import dense
+from impl.gloo.device import handle_for
+from impl.transport.base import Pace
 
 
 class Lender:
@@ -21,6 +24,8 @@ class Lender:
     `read`, `room` and `update` are called when the operation is issued, `prepare` when it starts
     and `give_back` when it has succeeded, perhaps on another thread.
     """
+
+    has_streams = False  # whether results arrive on a stream, after the operation is done
 
     def __init__(self) -> None:
         self._owed: list[tuple[Tensor, Tensor]] = []  # memory, tensor
@@ -49,8 +54,12 @@ class Lender:
     def prepare(self) -> None:
         """Wait until the lent memory holds what was to be read."""
 
-    def on_device(self) -> AbstractContextManager[object]:
-        """Around work with the tensors' device that belongs to the operation."""
+    def pace(self) -> Pace | None:
+        """How an operation on one large tensor can overlap with copies of it; None if it cannot."""
+        return None
+
+    def on_device(self) -> AbstractContextManager[Any]:
+        """Around what comes after the results, such as a future's callbacks."""
         return nullcontext()
 
     def give_back(self) -> None:
@@ -58,10 +67,20 @@ class Lender:
         for memory, tensor in self._owed:
             dense.put_back(memory, tensor)
 
-    @property
-    def synchronize(self) -> Callable[[], None] | None:
-        """Makes the caller's stream wait for the results, for tensors on a device."""
-        return None
+    def give_sparse(self, result: Tensor, tensors: list[Tensor]) -> Tensor:
+        """Bring a coalesced sum to all `tensors`; the sum on their device."""
+        # not into `.data`: of a sparse tensor that is another one, with indices of its own
+        with torch.no_grad():
+            for tensor in tensors:
+                tensor.copy_(result)
+        return result
+
+    def synchronize(self) -> None:
+        """Make the caller's stream wait for the results, for tensors on a device."""
+
+    def new_future(self) -> torch.futures.Future[Any]:
+        """A future for the results."""
+        return torch.futures.Future()
 
     def run(self, operation: Callable[[], None]) -> None:
         """Prepare, operate, give back."""
@@ -79,8 +98,9 @@ class Lender:
 
 def lender_for(tensors: Sequence[Tensor]) -> Lender:
     """The lender for tensors that are all on one device."""
-    if tensors and tensors[0].is_cuda:
+    device = handle_for(tensors[0]) if tensors else None
+    if device is not None:
         from impl.gloo.cuda_staging import CudaLender
 
-        return CudaLender(tensors[0].device)
+        return CudaLender(device)
     return Lender()

@@ -62,7 +62,8 @@ class PointToPoint(GroupCore):
             lambda: lender.run(_nothing),
             self._executor.call_soon,
         )
-        work.synchronize_with(lender.synchronize)
+        if lender.has_streams:
+            work.arrives_by(lender)
         return work
 
     def _checked(

@@ -113,6 +113,10 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
         """What connects the ranks: "shm", "tcp", "gloo" or "mixed"."""
         return self._comm.kind
 
+    def transport_to(self, rank: int) -> str:
+        """What moves bytes between this rank and another one: "shm", "tcp" or "gloo"."""
+        return self._comm.kind_to(rank)
+
     @property
     def bound_device_id(self) -> torch.device | None:
         return self._bound_device_id

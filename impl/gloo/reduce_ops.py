@@ -169,6 +169,11 @@ class Reduction:
     is_average: bool
     staging_dtype: torch.dtype | None  # averages of narrow types travel in a wider one
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether what travels is the tensor itself, and comes back as the result."""
+        return not self.is_average and self.staging_dtype is None
+
     def stage(self, flat: Tensor) -> Tensor:
         """What travels instead of `flat`; a new tensor if it is of another dtype."""
         return flat if self.staging_dtype is None else flat.to(self.staging_dtype)

@@ -17,7 +17,7 @@ from impl.gloo.lending import lender_for
 from impl.gloo.reduce_ops import AnyReduceOp, Reduction, check_complex, op_name, reduction
 from impl.gloo.settings import Settings, own_timeout_s, settings
 from impl.torch_private import AllreduceOptions
-from impl.transport.base import CallInfo, Deadline
+from impl.transport.base import CallInfo, Deadline, PacedCommunicator
 
 
 @functools.lru_cache(maxsize=4096)
@@ -122,8 +122,16 @@ class Reductions(GroupCore):
             dense.check_writable(operation, bundle)
         lender = lender_for(outputs)
         memories = [[lender.update(tensor) for tensor in bundle] for bundle in bundles]
+        pace = None
+        comm = self._comm
+        if isinstance(comm, PacedCommunicator) and described[0][0].is_in_place:
+            pace = lender.pace()
 
         def run(call: CallInfo, until: Deadline) -> None:
+            if pace is not None and isinstance(comm, PacedCommunicator):
+                combine = described[0][0].combine
+                comm.all_reduce_paced(memories[0][0], combine, call, until, pace)
+                return
             if flattening.is_wanted(self._comm, memories):
                 chosen = described[0][0]
                 staged = [chosen.stage(memory[0]) for memory in memories]

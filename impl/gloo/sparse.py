@@ -46,8 +46,8 @@ class SparseSum:
             f"{self._dense_dim} dense dimensions"
         )
         self.lender = lender_for([self._local.values()])
-        self._indices = self.lender.read(self._local.indices().contiguous())
-        self._values = self.lender.read(self._local.values().contiguous())
+        self._indices = self.lender.read(self._local.indices())
+        self._values = self.lender.read(self._local.values())
         self.outputs: list[Tensor] = []  # filled by `run`
 
     def run(self, call: CallInfo, until: Deadline) -> None:
@@ -60,11 +60,7 @@ class SparseSum:
         values = [torch.empty(n * width, dtype=self._values.dtype) for n in counts]
         self._comm.all_gather_v(values, self._values, call, until)
         result = self._add_up(counts, indices, values)
-        # not into `.data`: of a sparse tensor that is another one, with indices of its own
-        with torch.no_grad():
-            for tensor in self._tensors:
-                tensor.copy_(result)
-                self.outputs.append(result)
+        self.outputs += [self.lender.give_sparse(result, self._tensors)] * len(self._tensors)
 
     def _gather_counts(self, call: CallInfo, until: Deadline) -> list[int]:
         """Entries of each rank."""
@@ -115,10 +111,9 @@ class SparseSum:
             values = torch.view_as_complex(values.view(count, *entry_shape, 2))
         else:
             values = values.view(count, *entry_shape)
-        device = self._local.device
         return torch.sparse_coo_tensor(
-            indices.view(self._sparse_dim, count).to(device),
-            values.to(device),
+            indices.view(self._sparse_dim, count),
+            values,
             self._local.shape,
             check_invariants=False,
         )

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed import Work
 
 from impl import errors
+from impl.gloo.lending import Lender
 from impl.transport.base import CallInfo, Transfer
 
 _FOREVER = timedelta(0)  # torch's way to say: no timeout of one's own
@@ -32,7 +33,7 @@ class GlooWork(Work):
     _error: BaseException | None = None
     _is_done = False
     _future: torch.futures.Future[Any] | None = None
-    _on_synchronize: Callable[[], None] | None = None
+    _lender: Lender | None = None
     _future_lock = threading.Lock()  # shared by all works: held for a few assignments
 
     def __init__(self, call: CallInfo, group: str, outputs: list[Any]) -> None:
@@ -44,9 +45,9 @@ class GlooWork(Work):
 
     # -- for whoever runs the operation
 
-    def synchronize_with(self, synchronize: Callable[[], None] | None) -> None:
-        """How the caller's stream waits for copies to a device; before `complete`."""
-        self._on_synchronize = synchronize
+    def arrives_by(self, lender: Lender) -> None:
+        """The results are for tensors on a device, to which `lender` brings them."""
+        self._lender = lender
 
     def complete(self, error: BaseException | None) -> Callable[[], None] | None:
         """Done. Returns what resolves the future, if there is one: its callbacks may block."""
@@ -56,6 +57,14 @@ class GlooWork(Work):
             return None if self._future is None else self._resolve
 
     def _resolve(self) -> None:
+        if self._lender is None:
+            self._set_future()
+            return
+        # waiters and callbacks come after what is on the stream that is current now
+        with self._lender.on_device():
+            self._set_future()
+
+    def _set_future(self) -> None:
         future, error = self._future, self._error
         assert future is not None
         if error is None:
@@ -86,8 +95,8 @@ class GlooWork(Work):
                 )
         if self._error is not None:
             raise self._error
-        if self._on_synchronize is not None:
-            self._on_synchronize()
+        if self._lender is not None:
+            self._lender.synchronize()
         return True
 
     def is_completed(self) -> bool:
@@ -101,8 +110,8 @@ class GlooWork(Work):
 
     def synchronize(self) -> None:
         """Let the caller's stream wait for copies to the device. Nothing to do on the CPU."""
-        if self._on_synchronize is not None:
-            self._on_synchronize()
+        if self._lender is not None:
+            self._lender.synchronize()
 
     def block_current_stream(self) -> None:
         self.wait()
@@ -121,10 +130,9 @@ class GlooWork(Work):
             future = self._future
             if future is not None:
                 return future
-            devices: list[int | str | torch.device] = [
-                *{t.device for t in _tensors(self._outputs) if t.is_cuda}
-            ]
-            future = self._future = torch.futures.Future(devices=devices or None)
+            lender = self._lender
+            future = torch.futures.Future() if lender is None else lender.new_future()
+            self._future = future
             already = self._is_done
         if already:
             self._resolve()
@@ -238,10 +246,3 @@ class TransferWork(GlooWork):
         return self._transfer.source
 
     _source_rank = source_rank
-
-
-def _tensors(outputs: list[Any]) -> list[Tensor]:
-    flat: list[Tensor] = []
-    for output in outputs:
-        flat.extend(output if isinstance(output, list) else [output])
-    return flat

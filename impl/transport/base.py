@@ -21,7 +21,7 @@ TCP, a simulated network, or a mix of them) is the communicator's business alone
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -66,6 +66,19 @@ class Combine(Protocol):
         """
 
 
+class Pace(Protocol):
+    """For an all_reduce of a tensor that is still being filled, and is drained meanwhile.
+
+    Calls come from the communicator, with growing `stop`.
+    """
+
+    def will_read(self, stop: int) -> None:
+        """The elements before `stop` are about to be read; returns when they can be."""
+
+    def has_written(self, stop: int) -> None:
+        """The elements before `stop` have their final values."""
+
+
 class Transfer(Protocol):
     """One message on its way, as `post_send` and `post_recv` return it."""
 
@@ -92,6 +105,9 @@ class Communicator(Protocol):
     rank: int
     world_size: int
     kind: str  # "shm", "tcp", "gloo", "mixed", "simulated"
+
+    def kind_to(self, rank: int) -> str:
+        """What moves bytes between this rank and that one: a `kind` other than "mixed"."""
 
     def all_reduce(
         self, tensor: Tensor, combine: Combine, call: CallInfo, until: Deadline
@@ -175,3 +191,13 @@ class Communicator(Protocol):
 
     def close(self) -> None:
         """Release memory, descriptors and threads. Safe to call twice."""
+
+
+@runtime_checkable
+class PacedCommunicator(Protocol):
+    """A communicator that goes through a tensor from front to back."""
+
+    def all_reduce_paced(
+        self, tensor: Tensor, combine: Combine, call: CallInfo, until: Deadline, pace: Pace
+    ) -> None:
+        """As `all_reduce`; other ranks may call that instead."""

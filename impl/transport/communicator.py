@@ -76,6 +76,9 @@ class SocketCommunicator(ABC):
             None, _close_if_alive, args=(weakref.ref(self),), exitpriority=0
         )
 
+    def kind_to(self, rank: int) -> str:
+        return self.kind
+
     # Connections
 
     def _listen(

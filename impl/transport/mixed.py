@@ -115,6 +115,9 @@ class MixedCommunicator:
         self._leaders = leaders
         self._world = world
 
+    def kind_to(self, rank: int) -> str:
+        return ShmCommunicator.kind if rank in self._members else self._world.kind
+
     def _home_of(self, rank: int) -> int:
         return next(i for i, members in enumerate(self._islands) if rank in members)
 

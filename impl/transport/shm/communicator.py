@@ -56,6 +56,9 @@ class ShmCommunicator(Reducing, Copying):
             None, _leave_if_open, args=(weakref.ref(self),), exitpriority=0
         )
 
+    def kind_to(self, rank: int) -> str:
+        return self.kind
+
     def post_send(
         self, tensor: Tensor, dst: int, tag: int, call: CallInfo, until: Deadline
     ) -> ShmTransfer:

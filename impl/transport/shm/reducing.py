@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from impl.transport.base import CallInfo, Combine, Deadline
+from impl.transport.base import CallInfo, Combine, Deadline, Pace
 from impl.transport.shm.segments import chunk_span, part_numel, spans
 from impl.transport.shm.slots import Slots, ends_the_group
 from impl.transport.shm.words import memcpy
@@ -32,6 +32,16 @@ class Reducing(Slots):
         rounds.meet(call, until)
         rounds.compare(call)
         combine.fold(tensor, self._in_place(tensor, plan.parts[half]))
+
+    @ends_the_group
+    def all_reduce_paced(
+        self, tensor: Tensor, combine: Combine, call: CallInfo, until: Deadline, pace: Pace
+    ) -> None:
+        if self._plan(tensor.dtype, tensor.numel()) is None:
+            self._reduce_large(tensor, None, combine, call, until, pace)
+            return
+        pace.will_read(tensor.numel())
+        self.all_reduce(tensor, combine, call, until)
 
     def _in_place(self, tensor: Tensor, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The parts, with the own one read where it will be written, if `fold` allows that.
@@ -67,15 +77,22 @@ class Reducing(Slots):
         combine: Combine,
         call: CallInfo,
         until: Deadline,
+        pace: Pace | None = None,
     ) -> None:
         """Reduce for every rank, or for the root alone."""
         if self._size <= 2:
-            self._reduce_whole_segments(tensor, root, combine, call, until)
+            self._reduce_whole_segments(tensor, root, combine, call, until, pace)
         else:
-            self._reduce_in_chunks(tensor, root, combine, call, until)
+            self._reduce_in_chunks(tensor, root, combine, call, until, pace)
 
     def _reduce_whole_segments(
-        self, tensor: Tensor, root: int | None, combine: Combine, call: CallInfo, until: Deadline
+        self,
+        tensor: Tensor,
+        root: int | None,
+        combine: Combine,
+        call: CallInfo,
+        until: Deadline,
+        pace: Pace | None,
     ) -> None:
         rounds, itemsize = self._rounds, tensor.itemsize
         segment_numel = self._segment_nbytes // itemsize
@@ -83,6 +100,8 @@ class Reducing(Slots):
         rounds.announce(call)
         for start, stop in spans(tensor.numel(), segment_numel):
             half = rounds.half()
+            if pace is not None:
+                pace.will_read(stop)
             memcpy(
                 self._parts[half][self._position],
                 address + start * itemsize,
@@ -95,9 +114,17 @@ class Reducing(Slots):
                 segment = tensor[start:stop]
                 parts = self._views(half, tensor.dtype, 0, stop - start)
                 combine.fold(segment, self._in_place(segment, parts))
+            if pace is not None:
+                pace.has_written(stop)
 
     def _reduce_in_chunks(
-        self, tensor: Tensor, root: int | None, combine: Combine, call: CallInfo, until: Deadline
+        self,
+        tensor: Tensor,
+        root: int | None,
+        combine: Combine,
+        call: CallInfo,
+        until: Deadline,
+        pace: Pace | None,
     ) -> None:
         """Round k brings the inputs of segment k and the results of segment k-1."""
         rounds, itemsize, dtype = self._rounds, tensor.itemsize, tensor.dtype
@@ -111,6 +138,8 @@ class Reducing(Slots):
             chunks: list[tuple[int, int]] = []
             if segment is not None:
                 start, stop = segment
+                if pace is not None:
+                    pace.will_read(stop)
                 own_start, own_stop = chunk_span(stop - start, size, itemsize, me)
                 slot = self._parts[half][me]
                 source = address + start * itemsize
@@ -133,6 +162,8 @@ class Reducing(Slots):
                         self._results[half][owner],
                         (high - low) * itemsize,
                     )
+                if pace is not None and chunks_before:
+                    pace.has_written(chunks_before[-1][1])
             if segment is not None and own_stop > own_start:
                 parts = list(self._views(half, dtype, own_start, own_stop))
                 parts[me] = tensor[start + own_start : start + own_stop]
