@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import distributed_c10d
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -63,3 +64,21 @@ def store_based_barrier(store: dist.Store, rank: int, ranks: int, timeout: timed
 
 # The class that all of torch's batch norm layers share; tools tell them by it.
 BatchNormBase = _BatchNorm
+
+
+def bucket_assignment(
+    tensors: Sequence[Tensor],
+    limits: Sequence[int],
+    expect_sparse: Sequence[bool] = (),
+    ready_order: Sequence[int] = (),
+) -> list[list[int]]:
+    """The buckets into which torch's DDP puts tensors.
+
+    limits: in bytes, one after the other.
+    ready_order: the index of each tensor, if they come in the order in which they became ready;
+        buckets are then in the order in which they were filled.
+    """
+    buckets, _ = dist._compute_bucket_assignment_by_size(
+        list(tensors), list(limits), list(expect_sparse), list(ready_order)
+    )
+    return [list(bucket) for bucket in buckets]
