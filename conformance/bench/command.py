@@ -100,7 +100,7 @@ def _collectives(
 ) -> Iterator[Row]:
     """Every point for every target; the time of a call is its slowest rank's."""
     plan = points(arguments.operations, arguments.sizes, [world_size])
-    with _ranks(world_size, targets[0].device) as ranks:
+    with fresh_ranks(world_size, targets[0].device) as ranks:
         seen = ranks.run(collectives.measure, list(targets), plan, arguments.rounds)
     by_mpi = mpi.measure(plan, world_size, arguments.rounds) if with_mpi else []
     for index, point in enumerate(plan):
@@ -117,7 +117,7 @@ def _steps(
         plan = [Step(model) for model in MODELS]
     else:
         plan = [Step(model, strategy) for model in _FSDP_MODELS for strategy in _STRATEGIES]
-    with _ranks(world_size, targets[0].device) as ranks:
+    with fresh_ranks(world_size, targets[0].device) as ranks:
         seen = ranks.run(
             steps.step_seconds, list(targets), plan, arguments.rounds, _STEPS_PER_ROUND
         )
@@ -128,7 +128,7 @@ def _steps(
         for step in plan:
             peaks = []
             for target in targets:
-                with _ranks(world_size, target.device) as ranks:
+                with fresh_ranks(world_size, target.device) as ranks:
                     peak = max(ranks.run(steps.peak_bytes, target, step))
                 peaks.append(f"{target.name} {peak / 1024**2:.1f} MiB")
             console.print(f"peak memory, {world_size} ranks, {step}: {', '.join(peaks)}")
@@ -144,7 +144,7 @@ def _slowest(
 
 
 @contextmanager
-def _ranks(world_size: int, device: str) -> Iterator[Ranks]:
+def fresh_ranks(world_size: int, device: str) -> Iterator[Ranks]:
     """Fresh ranks; their own group, on which they meet between rounds, is none that is measured."""
     pool = Pool()
     spec = WorldSpec(
