@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -9,8 +11,9 @@ import torch
 import torch.distributed as dist
 
 from conformance.verdict import Verdict
-from tests.faults.kit import ForwardingGroup, breaks
+from tests.faults.kit import ForwardingGroup, Patch, breaks
 from tests.faults.works import Done, Relayed
+from tests.faults.wrapping import replaced
 
 
 @breaks("all_reduce/async", says=r"waited in all_reduce", verdict=Verdict.TIMEOUT)
@@ -173,15 +176,24 @@ class WaitHidesFailures(Relaying):
                 return True
 
 
-@breaks("work/blocking-returns-none", says=r"rank 0 is wrong\nat \[\d+\]")
-class BlockingBarrierReturnsAHandle(ForwardingGroup):
-    """Its wait gives the handle away."""
+@breaks("work/blocking-returns-none", says=r"rank 0 is wrong\nat \[11\]")
+class BlockingBarrierReturnsAHandle(Patch):
+    """A barrier that has been waited for gives its handle away."""
 
-    @classmethod
-    def target(cls) -> Any:
-        from dataclasses import replace
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        def talkative(barrier: Any) -> Any:
+            def waited(*args: Any, **kwargs: Any) -> Any:
+                work = barrier(*args, **{**kwargs, "async_op": True})
+                if work is not None and not kwargs.get("async_op"):
+                    work.wait()
+                return work
 
-        return replace(super().target(), activate=f"{cls.__module__}:returns_handles")
+            return waited
+
+        with replaced(barrier=talkative):
+            yield
 
 
 @breaks("order/groups-are-apart", says=r"rank \d is wrong")

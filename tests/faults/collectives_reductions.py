@@ -16,12 +16,18 @@ from tests.faults.kit import ForwardingGroup, GroupFault, Patch, breaks
 Op = dist.ReduceOp
 
 
+def reduces_by(opts: Any, *ops: Any) -> bool:
+    """Not by `in`: a member of torch's enumeration is unequal to a ReduceOp of the same kind,
+    and equal to it only from the other side (torch 2.13)."""
+    return any(opts.reduceOp == op for op in ops)
+
+
 @breaks("reductions/band", says=r"reduce_op='band'[\s\S]*rank 0 is wrong")
 class AddsBits(ForwardingGroup):
     """The bitwise operations run as SUM."""
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
-        if opts.reduceOp in (Op.BAND, Op.BOR, Op.BXOR):
+        if reduces_by(opts, Op.BAND, Op.BOR, Op.BXOR):
             opts.reduceOp = Op.SUM
         return super().allreduce(tensors, opts)
 
@@ -96,7 +102,7 @@ class SkipsNaN(GroupFault, ProcessGroupGloo):
     base = "impl"
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
-        if opts is not None and opts.reduceOp in (Op.MIN, Op.MAX):
+        if opts is not None and reduces_by(opts, Op.MIN, Op.MAX):
             never = float("inf") if opts.reduceOp == Op.MIN else -float("inf")
             tensors[0].nan_to_num_(nan=never)
         return super().allreduce(tensors, opts)
@@ -198,6 +204,6 @@ class CombinesBitsOfFloats(ForwardingGroup):
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
         [x] = tensors
-        if opts.reduceOp in (Op.BAND, Op.BOR, Op.BXOR) and x.dtype is torch.float32:
+        if reduces_by(opts, Op.BAND, Op.BOR, Op.BXOR) and x.dtype is torch.float32:
             x = x.view(torch.int32)
         return super().allreduce([x], opts)

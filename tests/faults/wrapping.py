@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+
+from tests.faults.kit import Patch
 
 
 class Wrapped:
@@ -46,3 +49,15 @@ def replaced(**wrappers: Callable[[Any], Any]) -> Iterator[None]:
             if hasattr(dist, name):
                 stack.enter_context(mock.patch.object(dist, name, new))
         yield
+
+
+class Replacing(Patch):
+    """Each static method of a fault takes the place of the function of `torch.distributed` that has
+    its name. Its first argument is the right function."""
+
+    @classmethod
+    @contextmanager
+    def patched(cls) -> Iterator[None]:
+        wrong = {n: f.__func__ for n, f in vars(cls).items() if isinstance(f, staticmethod)}
+        with replaced(**{name: partial(partial, function) for name, function in wrong.items()}):
+            yield

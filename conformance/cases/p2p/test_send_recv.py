@@ -226,24 +226,32 @@ def test_empty_messages_keep_their_place(ranks: Ranks) -> None:
     assert_each_rank(got, want)
 
 
-def wait_for_an_empty_message(me: Me) -> bytes:
-    """Rank 1 looks, after an empty message, for what rank 0 did before it sent.
+def wait_for_empty_messages(me: Me, count: int) -> list[bytes]:
+    """Rank 1 looks, after each empty message, for what rank 0 did before it sent.
 
-    Which was an `add`: a TCPStore's `set` returns before the server has taken it in.
+    Which was an `add`: a TCPStore's `set` returns before the server has taken it in. Rank 0 does it
+    only when rank 1 is about to receive, so that a receive that does not wait comes too early.
     """
     x = torch.zeros(2, 0, 3, device=me.device)
-    if me.rank == 0:
-        me.store.add("before the message", 1)
-        dist.send(x, 1)
-        return b"1"
-    dist.recv(x, 0)
-    return me.store.get("before the message") if me.store.check(["before the message"]) else b""
+    seen = []
+    for i in range(count):
+        receiving, before = f"receiving {i}", f"before message {i}"
+        if me.rank == 0:
+            me.store.wait([receiving])
+            me.store.add(before, 1)
+            dist.send(x, 1)
+            seen.append(b"1")
+        else:
+            me.store.set(receiving, "1")
+            dist.recv(x, 0)
+            seen.append(me.store.get(before) if me.store.check([before]) else b"")
+    return seen
 
 
 @covers("p2p/zero-elements")
 @world_sizes(2)
 def test_an_empty_message_is_waited_for(ranks: Ranks) -> None:
-    assert_each_rank(ranks.run(wait_for_an_empty_message), [b"1"] * 2)
+    assert_each_rank(ranks.run(wait_for_empty_messages, 5), [[b"1"] * 5] * 2)
 
 
 def overwrite_after_sending(me: Me, numel: int, asynchronous: bool) -> Tensor:
