@@ -126,8 +126,8 @@ class CudaLender(Lender):
             self._arrived = device.up.record_event()
 
     def give_sparse(self, result: Tensor, tensors: list[Tensor]) -> Tensor:
+        # their sum was fetched, so what the caller's stream held at the call is over
         device = self._device
-        device.up.wait_event(self._issued)
         with device.use_stream(device.up):
             moved = torch.sparse_coo_tensor(
                 self._to_device(result.indices(), tensors[0]),

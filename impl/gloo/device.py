@@ -40,8 +40,10 @@ class DeviceHandle(Protocol):
     of the process share them: copies in one direction share one engine anyway.
     """
 
-    down: Stream
-    up: Stream
+    @property
+    def down(self) -> Stream: ...
+    @property
+    def up(self) -> Stream: ...
 
     def current_stream(self) -> Stream: ...
     def use_stream(self, stream: Any) -> AbstractContextManager[Any]:

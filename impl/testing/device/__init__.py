@@ -1,0 +1,19 @@
+"""A device that does not exist: streams, events and pinned copies over CPU memory, with a memory.
+
+[Note: Simulated device]
+Code that runs on an accelerator says in which order things happen: by the stream that work is put
+on, by events that streams and the host wait for, by what it tells the allocator. Forget one of them
+and the results are wrong once in a thousand runs. Here the same code runs on CPU tensors:
+
+    order      which access is ordered before which: vector clocks of host threads and streams
+    schedule   kernels that were put on streams, executed in any order that the events permit
+    memory     what lies where: allocations, on the device or the host, and their accesses
+    kernels    every torch operation becomes a kernel on the current stream (a dispatch mode)
+    simulated  the device: what a program calls, and what was found
+    handles    the device as `impl.gloo`, `impl.ddp` and `impl.fsdp` see theirs
+    group      a process group on it, whose other ranks are imagined
+
+Two things are independent of each other. The clocks find every pair of accesses that is not
+ordered, in whichever order it happened to be executed. And the schedule executes in a drawn order,
+on memory that holds NaN until it is written, so a missing wait shows in the results as well.
+"""

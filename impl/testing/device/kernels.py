@@ -1,0 +1,284 @@
+"""Every torch operation on memory of the device becomes a kernel on the current stream.
+
+[Note: How an operation is deferred]
+Its results must have shapes before it is executed. So it runs once, at once, on whatever the memory
+holds; that gives its results their memory, which is then filled with NaN. The kernel runs it again,
+when its turn comes, on the bytes that the operands have then. An operation that writes to its
+operands runs only then. Views are made at once: they touch nothing.
+
+An operation whose result the host must know (`item`, `equal`, `nonzero`) makes the host wait for
+the stream, and so does a blocking copy between device and host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+from impl.testing.device.memory import DEVICE, PAGEABLE, PINNED, Memory, Place
+
+if TYPE_CHECKING:
+    from impl.testing.device.simulated import SimulatedDevice
+
+_HOST_MUST_KNOW = frozenset(
+    [
+        *("_local_scalar_dense", "equal", "is_nonzero"),
+        *("nonzero", "masked_select", "unique_dim", "_unique2"),
+    ]
+)
+_TOUCH_NOTHING = frozenset(
+    [
+        *("_unsafe_view", "lift_fresh", "detach", "alias", "set_"),
+        *("_nnz", "sparse_dim", "dense_dim", "is_coalesced", "_dimI", "_dimV"),
+        *("is_same_size", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset"),
+    ]
+)
+_ALLOCATE_ONLY = frozenset(
+    ["empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"]
+)
+_COPIES = frozenset(["copy_", "_to_copy", "_foreach_copy_"])
+
+
+class Interception(TorchDispatchMode):
+    """Active on one thread: hands every operation to the device."""
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device = device
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return Operation(self._device, func, args, kwargs or {}).perform()
+
+
+class Naming(TorchFunctionMode):
+    """Active beside it: torch fills in the device before operators see the call, but not here."""
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        with self._device.naming((kwargs or {}).get("device") is not None):
+            return func(*args, **(kwargs or {}))
+
+
+class Operation:
+    """One call of a torch operator."""
+
+    def __init__(
+        self, device: SimulatedDevice, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._device = device
+        self._func, self._args, self._kwargs = func, args, kwargs
+        self._name = func._schema.name.partition("::")[2]
+
+    def perform(self) -> Any:
+        """Run it now, or put it on the current stream; its results either way."""
+        if self._device.is_executing or self._name in _TOUCH_NOTHING or self._is_view():
+            return self._now()
+        tensors = list(_tensors((self._args, self._kwargs)))
+        if "sparse" in self._name or any(t.layout is not torch.strided for t in tensors):
+            return self._with_sparse(tensors)
+        with self._device.lock:
+            memories = {id(t): self._device.memory_of(t) for t in tensors}
+            known = [memory for memory in memories.values() if memory is not None]
+            on_device = any(memory.is_on_device for memory in known)
+            if not on_device and not self._makes_device_tensors():
+                return self._on_host(tensors, memories)
+            return self._on_stream(tensors, memories)
+
+    def _now(self) -> Any:
+        return self._func(*self._args, **self._kwargs)
+
+    def _is_view(self) -> bool:
+        schema = self._func._schema
+        returned = [r.alias_info for r in schema.returns]
+        return bool(returned) and all(a is not None and not a.is_write for a in returned)
+
+    def _makes_device_tensors(self) -> bool:
+        """Whether this makes tensors where the program asked for, by naming the device."""
+        return self._device.names_device and not self._kwargs.get("pin_memory")
+
+    # -- on the host
+
+    def _on_host(self, tensors: Sequence[Tensor], memories: dict[int, Memory | None]) -> Any:
+        written = set(map(id, self._written()))
+        for tensor in tensors:
+            memory = memories[id(tensor)]
+            if memory is not None:
+                self._device.touch_on_host(
+                    Place.of(tensor, memory), self._name, writes=id(tensor) in written
+                )
+        results = self._now()
+        for tensor in _tensors(results):
+            if tensor.layout is torch.strided and not self._device.memories.is_known(tensor):
+                kind = PINNED if self._kwargs.get("pin_memory") else PAGEABLE
+                self._device.memories.add(tensor, kind, None)
+        return results
+
+    # -- on a stream
+
+    def _on_stream(self, tensors: Sequence[Tensor], memories: dict[int, Memory | None]) -> Any:
+        self._check_host_operands(tensors, memories)
+        written = self._written()
+        places = {id(t): Place.of(t, m) for t in tensors if (m := memories[id(t)]) is not None}
+        writes = [places[id(t)] for t in written if id(t) in places]
+        only_written = set(map(id, self._outs()))
+        reads = [places[id(t)] for t in tensors if id(t) in places and id(t) not in only_written]
+        if written:
+            results: Any = None
+            if self._func._schema.returns:
+                results = written[0] if len(written) == 1 else tuple(written)
+            run = self._again(places, None)
+        else:
+            with self._device.executing():
+                results = self._now()
+            fresh = [t for t in _tensors(results) if not self._device.memories.is_known(t)]
+            made = [self._device.allocate(tensor) for tensor in fresh]
+            outputs = [Place.of(t, m) for t, m in zip(fresh, made, strict=True) if m is not None]
+            if self._name in _ALLOCATE_ONLY:
+                return results
+            writes = outputs
+            run = self._again(places, outputs)
+        kernel = self._device.launch(run, reads, writes, self._name)
+        if self._name in _HOST_MUST_KNOW or self._is_blocking_copy(memories):
+            self._device.wait_for(kernel)
+        if self._name in _HOST_MUST_KNOW:
+            with self._device.executing():
+                return self._now()
+        return results
+
+    def _again(self, places: dict[int, Place], outputs: list[Place] | None) -> Callable[[], None]:
+        """What the kernel does. outputs: where results go; None if operands are written."""
+        func = self._func
+
+        def stand_in(value: Any) -> Any:
+            return places.get(id(value), value) if isinstance(value, Tensor) else value
+
+        args, kwargs = tree_map(stand_in, (self._args, self._kwargs))
+
+        def real(value: Any) -> Any:
+            return value.tensor() if isinstance(value, Place) else value
+
+        def run() -> None:
+            results = func(*_map(real, args), **_map(real, kwargs))
+            if outputs:
+                with_memory = [t for t in _tensors(results) if t.numel()]
+                for place, tensor in zip(outputs, with_memory, strict=True):
+                    place.tensor().copy_(tensor)
+
+        return run
+
+    def _written(self) -> list[Tensor]:
+        """Operands that the call writes to, in the order of its arguments."""
+        found: list[Tensor] = []
+        for index, argument in enumerate(self._func._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            if argument.name in self._kwargs:
+                found += _tensors(self._kwargs[argument.name])
+            elif index < len(self._args):
+                found += _tensors(self._args[index])
+        return found
+
+    def _outs(self) -> list[Tensor]:
+        """Operands of which nothing is read."""
+        if self._name in ("copy_", "zero_", "fill_", "_foreach_copy_", "_foreach_zero_"):
+            return self._written()
+        arguments = self._func._schema.arguments
+        names = [a.name for a in arguments if a.kwarg_only and a.alias_info is not None]
+        return [t for name in names if name in self._kwargs for t in _tensors(self._kwargs[name])]
+
+    # -- between device and host
+
+    def _is_blocking_copy(self, memories: dict[int, Memory | None]) -> bool:
+        if self._name not in _COPIES:
+            return False
+        kinds = {memory.kind for memory in memories.values() if memory is not None}
+        return bool(kinds - {DEVICE}) and not self._is_non_blocking()
+
+    def _is_non_blocking(self) -> bool:
+        for index, argument in enumerate(self._func._schema.arguments):
+            if argument.name == "non_blocking":
+                given = self._args[index] if index < len(self._args) else False
+                return bool(self._kwargs.get("non_blocking", given))
+        return False
+
+    def _check_host_operands(
+        self, tensors: Sequence[Tensor], memories: dict[int, Memory | None]
+    ) -> None:
+        """As torch does: only copies take tensors of both sides, and numbers."""
+        for tensor in tensors:
+            memory = memories[id(tensor)]
+            if memory is None or memory.is_on_device:
+                continue
+            if self._name in _COPIES:
+                if memory.kind == PAGEABLE and self._is_non_blocking():
+                    self._device.note_unpinned(self._name)
+            elif tensor.dim():
+                raise RuntimeError(
+                    f"Expected all tensors to be on the same device, but {self._name} got some on "
+                    f"the simulated device and one of shape {tuple(tensor.shape)} on the host"
+                )
+
+    # -- sparse tensors
+
+    def _with_sparse(self, tensors: Sequence[Tensor]) -> Any:
+        """At once, after what the current stream has: their number of entries is data."""
+        parts = [part for tensor in tensors for part in _parts(tensor)]
+        with self._device.lock:
+            written = {id(part) for t in self._written() for part in _parts(t)}
+            memories = [(part, self._device.memory_of(part)) for part in parts]
+            places = [(p, Place.of(p, m)) for p, m in memories if m is not None]
+            if not any(place.memory.is_on_device for _, place in places):
+                with self._device.executing():
+                    return self._now()
+            kernel = self._device.launch(
+                None,
+                [place for _, place in places],
+                [place for part, place in places if id(part) in written],
+                self._name,
+            )
+            self._device.execute(kernel)
+            with self._device.executing():
+                results = self._now()
+            for tensor in _tensors(results):
+                for part in _parts(tensor):
+                    if not self._device.memories.is_known(part):
+                        self._device.adopt_result(part, self._name)
+            return results
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    for value in tree_flatten(values)[0]:
+        if isinstance(value, Tensor):
+            yield value
+
+
+def _map(change: Callable[[Any], Any], values: Any) -> Any:
+    return tree_map(change, values, is_leaf=lambda value: isinstance(value, Place))
+
+
+def _parts(tensor: Tensor) -> list[Tensor]:
+    """The dense tensors that a tensor consists of."""
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    return [tensor]

@@ -1,0 +1,485 @@
+"""The simulated device: streams, events, memory, and what was found. See [Note: Simulated device].
+
+device = SimulatedDevice()
+with device:
+    x = torch.ones(4, device="cpu")         # naming the device: on the device
+    side = device.new_stream()
+    with device.use_stream(side):
+        y = x + 1                           # not ordered after the kernel that fills x
+device.findings                             # says so
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from impl.testing.device.kernels import Interception, Naming
+from impl.testing.device.memory import DEVICE, PAGEABLE, PINNED, Memories, Memory, Place
+from impl.testing.device.order import Access, Actor, Clock
+from impl.testing.device.schedule import Kernel, Schedule
+
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A call in the program under test: where it stands, and what it asks for."""
+
+    file: str
+    line: int
+    method: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} {self.method}"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is wrong on a device. kind: "race", "reused", "unpinned" or "freed"."""
+
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class SimulatedEvent:
+    """A point in a stream, once recorded."""
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        self._device = device
+        self._kernel: Kernel | None = None
+        self._clock: Clock = {}
+
+    def record(self, stream: SimulatedStream | None = None) -> None:
+        if not self._device.leaves_out("record"):
+            self._record(stream or self._device.current_stream())
+
+    def _record(self, stream: SimulatedStream) -> None:
+        with self._device.lock:
+            stream.actor.learn(self._device.host.clock)
+            self._kernel = stream.put(None)
+            self._clock = dict(stream.actor.clock)
+
+    def record_here(self) -> None:
+        """On the current stream, for the simulation itself: no call of the program."""
+        self._record(self._device.current_stream())
+
+    def wait(self, stream: SimulatedStream | None = None) -> None:
+        if not self._device.leaves_out("wait"):
+            self.order(stream or self._device.current_stream())
+
+    def order(self, stream: SimulatedStream) -> None:
+        """Have a stream wait, for the simulation itself."""
+        with self._device.lock:
+            if self._kernel is not None:
+                stream.actor.learn(self._clock)
+                stream.put(None, after=[self._kernel])
+
+    def synchronize(self) -> None:
+        """The host waits."""
+        if not self._device.leaves_out("synchronize"):
+            self._synchronize()
+
+    def _synchronize(self) -> None:
+        with self._device.lock:
+            if self._kernel is not None:
+                self._device.execute(self._kernel)
+                self._device.host.learn(self._clock)
+
+    def query(self) -> bool:
+        """Whether it has happened; if so, the host knows."""
+        with self._device.lock:
+            if self._kernel is not None and not self._kernel.is_done:
+                return False
+            self._device.host.learn(self._clock)
+            return True
+
+
+class SimulatedStream:
+    """A queue of kernels."""
+
+    def __init__(self, device: SimulatedDevice, name: str) -> None:
+        self._device = device
+        self.name = name
+        self.actor = Actor(f"stream {name}")
+        self._last: Kernel | None = None
+
+    def __repr__(self) -> str:
+        return f"<stream {self.name}>"
+
+    def put(self, run: Callable[[], None] | None, after: Sequence[Kernel] = ()) -> Kernel:
+        """Behind what is there. Order on the clocks is the caller's business."""
+        kernel = Kernel(run, after)
+        self._last = kernel
+        self._device.schedule.put(self, kernel)
+        return kernel
+
+    def wait_stream(self, other: SimulatedStream) -> None:
+        if not self._device.leaves_out("wait_stream"):
+            other._snapshot().order(self)
+
+    def wait_event(self, event: SimulatedEvent) -> None:
+        if not self._device.leaves_out("wait_event"):
+            event.order(self)
+
+    def record_event(self) -> SimulatedEvent:
+        """An event here; one that never was recorded if this call is left out."""
+        if self._device.leaves_out("record_event"):
+            return SimulatedEvent(self._device)
+        return self._snapshot()
+
+    def _snapshot(self) -> SimulatedEvent:
+        event = SimulatedEvent(self._device)
+        event._record(self)
+        return event
+
+    def synchronize(self) -> None:
+        if not self._device.leaves_out("synchronize"):
+            self._snapshot()._synchronize()
+
+
+class SimulatedDevice:
+    """One device. Enter it on each thread whose operations shall be seen.
+
+    schedule: when kernels are executed.
+    left_out: a call of the program that shall not take place, for showing that it is needed.
+    """
+
+    def __init__(self, schedule: Schedule | None = None, left_out: Site | None = None) -> None:
+        self.lock = threading.RLock()
+        self.schedule = schedule or Schedule()
+        self.findings: list[Finding] = []
+        self.sites: set[Site] = set()
+        self.memories = Memories(self._on_end)
+        self.bytes_now = 0  # of the device: in use, or not usable again yet
+        self.bytes_max = 0
+        self._left_out = left_out
+        self._local = threading.local()
+        self._streams_made = 0
+        self._default = SimulatedStream(self, "default")
+
+    def __enter__(self) -> SimulatedDevice:
+        modes = contextlib.ExitStack()
+        modes.enter_context(Naming(self))
+        modes.enter_context(Interception(self))
+        self._stack.append(modes)
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._stack.pop().close()
+
+    # -- this thread
+
+    def seen(self) -> AbstractContextManager[Any]:
+        """Enter the device on this thread, unless it has been entered already."""
+        return contextlib.nullcontext() if self._stack else self
+
+    @property
+    def _stack(self) -> list[contextlib.ExitStack]:
+        if not hasattr(self._local, "stack"):
+            self._local.stack = []
+        stack: list[contextlib.ExitStack] = self._local.stack
+        return stack
+
+    @property
+    def host(self) -> Actor:
+        """The calling thread."""
+        if not hasattr(self._local, "actor"):
+            self._local.actor = Actor(f"thread {threading.current_thread().name}")
+        actor: Actor = self._local.actor
+        return actor
+
+    @property
+    def is_executing(self) -> bool:
+        """Whether this thread is executing kernels, which nobody must intercept."""
+        return bool(getattr(self._local, "executing", 0))
+
+    @contextlib.contextmanager
+    def executing(self) -> Iterator[None]:
+        self._local.executing = getattr(self._local, "executing", 0) + 1
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self._local.executing -= 1
+
+    @property
+    def names_device(self) -> bool:
+        """Whether the call that is under way says on which device it wants its result."""
+        return bool(getattr(self._local, "names_device", False))
+
+    @contextlib.contextmanager
+    def naming(self, names_device: bool) -> Iterator[None]:
+        before, self._local.names_device = self.names_device, names_device
+        try:
+            yield
+        finally:
+            self._local.names_device = before
+
+    def hand_over(self) -> Clock:
+        """What this thread knows, for a thread that goes on from here."""
+        return dict(self.host.clock)
+
+    def take_over(self, clock: Clock) -> None:
+        """Go on from where another thread was."""
+        self.host.learn(clock)
+
+    # -- streams and events
+
+    def new_stream(self, name: str = "") -> SimulatedStream:
+        self._streams_made += 1
+        return SimulatedStream(self, name or str(self._streams_made))
+
+    def current_stream(self) -> SimulatedStream:
+        stream: SimulatedStream = getattr(self._local, "stream", self._default)
+        return stream
+
+    @contextlib.contextmanager
+    def use_stream(self, stream: SimulatedStream) -> Iterator[None]:
+        before, self._local.stream = self.current_stream(), stream
+        try:
+            yield
+        finally:
+            self._local.stream = before
+
+    def new_event(self) -> SimulatedEvent:
+        return SimulatedEvent(self)
+
+    def synchronize(self) -> None:
+        """The host waits for everything."""
+        with self.lock, self.executing():
+            self.schedule.finish_all()
+        for stream in [self._default, *self._seen_streams()]:
+            self.host.learn(stream.actor.clock)
+
+    def _seen_streams(self) -> list[SimulatedStream]:
+        return [stream for stream in self.schedule.streams() if isinstance(stream, SimulatedStream)]
+
+    # -- memory
+
+    def adopt(self, *tensors: Tensor | nn.Module) -> None:
+        """Tensors that were made outside lie on the device, and hold what they hold."""
+        self._adopt(tensors, DEVICE)
+
+    def adopt_on_host(self, *tensors: Tensor | nn.Module, pinned: bool = False) -> None:
+        """Tensors that were made outside lie on the host."""
+        self._adopt(tensors, PINNED if pinned else PAGEABLE)
+
+    def _adopt(self, things: Sequence[Tensor | nn.Module], kind: str) -> None:
+        for thing in things:
+            found = (
+                [thing] if isinstance(thing, Tensor) else [*thing.parameters(), *thing.buffers()]
+            )
+            for tensor in found:
+                self.memories.add(tensor, kind, self.current_stream())
+
+    def memory_of(self, tensor: Tensor) -> Memory | None:
+        """Where a dense tensor lies; one that is not known is taken for pageable host memory."""
+        if not self.memories.is_known(tensor):
+            return self.memories.add(tensor, PAGEABLE, None)
+        memory = self.memories.find(tensor)
+        if memory is None and tensor.numel():
+            self._find("freed", f"a tensor of shape {tuple(tensor.shape)} is used without memory")
+        return memory
+
+    def is_on_device(self, tensor: Tensor) -> bool:
+        if tensor.layout is torch.sparse_coo:
+            tensor = tensor._values()
+        memory = self.memories.find(tensor)
+        return memory is not None and memory.is_on_device
+
+    def allocate(self, tensor: Tensor) -> Memory | None:
+        """New memory of the device for a tensor that was made just now."""
+        memory = self.memories.add(tensor, DEVICE, self.current_stream())
+        if memory is not None:
+            memory.spoil()
+            self.bytes_now += memory.nbytes
+            self.bytes_max = max(self.bytes_max, self.bytes_now)
+        return memory
+
+    def adopt_result(self, tensor: Tensor, what: str) -> None:
+        """A tensor that the current stream has just written."""
+        memory = self.memories.add(tensor, DEVICE, self.current_stream())
+        if memory is not None:
+            self.bytes_now += memory.nbytes
+            self.execute(self.launch(None, [], [Place.of(tensor, memory)], what))
+
+    def pinned(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """(numel,): new host memory that copies need not wait for."""
+        kind = PAGEABLE if self.leaves_out("pin") else PINNED
+        with self.executing():
+            tensor = torch.empty(numel, dtype=dtype)
+        memory = self.memories.add(tensor, kind, None)
+        if memory is not None:
+            memory.spoil()
+        return tensor
+
+    def record_stream(self, tensor: Tensor, stream: SimulatedStream) -> None:
+        """`stream` uses a tensor that another stream allocated."""
+        if self.leaves_out("record_stream"):
+            return
+        parts = [tensor._indices(), tensor._values()] if tensor.is_sparse else [tensor]
+        for part in parts:
+            memory = self.memories.find(part)
+            if memory is not None and stream not in memory.also_used_by:
+                memory.also_used_by.append(stream)
+
+    def resize(self, tensor: Tensor, numel: int) -> None:
+        """Give a tensor's storage new memory, or take its memory away."""
+        storage = tensor.untyped_storage()
+        with self.lock:
+            if storage.nbytes():
+                self.memories.end(tensor)
+                storage.resize_(0)
+            if numel:
+                storage.resize_(numel * tensor.element_size())
+                self.allocate(tensor)
+
+    def fetch(self, tensor: Tensor) -> Tensor:
+        """A copy on the host, for which the host waits: what `tensor.cpu()` is on a device."""
+        with self.lock:
+            memory = self.memory_of(tensor)
+            place = Place.of(tensor, memory) if memory is not None else None
+            found: list[Tensor] = []
+
+            def read() -> None:
+                found.append((tensor.detach() if place is None else place.tensor()).clone())
+
+            self.wait_for(self.launch(read, [place] if place else [], [], "fetch"))
+            return found[0]
+
+    def _on_end(self, memory: Memory) -> None:
+        """Memory goes back to the allocator, which gives it out again in its stream's order."""
+        if not memory.is_on_device:
+            return
+        clocks = [self.host.clock, memory.home.actor.clock]
+        clocks += [stream.actor.clock for stream in memory.also_used_by]
+        for access in memory.history.accesses:
+            if not any(access.moment.is_before(clock) for clock in clocks):
+                self._find(
+                    "reused",
+                    f"memory of {memory.home} may be reused before {access.moment.what}: the "
+                    "allocator was not told",
+                )
+        late = [] if not memory.also_used_by else [k for k in memory.pending if not k.is_done]
+        if not late:
+            self.bytes_now -= memory.nbytes
+            return
+        left = len(late)
+
+        def count_down() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                self.bytes_now -= memory.nbytes
+
+        for kernel in late:
+            kernel.on_done.append(count_down)
+
+    # -- accesses
+
+    def launch(
+        self,
+        run: Callable[[], None] | None,
+        reads: Sequence[Place],
+        writes: Sequence[Place],
+        what: str,
+    ) -> Kernel:
+        """Put a kernel on the current stream that reads and writes these places."""
+        with self.lock:
+            stream = self.current_stream()
+            stream.actor.learn(self.host.clock)
+            kernel = stream.put(self._guarded(run))
+            self._touch(stream.actor, reads, writes, what, kernel)
+            return kernel
+
+    def _guarded(self, run: Callable[[], None] | None) -> Callable[[], None] | None:
+        if run is None:
+            return None
+
+        def guarded() -> None:
+            with self.executing():
+                run()
+
+        return guarded
+
+    def execute(self, kernel: Kernel) -> None:
+        """See to it that a kernel has been executed; the host learns nothing of it."""
+        with self.lock, self.executing():
+            self.schedule.finish(kernel)
+
+    def wait_for(self, kernel: Kernel) -> None:
+        """The host waits for a kernel that it has just put on the current stream."""
+        self.execute(kernel)
+        self.host.learn(self.current_stream().actor.clock)
+
+    def touch_on_host(self, place: Place, what: str, *, writes: bool) -> None:
+        """The calling thread reads or writes memory itself."""
+        with self.lock:
+            self._touch(self.host, [place], [place] if writes else [], what, None)
+
+    def _touch(
+        self,
+        actor: Actor,
+        reads: Sequence[Place],
+        writes: Sequence[Place],
+        what: str,
+        kernel: Kernel | None,
+    ) -> None:
+        moment = actor.step(what)
+        for places, is_write in ((reads, False), (writes, True)):
+            for place in places:
+                memory = place.memory
+                if kernel is not None:
+                    memory.pending = [k for k in memory.pending if not k.is_done]
+                    memory.pending.append(kernel)
+                start, stop = place.span()
+                for earlier in memory.history.add(
+                    Access(moment, start, stop, is_write), actor.clock
+                ):
+                    verb, other = (
+                        "writes" if is_write else "reads",
+                        "writes" if earlier.writes else "reads",
+                    )
+                    self._find(
+                        "race",
+                        f"{moment.what} {verb} what {earlier.moment.what} {other}, and nothing "
+                        "orders it after that",
+                    )
+
+    def note_unpinned(self, what: str) -> None:
+        self._find("unpinned", f"{what}: a copy that shall not block needs pinned host memory")
+
+    def _find(self, kind: str, text: str) -> None:
+        finding = Finding(kind, text)
+        if finding not in self.findings:
+            self.findings.append(finding)
+
+    # -- calls that are left out
+
+    def leaves_out(self, method: str) -> bool:
+        """Note a call of the program, and say whether it shall not take place."""
+        frame = sys._getframe(2)
+        while frame.f_back is not None and _is_handle(Path(frame.f_code.co_filename)):
+            frame = frame.f_back
+        path = Path(frame.f_code.co_filename)
+        site = Site(f"{path.parent.name}/{path.name}", frame.f_lineno, method)
+        self.sites.add(site)
+        return site == self._left_out
+
+
+def _is_handle(path: Path) -> bool:
+    """Whether calls in this file are made for somebody else: here, or in a package's handle."""
+    return path.parent == _HERE or path.name == "device.py"

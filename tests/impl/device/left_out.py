@@ -1,0 +1,104 @@
+"""Is every wait, record and pin of the product code needed, and does the simulation miss it?
+
+Programs run on the simulated device, which notes each call that orders something, by the place in
+the product code where it stands. Then each place is left out in turn, and some program must show
+that: by a finding, a wrong result or an error.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from impl.testing.device.schedule import Schedule
+from impl.testing.device.simulated import SimulatedDevice, Site
+
+ROOT = Path(__file__).parents[3]
+
+# What a program returns: tensors on the host, to be compared.
+Program = Callable[[SimulatedDevice], list[torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One run of a program."""
+
+    findings: list[str]
+    results: list[torch.Tensor]
+    sites: set[Site]
+
+
+def run(program: Program, schedule: Schedule | None = None, left_out: Site | None = None) -> Seen:
+    """Run a program on a device of its own."""
+    device = SimulatedDevice(schedule, left_out)
+    try:
+        results = program(device)
+    except Exception as error:
+        return Seen([f"{type(error).__name__}: {error}"], [], device.sites)
+    return Seen([str(finding) for finding in device.findings], results, device.sites)
+
+
+def assert_right(seen: Seen, want: Seen) -> None:
+    """Nothing was found, and the results are the same bits."""
+    assert seen.findings == []
+    assert len(seen.results) == len(want.results)
+    for got, expected in zip(seen.results, want.results, strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=False)
+
+
+def not_missed(programs: Mapping[str, Program], files: Iterable[str]) -> tuple[int, list[str]]:
+    """How many places were left out in turn, and those that no program misses."""
+    as_it_is = {name: run(program) for name, program in programs.items()}
+    for name, seen in as_it_is.items():
+        assert seen.findings == [], f"{name}: {seen.findings}"
+    names = tuple(files)
+    sites = {s for seen in as_it_is.values() for s in seen.sites if s.file in names}
+    unmissed = []
+    for site in sorted(sites, key=str):
+        users = [name for name, seen in as_it_is.items() if site in seen.sites]
+        if not any(_shows(programs[name], as_it_is[name], site) for name in users):
+            unmissed.append(str(site))
+    return len(sites), unmissed
+
+
+def _shows(program: Program, as_it_is: Seen, site: Site) -> bool:
+    without = run(program, left_out=site)
+    if without.findings:
+        return True
+    return any(
+        not torch.equal(got, want)
+        for got, want in zip(without.results, as_it_is.results, strict=True)
+    )
+
+
+_ORDERING = {
+    *("wait_stream", "wait_event", "record_event", "record_stream"),
+    *("pin", "pinned", "wait_for_stream", "wait_for_event", "copy_from_host"),
+}
+
+
+def never_run(programs: Mapping[str, Program], paths: Iterable[str]) -> list[str]:
+    """Calls that order something in these sources, and that no program gets to."""
+    sites = {site for program in programs.values() for site in run(program).sites}
+    missing = []
+    for path in paths:
+        for node in ast.walk(ast.parse((ROOT / path).read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            if node.func.attr not in _ORDERING:
+                continue
+            lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+            where = "/".join(Path(path).parts[-2:])
+            if not any(site.file == where and site.line in lines for site in sites):
+                missing.append(f"{path}:{node.lineno} {node.func.attr}")
+    return missing
+
+
+def host_values(device: SimulatedDevice, *tensors: Any) -> list[torch.Tensor]:
+    """The values of tensors of the device."""
+    return [device.fetch(tensor.to_dense() if tensor.is_sparse else tensor) for tensor in tensors]
