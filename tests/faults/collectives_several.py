@@ -1,0 +1,117 @@
+"""Faults of calls with several tensors, of calls that differ between ranks, and of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.nn import functional
+
+from tests.faults.kit import ForwardingGroup, Patch, breaks
+from tests.faults.wrapping import Replacing
+
+
+@breaks("all_reduce_coalesced/values", says=r"rank 0 is wrong\nat \[1\]")
+class ReducesTheFirstOfSeveral(ForwardingGroup):
+    """Of several tensors the first alone is reduced."""
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any) -> Any:
+        return super().allreduce_coalesced(tensors[:1], opts)
+
+
+@breaks("all_reduce_coalesced/mixed-dtypes-refused", says=r"rank 0 is wrong\nat \[0\]")
+class CoercesMixedDtypes(Replacing):
+    """Tensors of several dtypes go through that of the first."""
+
+    @staticmethod
+    def all_reduce_coalesced(right: Any, tensors: Any, *args: Any, **how: Any) -> Any:
+        same = [x.to(tensors[0].dtype) for x in tensors]
+        future = right(same, *args, **how)
+        for x, y in zip(tensors, same, strict=True):
+            x.copy_(y)
+        return future
+
+
+@breaks("all_gather_coalesced/values", says=r"rank 0 is wrong\nat \[0\]\[0\]")
+class GathersListsBackwards(ForwardingGroup):
+    """The list of the last rank comes first."""
+
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        return super().allgather_coalesced(list(reversed(outputs)), inputs, opts)
+
+
+@breaks("coalescing/all_reduce", says=r"rank 0 is wrong\nat \[\d\]")
+class ManagersReduceTheFirst(ForwardingGroup):
+    """Of the reductions in a manager the first alone is made."""
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any) -> Any:
+        return super().allreduce_coalesced(tensors[:1], opts)
+
+
+@breaks("coalescing/reduce-op", says=r"op=min[\s\S]*rank 0 is wrong")
+class ManagersAlwaysAdd(ForwardingGroup):
+    def allreduce_coalesced(self, tensors: Any, opts: Any) -> Any:
+        opts.reduceOp = dist.ReduceOp.SUM
+        return super().allreduce_coalesced(tensors, opts)
+
+
+@breaks("coalescing/other-operations", says=r"rank 0 is wrong\nat \[0\]")
+class ReducesInManagersAreDoubled(Replacing):
+    """A reduce is made when it is called, and once more at the end of the manager."""
+
+    @staticmethod
+    def reduce(right: Any, tensor: Any, *args: Any, **how: Any) -> Any:
+        work = right(tensor, *args, **how)
+        group = distributed_c10d._group_or_default_group(how.get("group"))
+        if group in distributed_c10d._world.pg_coalesce_state:
+            right(tensor, *args, **how)
+        return work
+
+
+@breaks("gather/list-at-destination-only", says=r"raised ValueError: every rank needs a list")
+class GatherNeedsListsEverywhere(Replacing):
+    @staticmethod
+    def gather(right: Any, tensor: Any, gather_list: Any = None, *args: Any, **how: Any) -> Any:
+        if gather_list is None:
+            raise ValueError("every rank needs a list")
+        return right(tensor, gather_list, *args, **how)
+
+
+@breaks("autograd/all_gather", says=r"rank 0 is wrong")
+class KeepsItsOwnGradient(Patch):
+    """Backward of an all_gather takes this rank's own gradient for that of all."""
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        def own(ctx: Any, *gradients: Any) -> Any:
+            return None, gradients[dist.get_rank(ctx.group)]
+
+        with mock.patch.object(functional._AllGather, "backward", staticmethod(own)):
+            yield
+
+
+@breaks("mismatch/numel", says=r"returned as if all ranks had made the same call")
+class ReducesWhatFits(ForwardingGroup):
+    """Ranks with different numbers of elements reduce the smaller one."""
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        [x] = tensors
+        fewest = torch.tensor([x.numel()])
+        how: Any = dist.AllreduceOptions()
+        how.reduceOp = dist.ReduceOp.MIN
+        self.inner.allreduce([fewest], how).wait()
+        return super().allreduce([x.view(-1)[: int(fewest)]], opts)
+
+
+@breaks("mismatch/names-the-ranks", says=r"was told nothing of 'float32'")
+class SaysOnlyThatTheyDiffer(ForwardingGroup):
+    """An error says that calls differ, and not how."""
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        raise RuntimeError("calls differ")

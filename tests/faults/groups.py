@@ -1,0 +1,464 @@
+"""Faults of groups: who is in them, how they are called, and how they end."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from conformance.verdict import Verdict
+from tests.faults.kit import ForwardingGroup, breaks
+from tests.faults.works import Done
+from tests.faults.wrapping import Replacing
+
+
+@breaks("new_group/members", says=r"rank 0 is wrong")
+class EverybodyIsAMember(Replacing):
+    """The list of ranks is not looked at."""
+
+    @staticmethod
+    def new_group(right: Any, ranks: Any = None, *args: Any, **how: Any) -> Any:
+        return right(None, *args, **how)
+
+
+@breaks("new_group/all-ranks", says=r"rank \d is wrong")
+class AllRanksAreTheWorld(Replacing):
+    """A group of all ranks is the default group itself."""
+
+    @staticmethod
+    def new_group(right: Any, ranks: Any = None, *args: Any, **how: Any) -> Any:
+        return dist.group.WORLD if ranks is None else right(ranks, *args, **how)
+
+
+if "sort_ranks" in inspect.signature(dist.new_group).parameters:  # torch 2.11 may lack it
+
+    @breaks("new_group/sorted-ranks", says=r"rank 0 is wrong\nat \[0\]")
+    class KeepsTheOrder(Replacing):
+        """Ranks stay in the order in which they were given."""
+
+        @staticmethod
+        def new_group(right: Any, *args: Any, **how: Any) -> Any:
+            return right(*args, **{"sort_ranks": False, **how})
+
+    @breaks("new_group/given-order", says=r"rank 0 is wrong\nat \[0\]")
+    class SortsAllTheSame(Replacing):
+        """sort_ranks=False is ignored."""
+
+        @staticmethod
+        def new_group(right: Any, *args: Any, **how: Any) -> Any:
+            return right(*args, **{**how, "sort_ranks": True})
+
+
+@breaks("new_group/of-one", says=r"raised ValueError: a group of one")
+class NeedsTwo(Replacing):
+    @staticmethod
+    def new_group(right: Any, ranks: Any = None, *args: Any, **how: Any) -> Any:
+        if ranks is not None and len(ranks) == 1:
+            raise ValueError("a group of one")
+        return right(ranks, *args, **how)
+
+
+@breaks("new_group/bad-ranks", says="DID NOT RAISE ValueError")
+class MergesRanksThatOccurTwice(Replacing):
+    @staticmethod
+    def new_group(right: Any, ranks: Any = None, *args: Any, **how: Any) -> Any:
+        return right(None if ranks is None else list(dict.fromkeys(ranks)), *args, **how)
+
+
+@breaks("new_group/bad-arguments", says="DID NOT RAISE TypeError")
+class TakesSeconds(Replacing):
+    """A timeout may be a number of seconds."""
+
+    @staticmethod
+    def new_group(right: Any, ranks: Any = None, timeout: Any = None, **how: Any) -> Any:
+        if isinstance(timeout, int | float):
+            timeout = timedelta(seconds=timeout)
+        return right(ranks, timeout, **how)
+
+
+@breaks("new_group/different-memberships", says=r"waited in new_group", verdict=Verdict.TIMEOUT)
+class CountsItsOwnGroups(Replacing):
+    """The name of a group is the number of groups that this rank is in, which differs by rank."""
+
+    @staticmethod
+    def _process_group_name(right: Any, ranks: Any, use_hashed_name: bool) -> Any:
+        return f"group {len(_own_groups())}"
+
+
+def _own_groups() -> list[Any]:
+    return list(distributed_c10d._world.pg_map)
+
+
+@breaks("new_group/local-synchronization-twice", says=r"name has already been created")
+class NamesGroupsAfterTheirMembers(Replacing):
+    """Two groups of the same members have one name."""
+
+    @staticmethod
+    def _process_group_name(right: Any, ranks: Any, use_hashed_name: bool) -> Any:
+        if not use_hashed_name:
+            return right(ranks, use_hashed_name)
+        return "members " + " ".join(map(str, ranks))
+
+
+@breaks("new_group/local-synchronization", says=r"at \[2\]: got False, want True")
+class StrangersGetAGroup(Replacing):
+    """A rank that is no member gets something that is not None."""
+
+    @staticmethod
+    def new_group(right: Any, *args: Any, **how: Any) -> Any:
+        group = right(*args, **how)
+        return dist.GroupMember.NON_GROUP_MEMBER if group is None else group
+
+
+@breaks("new_group/names", says=r"two groups are called alike")
+class GroupsHaveNoNames(ForwardingGroup):
+    """Every group is called the same."""
+
+    def getGroupName(self) -> str:  # noqa: N802  # torch's name
+        return "group"
+
+
+@breaks("new_group/description", says=r"rank 0 is wrong\nat \[1\]")
+class ForgetsDescriptions(Replacing):
+    @staticmethod
+    def new_group(right: Any, *args: Any, **how: Any) -> Any:
+        how.pop("group_desc", None)
+        return right(*args, **how)
+
+
+@breaks("new_group/count", says=r"rank \d is wrong")
+class CountsMembershipsAlone(Replacing):
+    """Groups of other ranks are not counted."""
+
+    @staticmethod
+    def get_pg_count(right: Any) -> int:
+        return len(_own_groups())
+
+
+@breaks("new_group/used-at-once", says=r"raised RuntimeError: not ready")
+class RefusesTheFirstOperation(ForwardingGroup):
+    """A group that was made just now is not ready yet."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.ready_at = time.monotonic() + 0.2
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        if time.monotonic() < self.ready_at:
+            raise RuntimeError("not ready")
+        return super().allreduce(tensors, opts)
+
+
+@breaks("new_group/many", says=r"raised RuntimeError: no room for group 17")
+class HasRoomForSixteen(ForwardingGroup):
+    """There is a table of groups, and it is full soon."""
+
+    made: ClassVar[int] = 0
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        type(self).made = 1 if args[2] == 3 else self.made + 1
+        if self.made > 16:
+            raise RuntimeError(f"no room for group {self.made}")
+
+
+@breaks("new_subgroups/equal-parts", says=r"rank \d is wrong\nat \[1\]\[0\]")
+class DealsRanksInTurn(Replacing):
+    """Rank r is in part r modulo the number of parts."""
+
+    @staticmethod
+    def new_subgroups(right: Any, group_size: int = 1, **how: Any) -> Any:
+        n = dist.get_world_size()
+        if n % group_size:
+            return right(group_size, **how)
+        parts = n // group_size
+        return dist.new_subgroups_by_enumeration([list(range(i, n, parts)) for i in range(parts)])
+
+
+@breaks("new_subgroups/arguments", says="DID NOT RAISE")
+class LeavesARest(Replacing):
+    """What does not fit into equal parts is in none."""
+
+    @staticmethod
+    def new_subgroups(right: Any, group_size: int = 1, **how: Any) -> Any:
+        n = dist.get_world_size()
+        if not 0 < group_size <= n:
+            return right(group_size, **how)
+        starts = range(0, n - group_size + 1, group_size)
+        lists = [list(range(start, start + group_size)) for start in starts]
+        return dist.new_subgroups_by_enumeration(lists)
+
+
+@breaks("new_subgroups_by_enumeration/parts", says=r"rank 0 is wrong")
+class ReturnsTheLastPart(Replacing):
+    """A rank gets the last group that was made, whether or not it is in it."""
+
+    @staticmethod
+    def new_subgroups_by_enumeration(right: Any, *args: Any, **how: Any) -> Any:
+        _, parts = right(*args, **how)
+        return parts[-1], parts
+
+
+@breaks("ranks/translation", says=r"rank \d is wrong\nat \[\d\]")
+class GlobalRanksAreGroupRanks(Replacing):
+    @staticmethod
+    def get_global_rank(right: Any, group: Any, rank: int) -> int:
+        right(group, rank)
+        return rank
+
+
+@breaks("ranks/translation-errors", says="DID NOT RAISE")
+class StrangersAreMinusOne(Replacing):
+    """The group rank of a rank outside is a number like any other."""
+
+    @staticmethod
+    def get_group_rank(right: Any, group: Any, rank: int) -> Any:
+        try:
+            return right(group, rank)
+        except ValueError:
+            return -1
+
+
+@breaks("ranks/non-member", says=r"rank 0 is wrong\nat \[0\]: got 0, want -1")
+class EverybodyHasARank(Replacing):
+    """A rank outside has its global rank in the group."""
+
+    @staticmethod
+    def get_rank(right: Any, group: Any = None) -> Any:
+        rank = right(group)
+        return right() if rank == -1 else rank
+
+
+@breaks("groups/backend-name", says=r"get_backend is 'custom', want 'gloo'")
+class IsCalledCustom(Replacing):
+    @staticmethod
+    def get_backend(right: Any, group: Any = None) -> str:
+        right(group)
+        return "custom"
+
+
+@breaks("groups/outsiders-are-told", says=r"silently returned None")
+class SaysNothingToOutsiders(Replacing):
+    """A call of a rank that is no member is over at once, without a word."""
+
+    @staticmethod
+    def _warn_not_in_group(right: Any, name: str) -> None:
+        return
+
+
+@breaks("groups/root-outside", says=r"broadcast was accepted")
+class RootsOutsideMeanTheFirst(Replacing):
+    """A root that is no member is taken for the first member."""
+
+    @staticmethod
+    def get_group_rank(right: Any, group: Any, rank: int) -> Any:
+        try:
+            return right(group, rank)
+        except ValueError:
+            return 0
+
+
+@breaks("groups/roots-are-global", says=r"must be specified on destination rank")
+class RootsAreGroupRanks(Replacing):
+    """src and dst are ranks of the group, whatever it is made of."""
+
+    @staticmethod
+    def get_group_rank(right: Any, group: Any, rank: int) -> int:
+        right(group, rank)
+        members: int = dist.get_world_size(group)
+        return rank % members
+
+
+@breaks("groups/mixed-dtypes-refused", says=r"invalid tensor type")
+class NobodyComparesDtypes(Replacing):
+    @staticmethod
+    def _ensure_all_tensors_same_dtype(right: Any, *tensors: Any) -> None:
+        return
+
+
+@breaks("groups/different-numbers-of-operations", says=r"waited in", verdict=Verdict.TIMEOUT)
+class OneCounterForAllGroups(ForwardingGroup):
+    """Messages of a collective carry a number that all groups of a process count together."""
+
+    count: ClassVar[int] = 0
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        type(self).count += 1
+        [x] = tensors
+        mine = x.clone()
+        for peer in range(self.size()):
+            if peer != self.rank():
+                other = mine.clone()
+                sent = self.inner.send([mine], peer, self.count)
+                self.inner.recv([other], peer, self.count).wait()
+                sent.wait()
+                x.add_(other)
+        return Done()
+
+
+@breaks("groups/several-at-once", says=r"rank \d is wrong")
+class SmallGroupsLoseTheSecond(ForwardingGroup):
+    """The second reduction of a group of two is forgotten while the first is under way."""
+
+    count = 0
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        self.count += 1
+        if self.size() == 2 and self.count == 2:
+            return Done()
+        return super().allreduce(tensors, opts)
+
+
+@breaks("groups/leaves-nothing-behind", says=r"rank 0 is wrong[\s\S]*thread")
+class ThreadsStay(ForwardingGroup):
+    """Every group has a thread that nobody ends."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+
+@breaks("groups/is-freed", says=r"rank 0 is wrong[\s\S]*group")
+class GroupsAreKept(Replacing):
+    """A global list holds every group that there was."""
+
+    kept: ClassVar[list[Any]] = []
+
+    @staticmethod
+    def destroy_process_group(right: Any, group: Any = None) -> None:
+        GroupsAreKept.kept.append(dist.group.WORLD if group is None else group)
+        right(group)
+
+
+@breaks("destroy/one-group", says=r"has not been initialized")
+class OneEndsAll(Replacing):
+    """Destroying one group destroys everything."""
+
+    @staticmethod
+    def destroy_process_group(right: Any, group: Any = None) -> None:
+        right()
+
+
+@breaks("destroy/unknown-group", says="DID NOT RAISE")
+class DestroysAgain(Replacing):
+    """Destroying what is destroyed is no error."""
+
+    @staticmethod
+    def destroy_process_group(right: Any, group: Any = None) -> None:
+        try:
+            right(group)
+        except ValueError:
+            return
+
+
+@breaks("destroy/default-group", says=r"rank 0 is wrong\nat \[1\]")
+class CountsTheDead(Replacing):
+    """There is always one group at least."""
+
+    @staticmethod
+    def get_pg_count(right: Any) -> int:
+        return int(right()) or 1
+
+
+@breaks("destroy/non-member", says=r"raised ValueError: not a member")
+class OnlyMembersDestroy(Replacing):
+    @staticmethod
+    def destroy_process_group(right: Any, group: Any = None) -> None:
+        if group == dist.GroupMember.NON_GROUP_MEMBER:
+            raise ValueError("not a member")
+        right(group)
+
+
+@breaks("init/again", says=r"raised RuntimeError: once is enough")
+class CanBeMadeOnce(Replacing):
+    """A second default group in the life of a process is refused."""
+
+    lives: ClassVar[int] = 0
+
+    @staticmethod
+    def init_process_group(right: Any, *args: Any, **how: Any) -> None:
+        if CanBeMadeOnce.lives:
+            raise RuntimeError("once is enough")
+        right(*args, **how)
+
+    @staticmethod
+    def destroy_process_group(right: Any, group: Any = None) -> None:
+        CanBeMadeOnce.lives += group is None
+        right(group)
+
+
+@breaks("init/again-with-fewer-ranks", says=r"raised RuntimeError: this is rank \d")
+class KeepsItsRank(Replacing):
+    """A process keeps the rank that it had in its first world."""
+
+    first: ClassVar[int | None] = None
+
+    @staticmethod
+    def init_process_group(right: Any, *args: Any, **how: Any) -> None:
+        if KeepsItsRank.first is None:
+            KeepsItsRank.first = how["rank"]
+        elif how["rank"] != KeepsItsRank.first:
+            raise RuntimeError(f"this is rank {KeepsItsRank.first}")
+        right(*args, **how)
+
+
+@breaks("init/twice", says="DID NOT RAISE")
+class InitAgainIsIgnored(Replacing):
+    @staticmethod
+    def init_process_group(right: Any, *args: Any, **how: Any) -> None:
+        if not dist.is_initialized():
+            right(*args, **how)
+
+
+@breaks("init/rank-out-of-range", says="DID NOT RAISE")
+class RanksWrapAround(Replacing):
+    """Rank n of n is rank 0."""
+
+    @staticmethod
+    def init_process_group(right: Any, *args: Any, **how: Any) -> None:
+        right(*args, **{**how, "rank": how["rank"] % how["world_size"]})
+
+
+@breaks("init/barrier", says=r"is a counter, and was read as a value")
+class ReadsCounters(Replacing):
+    """The barrier of a store reads with `get` what it counted with `add`."""
+
+    @staticmethod
+    def _store_based_barrier(
+        right: Any, rank: int, store: Any, name: str, count: int, *args: Any, **how: Any
+    ) -> None:
+        store.add(f"barrier {name}", 1)
+        while int(store.get(f"barrier {name}")) < count:
+            time.sleep(0.001)
+
+
+@breaks("init/needed", says="DID NOT RAISE")
+class WorksWithoutAGroup(Replacing):
+    """An all_reduce without a default group is one of one rank."""
+
+    @staticmethod
+    def all_reduce(right: Any, *args: Any, **how: Any) -> Any:
+        return right(*args, **how) if dist.is_initialized() else None
+
+
+@breaks("node_local_rank/from-environment", says="DID NOT RAISE RuntimeError")
+class TheLocalRankIsZero(Replacing):
+    """Without LOCAL_RANK this is the first of its node."""
+
+    @staticmethod
+    def get_node_local_rank(right: Any, fallback: int | None = None) -> int:
+        return int(right(fallback or 0))
+
+
+@breaks("device_mesh/dimensions", says=r"rank 0 is wrong\nat \[1\]\[0\]\[0\]: got 1, want 0")
+class GroupsOfAMeshAreBackwards(Replacing):
+    """The ranks of a group of a mesh are those of its mirror image."""
+
+    @staticmethod
+    def get_process_group_ranks(right: Any, group: Any = None) -> list[int]:
+        return [dist.get_world_size() - 1 - rank for rank in right(group)]
