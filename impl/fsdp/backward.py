@@ -186,7 +186,6 @@ def _reshard_if_left_unsharded(state: FSDPState, handle: FlatParamHandle) -> Non
     """Reshard a unit whose post-backward hook did not run, as its output is not in the loss."""
     free = frees_in_backward(state, handle)
     if handle.uses_unsharded or handle.skipped_sharded_views or (free and handle.is_unsharded):
-        state.device_handle.current_stream().wait_stream(state.shared.streams.unshard)
         reshard(state, handle, free=free)
 
 

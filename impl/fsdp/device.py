@@ -65,6 +65,9 @@ class DeviceHandle(Protocol):
     def is_available(self) -> bool: ...
     def current_device(self) -> torch.device: ...
     def ranks_per_node(self) -> int: ...
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is in this kind of memory, and not on the host of a device."""
+        ...
 
     def new_stream(self, priority: int = 0) -> Stream: ...
     def current_stream(self) -> Stream: ...
@@ -165,6 +168,9 @@ class AcceleratorHandle:
     def ranks_per_node(self) -> int:
         return int(self._module.device_count())
 
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type == self.type
+
     def new_stream(self, priority: int = 0) -> Stream:
         stream: Stream = self._module.Stream(priority=priority)
         return stream
@@ -203,7 +209,7 @@ class AcceleratorHandle:
         return None
 
     def record_stream(self, tensor: torch.Tensor, stream: Any) -> None:
-        if tensor.device.type == self.type:
+        if self.holds(tensor):
             tensor.record_stream(stream)
 
     def alloc_storage(self, tensor: torch.Tensor, numel: int) -> None:
@@ -319,6 +325,9 @@ class HostHandle:
         if from_launcher is not None:
             return from_launcher
         return dist.get_world_size() if dist.is_initialized() else 1
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type == "cpu"
 
     def new_stream(self, priority: int = 0) -> Stream:
         stream = HostStream()

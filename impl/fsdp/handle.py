@@ -213,7 +213,7 @@ class FlatParamHandle:
     def cpu_grad_buffer(self) -> Tensor:
         """`cpu_grad`, allocated if an optimizer in the backward pass has used it up."""
         if self.cpu_grad is None:
-            self.cpu_grad = self.device_handle.pin(torch.zeros_like(self.local_shard, device="cpu"))
+            self.cpu_grad = self.device_handle.pin(torch.zeros_like(self.local_shard))
         return self.cpu_grad
 
     def _empty_freed(self, numel: int, dtype: torch.dtype) -> Tensor:
@@ -316,7 +316,7 @@ class FlatParamHandle:
             if self.uses_low_precision_params and not self.forces_full_precision:
                 self.use_low_precision_shard()
                 return True
-            if self.config.offload_params and self.flat_param.device != self.device:
+            if self.config.offload_params and not self.device_handle.holds(self.flat_param):
                 self.move_shard_to_compute_device()
                 return True
         self.check_on_compute_device(self.flat_param)

@@ -107,7 +107,6 @@ def _publish(state: FSDPState, handle: FlatParamHandle, reduced: Tensor) -> None
             reads=(reduced,),
             writes=(target,),
         )
-        device.record_stream(reduced, device.current_stream())
         shown = target
     if handle.orig_views is None:
         return
@@ -168,9 +167,7 @@ def _cast_to_param_dtype(state: FSDPState, handle: FlatParamHandle, grad: Tensor
     dtype = handle.flat_param.dtype
     if grad.dtype == dtype:
         return grad
-    device = state.device_handle
-    device.record_stream(grad, device.current_stream())
-    return _cast_and_pad(device, grad, dtype, grad.numel())
+    return _cast_and_pad(state.device_handle, grad, dtype, grad.numel())
 
 
 def _accumulate(device: DeviceHandle, handle: FlatParamHandle, grad: Tensor) -> Tensor:
@@ -183,7 +180,7 @@ def _accumulate(device: DeviceHandle, handle: FlatParamHandle, grad: Tensor) -> 
         "Shape mismatch when accumulating gradients: "
         f"existing gradient shape={saved.shape} new gradient shape={grad.shape}",
     )
-    if saved.device == grad.device:
+    if device.holds(saved):
         device.enqueue(lambda: saved.add_(grad), reads=(saved, grad), writes=(saved,))
         return saved
     # Offloaded: the sum is formed on the device, in stream order. (torch 2.13 drops `saved`.)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from impl.testing.device.kernels import Interception, Naming
 from impl.testing.device.memory import DEVICE, PAGEABLE, PINNED, Memories, Memory, Place
-from impl.testing.device.order import Access, Actor, Clock
+from impl.testing.device.order import Access, Actor, Clock, Moment
 from impl.testing.device.schedule import Kernel, Schedule
 
 _HERE = Path(__file__).parent
@@ -114,6 +114,7 @@ class SimulatedStream:
         self._device = device
         self.name = name
         self.actor = Actor(f"stream {name}")
+        self.given_back: list[Moment] = []  # uses of memory that the next allocation may get
         self._last: Kernel | None = None
 
     def __repr__(self) -> str:
@@ -302,12 +303,26 @@ class SimulatedDevice:
 
     def allocate(self, tensor: Tensor) -> Memory | None:
         """New memory of the device for a tensor that was made just now."""
-        memory = self.memories.add(tensor, DEVICE, self.current_stream())
+        stream = self.current_stream()
+        memory = self.memories.add(tensor, DEVICE, stream)
         if memory is not None:
             memory.spoil()
+            self._check_reuse(stream)
             self.bytes_now += memory.nbytes
             self.bytes_max = max(self.bytes_max, self.bytes_now)
         return memory
+
+    def _check_reuse(self, stream: SimulatedStream) -> None:
+        """An allocation gets memory that was given back: everything that used it must be over."""
+        stream.actor.learn(self.host.clock)
+        given_back, stream.given_back = stream.given_back, []
+        for moment in given_back:
+            if not moment.is_before(stream.actor.clock):
+                self._find(
+                    "reused",
+                    f"{stream} gets memory again that {moment.what} still uses, of which the "
+                    "allocator was not told",
+                )
 
     def adopt_result(self, tensor: Tensor, what: str) -> None:
         """A tensor that the current stream has just written."""
@@ -328,8 +343,11 @@ class SimulatedDevice:
 
     def record_stream(self, tensor: Tensor, stream: SimulatedStream) -> None:
         """`stream` uses a tensor that another stream allocated."""
-        if self.leaves_out("record_stream"):
-            return
+        if not self.leaves_out("record_stream"):
+            self.tell_allocator(tensor, stream)
+
+    def tell_allocator(self, tensor: Tensor, stream: SimulatedStream) -> None:
+        """As `record_stream`, for the simulation itself."""
         parts = [tensor._indices(), tensor._values()] if tensor.is_sparse else [tensor]
         for part in parts:
             memory = self.memories.find(part)
@@ -361,18 +379,19 @@ class SimulatedDevice:
             return found[0]
 
     def _on_end(self, memory: Memory) -> None:
-        """Memory goes back to the allocator, which gives it out again in its stream's order."""
+        """Memory goes back to the allocator.
+
+        It waits for what the streams that it was told of hold now. Apart from that, the next
+        allocation on the memory's own stream may get it.
+        """
         if not memory.is_on_device:
             return
-        clocks = [self.host.clock, memory.home.actor.clock]
-        clocks += [stream.actor.clock for stream in memory.also_used_by]
-        for access in memory.history.accesses:
-            if not any(access.moment.is_before(clock) for clock in clocks):
-                self._find(
-                    "reused",
-                    f"memory of {memory.home} may be reused before {access.moment.what}: the "
-                    "allocator was not told",
-                )
+        clocks = [self.host.clock, *(stream.actor.clock for stream in memory.also_used_by)]
+        memory.home.given_back += [
+            access.moment
+            for access in memory.history.accesses
+            if not any(access.moment.is_before(clock) for clock in clocks)
+        ]
         late = [] if not memory.also_used_by else [k for k in memory.pending if not k.is_done]
         if not late:
             self.bytes_now -= memory.nbytes
