@@ -186,6 +186,10 @@ class Worker:
 
     def _leave(self) -> Left:
         leaks: list[str] = []
+        # A wrapper that a failed case left in a circle must not outlive its group: torch's Reducer
+        # would be the last to let go of it, and wait for Gloo's threads with the interpreter's lock
+        # held, while one of them waits for that lock to drop a Python object (torch 2.13.0).
+        gc.collect()
         try:
             if dist.is_initialized():
                 dist.destroy_process_group()
