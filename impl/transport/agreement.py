@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from impl.transport.base import CallInfo
+from impl.transport.base import CallInfo, exchange_of
 
 REMEMBERED_CALLS = 64  # how late a frame of an earlier call may come and still be compared
 _FIELDS = "\x1f"  # separates the parts of a statement; occurs in no operation or signature
@@ -31,7 +31,7 @@ def call_number(index: int, call: CallInfo) -> int:
 
 @lru_cache(maxsize=256)
 def _digest(operation: str, signature: str) -> int:
-    return zlib.crc32(f"{operation} {signature}".encode())
+    return zlib.crc32(f"{exchange_of(operation)} {signature}".encode())
 
 
 def index_of(number: int) -> int:

@@ -50,6 +50,15 @@ class CallInfo(NamedTuple):
     shown: str = ""  # "sum float32 (4, 8)": this rank's row in an error message
 
 
+# Forms of one exchange, which ranks may mix: a rank gathers into a list, another into one tensor.
+_SAME_EXCHANGE = {"all_gather_into_tensor": "all_gather"}
+
+
+def exchange_of(operation: str) -> str:
+    """What all ranks must call for an operation to come about, whatever its form on each rank."""
+    return _SAME_EXCHANGE.get(operation, operation)
+
+
 class Combine(Protocol):
     """An element-wise, associative and commutative reduction."""
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 
 from impl import errors
 from impl.transport.background import is_background
-from impl.transport.base import CallInfo, Deadline
+from impl.transport.base import CallInfo, Deadline, exchange_of
 from impl.transport.shm import words
 from impl.transport.shm.fate import Cause, Fate, FateBoard
 from impl.transport.shm.layout import ANNOUNCEMENT_NBYTES, Layout
@@ -301,7 +301,7 @@ def sleep_until_change(
 
 def _encode(call: CallInfo) -> tuple[int, bytes]:
     """Digest and text of an announcement."""
-    identity = f"{call.operation}\n{call.signature}"
+    identity = f"{exchange_of(call.operation)}\n{call.signature}"
     digest = hashlib.blake2b(identity.encode(), digest_size=8).digest()
-    text = f"{identity}\n{call.shown}".encode()[:_TEXT_NBYTES]
+    text = f"{call.operation}\n{call.signature}\n{call.shown}".encode()[:_TEXT_NBYTES]
     return int.from_bytes(digest, "little"), _TEXT_LENGTH.pack(len(text)) + text
