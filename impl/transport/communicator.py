@@ -27,6 +27,7 @@ from impl.transport.hub import Hub
 from impl.transport.loop import EventLoop
 from impl.transport.memory import bytes_of
 from impl.transport.mesh import Mesh
+from impl.transport.own_messages import OwnMessages
 from impl.transport.rendezvous import Address
 from impl.transport.socket_transfer import SocketTransfer
 
@@ -156,6 +157,9 @@ class SocketCommunicator(ABC):
         call: CallInfo,
         until: Deadline,
     ) -> None:
+        sent, wanted = input_splits[self.rank], output_splits[self.rank]
+        if sent != wanted:
+            raise self._group.contradict_itself(sent, wanted, call)
         collective = self._build.all_to_all(output, input, output_splits, input_splits)
         self._run(collective, call, until)
 
@@ -190,19 +194,19 @@ class SocketCommunicator(ABC):
     def post_send(
         self, tensor: Tensor, dst: int, tag: int, call: CallInfo, until: Deadline
     ) -> SocketTransfer:
-        """Raises ValueError for a message to oneself, and what the group's fate says."""
-        return self._post(Hub.post_send, tensor, dst, tag, call, until)
+        """Raises what the group's fate says, and ValueError where a rank cannot reach itself."""
+        return self._post(_post_send, tensor, dst, tag, call, until)
 
     def post_recv(
         self, tensor: Tensor, src: int, tag: int, call: CallInfo, until: Deadline
     ) -> SocketTransfer:
         """Raises as `post_send` does."""
-        post = _post_receive_any if src == ANY_SOURCE else Hub.post_receive
+        post = _post_receive_any if src == ANY_SOURCE else _post_receive
         return self._post(post, tensor, src, tag, call, until)
 
     def _post(
         self,
-        post: Callable[[Hub, Message], None],
+        post: Callable[[Hub | OwnMessages, Message], None],
         tensor: Tensor,
         peer: int,
         tag: int,
@@ -211,20 +215,21 @@ class SocketCommunicator(ABC):
     ) -> SocketTransfer:
         group = self._group
         group.raise_fate(call)
-        if peer == self.rank:
-            where = f"{group.where(call)}, rank {self.rank}"
-            raise ValueError(f"{where}: a rank cannot exchange messages with itself")
-        self._before_messages(group.peers if peer == ANY_SOURCE else [peer], until)
         message = Message(peer, group.slot_of_tag(tag), bytes_of(tensor))
-        hub = group.hubs[tag % len(group.hubs)]
+        way: Hub | OwnMessages
+        if peer == self.rank:
+            way = group.own_messages(call)
+        else:
+            self._before_messages(group.peers if peer == ANY_SOURCE else [peer], until)
+            way = group.hubs[tag % len(group.hubs)]
         transfer = SocketTransfer(
             self._loop,
-            hub,
+            way,
             message,
             tensor,
             explain=lambda message: group.explain_message(message, call, until),
         )
-        transfer.start(lambda message: post(hub, message), until)
+        transfer.start(lambda message: post(way, message), until)
         return transfer
 
     @abstractmethod
@@ -266,8 +271,17 @@ class SocketCommunicator(ABC):
             mesh.abandon()
 
 
-def _post_receive_any(hub: Hub, message: Message) -> None:
-    hub.post_receive_any(message, hub.peers)
+def _post_send(way: Hub | OwnMessages, message: Message) -> None:
+    way.post_send(message)
+
+
+def _post_receive(way: Hub | OwnMessages, message: Message) -> None:
+    way.post_receive(message)
+
+
+def _post_receive_any(way: Hub | OwnMessages, message: Message) -> None:
+    assert isinstance(way, Hub)
+    way.post_receive_any(message, way.peers)
 
 
 class _EverythingSent:

@@ -44,11 +44,13 @@ class Fate:
         return _ERROR_TYPES[self.cause](text)
 
     def encode(self) -> str:
-        return f"{self.cause.value}{_SEPARATOR}{self.text}"
+        return _SEPARATOR.join((self.cause.value, str(self.decided_by), self.text))
 
     @classmethod
-    def decode(cls, decided_by: int, message: str) -> Fate:
-        """What a peer has said. A cause that this version does not know is an abort."""
-        name, _, text = message.partition(_SEPARATOR)
+    def decode(cls, peer: int, message: str) -> Fate:
+        """What a peer has said, of itself or of another. An unknown cause is an abort."""
+        name, _, rest = message.partition(_SEPARATOR)
+        decider, _, text = rest.partition(_SEPARATOR)
         known = {cause.value: cause for cause in Cause}
+        decided_by = int(decider) if decider.isdecimal() else peer
         return cls(known.get(name, Cause.ABORT), decided_by, text)

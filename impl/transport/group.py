@@ -18,6 +18,7 @@ from impl.transport.fate import Cause, Fate
 from impl.transport.frames import FrameRules, Preamble
 from impl.transport.hub import Hub, Link, PeerGone
 from impl.transport.loop import Loop, Pending
+from impl.transport.own_messages import OwnMessages
 from impl.transport.streams import SendQueue
 
 
@@ -75,6 +76,11 @@ class MessageGroup(ABC):
     def slot_of_tag(self, tag: int) -> int:
         """The slot of messages with this tag. Raises ValueError."""
 
+    def own_messages(self, call: CallInfo) -> OwnMessages:
+        """Where messages of this rank to itself go. Raises ValueError if there is no such place."""
+        where = f"{self.where(call)}, rank {self.rank}"
+        raise ValueError(f"{where}: a rank cannot exchange messages with itself")
+
     @abstractmethod
     def control_tag(self, sequence: int) -> int:
         """See `Communicator`."""
@@ -130,6 +136,16 @@ class MessageGroup(ABC):
             self._waits_for(),
         )
         return self.give_up(Cause.TIMEOUT, text, call)
+
+    def contradict_itself(
+        self, sent: int, wanted: int, call: CallInfo
+    ) -> errors.CommunicationError:
+        """This rank's splits say two things of what it keeps: end the group. The error to raise."""
+        text = (
+            f"{self.where(call)}, rank {self.rank} of {self.world_size}: rank {self.rank} gives "
+            f"itself {sent} elements, and expects {wanted}."
+        )
+        return self.give_up(Cause.MISMATCH, text, call)
 
     def interrupt(self, call: CallInfo) -> None:
         """A collective is left in the middle: what its peers wait for will never come."""

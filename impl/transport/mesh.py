@@ -46,6 +46,16 @@ def prepare_socket(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
 
 
+_CLOSED = "it closed the connection before it had said who it is"
+
+
+def _how(error: OSError) -> str:
+    """Which of the three comes first, an end, a reset or a broken pipe, is a matter of chance."""
+    if isinstance(error, ConnectionResetError | BrokenPipeError):
+        return _CLOSED
+    return error.strerror or str(error)
+
+
 class _Greeting:
     """One handshake on one socket. Ends by `on_done(peer)` or `on_failed(why)`, once."""
 
@@ -81,7 +91,7 @@ class _Greeting:
                 # The first hundred bytes on a connection always fit, unless something is wrong.
                 raise BlockingIOError(errno.EAGAIN, "it does not read")
         except OSError as error:
-            self._fail(error.strerror or str(error))
+            self._fail(_how(error))
             return False
         return True
 
@@ -91,10 +101,10 @@ class _Greeting:
         except BlockingIOError:
             return
         except OSError as error:
-            self._fail(error.strerror or str(error))
+            self._fail(_how(error))
             return
         if not data:
-            self._fail("it closed the connection before it had said who it is")
+            self._fail(_CLOSED)
             return
         self._received += data
         if len(self._received) < self._handshake.needed:

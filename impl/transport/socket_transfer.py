@@ -12,6 +12,7 @@ from impl.transport.exchange import Message
 from impl.transport.group import Expired
 from impl.transport.hub import Hub
 from impl.transport.loop import EventLoop, Timer
+from impl.transport.own_messages import OwnMessages
 from impl.transport.transfer import PostedTransfer
 
 FOREVER_S = 3e9  # added to a monotonic clock: no process lives that long
@@ -20,12 +21,12 @@ FOREVER_S = 3e9  # added to a monotonic clock: no process lives that long
 class SocketTransfer(PostedTransfer):
     """Implements `Transfer`. Whoever waits for it drives the loop; otherwise the helper does."""
 
-    __slots__ = ("_explain", "_hub", "_loop", "_message", "_tensor", "_timer")
+    __slots__ = ("_explain", "_loop", "_message", "_tensor", "_timer", "_way")
 
     def __init__(
         self,
         loop: EventLoop,
-        hub: Hub,
+        way: Hub | OwnMessages,
         message: Message,
         tensor: Tensor,
         explain: Callable[[Message], Exception],
@@ -33,7 +34,7 @@ class SocketTransfer(PostedTransfer):
         """`explain` makes the error that the user sees from that of the message."""
         super().__init__()
         self._loop = loop
-        self._hub = hub
+        self._way = way
         self._message = message
         self._tensor: Tensor | None = tensor  # kept alive while bytes move
         self._explain = explain
@@ -44,7 +45,7 @@ class SocketTransfer(PostedTransfer):
         message, loop = self._message, self._loop
         with loop.lock:
             post(message)
-            self._hub.flush()
+            self._way.flush()
             if not message.done:
                 message.on_done = self._on_done
                 self._timer = loop.call_at(until.at_s, self._expire)
@@ -54,7 +55,7 @@ class SocketTransfer(PostedTransfer):
         loop.run_deferred()
 
     def _expire(self) -> None:
-        self._hub.cancel(self._message, Expired())
+        self._way.cancel(self._message, Expired())
 
     def _on_done(self, _: Message) -> None:
         if self._timer is not None:

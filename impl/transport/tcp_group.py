@@ -4,6 +4,10 @@
 does not need it. A connection that ends without FAREWELL is a lost rank, and the group is over:
 every rank is connected to every other, sees it at once, and tells the rest in case a single
 connection broke between two living ranks.
+
+A rank that closes a group that is over repeats why, and a rank that sees a connection end first
+hears what the others have to say: else whoever learns last would hold the rank for lost that
+learnt first.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from impl.transport.frames import TCP_RULES, Opcode, Preamble, frame_header
 from impl.transport.group import MessageGroup, ranks_that_wait
 from impl.transport.hub import Link
 from impl.transport.loop import Loop, Pending
+from impl.transport.own_messages import OwnMessages
 from impl.transport.streams import SendQueue
 
 logger = logging.getLogger(__name__)
@@ -42,6 +47,7 @@ class TcpGroup(MessageGroup):
 
         super().__init__(rank, world_size, name, device_count, TCP_RULES, make_exchange, loop)
         self._core = TcpCore(rank, world_size, self.hubs, loop.lock)
+        self._own = OwnMessages()
         self._begun_by: dict[int, int] = {}  # peers that have left, and how many calls they began
 
     def _hear_call(self, peer: int, number: int) -> None:
@@ -102,6 +108,9 @@ class TcpGroup(MessageGroup):
     def slot_of_tag(self, tag: int) -> int:
         return tag if tag >= 0 else CONTROL_SLOTS - 1 - tag
 
+    def own_messages(self, call: CallInfo) -> OwnMessages:
+        return self._own
+
     def control_tag(self, sequence: int) -> int:
         return -1 - sequence
 
@@ -118,8 +127,17 @@ class TcpGroup(MessageGroup):
         elif link.was_rude:
             text = "rank %d of group %r: lost rank %d: %s"
             logger.warning(text, self.rank, self.name, link.peer, how)
+        if self._hear_of_the_end():
+            return
         text = errors.peer_lost_message(self.where(self._call), [link.peer], self.world_size, how)
         self.end(Fate(Cause.LOST, self.rank, text))
+
+    def _hear_of_the_end(self) -> bool:
+        """Read what the other peers have sent; whether one of them says how the group ended."""
+        for hub in self.hubs:
+            for link in list(hub.links.values()):
+                link.on_readable()
+        return self.fate is not None
 
     def on_control(self, peer: int, frame: Preamble, text: str) -> None:
         if frame.opcode == Opcode.FAREWELL:
@@ -136,6 +154,11 @@ class TcpGroup(MessageGroup):
             self._core.open_dispute()
             self.loop.notify()
 
+    def close(self) -> None:
+        super().close()
+        assert self.fate is not None
+        self._own.fail(errors.Aborted(self.fate.text))
+
     def end(self, fate: Fate) -> None:
         if self._accept(fate):
             self._tell_all(Opcode.FATE, fate.encode())
@@ -146,11 +169,14 @@ class TcpGroup(MessageGroup):
             return False
         self.fate = fate
         self._core.interrupt(errors.Aborted(fate.text))
+        self._own.fail(errors.Aborted(fate.text))
         self.loop.notify()
         return True
 
     def say_goodbye(self) -> None:
-        if self.fate is None:
+        if self.fate is not None:
+            self._tell_all(Opcode.FATE, self.fate.encode())
+        else:
             farewell = frame_header(Opcode.FAREWELL, 0, self._core.agreement.index + 1)
             for hub in self.hubs:
                 for peer in hub.links:

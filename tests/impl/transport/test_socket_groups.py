@@ -224,13 +224,56 @@ def test_a_transfer_that_runs_out_of_time_fails_alone(mode: str) -> None:
     assert run_group(mode, 2, program) == [2.0, 2.0]
 
 
-@MODES
-def test_a_message_to_oneself_is_a_mistake_of_the_caller(mode: str) -> None:
+def test_gloo_has_no_messages_to_oneself() -> None:
     def program(comm: Communicator, calls: Calls) -> Any:
         with pytest.raises(ValueError, match="itself"):
             comm.post_send(torch.ones(1), comm.rank, 0, SINGLE, soon())
 
-    run_group(mode, 2, program)
+    run_group("gloo", 2, program)
+
+
+def test_messages_to_oneself_keep_their_order_by_tag() -> None:
+    def program(comm: Communicator, calls: Calls) -> Any:
+        me = comm.rank
+        early = torch.zeros(1)
+        first = comm.post_recv(early, me, 0, SINGLE, soon())
+        for value, tag in ((1.0, 0), (2.0, 1), (3.0, 0), (4.0, 0)):
+            assert comm.post_send(torch.tensor([value]), me, tag, SINGLE, soon()).wait(None)
+        assert first.wait(None) and first.source == me
+        late = torch.zeros(3)
+        for into, tag in ((late[0:1], 0), (late[1:2], 1), (late[2:3], 0)):
+            assert comm.post_recv(into, me, tag, SINGLE, soon()).wait(None)
+        return [*early.tolist(), *late.tolist()]
+
+    assert run_group("tcp", 2, program) == [[1.0, 3.0, 2.0, 4.0]] * 2
+
+
+def test_messages_to_oneself_that_cannot_end_well() -> None:
+    def program(comm: Communicator, calls: Calls) -> Any:
+        me = comm.rank
+        late = comm.post_recv(torch.zeros(1), me, 0, SINGLE, soon(0.05))
+        assert late.wait(None) and isinstance(late.error, errors.CollectiveTimeout)
+        short = comm.post_recv(torch.zeros(1), me, 0, SINGLE, soon())
+        comm.post_send(torch.zeros(2), me, 0, SINGLE, soon())
+        assert short.wait(None) and isinstance(short.error, errors.CollectiveMismatch)
+        waiting = comm.post_recv(torch.zeros(1), me, 0, SINGLE, soon())
+        comm.abort("enough")
+        assert waiting.wait(None) and isinstance(waiting.error, errors.Aborted)
+
+    run_group("tcp", 1, program)
+
+
+@MODES
+def test_splits_by_which_a_rank_contradicts_itself(mode: str) -> None:
+    def program(comm: Communicator, calls: Calls) -> Any:
+        wanted = [3, 1] if comm.rank == 1 else [2, 2]
+        with pytest.raises(errors.CommunicationError) as raised:
+            comm.all_to_all(torch.zeros(4), torch.ones(4), wanted, [2, 2], calls("a2a"), soon())
+        return str(raised.value)
+
+    told, contradicts = run_group(mode, 2, program)
+    assert "rank 1 gives itself 2 elements, and expects 1" in contradicts
+    assert mode == "gloo" or "rank 1 gives itself" in told
 
 
 @MODES
