@@ -53,8 +53,10 @@ REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "pre
 FEATURES: Mapping[str, str] = {
     "abort": "abort of a group ends what waits in it",
     "any_source": "recv without a source",
+    "bf16_hooks_on_cpu": "DDP takes bfloat16 communication hooks for CPU tensors too",
     "coalescing": "coalesced collectives and the coalescing manager",
     "gather_v": "all_gather and gather with a different size on each rank",
+    "ddp_mixed_precision_on_cpu": "DDP's mixed_precision trains on CPU tensors too",
     "mismatch_errors": "ranks that disagree on shape, dtype or operation all get an error",
     "peer_loss": "every rank gets an error soon after a rank of its group has died",
     "sequence_numbers": "a sequence number for each group",
@@ -66,10 +68,12 @@ FEATURES: Mapping[str, str] = {
 }
 
 # Features of a target's wrappers, not of its backend.
-OF_WRAPPERS = frozenset({"sync_batchnorm_on_cpu"})
+OF_WRAPPERS = frozenset(
+    {"bf16_hooks_on_cpu", "ddp_mixed_precision_on_cpu", "sync_batchnorm_on_cpu"}
+)
 
 # Features that say something about one device; on others nothing is missing without them.
-_ONLY_ON = {"feature:sync_batchnorm_on_cpu": "cpu"}
+_ONLY_ON = {f"feature:{name}": "cpu" for name in OF_WRAPPERS}
 
 _PLAIN_DTYPES = DTYPES[: DTYPES.index("complex128") + 1]
 _PLAIN_REDUCE_OPS = ("sum", "product", "min", "max", "band", "bor", "bxor")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +61,12 @@ def trace_both(
     )
 
 
+def unannotated(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook without annotations: torch refuses those that are strings, as in these modules."""
+    hook.__annotations__.clear()
+    return hook
+
+
 def watched(state: list[list[list[int]]], module: torch.nn.Module, group: Any = None) -> Any:
     """A communication hook that averages, and notes the parameters of each bucket.
 
@@ -69,6 +75,7 @@ def watched(state: list[list[list[int]]], module: torch.nn.Module, group: Any = 
     """
     places = {id(parameter): i for i, parameter in enumerate(module.parameters())}
 
+    @unannotated
     def hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         state[-1].append([places[id(parameter)] for parameter in bucket.parameters()])
         buffer = bucket.buffer().div_(dist.get_world_size(group))
