@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from multiprocessing import util
 
+import torch
 from torch import Tensor
 
 from impl.transport.base import ANY_SOURCE, CallInfo, Combine, Deadline
@@ -160,8 +161,29 @@ class SocketCommunicator(ABC):
         sent, wanted = input_splits[self.rank], output_splits[self.rank]
         if sent != wanted:
             raise self._group.contradict_itself(sent, wanted, call)
+        if self._group.compares_splits:
+            self._compare_splits(input_splits, output_splits, call, until)
         collective = self._build.all_to_all(output, input, output_splits, input_splits)
         self._run(collective, call, until)
+
+    def _compare_splits(
+        self,
+        input_splits: Sequence[int],
+        output_splits: Sequence[int],
+        call: CallInfo,
+        until: Deadline,
+    ) -> None:
+        """Before any tensor changes: raise on every rank unless all ranks' splits fit together."""
+        own = torch.tensor([*input_splits, *output_splits])
+        tables = torch.empty(self.world_size, 2, self.world_size, dtype=own.dtype)
+        self.all_gather(tables.view(-1), own, call, until)
+        sent, expected = tables[:, 0], tables[:, 1].T
+        for source, target in (sent != expected).nonzero().tolist():
+            text = (
+                f"{self._group.where(call)}: rank {source} sends {sent[source, target]} elements "
+                f"to rank {target}, which expects {expected[source, target]}."
+            )
+            raise self._group.give_up(Cause.MISMATCH, text, call)
 
     def gather(
         self,

@@ -34,6 +34,7 @@ class MessageGroup(ABC):
 
     kind: str
     plans: Plans
+    compares_splits = False  # whether ranks tell each other their splits before they exchange
 
     def __init__(
         self,

@@ -38,6 +38,7 @@ CONTROL_SLOTS = 1 << 62  # slots of messages with negative tags, out of reach of
 class TcpGroup(MessageGroup):
     kind = "tcp"
     plans = ChosenPlans()
+    compares_splits = True
 
     def __init__(
         self, rank: int, world_size: int, name: str, device_count: int, loop: Loop

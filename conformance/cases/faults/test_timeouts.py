@@ -316,7 +316,9 @@ def test_abort_ends_what_waits(ranks: Ranks) -> None:
 def go_on_after_an_abort(me: Me) -> None:
     doomed = dist.new_group()
     sum_marks(me, doomed)
+    me.store.set(f"rank {me.rank} has summed", "1")
     if me.rank == 0:
+        me.store.wait([f"rank {rank} has summed" for rank in range(me.world_size)])
         doomed.abort()
         for _ in range(2):
             with pytest.raises(RuntimeError):

@@ -263,6 +263,19 @@ def test_messages_to_oneself_that_cannot_end_well() -> None:
     run_group("tcp", 1, program)
 
 
+def test_splits_that_do_not_fit_are_an_error_on_every_rank() -> None:
+    def program(comm: Communicator, calls: Calls) -> Any:
+        output = torch.zeros(6)
+        wanted = [3, 1, 2] if comm.rank == 2 else [2, 2, 2]
+        with pytest.raises(errors.CollectiveMismatch) as raised:
+            comm.all_to_all(output, torch.ones(6), wanted, [2, 2, 2], calls("a2a"), soon())
+        assert not output.any()
+        return str(raised.value)
+
+    for text in run_group("tcp", 3, program):
+        assert "rank 0 sends 2 elements to rank 2, which expects 3" in text
+
+
 @MODES
 def test_splits_by_which_a_rank_contradicts_itself(mode: str) -> None:
     def program(comm: Communicator, calls: Calls) -> Any:
