@@ -1,0 +1,40 @@
+"""Faults of wrappers: a DDP or a SyncBatchNorm that is wrong, on a backend that is right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from conformance.target import Target, load_target
+from tests.faults.kit import Fault
+
+
+class LayerFault(Fault):
+    """Mixed into a SyncBatchNorm. Our own is what works on CPU."""
+
+    base = "impl"
+
+    @classmethod
+    def target(cls) -> Target:
+        base = load_target(cls.base)
+        return replace(
+            base,
+            name=cls.__name__,
+            imports=(*base.imports, cls.__module__),
+            sync_batchnorm=f"{cls.__module__}:{cls.__qualname__}",
+            deviations=(),
+        )
+
+
+class WrapperFault(Fault):
+    """Mixed into a DistributedDataParallel, torch's by default."""
+
+    @classmethod
+    def target(cls) -> Target:
+        base = load_target(cls.base)
+        return replace(
+            base,
+            name=cls.__name__,
+            imports=(*base.imports, cls.__module__),
+            ddp=f"{cls.__module__}:{cls.__qualname__}",
+            deviations=(),
+        )
