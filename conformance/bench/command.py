@@ -170,11 +170,24 @@ def _refuse(message: str) -> int:
 
 
 def _operations(text: str) -> tuple[str, ...]:
-    return _each(text, lambda name: OPERATIONS[OPERATIONS.index(name)])
+    return _each(text, _operation)
+
+
+def _operation(name: str) -> str:
+    if name not in OPERATIONS:
+        raise ValueError(f"{name!r} is none of {', '.join(OPERATIONS)}")
+    return name
 
 
 def _world_sizes(text: str) -> tuple[int, ...]:
-    return _each(text, int)
+    return _each(text, _world_size)
+
+
+def _world_size(text: str) -> int:
+    size = int(text)
+    if size < 1:
+        raise ValueError(f"a world has at least one rank, not {size}")
+    return size
 
 
 def _each(text: str, read: Callable[[str], Any]) -> tuple[Any, ...]:

@@ -146,6 +146,11 @@ def _operations(n: int, nbytes: int) -> Iterator[tuple[str, list[Candidate]]]:
     )
 
 
+def report() -> str:
+    """The default table, which `python -m conformance bench --simulate` prints."""
+    return table(scaling_rows())
+
+
 def table(rows: Sequence[ScalingRow]) -> str:
     """The rows as text: `*` marks what the authenticated mode uses, `g` what C++ Gloo uses."""
     header = ("operation", "ranks", "bytes", "algorithm", "rounds", "messages", "sent", "time")
