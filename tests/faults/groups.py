@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from conformance.verdict import Verdict
-from tests.faults.kit import ForwardingGroup, breaks
+from impl.gloo import ProcessGroupGloo
+from tests.faults.kit import ForwardingGroup, GroupFault, breaks
 from tests.faults.works import Done
 from tests.faults.wrapping import Replacing
 
@@ -390,6 +391,18 @@ class CanBeMadeOnce(Replacing):
     def destroy_process_group(right: Any, group: Any = None) -> None:
         CanBeMadeOnce.lives += group is None
         right(group)
+
+
+@breaks("init/again-on-the-same-keys", says=r"raised RuntimeError: somebody was here before")
+class RefusesUsedKeys(GroupFault, ProcessGroupGloo):
+    """What a group wrote into its store keeps another one from being made there."""
+
+    base = "impl"
+
+    def __init__(self, store: Any, rank: int, world_size: int, timeout: timedelta) -> None:
+        if store.add("ranks that came", 1) > world_size:
+            raise RuntimeError("somebody was here before")
+        super().__init__(store, rank, world_size, timeout)
 
 
 @breaks("init/again-with-fewer-ranks", says=r"raised RuntimeError: this is rank \d")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from conformance.verdict import Verdict
 from tests.faults.kit import ForwardingGroup, Patch, breaks
 from tests.faults.wrapping import Finished, Wrapped, replaced
 
@@ -38,6 +39,42 @@ class CompletedFromTheStart(_ChangesHandles):
     """Handles say that they are over when they are not."""
 
     handle = _AlwaysCompleted
+
+
+class _CompletedByWait(Wrapped):
+    waited = False
+
+    def wait(self, *timeout: Any) -> bool:
+        self.waited = bool(self.work.wait(*timeout))
+        return self.waited
+
+    def is_completed(self) -> bool:
+        return self.waited
+
+
+@breaks("p2p/completes-without-wait", says=r"isend never became completed without a wait")
+class CompletedWhenWaitedFor(_ChangesHandles):
+    """A handle does not know that it is over until somebody has waited for it."""
+
+    handle = _CompletedByWait
+
+
+class _SentByWait:
+    """Of a message that is not on its way yet."""
+
+    def __init__(self, send: Callable[[], Any]) -> None:
+        self.send = send
+
+    def wait(self, *timeout: Any) -> bool:
+        return bool(self.send().wait(*timeout))
+
+
+@breaks("p2p/dropped-handles", says=r"rank 1 went on after irecv #1", verdict=Verdict.TIMEOUT)
+class SendsWhenWaitedFor(ForwardingGroup):
+    """A message goes out when its handle is waited for: never, if that is dropped."""
+
+    def send(self, tensors: Any, dst: int, tag: int) -> Any:
+        return _SentByWait(lambda: self.inner.send(tensors, dst, tag))
 
 
 class _NeverSuccessful(Wrapped):

@@ -108,6 +108,8 @@ def test_a_fault_is_rejected_by_its_requirement(fault: Broken) -> None:
             *("-o", "addopts=", "--maxfail", "1", "--assert", "plain"),
             *("--hypothesis-profile", UNSHRUNK),
             *("-p", "no:terminal", "-p", "no:xdist", "-p", "no:cacheprovider", "-s"),
+            # It collects garbage ten times in each run, which takes as long as the run itself.
+            *("-p", "no:unraisableexception"),
         ],
         plugins=[listener],
     )
