@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
 
 from conformance.target import Target, load_target
 from tests.faults.kit import Fault
@@ -25,8 +28,11 @@ class LayerFault(Fault):
         )
 
 
-class WrapperFault(Fault):
-    """Mixed into a DistributedDataParallel, torch's by default."""
+class WrapperFault(Fault, DistributedDataParallel):
+    """torch's wrapper; a fault overrides what it breaks."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     @classmethod
     def target(cls) -> Target:
