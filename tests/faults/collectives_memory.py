@@ -144,6 +144,16 @@ class DividesByTheNumberOfElements(ForwardingGroup):
         return super().allgather(outputs, inputs, opts)
 
 
+@breaks("reduce/empty", says=r"raised RuntimeError: nothing to reduce")
+class ReducesOnlySomething(ForwardingGroup):
+    """A reduce of no elements is an error."""
+
+    def reduce(self, tensors: Any, opts: Any) -> Any:
+        if tensors[0].numel() == 0:
+            raise RuntimeError("nothing to reduce")
+        return super().reduce(tensors, opts)
+
+
 @breaks("all_reduce/empty", says=r"raised RuntimeError: nothing to reduce")
 class RejectsEmptyTensors(ForwardingGroup):
     def allreduce(self, tensors: Any, opts: Any) -> Any:

@@ -9,7 +9,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
+from torch.distributed import _functional_collectives, distributed_c10d
 from torch.distributed.nn import functional
 
 from tests.faults.kit import ForwardingGroup, Patch, breaks
@@ -93,6 +93,32 @@ class KeepsItsOwnGradient(Patch):
             return None, gradients[dist.get_rank(ctx.group)]
 
         with mock.patch.object(functional._AllGather, "backward", staticmethod(own)):
+            yield
+
+
+class _NoGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise RuntimeError("no gradient")
+
+
+@breaks("functional/avg-gradient", says=r"was refused with 'no gradient'")
+class HasNoGradient(Patch):
+    """Backward of a functional all_reduce raises, and does not say what is not supported."""
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        right = _functional_collectives.all_reduce
+
+        def all_reduce(*args: Any, **how: Any) -> Any:
+            return _NoGradient.apply(right(*args, **how))  # type: ignore[no-untyped-call]  # torch's
+
+        with mock.patch.object(_functional_collectives, "all_reduce", all_reduce):
             yield
 
 

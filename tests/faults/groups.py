@@ -315,6 +315,31 @@ class SmallGroupsLoseTheSecond(ForwardingGroup):
         return super().allreduce(tensors, opts)
 
 
+@breaks("sequence_numbers/counted", says=r"not one more each time")
+class CountsEverySecond(GroupFault, ProcessGroupGloo):
+    """The sequence number grows with every second collective."""
+
+    base = "impl"
+
+    def _get_sequence_number_for_group(self) -> int:
+        return int(super()._get_sequence_number_for_group()) // 2
+
+
+@breaks("sequence_numbers/of-each-group", says=r"rank 1 is wrong\nat \[0\]\[1\]: got 1, want 0")
+class CountsForAllGroups(GroupFault, ProcessGroupGloo):
+    """There is one sequence number in a process, and every group shows it."""
+
+    base = "impl"
+    issued: ClassVar[int] = 0
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+        type(self).issued += 1
+        return super().allreduce(tensors, opts)
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.issued
+
+
 @breaks("groups/leaves-nothing-behind", says=r"rank 0 is wrong[\s\S]*thread")
 class ThreadsStay(ForwardingGroup):
     """Every group has a thread that nobody ends."""
