@@ -51,7 +51,7 @@ IMPL = {
     "schedules": "errors",
     "transport": "errors schedules torch_private",
     "gloo": "errors schedules transport torch_private",
-    "testing": "errors schedules transport gloo torch_private",
+    "testing": "errors schedules transport gloo ddp fsdp torch_private",
     # These run on any backend, so they know torch.distributed alone.
     "ddp": "errors torch_private",
     "sync_batchnorm": "errors torch_private",

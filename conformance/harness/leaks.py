@@ -14,6 +14,9 @@ from pathlib import Path
 _FOR_LIFE = ("pt_autograd", "OMP", "libgomp", "cuda", "kineto", "python-watchdog")
 _SETTLE_S = 1.0
 
+# Devices that a driver opens when it first needs them, and keeps open.
+_DRIVERS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
+
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
@@ -86,7 +89,7 @@ def _descriptors() -> Counter[str]:
             name = os.readlink(f"/proc/self/fd/{entry}")
         except OSError:  # the descriptor of this very listing
             continue
-        if name.startswith("/proc/self/") or name.endswith("/fd"):
+        if name.startswith(("/proc/self/", *_DRIVERS)) or name.endswith("/fd"):
             continue
         found[name.split(":[", 1)[0]] += 1  # "socket:[123]" is one more socket, whatever its number
     return found

@@ -244,8 +244,18 @@ def _device(join: Join) -> torch.device:
         return torch.device("cpu")
     device = torch.device(join.device, join.rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
-    torch.zeros(1, device=device)
+    _warm_up(device)
     return device
+
+
+def _warm_up(device: torch.device) -> None:
+    """Have the libraries of CUDA open and start what they keep for the life of the process."""
+    pinned = torch.zeros(1, pin_memory=True)
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        matrix = torch.ones(2, 2, device=device)
+        torch.mm(matrix, matrix)[0, :1].copy_(pinned, non_blocking=True)
+        torch.cuda.Event().record()
+    torch.cuda.synchronize(device)
 
 
 def _failed(error: BaseException) -> Failed:

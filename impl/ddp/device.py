@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -108,9 +109,13 @@ class StreamDeviceHandle(DeviceHandle):
     def copy_from_host(self, host: Tensor, target: Tensor) -> None:
         # The copy may run long after the host has gone on and cleared `host` for the next
         # iteration. So it reads a pinned copy, which the caching allocator keeps until it is done.
-        pinned = torch.empty_like(host, pin_memory=True)
+        pinned = self.pinned_like(host)
         pinned.copy_(host)
         target.copy_(pinned, non_blocking=True)
+
+    def pinned_like(self, host: Tensor) -> Tensor:
+        """Memory of the host for as many elements, from which copies need not be waited for."""
+        return torch.empty_like(host, pin_memory=True)
 
     def new_stream(self) -> Any:
         return torch.Stream(self.device)
@@ -134,9 +139,25 @@ class StreamDeviceHandle(DeviceHandle):
         event.wait(self.current_stream())
 
 
+_substitute: DeviceHandle | None = None
+
+
 def handle_for(device: torch.device) -> DeviceHandle:
     """The handle for `device`."""
+    if _substitute is not None:
+        return _substitute
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is not None and device.type == accelerator.type:
         return StreamDeviceHandle(device)
     return DeviceHandle(device)
+
+
+@contextlib.contextmanager
+def substituted_handle(handle: DeviceHandle) -> Iterator[None]:
+    """Inside, every device's handle is `handle`: for checking the order of accesses."""
+    global _substitute
+    before, _substitute = _substitute, handle
+    try:
+        yield
+    finally:
+        _substitute = before

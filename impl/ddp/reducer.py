@@ -345,6 +345,10 @@ class Reducer(ReducerControls):
                 bucket.streams.add(self._device.current_stream())
         for bucket_index in completed:
             bucket = self.buckets[bucket_index]
+            if self._device.has_streams:
+                self._reduction.follow_streams(bucket)
+                # the bucket may be launched from another hook, on another stream
+                bucket.streams.add(self._device.current_stream())
             if bucket.small_slots is None:
                 self._reduction.take_sparse(bucket)
             elif bucket.small_slots.params:

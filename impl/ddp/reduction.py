@@ -111,6 +111,12 @@ class Reduction:
         else:
             self.copier.copy_one_in(param, view, self._divisor())
 
+    def follow_streams(self, bucket: Bucket) -> None:
+        """Order the current stream after those that have written to the bucket or its gradients."""
+        for stream in bucket.streams:
+            self._device.wait_for_stream(stream)
+        bucket.streams.clear()
+
     def take_sparse(self, bucket: Bucket) -> None:
         """A sparse gradient is reduced where it is.
 
@@ -153,9 +159,7 @@ class Reduction:
 
     def start(self, bucket: Bucket, bucket_count: int) -> None:
         """Begin to reduce a filled bucket."""
-        for stream in bucket.streams:
-            self._device.wait_for_stream(stream)
-        bucket.streams.clear()
+        self.follow_streams(bucket)
         bucket.future = self.run_hook(self._grad_bucket(bucket, bucket_count, bucket.buffer))
 
     def run_hook(self, bucket: GradBucket) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from impl.ddp.device import HostMark, Mark, StreamDeviceHandle
 from impl.testing.device.simulated import SimulatedDevice, SimulatedEvent, SimulatedStream
 
 
@@ -80,3 +81,29 @@ class FsdpHandle:
     def pin(self, tensor: Tensor) -> Tensor:
         pinned = self._device.pinned(tensor.numel(), tensor.dtype).view(tensor.shape)
         return pinned.copy_(tensor)
+
+
+class DdpHandle(StreamDeviceHandle):
+    """As the handle of an accelerator, with the simulated streams."""
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        super().__init__(torch.device("cpu"))
+        self._simulated = device
+
+    def mark(self) -> Mark:
+        return HostMark()
+
+    def pinned_like(self, host: Tensor) -> Tensor:
+        return self._simulated.pinned(host.numel(), host.dtype).view(host.shape)
+
+    def new_stream(self) -> SimulatedStream:
+        return self._simulated.new_stream()
+
+    def current_stream(self) -> SimulatedStream:
+        return self._simulated.current_stream()
+
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        return self._simulated.use_stream(stream)
+
+    def record_event(self) -> SimulatedEvent:
+        return self._simulated.current_stream().record_event()

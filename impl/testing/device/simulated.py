@@ -247,6 +247,15 @@ class SimulatedDevice:
         stream: SimulatedStream = getattr(self._local, "stream", self._default)
         return stream
 
+    @property
+    def main_stream(self) -> SimulatedStream:
+        """The default stream, which all threads begin with."""
+        return self._default
+
+    def change_stream(self, stream: SimulatedStream) -> None:
+        """From now on `stream` is this thread's current one, as an autograd engine does it."""
+        self._local.stream = stream
+
     @contextlib.contextmanager
     def use_stream(self, stream: SimulatedStream) -> Iterator[None]:
         before, self._local.stream = self.current_stream(), stream
@@ -364,6 +373,12 @@ class SimulatedDevice:
             if numel:
                 storage.resize_(numel * tensor.element_size())
                 self.allocate(tensor)
+
+    def copied(self, values: Tensor) -> Tensor:
+        """A tensor of the device with these values, for which the host waits."""
+        with self.naming(True):
+            copy = torch.empty_like(values)
+        return copy.copy_(values)
 
     def fetch(self, tensor: Tensor) -> Tensor:
         """A copy on the host, for which the host waits: what `tensor.cpu()` is on a device."""

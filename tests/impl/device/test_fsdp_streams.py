@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -69,14 +69,12 @@ def train(
     device: SimulatedDevice,
     *,
     steps: int = 2,
-    prepare: Callable[[FullyShardedDataParallel], None] = lambda model: None,
     accumulate: bool = False,
     **kwargs: Any,
 ) -> list[Tensor]:
     """Parameters on the host after some steps."""
     with on_the_device(device):
         model = wrapped(device, **kwargs)
-        prepare(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for step in range(steps):
             x = torch.arange(8.0, **ON_DEVICE).view(2, 4) * 0.1 + step

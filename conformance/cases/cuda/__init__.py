@@ -1,0 +1,1 @@
+"""Cases for CUDA devices; see `conformance.requirements.cuda`."""

@@ -1,0 +1,137 @@
+"""How a case puts work on streams: on CUDA, on a stand-in for it, or on a host without streams.
+
+A case about stream order makes work late on purpose: what must wait for it then has something to
+wait for. On a host everything is done at once, and a case only shows that it can be followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from conformance import Me
+
+# Some ten milliseconds on a large GPU, much longer than any copy of a case takes.
+_BUSY_MATRIX = 2048
+_BUSY_PRODUCTS = 40
+
+
+class Streams(Protocol):
+    """What cases ask of a device."""
+
+    def new(self) -> Any:
+        """A stream that is ordered after what the current one holds."""
+
+    def current(self) -> Any: ...
+
+    def use(self, stream: Any) -> AbstractContextManager[Any]:
+        """Inside, `stream` is the current one."""
+
+    def follow(self, stream: Any) -> None:
+        """What comes on the current stream waits for what `stream` holds."""
+
+    def uses(self, tensor: Tensor, stream: Any) -> None:
+        """Tell the allocator that `stream` uses a tensor of another stream."""
+
+    def delay(self) -> None:
+        """Keep the current stream busy for a while."""
+
+    def put(self, values: Tensor) -> Tensor:
+        """The values on the device, as of the current stream."""
+
+    def get(self, tensor: Tensor) -> Tensor:
+        """The values on the host, as of the current stream."""
+
+
+class OfCuda:
+    """One CUDA device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def new(self) -> Any:
+        stream = torch.cuda.Stream(self._device)
+        stream.wait_stream(self.current())
+        return stream
+
+    def current(self) -> Any:
+        return torch.cuda.current_stream(self._device)
+
+    def use(self, stream: Any) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(stream)
+
+    def follow(self, stream: Any) -> None:
+        self.current().wait_stream(stream)
+
+    def uses(self, tensor: Tensor, stream: Any) -> None:
+        tensor.record_stream(stream)
+
+    def delay(self) -> None:
+        matrix = torch.ones(_BUSY_MATRIX, _BUSY_MATRIX, device=self._device)
+        for _ in range(_BUSY_PRODUCTS):
+            torch.mm(matrix, matrix)
+
+    def put(self, values: Tensor) -> Tensor:
+        return values.to(self._device, copy=True)
+
+    def get(self, tensor: Tensor) -> Tensor:
+        return tensor.cpu()
+
+
+class OfHost:
+    """No streams: everything is done when the call returns."""
+
+    def new(self) -> Any:
+        return None
+
+    def current(self) -> Any:
+        return None
+
+    def use(self, stream: Any) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def follow(self, stream: Any) -> None:
+        """Done already."""
+
+    def uses(self, tensor: Tensor, stream: Any) -> None:
+        """Nobody else can have its memory."""
+
+    def delay(self) -> None:
+        """Nothing runs later."""
+
+    def put(self, values: Tensor) -> Tensor:
+        return values.clone()
+
+    def get(self, tensor: Tensor) -> Tensor:
+        return tensor.clone()
+
+
+_stand_in: Callable[[], Streams] = OfHost
+
+
+@contextlib.contextmanager
+def stand_in(make: Callable[[], Streams]) -> Iterator[None]:
+    """Inside, ranks on the CPU have these streams."""
+    global _stand_in
+    before, _stand_in = _stand_in, make
+    try:
+        yield
+    finally:
+        _stand_in = before
+
+
+def streams_of(me: Me) -> Streams:
+    """The streams of a rank's device."""
+    return OfCuda(me.device) if me.device.type == "cuda" else _stand_in()
+
+
+def put_module(streams: Streams, module: nn.Module) -> nn.Module:
+    """The same module, with its parameters and buffers on the device."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        tensor.data = streams.put(tensor.data)
+    return module

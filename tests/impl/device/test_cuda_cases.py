@@ -1,0 +1,52 @@
+"""The cases for CUDA can be followed: on a host without streams, and on the simulated device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import conformance.cases.cuda
+from conformance.plugin import Certifier
+from conformance.report.results import Results
+from conformance.settings import FirstLook
+from conformance.verdict import Verdict
+from tests.faults.anywhere import AnyMachine
+
+CASES = Path(conformance.cases.cuda.__file__).parent
+
+# What only a device can show: it has memory that is not the host's.
+NEED_A_DEVICE = {"cuda/mixed-devices", "cuda/other-device"}
+
+
+class Keeper(AnyMachine):
+    """Runs gpu cases on whatever there is, and keeps the results."""
+
+    results: Results | None = None
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        certifier = session.config.pluginmanager.get_plugin("conformance-certifier")
+        assert isinstance(certifier, Certifier)
+        self.results = certifier.results
+
+
+@pytest.mark.parametrize("target", ["impl", "torch", "tests.impl.device.targets:simulated"])
+def test_cases_hold_without_a_device(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("conformance.plugin.look_at", lambda target: FirstLook("", {}))
+    keeper = Keeper()
+    pytest.main(
+        [
+            *(str(CASES), "--target", target, "--world-sizes", "2", "--profile", "cuda"),
+            *("-k", "not host_and_device and not several_devices", "--deadline", "30"),
+            *("-o", "addopts=", "-p", "no:terminal", "-p", "no:xdist", "-p", "no:cacheprovider"),
+            *("--assert", "plain", "-s"),
+        ],
+        plugins=[keeper],
+    )
+    assert keeper.results is not None
+    judged = {r.requirement.id: r for r in keeper.results.requirements}
+    for id, result in judged.items():
+        if result.requirement.profile != "cuda" or id in NEED_A_DEVICE:
+            continue
+        assert result.verdict is Verdict.HOLDS, f"{id}: {result.verdict} {result.reason}"
