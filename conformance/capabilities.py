@@ -57,6 +57,7 @@ FEATURES: Mapping[str, str] = {
     "coalescing": "coalesced collectives and the coalescing manager",
     "gather_v": "all_gather and gather with a different size on each rank",
     "ddp_mixed_precision_on_cpu": "DDP's mixed_precision trains on CPU tensors too",
+    "ddp_optimizer_in_backward_on_cpu": "DDP steps optimizers inside backward on the CPU too",
     "mismatch_errors": "ranks that disagree on shape, dtype or operation all get an error",
     "peer_loss": "every rank gets an error soon after a rank of its group has died",
     "sequence_numbers": "a sequence number for each group",
@@ -65,11 +66,17 @@ FEATURES: Mapping[str, str] = {
     "sync_batchnorm_on_cpu": "SyncBatchNorm trains on CPU tensors too",
     "timeouts": "timeouts of a group, a call and a wait",
     "work_result": "Work.result and the futures of point-to-point operations",
+    "zero_hooks": "torch's DDP hooks for ZeroRedundancyOptimizer; they refuse a backend named gloo",
 }
 
 # Features of a target's wrappers, not of its backend.
 OF_WRAPPERS = frozenset(
-    {"bf16_hooks_on_cpu", "ddp_mixed_precision_on_cpu", "sync_batchnorm_on_cpu"}
+    {
+        "bf16_hooks_on_cpu",
+        "ddp_mixed_precision_on_cpu",
+        "ddp_optimizer_in_backward_on_cpu",
+        "sync_batchnorm_on_cpu",
+    }
 )
 
 # Features that say something about one device; on others nothing is missing without them.

@@ -118,7 +118,8 @@ def test_sparse_gradients_have_buckets_of_their_own(ranks: Ranks) -> None:
 def dense_instead(me: Me) -> None:
     module = Recipe(Embedding)().to(me.device)
     model = me.ddp(module)
-    module.get_submodule("words.0").sparse = False
+    embedding: Any = module.get_submodule("words.0")
+    embedding.sparse = False
     loss_of(model(torch.tensor([1], device=me.device))).backward()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ class Parts(nn.Module):
             self.weights[0] = nn.Parameter(self.weights[0].detach().t().contiguous().t())
 
     def forward(self, x: Tensor) -> Tensor:
-        return sum((weight * x).sum() for weight in self.weights)  # type: ignore[return-value]
+        return torch.stack([(weight * x).sum() for weight in self.weights]).sum()
 
 
 def construct(
@@ -45,10 +46,10 @@ def construct(
 
 
 def construct_each(
-    ranks: Ranks, models: list[list[tuple[int, ...]]], kinds: list[str] | None = None
+    ranks: Ranks, models: Sequence[Sequence[tuple[int, ...]]], kinds: list[str] | None = None
 ) -> list[Outcome]:
     kinds = kinds or [""] * len(models)
-    args = [(model, kind, [], True) for model, kind in zip(models, kinds, strict=True)]
+    args: list[Any] = [(model, kind, [], True) for model, kind in zip(models, kinds, strict=True)]
     return ranks.outcomes_each(construct, args)
 
 
@@ -66,7 +67,8 @@ def assert_some_raised(outcomes: list[Outcome], which: list[int], match: str) ->
 @covers("ddp/verify/number-of-parameters")
 @world_sizes(2, 3)
 def test_numbers_of_parameters(ranks: Ranks) -> None:
-    models = [[(2, 2)], [(2, 2), (2,)], [(2, 2)]][: ranks.world_size]
+    models: list[list[tuple[int, ...]]] = [[(2, 2)], [(2, 2), (2,)], [(2, 2)]]
+    models = models[: ranks.world_size]
     outcomes = construct_each(ranks, models)
     assert_raised(
         outcomes, RuntimeError, match="DDP expects same model across all ranks, but Rank . has"
@@ -128,18 +130,19 @@ def test_ignored_sets(ranks: Ranks) -> None:
 def wrap_module(me: Me, kind: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # lazy modules warn
-        module = {
-            "empty": nn.ReLU,
-            "frozen": lambda: nn.Linear(1, 1).requires_grad_(False),
-            "lazy": lambda: nn.LazyLinear(2),
-            "plain": lambda: nn.Linear(1, 1),
-        }[kind.partition(" ")[0]]()
-    options: dict[str, Any] = {
+        modules: dict[str, nn.Module] = {
+            "empty": nn.ReLU(),
+            "frozen": nn.Linear(1, 1).requires_grad_(False),
+            "lazy": nn.LazyLinear(2),
+            "plain": nn.Linear(1, 1),
+        }
+    module = modules[kind.partition(" ")[0]]
+    arguments: dict[str, dict[str, Any]] = {
         "plain device_ids": {"device_ids": [0]},
         "plain trigger": {"param_to_hook_all_reduce": next(module.parameters(), None)},
         "plain delayed": {"delay_all_reduce_named_params": list(module.named_parameters())},
-    }.get(kind, {})
-    me.ddp(module.to(me.device), **options)
+    }
+    me.ddp(module.to(me.device), **arguments.get(kind, {}))
 
 
 @covers("ddp/verify/nothing-to-train")

@@ -1,0 +1,31 @@
+"""torch's distributed optimizers, whose modules warn of torch.jit.script when they are imported."""
+
+import warnings
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import (
+        hook_with_zero_step,
+        hook_with_zero_step_interleaved,
+    )
+    from torch.distributed.algorithms.ddp_comm_hooks.optimizer_overlap_hooks import (
+        _hook_then_optimizer as hook_then_optimizer,
+    )
+    from torch.distributed.algorithms.ddp_comm_hooks.optimizer_overlap_hooks import (
+        _OptimizerHookState as OptimizerHookState,
+    )
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    from torch.distributed.optim import (
+        _apply_optimizer_in_backward as apply_optimizer_in_backward,
+    )
+    from torch.distributed.optim.functional_sgd import _FunctionalSGD as FunctionalSGD
+
+__all__ = [
+    "FunctionalSGD",
+    "OptimizerHookState",
+    "ZeroRedundancyOptimizer",
+    "apply_optimizer_in_backward",
+    "hook_then_optimizer",
+    "hook_with_zero_step",
+    "hook_with_zero_step_interleaved",
+]
