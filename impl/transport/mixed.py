@@ -14,6 +14,11 @@ byte crosses the network once an island instead of once a rank. What has no such
 rank upwards, and the islands' sums from the island of rank 0 upwards. Leaders do the second step on
 the same operands, and spread one result: all ranks get the same bits.
 
+[Note: agreement] No rank sees what is called on the ranks of other islands, so every collective that
+goes by way of the leaders begins with an empty one between all ranks, over TCP: it costs one
+message's latency, compares the calls of all of them, and ranks that disagree all hear of it, with
+the numbers that they know, before any tensor has changed.
+
 [Note: errors between islands] Every rank takes part in communicators that the others do not see.
 Whoever gets an error in one of them aborts all of its own, so the error reaches every rank through
 whichever it waits on.
@@ -122,6 +127,13 @@ class MixedCommunicator:
         return next(i for i, members in enumerate(self._islands) if rank in members)
 
     @contextlib.contextmanager
+    def _agreed(self, call: CallInfo, until: Deadline) -> Iterator[None]:
+        """See [Note: agreement]."""
+        with self._together(call):
+            self._world.barrier(call, until)
+            yield
+
+    @contextlib.contextmanager
     def _together(self, call: CallInfo) -> Iterator[None]:
         """See [Note: errors between islands]."""
         try:
@@ -141,7 +153,7 @@ class MixedCommunicator:
     # -- reductions
 
     def all_reduce(self, tensor: Tensor, combine: Combine, call: CallInfo, until: Deadline) -> None:
-        with self._together(call):
+        with self._agreed(call, until):
             self._inside(lambda comm: comm.reduce(tensor, 0, combine, call, until))
             self._between(lambda comm: comm.all_reduce(tensor, combine, call, until))
             self._inside(lambda comm: comm.broadcast(tensor, 0, call, until))
@@ -150,7 +162,7 @@ class MixedCommunicator:
         self, tensor: Tensor, root: int, combine: Combine, call: CallInfo, until: Deadline
     ) -> None:
         home = self._home_of(root)
-        with self._together(call):
+        with self._agreed(call, until):
             # only the root's tensor may change, and a leader needs memory for its island's sum
             is_scratch = self._leaders is not None and self.rank != root
             partial = tensor.clone() if is_scratch else tensor
@@ -165,7 +177,7 @@ class MixedCommunicator:
         self, output: Tensor, input: Tensor, combine: Combine, call: CallInfo, until: Deadline
     ) -> None:
         numel = output.numel()
-        with self._together(call):
+        with self._agreed(call, until):
             whole = input.clone() if self._leaders is not None else input
             self._inside(lambda comm: comm.reduce(whole, 0, combine, call, until))
             chunks: list[Tensor] = []
@@ -202,7 +214,7 @@ class MixedCommunicator:
 
     def broadcast(self, tensor: Tensor, root: int, call: CallInfo, until: Deadline) -> None:
         home = self._home_of(root)
-        with self._together(call):
+        with self._agreed(call, until):
             if self._home == home:
                 position = self._members.index(root)
                 self._inside(lambda comm: comm.broadcast(tensor, position, call, until))
@@ -233,7 +245,7 @@ class MixedCommunicator:
             torch.empty(sum(rows[r].numel() for r in members), dtype=given.dtype)
             for members in self._islands
         ]
-        with self._together(call):
+        with self._agreed(call, until):
             own = blocks[self._home]
             if self._island is None:
                 own.copy_(given)
@@ -255,9 +267,7 @@ class MixedCommunicator:
 
     def barrier(self, call: CallInfo, until: Deadline) -> None:
         with self._together(call):
-            self._inside(lambda comm: comm.barrier(call, until))
-            self._between(lambda comm: comm.barrier(call, until))
-            self._inside(lambda comm: comm.barrier(call, until))
+            self._world.barrier(call, until)
 
     def all_to_all(
         self,

@@ -178,13 +178,18 @@ def test_what_goes_between_all_ranks(islands: list[list[int]]) -> None:
 
 
 @each_shape
-def test_an_error_in_one_island_reaches_all(islands: list[list[int]]) -> None:
+def test_ranks_that_disagree_all_hear_of_it_and_keep_their_tensors(
+    islands: list[list[int]],
+) -> None:
     def run(comm: MixedCommunicator) -> None:
         numel = 3 + (comm.rank == 0)
-        what = call("all_reduce", f"numel={numel}")
-        for _ in range(2):
-            with pytest.raises(errors.CommunicationError):
-                comm.all_reduce(torch.ones(numel), SUM, what, soon())
+        signature = f"numel={numel}"
+        x = torch.ones(numel)
+        with pytest.raises(errors.CommunicationError, match="disagree on numel"):
+            comm.broadcast(x, 0, call("broadcast", signature), soon())
+        with pytest.raises(errors.CommunicationError):
+            comm.all_reduce(x, SUM, call("all_reduce", signature), soon())
+        assert torch.equal(x, torch.ones(numel))
 
     in_islands(islands, run)
 
