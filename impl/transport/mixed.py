@@ -14,8 +14,8 @@ byte crosses the network once an island instead of once a rank. What has no such
 rank upwards, and the islands' sums from the island of rank 0 upwards. Leaders do the second step on
 the same operands, and spread one result: all ranks get the same bits.
 
-[Note: agreement] No rank sees what is called on the ranks of other islands, so every collective that
-goes by way of the leaders begins with an empty one between all ranks, over TCP: it costs one
+[Note: agreement] No rank sees what is called on the ranks of other islands, so every collective
+that goes by way of the leaders begins with an empty one between all ranks, over TCP: it costs one
 message's latency, compares the calls of all of them, and ranks that disagree all hear of it, with
 the numbers that they know, before any tensor has changed.
 
