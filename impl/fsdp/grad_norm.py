@@ -26,6 +26,12 @@ class _Parameters:
     def grads(self) -> list[Tensor]:
         return [p.grad for p in (*self.sharded, *self.replicated) if p.grad is not None]
 
+    @property
+    def norm_dtype(self) -> torch.dtype:
+        """float32, or float64 if a parameter has it: the same on ranks that lack gradients."""
+        dtypes = [param.dtype for param in (*self.sharded, *self.replicated)]
+        return functools.reduce(torch.promote_types, dtypes, torch.float32)
+
 
 @torch.no_grad()
 def clip_grad_norm(state: FSDPState, max_norm: float, norm_type: float) -> Tensor:
@@ -41,10 +47,11 @@ def clip_grad_norm(state: FSDPState, max_norm: float, norm_type: float) -> Tenso
         return torch.nn.utils.clip_grad_norm_(state.wrapper.parameters(), max_norm, norm_type)
     params = _collect(state)
     device = state.compute_device
-    sharded_norm = _local_norm(params.sharded, norm_type)
-    replicated_norm = _local_norm(params.replicated, norm_type)
+    sharded_norm = _local_norm(params.sharded, norm_type, params.norm_dtype)
+    replicated_norm = _local_norm(params.replicated, norm_type, params.norm_dtype)
     # A rank without a part of any sharded parameter takes part all the same.
-    total = torch.zeros((), device=device) if sharded_norm is None else sharded_norm.to(device)
+    nothing = torch.zeros((), device=device, dtype=params.norm_dtype)
+    total = nothing if sharded_norm is None else sharded_norm.to(device)
     if norm_type == math.inf:
         if replicated_norm is not None:
             total = torch.maximum(total, replicated_norm.to(device))
@@ -90,14 +97,19 @@ def _collect(state: FSDPState) -> _Parameters:
     return result
 
 
-def _local_norm(params: Iterable[nn.Parameter], norm_type: float) -> Tensor | None:
-    """The norm of this rank's gradients as one vector, in float32 as ranks are summed next."""
+def _local_norm(
+    params: Iterable[nn.Parameter], norm_type: float, dtype: torch.dtype
+) -> Tensor | None:
+    """The norm of this rank's gradients as one vector, in `dtype` as ranks are summed next.
+
+    (torch 2.13 has float32 always, and raises for float64.)
+    """
     norms: list[Tensor] = [
-        torch.linalg.vector_norm(param.grad.detach(), norm_type, dtype=torch.float32)
+        torch.linalg.vector_norm(param.grad.detach(), norm_type, dtype=dtype)
         for param in params
         if param.grad is not None
     ]
     if not norms:
         return None
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type, dtype=torch.float32)
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type, dtype=dtype)
     return norm

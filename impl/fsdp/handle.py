@@ -475,8 +475,8 @@ class FlatParamHandle:
         """Copy this rank's chunk of the unsharded flat parameter into the local shard."""
         self.local_chunk(self.local_shard).copy_(self.own_part(self.flat_param.data))
         if self.config.is_sharded:
-            # What was written through the unsharded parameter does not make it outdated.
-            self._gathered_version[id(self.unsharded_buffer)] = self._shard_version()
+            # Ranks may have written different values; each one's count for its own chunk alone.
+            self.mark_outdated()
 
     def own_part(self, unsharded: Tensor) -> Tensor:
         """The elements of `unsharded`, (layout.numel,), that this rank holds, without padding."""

@@ -165,14 +165,22 @@ def _gather_flat_state(
         if torch.is_tensor(value) and value.dim() > 0:
             tensors[name] = unit.handle.metadata.unflatten(_gather(unit, value))
         else:
-            others[name] = value.detach().clone() if torch.is_tensor(value) else value
+            others[name] = value
     return {
         param: {
             **{name: _finished(unit, views[index], options) for name, views in tensors.items()},
-            **(_offloaded(others) if options.offload_to_cpu else others),
+            **_copied(_offloaded(others) if options.offload_to_cpu else others),
         }
         for param, index in unit.index_of.items()
     }
+
+
+def _copied(state: ParamState) -> ParamState:
+    """Tensors of its own for each parameter: an optimizer counts its steps in place.
+
+    (torch 2.13 gives all parameters of a unit one `step`, and whoever loads it counts too far.)
+    """
+    return {k: v.detach().clone() if torch.is_tensor(v) else v for k, v in state.items()}
 
 
 def _gather(unit: Unit, shard: Tensor) -> Tensor:
