@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -23,7 +24,10 @@ from conformance.target import Target, TargetError, load_target, resolve
 _DEADLINE_S = 3600.0
 _STEPS_PER_ROUND = 4
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD")
+_DDP_MODELS = ("many small", "medium", "few large")
 _FSDP_MODELS = ("medium", "few large")
+_MEMORY_STEP = Step("64 MiB", "FULL_SHARD")
+_MEMORY_ROUNDS = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,9 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--workload",
-        choices=("collectives", "ddp", "fsdp"),
+        choices=("collectives", "ddp", "fsdp", "memory"),
         default="collectives",
-        help="(default: %(default)s)",
+        help="memory: the peak of FSDP's step with a model of 64 MiB (default: %(default)s)",
     )
     parser.add_argument(
         "--operations", type=_operations, default=OPERATIONS[:5], metavar="NAME,..."
@@ -77,6 +81,10 @@ def run(arguments: argparse.Namespace) -> int:
     if with_mpi and (arguments.workload != "collectives" or not mpi.is_available()):
         return _refuse("--against mpi needs mpi4py and mpirun, and measures collectives")
     targets = [target, *others]
+    if arguments.workload == "memory":
+        for world_size in arguments.world_sizes:
+            _memory(targets, world_size, [_MEMORY_STEP], console)
+        return 0
     rows: list[Row] = []
     for world_size in arguments.world_sizes:
         if arguments.workload == "collectives":
@@ -114,7 +122,7 @@ def _steps(
     targets: Sequence[Target], world_size: int, arguments: argparse.Namespace, console: Console
 ) -> Iterator[Row]:
     if arguments.workload == "ddp":
-        plan = [Step(model) for model in MODELS]
+        plan = [Step(model) for model in _DDP_MODELS]
     else:
         plan = [Step(model, strategy) for model in _FSDP_MODELS for strategy in _STRATEGIES]
     with fresh_ranks(world_size, targets[0].device) as ranks:
@@ -125,13 +133,25 @@ def _steps(
         nbytes = sum(4 * p.numel() for p in MODELS[step.model].make().parameters())
         yield Row(str(step), nbytes, world_size, _slowest(targets, seen, index))
     if arguments.memory:
-        for step in plan:
-            peaks = []
-            for target in targets:
+        _memory(targets, world_size, plan, console)
+
+
+def _memory(
+    targets: Sequence[Target], world_size: int, plan: Sequence[Step], console: Console
+) -> None:
+    """Peak resident memory of the largest rank: the median of some worlds, targets by turns."""
+    for step in plan:
+        seen: list[list[float]] = [[] for _ in targets]
+        for _ in range(_MEMORY_ROUNDS):
+            for target, peaks in zip(targets, seen, strict=True):
                 with fresh_ranks(world_size, target.device) as ranks:
-                    peak = max(ranks.run(steps.peak_bytes, target, step))
-                peaks.append(f"{target.name} {peak / 1024**2:.1f} MiB")
-            console.print(f"peak memory, {world_size} ranks, {step}: {', '.join(peaks)}")
+                    peaks.append(max(ranks.run(steps.peak_bytes, target, step)) / 1024**2)
+        medians = [median(peaks) for peaks in seen]
+        told = [
+            f"{target.name} {peak:.1f} MiB ({peak / medians[0]:.2f})"
+            for target, peak in zip(targets, medians, strict=True)
+        ]
+        console.print(f"peak memory, {world_size} ranks, {step}: {', '.join(told)}")
 
 
 def _slowest(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -31,12 +32,12 @@ class ManySmall(nn.Module):
 
 
 class FewLarge(nn.Module):
-    """8 linear layers of 4 MiB."""
+    """Linear layers of 4 MiB."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int = LARGE_COUNT) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            nn.Linear(LARGE_WIDTH, LARGE_WIDTH, bias=False) for _ in range(LARGE_COUNT)
+            nn.Linear(LARGE_WIDTH, LARGE_WIDTH, bias=False) for _ in range(count)
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -78,4 +79,5 @@ MODELS = {
         Transformer, (1, TRANSFORMER_TOKENS, TRANSFORMER_WIDTH), nn.TransformerEncoderLayer
     ),
     "few large": Model(FewLarge, (4, LARGE_WIDTH), nn.Linear),
+    "64 MiB": Model(partial(FewLarge, 16), (4, LARGE_WIDTH), nn.Linear),
 }
