@@ -67,6 +67,6 @@ def problems(draw: st.DrawFn) -> Problem:
 @covers("checkpointing/any-parts")
 @world_sizes(2, 3)
 @given(problem=problems())
-@settings(max_examples=25)
+@settings(max_examples=20)
 def test_any_parts_in_any_checkpoints(ranks: Ranks, problem: Problem) -> None:
     train(ranks, problem.recipe, problem.how, [dict(problem.options)])
