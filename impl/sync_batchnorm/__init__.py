@@ -18,8 +18,9 @@ Backward:
 
 An empty batch takes part in both collectives with zeros, so that no rank waits for it in vain.
 
-Files, in reading order: moments (what is sent, and how it is merged), kernels (the passes over a
-batch), normalise (the two collectives and the autograd function), module (SyncBatchNorm).
+Files, in reading order: moments (what is sent, and how it is merged), passes (over a batch; with
+passes_cpu and passes_cuda), normalise (the two collectives and the autograd function), module
+(SyncBatchNorm). What the layer costs beside plain batch norm: python -m ci.bench_sync_batchnorm.
 
 The layer behaves as torch.nn.SyncBatchNorm (2.13) does, and also works on CPU tensors. It differs
 on purpose in this: a rank with an empty batch gets zeros as gradients of weight and bias, not none;

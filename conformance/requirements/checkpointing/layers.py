@@ -11,6 +11,7 @@ ONCE = Requirement(
     "that keeps all activations; with a static graph or without, with gradients as views of "
     "buckets or not.",
     source=f"{SUITE}, test_ddp_checkpointing_once",
+    rests_on=("ddp/average",),
 )
 EVERY_LAYER = Requirement(
     id="checkpointing/every-layer",
