@@ -27,6 +27,7 @@ class Buffered(nn.Module):
         super().__init__()
         self.layer = nn.Linear(WIDTH, 2).double()
         self.register_buffer("numbers", torch.rand(5))
+        self.register_buffer("more_numbers", torch.rand(2, 3))
         self.register_buffer("counts", torch.zeros(3, dtype=torch.int64))
         self.register_buffer("doubles", torch.rand(2, 2).double())
 

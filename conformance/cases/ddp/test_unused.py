@@ -21,7 +21,7 @@ from conformance import (
 )
 from conformance.cases.ddp.models import WIDTH, Branching, Recipe, loss_of, normal
 from conformance.cases.ddp.observing import buckets_seen
-from conformance.cases.ddp.training import Options, mine, moved, train
+from conformance.cases.ddp.training import Options, assert_grads, mine, moved, train
 from conformance.cases.raising import assert_raised
 
 BYTE = 2**-20
@@ -167,12 +167,8 @@ def assert_one_head_trained(ranks: Ranks, kind: str, options: Options) -> None:
     for r in range(2):
         output = module(normal((2, WIDTH), 50 + r))
         (loss_of(output[0] if kind == "tuple" else output["left"]) / 2).backward()
-    for mine_, want in zip(got[0], module.parameters(), strict=True):
-        if want.grad is None:
-            assert_that(mine_ is None, "a head that the loss leaves out has a gradient")
-        else:
-            close = mine_ is not None and torch.allclose(mine_, want.grad, rtol=1e-9)
-            assert_that(close, f"gradient {mine_}, want {want.grad}")
+    for j, parameter in enumerate(module.parameters()):
+        assert_grads([grads[j] for grads in got], parameter.grad, f"gradient {j}")
 
 
 def accumulate(me: Me, uses: list[list[int]]) -> dict[str, Tensor | None]:
@@ -191,15 +187,11 @@ def test_gradients_accumulate_over_steps_with_unused_parameters(ranks: Ranks) ->
     got = ranks.run_each(accumulate, [(used,) for used in uses])
     assert_same_on_all_ranks(got, what="gradients")
     module = Recipe(Branching)()
-    for r, mine_ in enumerate(uses):
-        for i, used in enumerate(mine_):
+    for r, own in enumerate(uses):
+        for i, used in enumerate(own):
             (loss_of(module(normal((2, WIDTH), 10 * i + r), used)) / 2).backward()
     for name, parameter in module.named_parameters():
-        grad = got[0][name]
-        assert grad is not None
-        assert parameter.grad is not None
-        close = torch.allclose(grad, parameter.grad, rtol=1e-9)
-        assert_that(close, f"{name}: got {grad}, want {parameter.grad}")
+        assert_grads([mine[name] for mine in got], parameter.grad, f"gradient of {name}")
 
 
 @covers("ddp/unused/skipped-buckets")
@@ -356,7 +348,7 @@ def test_undefined_gradients(ranks: Ranks, options: Options) -> None:
             (loss_of(module(normal((2, WIDTH), 10 * i + r), True)) / 2).backward()
         want = module.get_parameter("layer.bias").grad
         assert want is not None
-        assert_that(torch.allclose(grad, want, rtol=1e-9), f"got {grad}, want {want}")
+        assert_grads([grad], want, f"gradient of step {i + 1}")
 
 
 class Leaking(nn.Module):
