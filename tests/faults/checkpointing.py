@@ -38,12 +38,14 @@ class ExchangesNothing(WrapperFault):
 
     def __init__(self, module: nn.Module, **options: Any) -> None:
         super().__init__(module, **options)
-        self.register_comm_hook(None, lambda state, bucket: self._keep(bucket))
+        # No method: torch's reducer would keep the wrapper, and its group, for ever.
+        self.register_comm_hook(None, lambda state, bucket: _kept(bucket))
 
-    def _keep(self, bucket: Any) -> Any:
-        future: torch.futures.Future[Tensor] = torch.futures.Future()
-        future.set_result(bucket.buffer())
-        return future
+
+def _kept(bucket: Any) -> Any:
+    future: torch.futures.Future[Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
 
 
 @breaks("checkpointing/around-the-wrapper", says=r"gradient of .*: rank \d is wrong")
