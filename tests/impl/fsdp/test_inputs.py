@@ -1,0 +1,91 @@
+"""Two ranks: what goes in and out of a forward, what is ignored, and modules on the meta device."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecision, StateDictType
+
+from impl.fsdp import FullyShardedDataParallel
+from tests.impl.fsdp.models import BLOCK_POLICY, Block, Model, batch, loss_of, make_model
+from tests.impl.fsdp.ranks import Ranks
+
+FSDP = FullyShardedDataParallel
+LOW = MixedPrecision(param_dtype=torch.bfloat16)
+
+
+def run_ignored(rank: int, world_size: int) -> None:
+    model = make_model()
+    ignored = model.blocks[1]
+    wrapped = FSDP(model, auto_wrap_policy=BLOCK_POLICY, ignored_states=[ignored])
+    loss_of(wrapped, rank, 0).backward()
+    assert isinstance(model.blocks[1], Block)
+    assert all(p.grad is not None and p.grad.shape == p.shape for p in ignored.parameters())
+    wrapped.state_dict()
+    with FSDP.state_dict_type(wrapped, StateDictType.SHARDED_STATE_DICT):
+        assert type(wrapped.state_dict()["blocks.1.up.weight"]) is Tensor
+
+
+def test_ignored_modules_stay_as_they_are(two_ranks: Ranks) -> None:
+    two_ranks.run(run_ignored)
+
+
+def run_inputs(rank: int, world_size: int) -> None:
+    """Inputs are cast at the root only, unless configured; outputs keep their containers."""
+    seen: list[torch.dtype] = []
+
+    class Named(nn.Linear):
+        def forward(self, x: Tensor, extra: Any = None) -> Any:
+            seen.append(extra["scale"].dtype)
+            return {"out": super().forward(x), "extra": extra}
+
+    model = FSDP(Named(2, 2), mixed_precision=LOW)
+    extra: dict[str, Any] = {
+        "scale": torch.ones(1),
+        "name": "text",
+        "count": torch.ones(1, dtype=torch.int64),
+    }
+    result = model(torch.ones(1, 2), extra=extra)
+    assert seen == [torch.bfloat16]
+    assert result["out"].dtype == torch.bfloat16
+    assert result["extra"]["name"] == "text"
+    assert extra["scale"].dtype == torch.float32
+    plain = FSDP(
+        Named(2, 2).bfloat16(),
+        mixed_precision=MixedPrecision(torch.bfloat16, cast_root_forward_inputs=False),
+    )
+    plain(torch.ones(1, 2, dtype=torch.bfloat16), extra=extra)
+    assert seen[-1] == torch.float32
+
+
+def test_inputs_and_outputs(two_ranks: Ranks) -> None:
+    two_ranks.run(run_inputs)
+
+
+def run_meta(rank: int, world_size: int) -> list[float]:
+    with torch.device("meta"):
+        model = Model()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+
+        def init(module: nn.Module) -> None:
+            module.to_empty(device=torch.device("cpu"), recurse=False)
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                with torch.no_grad():
+                    tensor.fill_(rank + 1)
+
+        wrapped = FSDP(
+            model, auto_wrap_policy=BLOCK_POLICY, param_init_fn=init, sync_module_states=True
+        )
+    tokens, _ = batch(rank, 0)
+    wrapped(tokens).sum().backward()
+    return [v.double().mean().item() for v in wrapped.state_dict().values()]
+
+
+def test_meta_modules_are_initialised_and_synchronized(two_ranks: Ranks) -> None:
+    first, second = two_ranks.run(run_meta)
+    assert first == second
+    assert set(first) == {1.0}
