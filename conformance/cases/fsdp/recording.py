@@ -29,7 +29,8 @@ def exchanges(trace: Sequence[Issued], world_size: int) -> list[Exchange]:
     for issued in trace:
         kind = _SAME.get(issued.operation, issued.operation)
         parts = world_size + 1 if kind in ("all_gather", "reduce_scatter") else 1
-        found.append(Exchange(kind, issued.tensors[0][0], issued.numel // parts))
+        dtype = issued.tensors[0][0] if issued.tensors else ""
+        found.append(Exchange(kind, dtype, issued.numel // parts))
     return found
 
 

@@ -199,17 +199,21 @@ def test_eval_mode(ranks: Ranks) -> None:
         check_runs([Run(mine, {}) for mine in got], [Run(mine, {}) for mine in want])
 
 
-def train_checkpointed(me: Me, recipe: Recipe, reentrant: bool) -> Run:
-    """Blocks recompute their activations; FSDP wraps the recomputing block."""
+def train_checkpointed(me: Me, recipe: Recipe, reentrant: bool, outside: bool) -> Run:
+    """Blocks recompute their activations; FSDP wraps what recomputes, or is inside of it."""
     kind = CheckpointImpl.REENTRANT if reentrant else CheckpointImpl.NO_REENTRANT
     network = recipe.net.make()
-    network.blocks = nn.ModuleList(
-        wrap(
+
+    def unit(module: nn.Module) -> Any:
+        return wrap(
             me,
-            checkpoint_wrapper(block, kind),
+            module,
             use_orig_params=recipe.orig,
             sharding_strategy=ShardingStrategy[recipe.strategy],
         )
+
+    network.blocks = nn.ModuleList(
+        checkpoint_wrapper(unit(block), kind) if outside else unit(checkpoint_wrapper(block, kind))
         for block in network.blocks
     )
     model = wrap(
@@ -233,9 +237,18 @@ def train_checkpointed(me: Me, recipe: Recipe, reentrant: bool) -> Run:
 def test_checkpointed_units(ranks: Ranks, reentrant: bool, orig: bool) -> None:
     want = train_whole(Recipe(), ranks.world_size)
     for strategy in STRATEGIES:
-        check_runs(
-            ranks.run(train_checkpointed, Recipe(strategy=strategy, orig=orig), reentrant), want
-        )
+        recipe = Recipe(strategy=strategy, orig=orig)
+        check_runs(ranks.run(train_checkpointed, recipe, reentrant, False), want)
+
+
+@covers("fsdp/recomputed-units")
+@world_sizes(2)
+@both_kinds
+def test_recomputed_units(ranks: Ranks, orig: bool) -> None:
+    want = train_whole(Recipe(), ranks.world_size)
+    for strategy in STRATEGIES[:2]:
+        recipe = Recipe(strategy=strategy, orig=orig)
+        check_runs(ranks.run(train_checkpointed, recipe, False, True), want)
 
 
 def step_in_backward(me: Me, strategy: str) -> tuple[list[str], dict[str, Tensor]]:

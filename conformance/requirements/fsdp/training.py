@@ -119,6 +119,12 @@ CHECKPOINT = must(
     "reentrant or not.",
     source="torch 2.13, checkpoint_wrapper; Megatron-LM#6153",
 )
+RECOMPUTED = must(
+    id="fsdp/recomputed-units",
+    says="Units whose own forward is run again in the backward, by a checkpoint around them, train "
+    "like the bare module.",
+    source="torch 2.13, _pre_forward: what is recomputed is unsharded; Megatron-LM#6153",
+)
 OPTIMIZER_IN_BACKWARD = must(
     id="fsdp/optimizer-in-backward",
     says="Optimizers attached to original parameters step on averaged gradients within the "
