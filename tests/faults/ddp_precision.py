@@ -1,0 +1,69 @@
+"""DDP that is wrong about mixed precision, norms and what goes on from step to step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+from impl.ddp.api import DistributedDataParallel
+from impl.ddp.buckets import Bucket
+from impl.ddp.mixed_precision import MixedPrecision
+from impl.ddp.reduction import Reduction
+from tests.faults.ddp_kit import DDPFault, afterwards, beforehand, instead, swap
+from tests.faults.kit import breaks
+
+
+def _halve(reduction: Reduction, bucket: Bucket, *_: Any) -> None:
+    if bucket.index and bucket.buffer is not None:
+        bucket.buffer.div_(2)
+
+
+@breaks("ddp/gradients/norm", says="norm: rank 0 is wrong")
+class HalvesEveryBucketButTheFirst(DDPFault):
+    patched = beforehand(Reduction, "start", _halve)
+
+
+def _end_recording(ddp: DistributedDataParallel) -> None:
+    if ddp.reducer._static is not None:
+        ddp.reducer._static.end_recording()
+
+
+@breaks("ddp/static-graph/no-sync-first", says="training graph has changed")
+class TakesNoSyncForTheFirstStep(DDPFault):
+    patched = beforehand(DistributedDataParallel, "no_sync", _end_recording)
+
+
+@breaks("ddp/mixed-precision/dtypes", says="dtypes: rank 0 is wrong")
+class BuffersKeepTheirPrecision(DDPFault):
+    patched = instead(MixedPrecision, "_cast_buffers", lambda self: None)
+
+
+def _raise_gradient(precision: MixedPrecision, param: Any) -> None:
+    if param.grad is not None:
+        param.grad.data = param.grad.float() + 1
+
+
+@breaks("ddp/mixed-precision/kept-gradients", says="raised|gradient of step")
+class KeepsHighGradientsInBackward(DDPFault):
+    patched = afterwards(MixedPrecision, "_lower_one", _raise_gradient)
+
+
+@breaks("ddp/mixed-precision/average", says="gradient of step 1")
+class LowPrecisionIsNotAveraged(DDPFault):
+    patched = beforehand(Reduction, "start", lambda self, bucket, *_: bucket.buffer.mul_(3))
+
+
+def _forgetful(right: Any) -> Any:
+    def hook(state: Any, bucket: Any) -> Any:
+        state.p_memory_dict.clear()
+        state.q_memory_dict.clear()
+        return right(state, bucket)
+
+    hook.__annotations__.clear()  # they are strings here, and contradict what a hook's should be
+    return hook
+
+
+@breaks("comm_hooks/library/power-sgd-state", says="Q begins again")
+class PowerSGDBeginsAgain(DDPFault):
+    patched = swap(powerSGD_hook, "powerSGD_hook", _forgetful)
