@@ -66,7 +66,6 @@ FEATURES: Mapping[str, str] = {
     "sync_batchnorm_on_cpu": "SyncBatchNorm trains on CPU tensors too",
     "timeouts": "timeouts of a group, a call and a wait",
     "work_result": "Work.result and the futures of point-to-point operations",
-    "zero_hooks": "torch's DDP hooks for ZeroRedundancyOptimizer; they refuse a backend named gloo",
 }
 
 # Features of a target's wrappers, not of its backend.

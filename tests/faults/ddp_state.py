@@ -294,8 +294,3 @@ class AddsStatisticsUp(DDPFault):
 @breaks("ddp/logging/errors", says="has_error|KeyError")
 class LogsNoErrors(DDPFault):
     patched = instead(Logger, "set_error_and_log", lambda self, error: None)
-
-
-@breaks("ddp/profile-ranges", says="no range among")
-class HasNoRanges(DDPFault):
-    patched = instead(api, "profiled", lambda name: contextlib.nullcontext())

@@ -28,10 +28,7 @@ from conformance.cases.ddp.models import WIDTH, Recipe, loss_of, normal
 from conformance.cases.ddp.optimizers import (
     FunctionalSGD,
     OptimizerHookState,
-    ZeroRedundancyOptimizer,
     hook_then_optimizer,
-    hook_with_zero_step,
-    hook_with_zero_step_interleaved,
 )
 from conformance.cases.ddp.training import Options, assert_grads
 from conformance.cases.raising import assert_raised
@@ -288,64 +285,32 @@ def test_noop(ranks: Ranks) -> None:
             assert_grads([got], parameter.grad, f"gradient on rank {rank}", within=ROUNDING)
 
 
-def trained_by(me: Me, way: str) -> list[Tensor]:
+def trained_by_hook(me: Me) -> list[Tensor]:
     """Parameters after some steps with an optimizer inside the hook."""
     module = Recipe(make_model)(seed=0).to(me.device)
-    hook = default_hooks.allreduce_hook
-    overlap: Any = None
-    if way == "overlap":
-        model = me.ddp(module)
-        state = OptimizerHookState(FunctionalSGD([], 0.1, _allow_empty_param_list=True))
-        model.register_comm_hook(None, hook_then_optimizer(hook, state))
-    else:
-        model = me.ddp(module, static_graph=True)
-        make = {
-            "zero": hook_with_zero_step,
-            "interleaved": hook_with_zero_step_interleaved,
-        }[way]
-        overlap = ZeroRedundancyOptimizer(
-            model.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.1
-        )
-        model.register_comm_hook(None, make(hook, model, overlap))
-    # The sharding optimizer needs some passes to learn the buckets before it begins to step.
-    for _ in range(2 if overlap is not None else 0):
-        (loss_of(model(torch.zeros(2, WIDTH, device=me.device))) * 0).backward()
+    model = me.ddp(module)
+    state = OptimizerHookState(FunctionalSGD([], 0.1, _allow_empty_param_list=True))
+    hook = hook_then_optimizer(default_hooks.allreduce_hook, state)
+    model.register_comm_hook(None, hook)
     for i in range(3):
         model.zero_grad()
         loss_of(model(normal((2, WIDTH), 10 * i + me.rank, "float32").to(me.device))).backward()
-        if overlap is not None:
-            overlap.step()
     return [p.detach().clone() for p in module.parameters()]
-
-
-def plainly_trained(skip: int) -> list[Tensor]:
-    module = Recipe(make_model)()
-    optimizer = torch.optim.SGD(module.parameters(), 0.1)
-    for i in range(skip, 3):
-        optimizer.zero_grad()
-        for r in range(2):
-            (loss_of(module(normal((2, WIDTH), 10 * i + r, "float32"))) / 2).backward()
-        optimizer.step()
-    return [p.detach() for p in module.parameters()]
 
 
 @covers("comm_hooks/library/hook-then-optimizer")
 @world_sizes(2)
 def test_a_hook_then_an_optimizer(ranks: Ranks) -> None:
-    assert_trained_by(ranks, "overlap")
-
-
-@covers("comm_hooks/library/zero-step")
-@world_sizes(2)
-@pytest.mark.parametrize("way", ["zero", "interleaved"])
-def test_a_hook_with_a_sharded_optimizer(ranks: Ranks, way: str) -> None:
-    assert_trained_by(ranks, way)
-
-
-def assert_trained_by(ranks: Ranks, way: str) -> None:
-    got = ranks.run(trained_by, way)
-    for j, want in enumerate(plainly_trained(0)):
-        assert_grads([params[j] for params in got], want, f"parameter {j}", within=1e-5)
+    got = ranks.run(trained_by_hook)
+    module = Recipe(make_model)()
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    for i in range(3):
+        optimizer.zero_grad()
+        for r in range(2):
+            (loss_of(module(normal((2, WIDTH), 10 * i + r, "float32"))) / 2).backward()
+        optimizer.step()
+    for j, want in enumerate(module.parameters()):
+        assert_grads([params[j] for params in got], want.detach(), f"parameter {j}", within=1e-5)
 
 
 # ---- builtin hooks

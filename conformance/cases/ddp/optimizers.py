@@ -4,10 +4,6 @@ import warnings
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
-    from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import (
-        hook_with_zero_step,
-        hook_with_zero_step_interleaved,
-    )
     from torch.distributed.algorithms.ddp_comm_hooks.optimizer_overlap_hooks import (
         _hook_then_optimizer as hook_then_optimizer,
     )
@@ -26,6 +22,4 @@ __all__ = [
     "ZeroRedundancyOptimizer",
     "apply_optimizer_in_backward",
     "hook_then_optimizer",
-    "hook_with_zero_step",
-    "hook_with_zero_step_interleaved",
 ]

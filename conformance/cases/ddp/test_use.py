@@ -342,21 +342,6 @@ def test_errors_are_logged(ranks: Ranks) -> None:
         assert_that(logged, f"has_error is {has_error}, error is {words!r}", rank)
 
 
-def ranges_in_profile(me: Me) -> list[str]:
-    model = me.ddp(Recipe(Perceptron)().to(me.device))
-    # Without Kineto, which would leave a thread behind.
-    with torch.autograd.profiler.profile(use_kineto=False) as profile:
-        loss_of(model(normal((2, WIDTH), me.rank).to(me.device))).backward()
-    return sorted({event.name for event in profile.function_events or []})
-
-
-@covers("ddp/profile-ranges")
-@world_sizes(2)
-def test_ranges_in_a_profile(ranks: Ranks) -> None:
-    for rank, names in enumerate(ranks.run(ranges_in_profile)):
-        assert_that("DistributedDataParallel.forward" in names, f"no range among {names}", rank)
-
-
 # ---- what it is
 
 

@@ -120,16 +120,6 @@ OPTIMIZER = Requirement(
     source="torch 2.13, test_ddp_hook_with_optimizer_parity_sgd",
     rests_on=("comm_hooks/library/allreduce",),
 )
-ZERO = Requirement(
-    id="comm_hooks/library/zero-step",
-    level=SHOULD,
-    profile="comm_hooks",
-    says="hook_with_zero_step and its interleaved kind train as the optimizer that "
-    "ZeroRedundancyOptimizer shards.",
-    source="torch 2.13, ddp_zero_hook.py",
-    needs=("feature:zero_hooks",),
-    rests_on=("comm_hooks/library/allreduce",),
-)
 BUILTIN_ALL_REDUCE = Requirement(
     id="comm_hooks/builtin/allreduce",
     level=MUST,

@@ -160,13 +160,6 @@ LOG_ERRORS = Requirement(
     says="An error that DDP raises is in the logging data as well: has_error and its words.",
     source="torch 2.13, test_ddp_python_error_logged",
 )
-PROFILED = Requirement(
-    id="ddp/profile-ranges",
-    level=SHOULD,
-    profile="ddp",
-    says="A profile of a step has the range DistributedDataParallel.forward.",
-    source="torch 2.13, test_ddp_profiling_torch_profiler",
-)
 INSTANCE = Requirement(
     id="ddp/is-a-module",
     level=MUST,
