@@ -121,14 +121,7 @@ class FlatMetadata:
         remaining = iter(enumerate(tensors))
         for segment in self.layout.segments:
             if segment.is_padding:
-                pieces.append(
-                    torch.full(
-                        (segment.numel,),
-                        ALIGNMENT_PADDING_VALUE,
-                        dtype=first.dtype,
-                        device=first.device,
-                    )
-                )
+                pieces.append(first.new_full((segment.numel,), ALIGNMENT_PADDING_VALUE))
             else:
                 index, tensor = next(remaining)
                 pieces.append(self.flatten_one(index, tensor.detach()))

@@ -20,7 +20,7 @@ MOVING = [
     for op in OPS
     if op not in ("barrier", "monitored_barrier", "send")
 ]
-LARGE_NUMEL = 5 << 20  # 20 MiB: several segments of whatever size
+LARGE_NUMEL = (5 << 20) + 1234  # 20 MiB: several segments of whatever size, and a bit
 
 
 def perform_on_device(me: Me, call: Call) -> Seen:

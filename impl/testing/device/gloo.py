@@ -129,7 +129,8 @@ class WatchedCommunicator:
             for tensor in tree_leaves(args):
                 if isinstance(tensor, Tensor):
                     self._touch(tensor, name, writes=id(tensor) not in only_read)
-            return found(*args)
+            with self._device.naming(False):  # what a transport makes for itself is on the host
+                return found(*args)
 
         return call
 
@@ -145,7 +146,8 @@ class WatchedCommunicator:
     ) -> None:
         assert isinstance(self._inner, PacedCommunicator)
         watched_pace = _WatchedPace(pace, tensor, self._touch)
-        self._inner.all_reduce_paced(tensor, combine, call, until, watched_pace)
+        with self._device.naming(False):
+            self._inner.all_reduce_paced(tensor, combine, call, until, watched_pace)
 
     def _touch(self, tensor: Tensor, what: str, *, writes: bool) -> None:
         memory = self._device.memory_of(tensor)

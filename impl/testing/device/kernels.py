@@ -75,7 +75,9 @@ class Naming(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        with self._device.naming((kwargs or {}).get("device") is not None):
+        names_device = (kwargs or {}).get("device") is not None
+        # autograd makes what it needs, such as zeros, where the gradients are
+        with self._device.naming(names_device or func is torch.Tensor.backward):
             return func(*args, **(kwargs or {}))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,37 +98,74 @@ class Place:
 class Memories:
     """Every memory that is in use, by the storage that it belongs to."""
 
-    def __init__(self, on_end: Callable[[Memory], None]) -> None:
-        """on_end: called when a storage is dropped, while its bytes can still be read."""
-        self._by_storage: dict[int, Memory | None] = {}  # None while it has no bytes
+    def __init__(
+        self,
+        on_end: Callable[[Memory], None],
+        unseen: Callable[[], AbstractContextManager[None]],
+        lock: AbstractContextManager[Any],
+    ) -> None:
+        """
+        Args:
+            on_end: called when a storage is dropped, while its bytes can still be read.
+            unseen: around operations of the simulation's own.
+            lock: of whoever executes kernels; may be taken again by its holder.
+        """
+        self._lock = lock
+        self._unseen = unseen
+        # None while it has no bytes. Addresses come again, so each entry also says whose it is:
+        # torch keeps one Python object for a storage for as long as the storage lives.
+        self._by_storage: dict[int, tuple[weakref.ref[Any], Memory | None]] = {}
         self._on_end = on_end
 
     def find(self, tensor: Tensor) -> Memory | None:
         """The memory of a dense tensor; None if it is not known, or there are no bytes."""
-        return self._by_storage.get(tensor.untyped_storage()._cdata)
+        return self._by_storage[self._key(tensor)][1] if self.is_known(tensor) else None
 
     def is_known(self, tensor: Tensor) -> bool:
         """Whether the tensor's storage has had a memory, even if it has no bytes at present."""
-        return tensor.untyped_storage()._cdata in self._by_storage
+        entry = self._by_storage.get(self._key(tensor))
+        return entry is not None and entry[0]() is tensor.untyped_storage()
 
-    def add(self, tensor: Tensor, kind: str, home: Any) -> Memory | None:
-        """A new memory for a tensor's storage; None if that has no bytes."""
+    def add(self, tensor: Tensor, kind: str, home: Any, *, spoilt: bool = False) -> Memory | None:
+        """A new memory for a tensor's storage; None if that has no bytes.
+
+        spoilt: nothing has been written to it yet.
+        """
         storage = tensor.untyped_storage()
         key, nbytes = storage._cdata, storage.nbytes()
-        if key not in self._by_storage:
-            weakref.finalize(storage, self._end, key).atexit = False
-        memory = Memory(kind, storage.data_ptr(), nbytes, home) if nbytes else None
-        self._by_storage[key] = memory
+        if not self.is_known(tensor):
+            self._end(key, None)
+            weakref.finalize(storage, self._end, key, id(storage)).atexit = False
+        memory = None
+        if nbytes:
+            with self._unseen():
+                memory = Memory(kind, storage.data_ptr(), nbytes, home)
+                if spoilt:
+                    memory.spoil()
+        self._by_storage[key] = (weakref.ref(storage), memory)
         return memory
 
     def end(self, tensor: Tensor) -> None:
         """A storage is about to be resized to nothing; another memory may follow in it."""
-        self._end(tensor.untyped_storage()._cdata, None)
+        key = self._key(tensor)
+        reference = weakref.ref(tensor.untyped_storage())
+        self._end(key, None)
+        self._by_storage[key] = (reference, None)
 
-    def _end(self, key: int, *instead: None) -> None:
-        memory = self._by_storage.pop(key, None)
-        if instead:
-            self._by_storage[key] = None
-        if memory is not None:
-            self._on_end(memory)
-            memory.detach()
+    def _key(self, tensor: Tensor) -> int:
+        key: int = tensor.untyped_storage()._cdata
+        return key
+
+    def _end(self, key: int, owner: int | None) -> None:
+        with self._lock:  # no thread may be executing a kernel that uses the bytes
+            entry = self._by_storage.get(key)
+            if entry is None:
+                return
+            living = entry[0]()
+            if owner is not None and living is not None and id(living) != owner:
+                return  # of another storage, which has the address now
+            del self._by_storage[key]
+            if entry[1] is not None:
+                self._on_end(entry[1])
+                with self._unseen():
+                    entry[1].detach()

@@ -113,3 +113,21 @@ class Drawn(Schedule):
 
     def _choose(self, ready: list[Hashable], wanted: Kernel) -> Hashable:
         return self._random.choice(ready)
+
+
+class SideStreamsFirst(Schedule):
+    """Executes side streams as soon as it can, and the first stream as late as it can.
+
+    The most unkind order for a caller that is not waited for, and that does not wait.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._main: Hashable = None
+
+    def put(self, stream: Hashable, kernel: Kernel) -> None:
+        super().put(stream, kernel)
+        if self._main is None:
+            self._main = stream
+        while side := [other for other in self._ready() if other is not self._main]:
+            self._queues[side[0]].popleft().execute()

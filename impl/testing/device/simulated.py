@@ -163,7 +163,7 @@ class SimulatedDevice:
         self.schedule = schedule or Schedule()
         self.findings: list[Finding] = []
         self.sites: set[Site] = set()
-        self.memories = Memories(self._on_end)
+        self.memories = Memories(self._on_end, self.executing, self.lock)
         self.bytes_now = 0  # of the device: in use, or not usable again yet
         self.bytes_max = 0
         self._left_out = left_out
@@ -313,9 +313,8 @@ class SimulatedDevice:
     def allocate(self, tensor: Tensor) -> Memory | None:
         """New memory of the device for a tensor that was made just now."""
         stream = self.current_stream()
-        memory = self.memories.add(tensor, DEVICE, stream)
+        memory = self.memories.add(tensor, DEVICE, stream, spoilt=True)
         if memory is not None:
-            memory.spoil()
             self._check_reuse(stream)
             self.bytes_now += memory.nbytes
             self.bytes_max = max(self.bytes_max, self.bytes_now)
@@ -345,9 +344,7 @@ class SimulatedDevice:
         kind = PAGEABLE if self.leaves_out("pin") else PINNED
         with self.executing():
             tensor = torch.empty(numel, dtype=dtype)
-        memory = self.memories.add(tensor, kind, None)
-        if memory is not None:
-            memory.spoil()
+        self.memories.add(tensor, kind, None, spoilt=True)
         return tensor
 
     def record_stream(self, tensor: Tensor, stream: SimulatedStream) -> None:
@@ -376,9 +373,7 @@ class SimulatedDevice:
 
     def copied(self, values: Tensor) -> Tensor:
         """A tensor of the device with these values, for which the host waits."""
-        with self.naming(True):
-            copy = torch.empty_like(values)
-        return copy.copy_(values)
+        return torch.empty_like(values, device="cpu").copy_(values)
 
     def fetch(self, tensor: Tensor) -> Tensor:
         """A copy on the host, for which the host waits: what `tensor.cpu()` is on a device."""

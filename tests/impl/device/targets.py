@@ -21,7 +21,7 @@ from impl.gloo.options import Options
 from impl.gloo.transports import Place, connect
 from impl.testing.device.gloo import WatchedCommunicator, simulated_gloo
 from impl.testing.device.handles import DdpHandle, FsdpHandle
-from impl.testing.device.schedule import Drawn, Schedule
+from impl.testing.device.schedule import Drawn
 from impl.testing.device.simulated import SimulatedDevice, SimulatedStream
 
 
@@ -66,13 +66,6 @@ def on_simulated_device() -> Iterator[None]:
         yield
     if device.findings:
         raise AssertionError("\n".join(map(str, device.findings)))
-
-
-@contextlib.contextmanager
-def on_a_late_device() -> Iterator[None]:
-    """A device that executes as late as it can, and keeps to itself what it finds."""
-    with simulated_device(SimulatedDevice(Schedule())):
-        yield
 
 
 @contextlib.contextmanager

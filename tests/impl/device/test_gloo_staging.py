@@ -238,7 +238,7 @@ def test_results_are_what_they_would_be_on_the_host() -> None:
         "sum_in_place": [2.0 * torch.arange(1.0, 9)],
         "large_sum_in_segments": [2.0 * torch.arange(3000.0), 2.0 * torch.arange(600.0)],
         "callbacks_of_a_future": [3 * torch.arange(8.0) + 1, torch.arange(8.0)],
-        "sum_of_sparse": [2 * torch.eye(4)],
+        "sum_of_sparse": [2 * torch.eye(4), torch.eye(4)],
         "message_to_oneself": [2 * torch.arange(8.0)],
     }
     for name, expected in want.items():
