@@ -24,7 +24,7 @@ def test_nothing(ranks):
 # Options -> what the one line says.
 BAD = {
     "--target=nowhere.toml": "--target nowhere.toml: No such file or directory",
-    "--target=gloo": "--target gloo: not one of impl, torch, nor a path that ends in .toml, "
+    "--target=gloo": "--target gloo: not one of impl, torch, torch_nccl, nor a path that ends in .toml, "
     "nor module:attribute",
     "--target=no_such_module:target": "--target no_such_module:target: ModuleNotFoundError: "
     "No module named 'no_such_module'",
