@@ -101,7 +101,11 @@ class _Digests:
             self._store = None
             return
         self._prefix = f"{_KEY}/{sequence}"
-        self._store.set(self._key("digest", self._rank), self._digest())
+        own = self._key("digest", self._rank)
+        self._store.set(own, self._digest())
+        # A TCPStore does not acknowledge a set: only an answer shows that the server has it, and
+        # without it this rank's peers could look for the digest too early.
+        self._store.check([own])
 
     def _key(self, what: str, rank: int) -> str:
         return f"{self._prefix}/{what}/{rank}"
