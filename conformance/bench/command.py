@@ -82,6 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _refuse("--against mpi needs mpi4py and mpirun, and measures collectives")
     targets = [target, *others]
     if arguments.workload == "memory":
+        if arguments.output:
+            return _refuse("--workload memory has no --output: it prints one line a world size")
         for world_size in arguments.world_sizes:
             _memory(targets, world_size, [_MEMORY_STEP], console)
         return 0

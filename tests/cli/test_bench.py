@@ -13,6 +13,7 @@ from conformance.__main__ import main
         (["--target", "nowhere"], "nowhere"),
         (["--target", "torch", "--simulate"], "target torch has no simulation"),
         (["--workload", "ddp", "--against", "mpi"], "measures collectives"),
+        (["--workload", "memory", "--output", "nowhere"], "has no --output"),
         (["--sizes", "4,many"], "many"),
         (["--operations", "all_things"], "all_things"),
         (["--world-sizes", "0"], "0"),
