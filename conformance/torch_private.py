@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.storage import TypedStorage
 
 
 def on_new_group(callback: Callable[[str, dist.ProcessGroup], None]) -> None:
@@ -48,6 +50,22 @@ def sequence_number(group: dist.ProcessGroup) -> int:
     """How many operations the group has counted."""
     number: int = group._get_sequence_number_for_group()  # type: ignore[attr-defined]  # not in the stub
     return number
+
+
+def bytes_of_storage(storage: TypedStorage) -> bytes | None:
+    """What lies in a storage on the CPU; None for one on another device."""
+    if storage._untyped_storage.device.type != "cpu":
+        return None
+    flat = torch.empty(0, dtype=torch.uint8).set_(storage._untyped_storage)  # type: ignore[call-overload]  # not in the stub
+    return flat.numpy().tobytes()
+
+
+def storage_of_bytes(data: bytes, dtype: torch.dtype) -> TypedStorage:
+    """A storage on the CPU with a copy of the data."""
+    flat = torch.empty(len(data), dtype=torch.uint8)
+    if data:
+        flat.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    return TypedStorage(wrap_storage=flat.untyped_storage(), dtype=dtype, _internal=True)
 
 
 def default_store() -> dist.Store:

@@ -16,8 +16,10 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch.storage import TypedStorage
 
 from conformance.target import Target
+from conformance.torch_private import bytes_of_storage, storage_of_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +120,16 @@ def _from_bits(bits: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -
 
 
 class _ByValue(pickle.Pickler):
-    """Pickles tensors of any device as CPU tensors, without memory shared with the sender."""
+    """Pickles tensors of any device as CPU tensors, without memory shared with the sender.
+
+    Equal values give equal bytes, which is how a run is recognised. torch's own reducer of a
+    storage writes its address too.
+    """
 
     def reducer_override(self, obj: object) -> Any:
+        if isinstance(obj, TypedStorage):
+            data = bytes_of_storage(obj)
+            return NotImplemented if data is None else (storage_of_bytes, (data, obj.dtype))
         if isinstance(obj, FunctionType) and obj is not _find_function:
             return _find_function, (reference_to(obj),)
         if isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta"):

@@ -97,7 +97,7 @@ def unshrunk() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.spec.rpartition(":")[2].split(".")[0])
-def test_a_fault_is_rejected_by_its_requirement(fault: Broken) -> None:
+def test_a_fault_is_rejected_by_its_requirement(fault: Broken, tmp_path: Path) -> None:
     # A fault that shows by a hang is noticed when the deadline is over; for others it is patience.
     deadline_s = 4.0 if fault.verdict is Verdict.TIMEOUT else 30.0
     listener = Listener(deadline_s)
@@ -111,6 +111,8 @@ def test_a_fault_is_rejected_by_its_requirement(fault: Broken) -> None:
             *("-p", "no:terminal", "-p", "no:xdist", "-p", "no:cacheprovider", "-s"),
             # It collects garbage ten times in each run, which takes as long as the run itself.
             *("-p", "no:unraisableexception"),
+            # Without it each run sweeps the folders that all others before it left behind.
+            *("--basetemp", str(tmp_path / "run")),
         ],
         plugins=[listener, AnyMachine()],
     )

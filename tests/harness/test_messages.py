@@ -51,6 +51,19 @@ def test_values_travel(value: Any) -> None:
         assert first_difference(got, value) is None
 
 
+def test_equal_tensors_give_equal_bytes() -> None:
+    one, other = torch.arange(5.0), torch.arange(5.0)
+    assert pack(one) == pack(other)
+    assert pack(one) != pack(other.double())
+    assert pack([one, one[1:]]) == pack([other, other[1:]])
+
+
+def test_the_storage_of_a_tensor_that_came_can_grow() -> None:
+    tensor = unpack(pack(torch.arange(2.0)))
+    tensor.resize_(1000).fill_(1)
+    assert tensor.sum() == 1000
+
+
 def test_tensors_travel_by_value() -> None:
     tensor = torch.zeros(3)
     data = pack(tensor)

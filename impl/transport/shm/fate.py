@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import struct
+import time
 from dataclasses import dataclass
 
 from impl import errors
@@ -17,6 +18,7 @@ from impl.transport.shm.layout import Layout
 from impl.transport.shm.mapping import Mapping
 
 _HEADER = struct.Struct("<iiH")  # cause, rank that decided, bytes of text
+_WRITING_S = 1.0  # the longest that a rank may take from its claim to the end of its text
 
 
 class Cause(enum.IntEnum):
@@ -63,8 +65,14 @@ class FateBoard:
         return self._mapping.words[self._ready_index] != 0
 
     def decide(self, fate: Fate) -> bool:
-        """Write the fate, unless another rank was first. The caller wakes the sleepers."""
+        """Write the fate, unless another rank was first. The caller wakes the sleepers.
+
+        Afterwards the fate can be read, unless the rank that was first died while it wrote.
+        """
         if words.fetch_add(self._claim_address, 1) != 0:
+            stop_s = time.monotonic() + _WRITING_S
+            while not self.is_decided() and time.monotonic() < stop_s:
+                time.sleep(50e-6)
             return False
         text = fate.text.encode()[: self._text_nbytes]
         record = _HEADER.pack(fate.cause, fate.decided_by, len(text)) + text

@@ -87,9 +87,13 @@ class Membership:
 
     def give_up(self, cause: Cause, where: str, text: str) -> BaseException:
         """Decide the group's fate, or learn it if another rank was faster; returns the error."""
-        if self.board.decide(Fate(cause, self.rank, text)):
+        fate = Fate(cause, self.rank, text)
+        if self.board.decide(fate):
             self.wake_everybody()
-        return self.fate_error(where) or errors.Aborted(text)
+        if self.fate_error(where) is None:
+            self.error = fate.error(where, self.rank, self.world_size)
+        assert self.error is not None
+        return self.error
 
     def fate_error(self, where: str) -> BaseException | None:
         """The error to raise if the group has ended; kept for later calls."""
