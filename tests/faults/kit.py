@@ -4,7 +4,8 @@
 A fault is a class that breaks exactly one thing. It is either a process group (a subclass of
 `ForwardingGroup`, or of any other Python process group that takes store, rank, size and timeout),
 or, if it breaks what lies above the groups, a `Patch` that changes functions while a world lives.
-`@breaks` names the requirement that must notice it and what the report must say.
+`@breaks` names the requirement that must notice it and what the report must say. A fault that
+breaks several requirements by that one thing has it several times.
 """
 
 from __future__ import annotations
@@ -64,8 +65,9 @@ def breaks(
 
     def register(fault: F) -> F:
         spec = f"{fault.__module__}:{fault.__qualname__}.target"
+        is_new = all(known.spec != spec for known in FAULTS)
         FAULTS.append(Broken(spec, id, says, verdict))
-        if issubclass(fault, dist.ProcessGroup):
+        if is_new and issubclass(fault, dist.ProcessGroup):
             dist.Backend.register_backend(_backend(fault), fault, devices=["cpu"])
         return fault
 
