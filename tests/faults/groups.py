@@ -235,6 +235,7 @@ class EverybodyHasARank(Replacing):
         return right() if rank == -1 else rank
 
 
+@breaks("backends/name", says=r"rank 0 is wrong\nat \[1\]")
 @breaks("groups/backend-name", says=r"get_backend is 'custom', want 'gloo'")
 class IsCalledCustom(Replacing):
     @staticmethod
@@ -361,6 +362,7 @@ class GroupsAreKept(Replacing):
         right(group)
 
 
+@breaks("destroy/any-order", says=r"rank 0  raised AssertionError: Process group cannot be None")
 @breaks("destroy/one-group", says=r"has not been initialized")
 class OneEndsAll(Replacing):
     """Destroying one group destroys everything."""
@@ -493,6 +495,8 @@ class TheLocalRankIsZero(Replacing):
         return int(right(fallback or 0))
 
 
+@breaks("ranks/default-group", says=r"rank 0 is wrong\nat \[2\]")
+@breaks("device_mesh/slices", says=r"rank 0 is wrong\nat \[0\]")
 @breaks("device_mesh/dimensions", says=r"rank 0 is wrong\nat \[1\]\[0\]\[0\]: got 1, want 0")
 class GroupsOfAMeshAreBackwards(Replacing):
     """The ranks of a group of a mesh are those of its mirror image."""

@@ -43,11 +43,10 @@ def replaced(**wrappers: Callable[[Any], Any]) -> Iterator[None]:
     """
     with ExitStack() as stack:
         for name, wrap in wrappers.items():
-            old = getattr(distributed_c10d, name)
-            new = wrap(old)
-            stack.enter_context(mock.patch.object(distributed_c10d, name, new))
-            if hasattr(dist, name):
-                stack.enter_context(mock.patch.object(dist, name, new))
+            owners = [module for module in (distributed_c10d, dist) if hasattr(module, name)]
+            new = wrap(getattr(owners[0], name))
+            for module in owners:
+                stack.enter_context(mock.patch.object(module, name, new))
         yield
 
 

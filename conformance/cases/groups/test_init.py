@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -222,14 +223,16 @@ def test_the_barrier_of_a_store_says_who_came(bare_ranks: Ranks) -> None:
     assert_that(waits == [1, 1], f"it waited for {waits} keys, want one key each time")
 
 
-def wait_for_a_missing_key(me: Me, method: str, path: str) -> None:
-    """The timeout of the group is its store's."""
+def wait_for_a_missing_key(me: Me, method: str, path: str) -> float:
+    """The timeout of the group, a second, is its store's. Returns how long it waited, in s."""
     url = f"file://{path}" if method == "file" else "tcp://127.0.0.1:0?use_libuv=0"
     dist.init_process_group(
         me.target.backend, url, timedelta(seconds=1), 1, 0, pg_options=me.options
     )
+    began = time.monotonic()
     with pytest.raises(RuntimeError, match=r"(?i)time.?out|timed out"):
         default_store().get("a key that nobody sets")
+    return time.monotonic() - began
 
 
 @covers("init/store-timeout")
@@ -239,4 +242,6 @@ def wait_for_a_missing_key(me: Me, method: str, path: str) -> None:
 def test_the_store_gives_up_after_the_timeout(
     bare_ranks: Ranks, method: str, tmp_path: Path
 ) -> None:
-    bare_ranks.run(wait_for_a_missing_key, method, str(tmp_path / "store"))
+    [waited_s] = bare_ranks.run(wait_for_a_missing_key, method, str(tmp_path / "store"))
+    # Stores count in whole milliseconds, and some look at another clock.
+    assert_that(waited_s > 0.9, f"the store gave up after {waited_s:.2f} s of 1 s")
