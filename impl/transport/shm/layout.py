@@ -90,6 +90,10 @@ class Layout:
         """Word: the rounds that the rank has published; the word behind it counts sleepers."""
         return self._block(rank)
 
+    def processor_offset(self, rank: int) -> int:
+        """Word: the processor on which the rank last waited, plus 1; on the line of its step."""
+        return self._block(rank) + 8
+
     def bell_offset(self, rank: int) -> int:
         """Word: rung when one of the rank's rings changes; the word behind it counts sleepers."""
         return self._block(rank) + LINE_NBYTES

@@ -25,6 +25,7 @@ from impl.transport.shm import words
 from impl.transport.shm.fate import Cause, Fate, FateBoard
 from impl.transport.shm.layout import ANNOUNCEMENT_NBYTES, Layout
 from impl.transport.shm.mapping import Mapping
+from impl.transport.shm.placement import Placement
 
 LOOKS = 40  # about 2 us
 YIELDING_S = 200e-6
@@ -129,6 +130,11 @@ class Rounds:
         ]
         self._encoded: dict[tuple[str, str, str], tuple[int, bytes]] = {}
         self._wake_always = not words.LOADS_ARE_ORDERED
+        self._placement = Placement(
+            mapping.words,
+            [layout.processor_offset(p) // 4 for p in range(membership.size)],
+            own,
+        )
         self.step = 0  # published rounds
 
     def half(self) -> int:
@@ -217,13 +223,15 @@ class Rounds:
         for _ in range(LOOKS):
             if shared[index] != value:
                 return
-        yield_processor, now = words.yield_processor, time.monotonic
-        stop_s = now() + (0.0 if is_background() else YIELDING_S)
-        while now() < stop_s:
-            for _ in range(4):
-                yield_processor()
-                if shared[index] != value:
-                    return
+        if not is_background():
+            self._placement.waits_for(position)
+            yield_processor, now = words.yield_processor, time.monotonic
+            stop_s = now() + YIELDING_S
+            while now() < stop_s:
+                for _ in range(4):
+                    yield_processor()
+                    if shared[index] != value:
+                        return
         sleep_until_change(
             lambda: shared[index] != value,
             address,

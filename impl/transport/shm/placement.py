@@ -1,0 +1,77 @@
+"""On which processors do the ranks of a group wait for each other?
+
+[Note: crowded processors] A scheduler that looks for the cheapest place for a woken process may put
+two ranks on one processor and leave another one idle, and as long as they hand it to each other by
+`sched_yield` it sees nothing to mend. A collective then takes the sum of the ranks' times instead
+of the longest. So a rank that has to wait writes down where it runs, and if it shares its processor
+with more ranks than need be, it goes to the one with the fewest. Its affinity is narrowed for that
+moment only: nothing is pinned, and the scheduler may move it at any time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+
+# How long a rank stays after it has moved. A scheduler that puts it back knows of other work, and
+# the next time is twice as long: that is not fought over.
+_STAYS_S, _STAYS_MAX_S = 0.01, 10.0
+_LOOKS_EVERY_S = 0.005
+
+current_processor: Callable[[], int] = ctypes.CDLL(None).sched_getcpu
+
+
+def better_processor(
+    places: Sequence[int | None], position: int, allowed: Collection[int]
+) -> int | None:
+    """Where the rank at `position` should go; None if it is well placed or another one should go.
+
+    places: the processor of each rank, None where it is not known; the own one is known.
+    allowed: the processors on which this rank may run.
+    """
+    here = places[position]
+    ranks = Counter(places)
+    last = max(p for p, place in enumerate(places) if place == here)
+    if last != position or not allowed:
+        return None
+    there = min(allowed, key=lambda processor: (ranks[processor], processor))
+    return there if ranks[there] + 2 <= ranks[here] else None
+
+
+class Placement:
+    """One rank's part in keeping the ranks apart."""
+
+    def __init__(self, words: memoryview, indices: Sequence[int], position: int) -> None:
+        """indices: by position, the word in which a rank writes its processor's number plus 1."""
+        self._words = words
+        self._indices = tuple(indices)
+        self._position = position
+        self._own = self._indices[position]
+        self._not_before_s = 0.0
+        self._stays_s = _STAYS_S
+
+    def waits_for(self, position: int) -> None:
+        """Note where this rank runs; move it if it shares its processor with the other one."""
+        words = self._words
+        here = words[self._own] = current_processor() + 1
+        if words[self._indices[position]] == here:
+            self._spread()
+
+    def _spread(self) -> None:
+        now_s = time.monotonic()
+        if now_s < self._not_before_s:
+            return
+        places = [self._words[index] - 1 if self._words[index] else None for index in self._indices]
+        allowed = os.sched_getaffinity(0)
+        there = better_processor(places, self._position, allowed)
+        if there is None:
+            self._not_before_s = now_s + _LOOKS_EVERY_S
+        else:
+            self._not_before_s = now_s + self._stays_s
+            self._stays_s = min(2 * self._stays_s, _STAYS_MAX_S)
+            os.sched_setaffinity(0, {there})
+            os.sched_setaffinity(0, allowed)
+            self._words[self._own] = there + 1

@@ -1,0 +1,101 @@
+"""Ranks that share a processor without need go apart."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from impl.transport.shm import placement
+from impl.transport.shm.placement import Placement, better_processor
+
+
+@pytest.mark.parametrize(
+    ("places", "position", "allowed", "there"),
+    [
+        ([0, 0], 1, {0, 1}, 1),
+        ([0, 0], 0, {0, 1}, None),  # the last one goes
+        ([0, 1], 1, {0, 1}, None),
+        ([0, 0], 1, {0}, None),
+        ([0, 0], 1, {0, 1, 2}, 1),
+        ([1, 1, 0], 1, {0, 1}, None),  # two and one are as even as it gets
+        ([0, 0, 0, 0], 3, {0, 1}, 1),
+        ([0, 0, 0, 1], 2, {0, 1}, 1),
+        ([None, 0, 0], 2, {0, 3}, 3),
+        ([0, 0], 1, set(), None),
+    ],
+)
+def test_where_a_rank_goes(
+    places: list[int | None], position: int, allowed: set[int], there: int | None
+) -> None:
+    assert better_processor(places, position, allowed) == there
+
+
+@given(
+    places=st.lists(st.integers(0, 3), min_size=1, max_size=9),
+    processors=st.sets(st.integers(0, 3), min_size=1),
+)
+def test_ranks_that_move_one_by_one_come_to_rest_evenly(
+    places: list[int], processors: set[int]
+) -> None:
+    places = [place if place in processors else min(processors) for place in places]
+    for _ in range(len(places) ** 2):
+        moves = {
+            p: there
+            for p in range(len(places))
+            if (there := better_processor(places, p, processors)) is not None
+        }
+        if not moves:
+            break
+        position, there = moves.popitem()
+        places[position] = there
+    counts = [places.count(processor) for processor in processors]
+    assert max(counts) - min(counts) <= 1
+
+
+class Machine:
+    """Where this process runs, and how often it asked to run elsewhere."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 100.0
+        self.processor = 0
+        self.allowed = {0, 1}
+        self.moves: list[set[int]] = []
+        monkeypatch.setattr(placement, "current_processor", lambda: self.processor)
+        monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(self.allowed))
+        monkeypatch.setattr(os, "sched_setaffinity", lambda _, to: self.moves.append(set(to)))
+
+
+def test_a_rank_moves_with_its_affinity_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch)
+    words = memoryview(bytearray(8)).cast("I")
+    first, second = (Placement(words, [0, 1], position) for position in (0, 1))
+    first.waits_for(1)
+    second.waits_for(0)
+    assert machine.moves == [{1}, {0, 1}]
+    assert list(words) == [1, 2]
+    machine.processor = 1
+    second.waits_for(0)
+    assert len(machine.moves) == 2
+
+
+def test_a_rank_that_is_put_back_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch)
+    words = memoryview(bytearray(8)).cast("I")
+    first, second = (Placement(words, [0, 1], position) for position in (0, 1))
+    moved_at = []
+    for _ in range(20_000):
+        first.waits_for(1)
+        before = len(machine.moves)
+        second.waits_for(0)  # always on processor 0, whatever it asked for
+        if len(machine.moves) > before:
+            moved_at.append(machine.now_s)
+        machine.now_s += 0.001
+    gaps = [later - earlier for earlier, later in itertools.pairwise(moved_at)]
+    assert gaps == sorted(gaps)
+    assert len(moved_at) < 12
