@@ -56,7 +56,7 @@ def bytes_of_storage(storage: TypedStorage) -> bytes | None:
     """What lies in a storage on the CPU; None for one on another device."""
     if storage._untyped_storage.device.type != "cpu":
         return None
-    flat = torch.empty(0, dtype=torch.uint8).set_(storage._untyped_storage)  # type: ignore[call-overload]  # not in the stub
+    flat = torch.empty(0, dtype=torch.uint8).set_(storage._untyped_storage)
     return flat.numpy().tobytes()
 
 

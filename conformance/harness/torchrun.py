@@ -29,6 +29,7 @@ from conformance.harness.recorder import LastCollective
 
 _KEY_BYTES = 32
 _ANSWER_WAIT_S = 30.0
+_START_WAIT_S = 180.0  # an agent's first process imports torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,13 @@ class _Hello:
 
 
 @dataclass(frozen=True, slots=True)
+class _Start:
+    """Start the rank process, if there is none, and say so."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Tell:
-    """Pass a command on to the rank process, which is started if there is none."""
+    """Pass a command on to the rank process."""
 
     command: Command
 
@@ -104,6 +110,11 @@ class RemoteRank:
     def waitables(self) -> list[Any]:
         return [self._connection]
 
+    def start(self) -> None:
+        """Return when there is a process: what a case may take does not begin before."""
+        self._send(_Start())
+        self._reply("start", _START_WAIT_S)
+
     def tell(self, command: Command) -> None:
         self._send(_Tell(command))
 
@@ -140,12 +151,15 @@ class RemoteRank:
 
     def _ask(self, method: str) -> Any:
         self._send(_Ask(method))
-        while self._connection.poll(_ANSWER_WAIT_S):
+        return self._reply(method, _ANSWER_WAIT_S)
+
+    def _reply(self, question: str, wait_s: float) -> Any:
+        while self._connection.poll(wait_s):
             message = self._receive()
             if isinstance(message, _Reply):
                 return message.value
             self._take_in(message)
-        raise HarnessFault(f"an agent did not answer to {method} for {_ANSWER_WAIT_S} s")
+        raise HarnessFault(f"an agent did not answer to {question} for {wait_s} s")
 
     def _take_in(self, said: _Said) -> None:
         if said.life == self._life:
@@ -181,7 +195,11 @@ class Crew:
 
     def rank(self, index: int) -> RankProcess | RemoteRank:
         """Rank `index`, warm: rank 0 in a process of ours, every other one beside its agent."""
-        return self._agents[index] if index else RankProcess(0)
+        if index == 0:
+            return RankProcess(0)
+        agent = self._agents[index]
+        agent.start()
+        return agent
 
     def end(self) -> None:
         """Let all agents go."""
@@ -194,7 +212,7 @@ def serve(at: Place) -> None:
     port, key = _store(at).get("conformance/agents").decode().split()
     connection = Client((at.host, int(port)), authkey=bytes.fromhex(key))
     connection.send(_Hello(at.rank))
-    rank: RankProcess | None = None
+    rank: RankProcess | None = RankProcess(at.rank)  # on all hosts at the same time
     life = 0
     try:
         while True:
@@ -220,7 +238,10 @@ def serve(at: Place) -> None:
 def _obey(
     message: object, rank: RankProcess | None, index: int, send: Callable[[object], None]
 ) -> RankProcess | None:
-    if isinstance(message, _Tell):
+    if isinstance(message, _Start):
+        rank = rank or RankProcess(index)
+        send(_Reply(None))
+    elif isinstance(message, _Tell):
         rank = rank or RankProcess(index)
         rank.tell(message.command)
     elif isinstance(message, _Ask):
