@@ -31,6 +31,7 @@ _FREES = (config.HandleConfig, "reshards_after_forward", as_property(True))
 
 
 @breaks("fsdp/trace-full-shard", says="the traces part at operation")
+@breaks("fsdp/trace-checkpointed", says="the traces part at operation")
 class GathersOnceInFullShard(Swapped):
     swaps = (_KEEPS,)
 
@@ -70,6 +71,7 @@ def _early(right: Any) -> Any:
 
 
 @breaks("fsdp/prefetch-after", says="gathers after each gradient")
+@breaks("fsdp/no-prefetch", says="gathers after each gradient")
 class PrefetchesBeforeWhenAskedForAfter(Swapped):
     swaps = ((sharding, "unit_to_prefetch", _early),)
 
@@ -91,6 +93,7 @@ def _reduce(state: Any, handle: Any) -> None:
 
 
 @breaks("fsdp/scatter-dtype", says="want (b?float32|bfloat16)")
+@breaks("fsdp/with-torch-low-precision", says="ranks disagree on dtype|raised|is wrong")
 class ReducesInTheDtypeOfTheGradient(Swapped):
     """The reduce_dtype never reaches the wire (pytorch#63375, for a hook of DDP)."""
 
@@ -153,6 +156,8 @@ class FreesUnitsThatAreToBeKept(Swapped):
 
 
 @breaks("fsdp/freed-in-backward", says="unsharded at the backwards|last at the backwards")
+@breaks("fsdp/two-units-at-once", says="unsharded at the backwards")
+@breaks("fsdp/no-sync-frees", says="unsharded at the backwards")
 class KeepsUnitsInTheBackward(Swapped):
     """Everything is freed at the end alone."""
 

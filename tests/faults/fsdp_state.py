@@ -83,6 +83,7 @@ class NobodyElseUnderstandsItsShards(Swapped):
 
 
 @breaks("fsdp/local-state-dict", says="is wrong")
+@breaks("fsdp/local-state-dict-original", says="is wrong")
 class LocalStateDictsAreNotLoaded(Swapped):
     swaps = (
         (
@@ -126,6 +127,9 @@ class AnErrorLeavesTheType(Swapped):
 
 
 @breaks("fsdp/full-optimizer-state", says="is wrong")
+@breaks("fsdp/full-optimizer-state-offloaded", says="is wrong")
+@breaks("fsdp/optimizer-state-on-rank-0", says="elements differ")
+@breaks("fsdp/optimizer-state-and-the-bare-module", says="is wrong")
 class OptimizerStateIsShifted(Swapped):
     swaps = ((optim_save, "_gather", _rolled_afterwards),)
 
@@ -142,6 +146,11 @@ class OptimizerStateOfOriginalParametersIsShifted(Swapped):
 
 
 @breaks("fsdp/optimizer-state-loads", says="differences")
+@breaks("fsdp/optimizer-loads-directly", says="is wrong")
+@breaks("fsdp/checkpoint", says="is wrong")
+@breaks("fsdp/older-optimizer-functions", says="differences")
+@breaks("fsdp/exchanges-full-with-torch", says="is wrong")
+@breaks("fsdp/optimizer-state-of-units-and-the-bare-module", says="is wrong")
 class OptimizerStateIsLoadedShifted(Swapped):
     swaps = ((optim_load, "_flatten_tensors", _rolled_afterwards),)
 
@@ -188,6 +197,9 @@ def _made_empty(modules: Any, device: Any) -> None:
 
 
 @breaks("fsdp/ignored-modules", says="ignored parameters|units")
+@breaks("fsdp/ignored-in-state-dict", says="types")
+@breaks("fsdp/ignored-parameters", says="zip|ignored parameters")
+@breaks("fsdp/ignored-instance", says="was to raise")
 class IgnoresNothing(Swapped):
     swaps = (
         (api, "resolve_ignored", lambda right: lambda module, *args: right(module, None, None)),
@@ -195,6 +207,8 @@ class IgnoresNothing(Swapped):
 
 
 @breaks("fsdp/comm-hook", says="calls and gradients")
+@breaks("fsdp/comm-hook-no-shard", says="calls and gradients")
+@breaks("fsdp/comm-hook-refused", says="was to raise")
 class HooksAreNotCalled(Swapped):
     swaps = ((api.FullyShardedDataParallel, "register_comm_hook", nothing),)
 

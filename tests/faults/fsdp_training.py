@@ -39,6 +39,8 @@ def _twice(right: Any) -> Any:
 
 
 @breaks("fsdp/shard-grad-op", says="is wrong")
+@breaks("fsdp/nested-units", says="is wrong")
+@breaks("fsdp/device-mesh", says="is wrong")
 class DividesTwice(Swapped):
     swaps = ((collectives, "divide", _twice),)
 
@@ -51,16 +53,21 @@ def _own_shard_everywhere(_: Any) -> Any:
 
 
 @breaks("fsdp/losses", says="loss of forward 1: rank . is wrong")
+@breaks("fsdp/eval", says="is wrong")
 class GathersItsOwnShardAlone(Swapped):
     swaps = ((collectives, "all_gather", _own_shard_everywhere),)
 
 
 @breaks("fsdp/no-shard", says="is wrong")
+@breaks("fsdp/trace-no-shard", says="the traces part at operation")
+@breaks("fsdp/gather-never", says="want all-reduces of")
+@breaks("fsdp/unused-replicated-unit", says="is wrong")
 class ReplicasKeepTheirOwnGradients(Swapped):
     swaps = ((collectives, "all_reduce", nothing),)
 
 
 @breaks("fsdp/hybrid-shard", says="is wrong")
+@breaks("fsdp/trace-hybrid-shard", says="between: the traces part")
 class NodesKeepTheirOwnGradients(Swapped):
     """The second reduction of hybrid sharding is missing."""
 
@@ -68,6 +75,7 @@ class NodesKeepTheirOwnGradients(Swapped):
 
 
 @breaks("fsdp/hybrid-shard-zero2", says="is wrong")
+@breaks("fsdp/with-torch-hybrid", says="is wrong")
 class DividesByTheShardingGroupAlone(Swapped):
     """Factors differ between one dimension and two (pytorch#155903)."""
 
@@ -118,6 +126,7 @@ def _padded_in_front(right: Any) -> Any:
 
 
 @breaks("fsdp/uneven-sizes", says="is wrong")
+@breaks("fsdp/with-torch", says="is wrong")
 class PadsInFront(Swapped):
     """The padding comes before the gradient instead of behind it."""
 
@@ -136,6 +145,9 @@ class FrozenUnitsAreTrained(Swapped):
 
 
 @breaks("fsdp/accumulates", says="is wrong")
+@breaks("fsdp/cpu-offload-accumulates", says="is wrong")
+@breaks("fsdp/low-precision-training", says="is wrong")
+@breaks("fsdp/any-model", says="is wrong")
 class KeepsTheLastGradientAlone(Swapped):
     swaps = ((reduction, "_accumulate", lambda _: lambda device, handle, grad: grad),)
 
@@ -274,6 +286,7 @@ class ReplicasOfSingleRanksDrift(Swapped):
 
 
 @breaks("fsdp/no-sync", says="is wrong")
+@breaks("fsdp/with-torch-no-sync", says="is wrong")
 class NoSyncReducesAtOnceAndForgets(Swapped):
     """What accumulates under no_sync does not get into the reduction."""
 
@@ -355,6 +368,7 @@ class OptimizersInTheBackwardDoNotRun(Swapped):
 
 
 @breaks("fsdp/silent-no-sync", says="under no_sync")
+@breaks("fsdp/no-sync-of-inner-unit", says="was to raise")
 class NoSyncIsIgnored(Swapped):
     swaps = (
         (
