@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from tests.faults.kit import ForwardingGroup, breaks
 from tests.faults.works import Done
@@ -45,12 +46,12 @@ class SumsInHalfPrecision(ForwardingGroup):
 
 @breaks("all_reduce/subgroup", says=r"rank 0 is wrong")
 class ReducesTwiceInSubgroups(ForwardingGroup):
-    """A group of two adds the result to itself."""
+    """A group whose ranks are not those of the world adds the result to itself."""
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
         work = super().allreduce(tensors, opts)
         work.wait()
-        if self.size() == 2:
+        if dist.get_rank() != self.rank():
             tensors[0].mul_(2)
         return work
 
@@ -69,7 +70,7 @@ class TakesGlobalRootsForGroupRanks(ForwardingGroup):
     """In a group, the leader is elected by its group rank and looked for by its global one."""
 
     def broadcast(self, tensors: Any, opts: Any) -> Any:
-        if self.size() < 4:
+        if dist.get_rank() != self.rank():
             opts.rootRank = (opts.rootRank + 1) % self.size()
         return super().broadcast(tensors, opts)
 
@@ -160,12 +161,17 @@ class ReduceScattersTheNextBlock(ForwardingGroup):
 
 
 @breaks("all_to_all/values", says=r"rank 0 is wrong")
+@breaks("all_to_all_single/even", says=r"rank 0 is wrong")
 class KeepsItsOwn(ForwardingGroup):
     """Every rank gets back what it gave."""
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         for output, tensor in zip(outputs, inputs, strict=True):
             output.copy_(tensor)
+        return Done()
+
+    def all_to_all_single(self, output: Any, tensor: Any, out: Any, into: Any, opts: Any) -> Any:
+        output.copy_(tensor)
         return Done()
 
 
