@@ -253,6 +253,7 @@ class SaysNothingToOutsiders(Replacing):
         return
 
 
+@breaks("p2p/peer-outside-the-group", says=r"raised RuntimeError|DID NOT RAISE")
 @breaks("groups/root-outside", says=r"broadcast was accepted")
 class RootsOutsideMeanTheFirst(Replacing):
     """A root that is no member is taken for the first member."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -79,6 +79,32 @@ class BroadcastsTwoObjects(Replacing):
         kept = objects[2:]
         right(objects, *args, **how)
         objects[2:] = kept
+
+
+@breaks("broadcast_object_list/device", says=r"rank 0 is wrong\nat \[0\]")
+class WithADeviceTheRootIsTheFirst(Replacing):
+    """The source is forgotten where a device is passed."""
+
+    @staticmethod
+    def broadcast_object_list(
+        right: Any, objects: Any, src: Any = None, group: Any = None, **how: Any
+    ) -> None:
+        right(objects, None if "device" in how else src, group, **how)
+
+
+@breaks("broadcast_object_list/lists-of-differing-lengths", says=r"rank 0  returned")
+class CutsListsToTheShortest(Replacing):
+    """As many objects are told as every list has room for."""
+
+    base: ClassVar[str] = "impl"
+
+    @staticmethod
+    def broadcast_object_list(right: Any, objects: Any, *args: Any, **how: Any) -> None:
+        room = torch.tensor([len(objects)])
+        dist.all_reduce(room, dist.ReduceOp.MIN)
+        told = objects[: int(room)]
+        right(told, *args, **how)
+        objects[: int(room)] = told
 
 
 @breaks("broadcast_object_list/source-keeps-its-own", says=r"got \(?False|got False, want True")
@@ -235,6 +261,16 @@ class SendersAreGroupRanks(Replacing):
     ) -> Any:
         source = right(objects, src, group, **how)
         return source if group is None else dist.get_group_rank(group, source)
+
+
+@breaks("send_object_list/batch", says=r"at \[0\]: got NoneType None, want int 0")
+class BatchesComeFromNobody(Replacing):
+    """A list that came in a batch has no source."""
+
+    @staticmethod
+    def recv_object_list(right: Any, objects: Any, *args: Any, **how: Any) -> Any:
+        source = right(objects, *args, **how)
+        return None if how.get("use_batch") else source
 
 
 @breaks("send_object_list/arguments", says="DID NOT RAISE")

@@ -6,6 +6,8 @@ import time
 from datetime import timedelta
 from typing import Any, ClassVar
 
+import torch.distributed as dist
+
 from conformance.verdict import Verdict
 from impl.gloo import ProcessGroupGloo
 from tests.faults.kit import ForwardingGroup, GroupFault, breaks
@@ -166,6 +168,43 @@ class NoWorldAfterALoss(OneLossEndsAllGroups):
         super().__init__(*args)
 
 
+@breaks("peer_loss/all-survivors-go-on", says=r"raised RuntimeError: 4 ranks, and not 3")
+class WorldsDoNotShrink(GroupFault, ProcessGroupGloo):
+    """A process whose group had lost a rank makes none with fewer."""
+
+    base = "impl"
+    members: ClassVar[int | None] = None
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        cls = type(self)
+        cls.members = cls.members or size
+        if size < cls.members:
+            raise RuntimeError(f"{cls.members} ranks, and not {size}")
+        super().__init__(store, rank, size, timeout)
+
+
+@breaks("peer_loss/destroy", says=r"rank 0 still holds .*shared memory")
+class KeepsBrokenGroups(GroupFault, ProcessGroupGloo):
+    """A group that has lost a rank is kept, for whoever asks what happened."""
+
+    base = "impl"
+    broken: ClassVar[list[Any]] = []
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+        try:
+            work = super().allreduce(tensors, opts)
+            if not (opts and opts.asyncOp):
+                work.wait()
+        except RuntimeError:
+            self.broken.append(self)
+            raise
+        return work
+
+    def shutdown(self) -> None:
+        if self not in self.broken:
+            super().shutdown()
+
+
 @breaks("timeouts/of-the-group", says=r"gave up after 0\.\d+ s of 2\.0 s")
 class GivesUpTooSoon(ForwardingGroup):
     """A group has a tenth of its timeout."""
@@ -234,6 +273,17 @@ class CountsFromTheBeginning(ForwardingGroup):
         if time.monotonic() > self.up_at:
             raise RuntimeError("the time is up")
         return super().allreduce(tensors, opts)
+
+
+@breaks("timeouts/joining", says="DID NOT RAISE")
+class GoesOnWithWhoeverCame(ForwardingGroup):
+    """A group whose members did not all come in time is one of this rank alone."""
+
+    def __init__(self, store: Any, rank: int, world_size: int, timeout: timedelta) -> None:
+        try:
+            super().__init__(store, rank, world_size, timeout)
+        except RuntimeError:
+            super().__init__(dist.PrefixStore(f"alone {rank}", store), 0, 1, timeout)
 
 
 @breaks("timeouts/recovery", says=r"raised RuntimeError: it has been tried before")

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.faults.kit import ForwardingGroup, breaks
+from impl.gloo import ProcessGroupGloo
+from tests.faults.kit import ForwardingGroup, GroupFault, breaks
 from tests.faults.works import Done, Relayed
 
 Op = dist.ReduceOp
@@ -209,3 +210,64 @@ class BroadcastsNothing(ForwardingGroup):
 
     def broadcast(self, tensors: Any, opts: Any) -> Any:
         return Done() if tensors[0].is_sparse else super().broadcast(tensors, opts)
+
+
+class _OfImpl(GroupFault, ProcessGroupGloo):
+    """impl's group, which reduces what `spoiled` gives in the place of a sparse tensor."""
+
+    base = "impl"
+
+    def spoiled(self, x: torch.Tensor) -> torch.Tensor | None:
+        """What is reduced instead of x, or None if x is right."""
+        raise NotImplementedError
+
+    def restored(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """What x becomes, of the sum of what was reduced instead."""
+        return y.to(x.dtype)
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+        [x] = tensors
+        instead = self.spoiled(x) if x.is_sparse else None
+        if instead is None:
+            return super().allreduce(tensors, opts)
+        work = super().allreduce([instead], opts)
+        work.wait()
+        x.copy_(self.restored(instead, x))
+        return work
+
+
+def _with_values(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    return torch.sparse_coo_tensor(x._indices(), values, x.shape)
+
+
+@breaks("sparse/float16", says=r"rank 0 is wrong")
+class TakesOneHalfForTheOther(_OfImpl):
+    """Numbers of float16 are added as if they were bfloat16."""
+
+    def spoiled(self, x: torch.Tensor) -> torch.Tensor | None:
+        if x.dtype is not torch.float16:
+            return None
+        return _with_values(x, x.coalesce().values().view(torch.bfloat16))
+
+    def restored(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return _with_values(y, y._values().view(x.dtype))
+
+
+@breaks("sparse/many-dimensions", says=r"5 sparse[\s\S]*rank 0 is wrong|rank 0 is wrong")
+class HasFourIndices(_OfImpl):
+    """An element has four indices; all others are 0."""
+
+    def spoiled(self, x: torch.Tensor) -> torch.Tensor | None:
+        if x.sparse_dim() <= 4:
+            return None
+        indices = x._indices().clone()
+        indices[4:] = 0
+        return torch.sparse_coo_tensor(indices, x._values(), x.shape)
+
+
+@breaks("sparse/dtypes-differ", says=r"rank 0  returned")
+class AddsInSinglePrecision(_OfImpl):
+    """Whatever is reduced is reduced as float32."""
+
+    def spoiled(self, x: torch.Tensor) -> torch.Tensor | None:
+        return None if x.dtype is torch.float32 else x.float()
