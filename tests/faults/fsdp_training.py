@@ -40,7 +40,6 @@ def _twice(right: Any) -> Any:
 
 @breaks("fsdp/shard-grad-op", says="is wrong")
 @breaks("fsdp/nested-units", says="is wrong")
-@breaks("fsdp/device-mesh", says="is wrong")
 class DividesTwice(Swapped):
     swaps = ((collectives, "divide", _twice),)
 

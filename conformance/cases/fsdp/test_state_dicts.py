@@ -118,8 +118,10 @@ def devices(me: Me, config: Any) -> list[str]:
 @covers("fsdp/full-state-dict-on-cpu")
 @world_sizes(2)
 def test_full_state_dicts_on_the_cpu(ranks: Ranks) -> None:
-    got = ranks.run(devices, FullStateDictConfig(offload_to_cpu=True))
-    assert_same_on_all_ranks(got, ["cpu"], what="devices")
+    config = FullStateDictConfig(offload_to_cpu=True)
+    assert_same_on_all_ranks(ranks.run(devices, config), ["cpu"], what="devices")
+    recipe = Recipe()
+    check_tensors(ranks.run(full_state, recipe, config), [bare_state(recipe, 2)] * 2)
 
 
 @covers("fsdp/tied-state-dict")

@@ -26,8 +26,9 @@ from torch.distributed.fsdp.wrap import (
 from torch.distributed.fsdp.wrap import wrap as wrap_annotated
 
 from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
-from conformance.cases.fsdp.custom import inputs, linear
+from conformance.cases.fsdp.custom import inputs, linear, train_custom
 from conformance.cases.fsdp.models import Block, Net
+from conformance.cases.fsdp.test_passes import one_pass, two_layers, wanted_of_part
 from conformance.cases.fsdp.test_traces import units_of
 from conformance.cases.fsdp.training import (
     HYBRIDS,
@@ -81,21 +82,25 @@ def test_the_wrapper_is_transparent(ranks: Ranks) -> None:
         assert_that(not wrong, f"hidden: {wrong}", rank)
 
 
-def instances(me: Me) -> tuple[list[int], list[bool], int]:
-    """Elements of each instance's own parameters in order; which are roots; how many roots."""
+def instances(me: Me) -> tuple[list[int], list[bool], int, bool]:
+    """Elements of each instance's own parameters in order; which are roots; how many roots;
+    whether the order is that of a tree's modules, which is depth first."""
     model = Recipe().wrapped(me)
     cls = type(model)
     units = cls.fsdp_modules(nn.Sequential(model))
     roots = [unit.check_is_root() for unit in units]
     numels = [sum(p.numel() for p in unit.parameters()) for unit in units]
-    return numels, roots, len(cls.fsdp_modules(model, root_only=True))
+    tree = Recipe(wrap="every").wrapped(me)
+    in_order = [part for part in tree.modules() if isinstance(part, cls)]
+    one_root = len(cls.fsdp_modules(model, root_only=True))
+    return numels, roots, one_root, cls.fsdp_modules(tree) == in_order
 
 
 @covers("fsdp/instances")
 @world_sizes(2)
 def test_instances(ranks: Ranks) -> None:
     chunks = [unit.chunk for unit in units_of(Net(), 2)]
-    want = ([sum(chunks), *chunks[1:]], [True, False, False], 1)
+    want = ([sum(chunks), *chunks[1:]], [True, False, False], 1, True)
     assert_same_on_all_ranks(ranks.run(instances), want, what="instances")
 
 
@@ -392,8 +397,22 @@ def test_a_mesh(ranks: Ranks, orig: bool) -> None:
         check_runs(got, train_whole(recipe, ranks.world_size))
 
 
-def chunk_on_mesh(me: Me) -> int:
-    mesh = init_device_mesh(me.device.type, (2, 2))
+def train_on_rows(me: Me) -> Any:
+    """Train on the second dimension of a mesh, which the ranks 0 and 1 share, and 2 and 3."""
+    mesh = init_device_mesh(me.device.type, (2, 2), mesh_dim_names=("columns", "rows"))
+    return train_custom(me, two_layers, one_pass, kwargs={"device_mesh": mesh["rows"]})
+
+
+@covers("fsdp/device-mesh")
+@world_sizes(4)
+def test_a_part_of_a_mesh(ranks: Ranks) -> None:
+    got = ranks.run(train_on_rows)
+    for part in ([0, 1], [2, 3]):
+        check_runs([got[rank] for rank in part], wanted_of_part(part))
+
+
+def chunk_on_mesh(me: Me, shape: tuple[int, int]) -> int:
+    mesh = init_device_mesh(me.device.type, shape)
     model = Recipe(strategy="HYBRID_SHARD").wrapped(me, device_mesh=mesh)
     return sum(p.numel() for p in model.parameters())
 
@@ -404,8 +423,10 @@ def test_a_mesh_of_two_dimensions(ranks: Ranks) -> None:
     for strategy in HYBRIDS:
         recipe = Recipe(strategy=strategy, steps=2)
         check_runs(ranks.run(train_on_mesh, recipe, (2, 2)), train_whole(recipe, 4))
-    chunks = sum(unit.chunk for unit in units_of(Net(), 2))
-    assert_same_on_all_ranks(ranks.run(chunk_on_mesh), chunks, what="elements that a rank holds")
+    for shape in ((2, 2), (1, 4)):
+        chunks = sum(unit.chunk for unit in units_of(Net(), shape[1]))
+        got = ranks.run(chunk_on_mesh, shape)
+        assert_same_on_all_ranks(got, chunks, what=f"elements that a rank holds on {shape}")
 
 
 def replace_parameters(me: Me) -> tuple[float, float]:
