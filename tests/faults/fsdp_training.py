@@ -209,6 +209,42 @@ class DroppedForwardsTakeTheGradientWithThem(Swapped):
     swaps = ((gradients, "is_left_behind", always(False)),)
 
 
+def _counted(right: Any) -> Any:
+    def wrong(state: Any, output: Any) -> Any:
+        if state.is_root and torch.is_grad_enabled():
+            state.shared.forwards = getattr(state.shared, "forwards", 0) + 1
+        return right(state, output)
+
+    return wrong
+
+
+def _mean_of_forwards(right: Any) -> Any:
+    def wrong(state: Any, handle: Any, shard: torch.Tensor) -> None:
+        state.device_handle.flush()
+        right(state, handle, shard / state.shared.forwards)
+
+    return wrong
+
+
+def _from_0(right: Any) -> Any:
+    def wrong(context: Any) -> None:
+        right(context)
+        context.forwards = 0
+
+    return wrong
+
+
+@breaks("fsdp/dropped-forward", says="is wrong")
+class AveragesOverForwards(Swapped):
+    """Whether they are in the loss or not."""
+
+    swaps = (
+        (forward, "post_forward", _counted),
+        (reduction, "_finish", _mean_of_forwards),
+        (backward, "_end_of_backward", _from_0),
+    )
+
+
 @breaks("fsdp/step-after-eval", says="is wrong")
 class EvaluatesWithWhatWasGatheredBefore(Swapped):
     """As torch 2.13 does."""
