@@ -23,14 +23,15 @@ class LeavesTheLastRankOut(ForwardingGroup):
 
 @breaks("all_reduce/same-bits", says=r"rank 1 (is wrong|\(got\))")
 class OneRankRoundsAgain(ForwardingGroup):
-    """Rank 1's result is one unit in the last place off."""
+    """Sums that are not whole are one unit in the last place off on rank 1."""
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
         work = super().allreduce(tensors, opts)
         work.wait()
         if self.rank() == 1:
             for tensor in tensors:
-                tensor.mul_(1 + torch.finfo(tensor.dtype).eps)
+                off = tensor * (1 + torch.finfo(tensor.dtype).eps)
+                tensor.copy_(torch.where(tensor == tensor.trunc(), tensor, off))
         return work
 
 
@@ -223,17 +224,20 @@ class WantsACompanion(ForwardingGroup):
 
 
 @breaks("order/programs", says=r"is wrong[\s\S]*Draw 1 \(program\)")
-class ForgetsTheRootOfASecondScatter(ForwardingGroup):
-    """The second and all later scatters come from the first one's source."""
+class ScattersFromTheLastRoot(ForwardingGroup):
+    """A scatter after a broadcast comes from where the broadcast came from."""
 
     root: int | None = None
+
+    def broadcast(self, tensors: Any, opts: Any) -> Any:
+        self.root = opts.rootRank
+        return super().broadcast(tensors, opts)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         if self.root is not None and self.root != opts.rootRank:
             given = [list(outputs[0].expand(self.size(), *outputs[0].shape).clone().unbind())]
             inputs = given if self.rank() == self.root else []
             opts.rootRank = self.root
-        self.root = opts.rootRank
         return super().scatter(outputs, inputs, opts)
 
 

@@ -92,8 +92,8 @@ def test_reduce_scatter_tensor(ranks: Ranks, dim: int) -> None:
 
 
 def splits(rank: int, world_size: int) -> list[int]:
-    """Rows that a rank sends to each: 0, 1, 2, ... from another one on each rank."""
-    return [(rank + to) % world_size for to in range(world_size)]
+    """Rows that a rank sends to each: 0, 1, 2, ... from itself on. What it gets is others."""
+    return [(to - rank) % world_size for to in range(world_size)]
 
 
 def exchanged_functionally(me: Me) -> Tensor:
