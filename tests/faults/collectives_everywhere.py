@@ -14,6 +14,7 @@ from tests.faults.kit import ForwardingGroup, breaks
 
 
 @breaks("all_gather_into_tensor/shapes", says=r"is wrong[\s\S]*Draw 1 \(call\)")
+@breaks("all_reduce/shapes", says=r"is wrong[\s\S]*Draw 1 \(call\)")
 @breaks("broadcast/shapes", says=r"is wrong[\s\S]*Draw 1 \(call\)")
 @breaks("gather/shapes", says=r"is wrong[\s\S]*Draw 1 \(call\)")
 @breaks("reduce/shapes", says=r"is wrong[\s\S]*Draw 1 \(call\)")
@@ -47,6 +48,7 @@ class LeavesTheResultInADenseCopy(AroundImpl):
 
 
 @breaks("all_gather/only-outputs", says=r"the memory around the tensors: rank \d is wrong")
+@breaks("all_reduce/only-outputs", says=r"the memory around the tensors: rank \d is wrong")
 @breaks("broadcast/only-outputs", says=r"the memory around the tensors: rank \d is wrong")
 @breaks("gather/only-outputs", says=r"the memory around the tensors: rank \d is wrong")
 @breaks("reduce/only-outputs", says=r"the memory around the tensors: rank \d is wrong")

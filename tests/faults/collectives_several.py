@@ -53,6 +53,7 @@ class ManagersReduceTheFirst(ForwardingGroup):
         return super().allreduce_coalesced(tensors[:1], opts)
 
 
+@breaks("all_reduce_coalesced/reduce-ops", says=r"rank 0 is wrong[\s\S]*-product\]")
 @breaks("coalescing/reduce-op", says=r"op=min[\s\S]*rank 0 is wrong")
 class ManagersAlwaysAdd(ForwardingGroup):
     def allreduce_coalesced(self, tensors: Any, opts: Any) -> Any:

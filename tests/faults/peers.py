@@ -233,6 +233,7 @@ class WaitHasNoTimeout(_ChangesReductions):
     handle = _Patient
 
 
+@breaks("barrier/timeout", says=r"rank 0's barrier ended with ''")
 @breaks("timeouts/of-barrier", says="DID NOT RAISE")
 class BarriersPassInTheEnd(ForwardingGroup):
     """A barrier whose timeout is over lets its ranks pass."""
