@@ -4,6 +4,7 @@ import warnings
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
+    from torch.distributed.algorithms.ddp_comm_hooks import ddp_zero_hook
     from torch.distributed.algorithms.ddp_comm_hooks.optimizer_overlap_hooks import (
         _hook_then_optimizer as hook_then_optimizer,
     )
@@ -21,5 +22,6 @@ __all__ = [
     "OptimizerHookState",
     "ZeroRedundancyOptimizer",
     "apply_optimizer_in_backward",
+    "ddp_zero_hook",
     "hook_then_optimizer",
 ]

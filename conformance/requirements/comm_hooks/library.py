@@ -120,6 +120,16 @@ OPTIMIZER = Requirement(
     source="torch 2.13, test_ddp_hook_with_optimizer_parity_sgd",
     rests_on=("comm_hooks/library/allreduce",),
 )
+ZERO = Requirement(
+    id="comm_hooks/library/zero",
+    level=SHOULD,
+    profile="comm_hooks",
+    says="For a model of one bucket, hook_with_zero_step and its interleaved form step a "
+    "ZeroRedundancyOptimizer inside of backward as one optimizer would step the whole model after "
+    "it, but for the two steps before buckets are final; or they refuse the backend.",
+    source="torch 2.13, test_ddp_zero_overlap; both refuse gloo",
+    rests_on=("comm_hooks/library/allreduce", "comm_hooks/bucket/is-last"),
+)
 BUILTIN_ALL_REDUCE = Requirement(
     id="comm_hooks/builtin/allreduce",
     level=MUST,
