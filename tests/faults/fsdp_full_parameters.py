@@ -119,7 +119,7 @@ class EveryRankHoldsTheModel(Swapped):
     swaps = ((build, "resolve_strategy", always(ShardingStrategy.NO_SHARD)),)
 
 
-@breaks("fsdp/whole-in-forward", says="shape|size")
+@breaks("fsdp/whole-in-forward", says="'weight' must be 2-D|size mismatch|shapes cannot be")
 class ComputesWithShards(Swapped):
     """With original parameters, modules show their shards in the forward."""
 

@@ -39,7 +39,6 @@ def _twice(right: Any) -> Any:
 
 
 @breaks("fsdp/shard-grad-op", says="is wrong")
-@breaks("fsdp/nested-units", says="is wrong")
 class DividesTwice(Swapped):
     swaps = ((collectives, "divide", _twice),)
 
@@ -145,7 +144,6 @@ class FrozenUnitsAreTrained(Swapped):
 
 @breaks("fsdp/accumulates", says="is wrong")
 @breaks("fsdp/cpu-offload-accumulates", says="is wrong")
-@breaks("fsdp/low-precision-training", says="is wrong")
 @breaks("fsdp/any-model", says="is wrong")
 class KeepsTheLastGradientAlone(Swapped):
     swaps = ((reduction, "_accumulate", lambda _: lambda device, handle, grad: grad),)
@@ -300,7 +298,7 @@ class IgnoresTheGroup(Swapped):
     )
 
 
-@breaks("fsdp/forward-that-raises", says="raised")
+@breaks("fsdp/forward-that-raises", says="Expects the handle training to be IDLE")
 class StaysInTheForwardThatRaised(Swapped):
     """As torch 2.13 does."""
 
@@ -402,7 +400,7 @@ class OptimizersInTheBackwardDoNotRun(Swapped):
     swaps = ((reduction, "_step_optimizers", nothing),)
 
 
-@breaks("fsdp/silent-no-sync", says="under no_sync")
+@breaks("fsdp/silent-no-sync", says="under no_sync: reduce_scatter")
 @breaks("fsdp/no-sync-of-inner-unit", says="was to raise")
 class NoSyncIsIgnored(Swapped):
     swaps = (

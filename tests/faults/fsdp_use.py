@@ -36,7 +36,7 @@ def _with_few_arguments(right: Any) -> Any:
     return wrong
 
 
-@breaks("fsdp/signature", says="arguments")
+@breaks("fsdp/signature", says="arguments: rank . ")
 @breaks("fsdp/annotated-wrapping", says="unexpected keyword argument")
 class TakesAModuleAndAGroupAlone(Swapped):
     swaps = ((api.FullyShardedDataParallel, "__init__", _with_few_arguments),)
@@ -101,7 +101,7 @@ class ResetsInsteadOfAsking(Swapped):
     )
 
 
-@breaks("fsdp/inputs-and-outputs", says="raised")
+@breaks("fsdp/inputs-and-outputs", says="expected to be in states")
 class LooksForBareTensors(Swapped):
     """Outputs in containers are not found."""
 
@@ -114,12 +114,12 @@ class LooksForBareTensors(Swapped):
     )
 
 
-@breaks("fsdp/replaced-parameters", says="outputs: rank . is wrong|raised")
+@breaks("fsdp/replaced-parameters", says="cannot be converted to Scalar|outputs: rank . is wrong")
 class OverlooksReplacedParameters(Swapped):
     swaps = ((sharding, "write_back_orig_params", always(False)),)
 
 
-@breaks("fsdp/alone", says="strategy: rank . is wrong|issued")
+@breaks("fsdp/alone", says="strategy: rank . is wrong")
 class ShardsOverOneRank(Swapped):
     swaps = ((build, "resolve_strategy", lambda _: lambda strategy, size: strategy),)
 
@@ -161,6 +161,23 @@ def _in_full(right: Any) -> Any:
 @breaks("fsdp/gather-dtype", says=r"all_gather float32\[\d+\], want bfloat16")
 class ComputesInFullPrecision(Swapped):
     swaps = ((config.Dtypes, "of", _in_full),)
+
+
+def _from_the_first_cast(right: Any) -> Any:
+    def wrong(self: Any) -> None:
+        right(self)
+        self.device_handle.flush()
+        cast = self.low_precision_shard
+        cast.copy_(self.__dict__.setdefault("first_cast", cast.clone()))
+
+    return wrong
+
+
+@breaks("fsdp/low-precision-training", says="is wrong")
+class CastsParametersOnce(Swapped):
+    """What is gathered in low precision does not follow the optimizer."""
+
+    swaps = ((handle.FlatParamHandle, "use_low_precision_shard", _from_the_first_cast),)
 
 
 def _cast_always(right: Any) -> Any:
@@ -226,6 +243,28 @@ class AveragesWhatAHookHasAveraged(Swapped):
     swaps = ((reduction, "_finish", _averaged_again),)
 
 
+def _depth(state: Any) -> int:
+    return sum(
+        other is not state and any(part is state.wrapper for part in other.wrapper.modules())
+        for other in state.shared.states
+    )
+
+
+def _averaged_by_depth(right: Any) -> Any:
+    def wrong(state: Any, handle: Any, shard: torch.Tensor) -> None:
+        state.device_handle.flush()
+        right(state, handle, shard / max(1, _depth(state)))
+
+    return wrong
+
+
+@breaks("fsdp/nested-units", says="is wrong")
+class AveragesAtEachLevel(Swapped):
+    """Gradients of units within units come out too small."""
+
+    swaps = ((reduction, "_finish", _averaged_by_depth),)
+
+
 @breaks("fsdp/frozen-parts", says="is wrong")
 class TrainsFrozenParts(Swapped):
     """Original parameters require gradients, whether they did before or not."""
@@ -233,7 +272,7 @@ class TrainsFrozenParts(Swapped):
     swaps = ((views, "_as_parameter", lambda _: lambda tensor: nn.Parameter(tensor.detach())),)
 
 
-@breaks("fsdp/checkpointed", says="raised|is wrong")
+@breaks("fsdp/checkpointed", says="of shape|is wrong")
 class RecomputesWithOtherTensors(Swapped):
     """With original parameters, the backward shows no tensors of the forward."""
 
