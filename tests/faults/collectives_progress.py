@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from conformance.verdict import Verdict
+from tests.faults.collectives_kit import AroundImpl
 from tests.faults.kit import ForwardingGroup, Patch, breaks
 from tests.faults.works import Done, Relayed
 from tests.faults.wrapping import replaced
@@ -105,13 +106,13 @@ class NamesNobody(ForwardingGroup):
             raise RuntimeError("a rank failed to pass") from error
 
 
-class Relaying(ForwardingGroup):
-    """Hands out handles of one class for all_reduce."""
+class Relaying(AroundImpl):
+    """Hands out handles of one class for all collectives that give a result."""
 
     handle: ClassVar[type[Relayed]] = Relayed
 
-    def allreduce(self, tensors: Any, opts: Any) -> Any:
-        return self.handle(super().allreduce(tensors, opts))
+    def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
+        return self.handle(right(taken, *rest))
 
 
 @breaks("work/wait", says=r"want True")
@@ -129,6 +130,8 @@ class CompletedAtOnce(Relaying):
             return True
 
 
+@breaks("reduce_scatter/completes-unwaited", says=r"of reduce_scatter never became true")
+@breaks("reduce_scatter_tensor/completes-unwaited", says=r"of reduce_scatter_tensor never became")
 @breaks("work/completes-unwaited", says=r"is_completed of all_reduce never became true")
 class CompletedByWaitAlone(Relaying):
     class handle(Relayed):  # noqa: N801
@@ -149,11 +152,70 @@ class NeverSucceeds(Relaying):
             return False
 
 
+@breaks("reduce_scatter/future", says=r"rank 0 is wrong")
+@breaks("reduce_scatter_tensor/future", says=r"rank 0 is wrong")
 @breaks("work/future", says=r"rank 0 is wrong")
 class FutureHoldsNothing(Relaying):
     class handle(Relayed):  # noqa: N801
         def get_future(self) -> Any:
             return Done().get_future()
+
+
+@breaks("work/result", says=r"rank 0 is wrong")
+class ResultIsEmpty(Relaying):
+    class handle(Relayed):  # noqa: N801
+        def result(self) -> Any:
+            return []
+
+
+class Early:
+    """A future whose callbacks run at once, on what the tensors hold by then."""
+
+    def __init__(self, future: Any, values: list[torch.Tensor]) -> None:
+        self.future = future
+        self.values = values
+
+    def wait(self) -> Any:
+        return self.future.wait()
+
+    def done(self) -> bool:
+        done: bool = self.future.done()
+        return done
+
+    def value(self) -> Any:
+        return self.future.value()
+
+    def then(self, callback: Callable[[Any], Any]) -> Any:
+        now: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        now.set_result(self.values)
+        return now.then(callback)
+
+
+@breaks("work/future-then", says=r"got 11\.0, want 31\.0")
+class CallbacksRunAtOnce(ForwardingGroup):
+    """A callback sees what this rank has contributed."""
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        before = [x.clone() for x in tensors]
+        work = Relayed(super().allreduce(tensors, opts))
+        future = work.get_future
+        work.get_future = lambda: Early(future(), before)  # type: ignore[method-assign]
+        return work
+
+
+@breaks("work/wait-after-timeout", says=r"rank 0 is wrong[\s\S]*got nan, want 2\.0")
+class GivesUpForGood(Relaying):
+    class handle(Relayed):  # noqa: N801
+        error: RuntimeError | None = None
+
+        def wait(self, timeout: timedelta | None = None) -> bool:
+            if self.error is not None:
+                raise self.error
+            try:
+                return super().wait(timeout)
+            except RuntimeError as error:
+                self.error = error
+                raise
 
 
 @breaks("work/wait-timeout", says=r"wait ended with 'returned'")
@@ -166,7 +228,15 @@ class WaitReturnsAtItsTimeout(Relaying):
                 return False
 
 
-@breaks("work/failure-is-told", says=r"wait returned although the collective had failed")
+@breaks("work/failure-is-told", says=r"exception is 'None'")
+class NeverHasAnException(Relaying):
+    class handle(Relayed):  # noqa: N801
+        def exception(self) -> Any:
+            return None
+
+
+@breaks("work/group-timeout", says=r"wait ended with 'returned'")
+@breaks("work/peer-gone", says=r"wait ended well without the last rank")
 class WaitHidesFailures(Relaying):
     class handle(Relayed):  # noqa: N801
         def wait(self, timeout: timedelta | None = None) -> bool:
@@ -194,6 +264,23 @@ class BlockingBarrierReturnsAHandle(Patch):
 
         with replaced(barrier=talkative):
             yield
+
+
+@breaks("order/blocking-after-async", says=r"rank 0 is wrong\nat \[0\]")
+class OneBufferForAllReductions(ForwardingGroup):
+    """A blocking reduction leaves its result where a pending one has its own."""
+
+    pending: Any = None
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        work = super().allreduce(tensors, opts)
+        if opts.asyncOp:
+            self.pending = tensors
+        elif self.pending is not None:
+            work.wait()
+            for x, y in zip(self.pending, tensors, strict=True):
+                x.copy_(y)
+        return work
 
 
 @breaks("order/groups-are-apart", says=r"rank \d is wrong")

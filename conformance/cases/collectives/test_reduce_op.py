@@ -13,16 +13,18 @@ from conformance import Me, Ranks, assert_each_rank, covers, world_sizes
 from conformance.cases.collectives.perform import REDUCE_OPS
 
 
-def all_kinds() -> list[Any]:
-    """Members, what is made of members, and what a factory makes."""
-    members = list(REDUCE_OPS.values())
-    wrapped = [dist.ReduceOp(member) for member in members]
-    scaled = [dist._make_nccl_premul_sum(factor) for factor in (2.0, torch.tensor(1.5))]
-    return [*members, *wrapped, *scaled]
+def all_kinds() -> dict[str, Any]:
+    """Members, what is made of members, and what a factory makes, each by a name for the report."""
+    wrapped = {f"ReduceOp({name})": dist.ReduceOp(member) for name, member in REDUCE_OPS.items()}
+    scaled = {
+        f"premul_sum({factor})": dist._make_nccl_premul_sum(factor)
+        for factor in (2.0, torch.tensor(1.5))
+    }
+    return {**scaled, **wrapped, **REDUCE_OPS}
 
 
 def not_instances(me: Me) -> list[str]:
-    return [repr(op) for op in all_kinds() if not isinstance(op, dist.ReduceOp)]
+    return [name for name, op in all_kinds().items() if not isinstance(op, dist.ReduceOp)]
 
 
 @covers("reduce_op/is-a-reduce-op")
@@ -32,8 +34,8 @@ def test_all_kinds_are_instances(ranks: Ranks) -> None:
 
 
 def unequal_copies(me: Me) -> list[str]:
-    ops = all_kinds()
-    return [repr(op) for op in ops if copy.copy(op) != op or copy.deepcopy(op) != op]
+    ops = all_kinds().items()
+    return [name for name, op in ops if copy.copy(op) != op or copy.deepcopy(op) != op]
 
 
 @covers("reduce_op/copies")
@@ -43,7 +45,8 @@ def test_copies_are_equal(ranks: Ranks) -> None:
 
 
 def unequal_after_pickle(me: Me) -> list[str]:
-    return [repr(op) for op in all_kinds() if pickle.loads(pickle.dumps(op)) != op]
+    ops = all_kinds().items()
+    return [name for name, op in ops if pickle.loads(pickle.dumps(op)) != op]
 
 
 @covers("reduce_op/pickles")

@@ -1,0 +1,79 @@
+"""Groups that compare the calls of their ranks too little, or say too little of what differs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, ClassVar
+from zlib import crc32
+
+from impl.errors import CollectiveMismatch
+from impl.gloo import ProcessGroupGloo
+from tests.faults.collectives_kit import AroundImpl
+from tests.faults.kit import GroupFault, breaks
+from tests.faults.works import Done
+
+
+@breaks("mismatch/broadcast-numel", says=r"returned as if all ranks had made the same call")
+@breaks("mismatch/gathered-sizes", says=r"returned as if all ranks had made the same call")
+@breaks("mismatch/splits", says=r"returned as if all ranks had made the same call")
+class DoesNotTellRankZero(AroundImpl):
+    """All calls are compared with rank 0's, which is right by definition."""
+
+    def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
+        try:
+            return right(taken, *rest)
+        except CollectiveMismatch:
+            if self.rank() == 0:
+                return Done()
+            raise
+
+
+class Forgetful(GroupFault, ProcessGroupGloo):
+    """Compares no more of the calls than it remembers.
+
+    forgotten: a pattern of what is left out of the signatures.
+    """
+
+    base = "impl"
+    forgotten: ClassVar[str]
+
+    def _issue(self, operation: str, signature: str, *rest: Any) -> Any:
+        return super()._issue(operation, re.sub(self.forgotten, "", signature), *rest)
+
+
+@breaks("mismatch/dtype", says=r"returned as if all ranks had made the same call")
+class ForgetsTheDtype(Forgetful):
+    """Ranks that agree on the bytes agree."""
+
+    forgotten = r"dtype=\S+"
+
+
+@breaks("mismatch/reduce-op", says=r"returned as if all ranks had made the same call")
+class ForgetsTheReduceOp(Forgetful):
+    forgotten = r"op=\S+"
+
+
+@breaks("mismatch/root", says=r"returned as if all ranks had made the same call")
+class ForgetsTheRoot(Forgetful):
+    forgotten = r"root=\S+"
+
+
+@breaks("mismatch/debug-detail", says=r"was told nothing of '100'")
+class ShowsNoCalls(GroupFault, ProcessGroupGloo):
+    """The error says that calls differ, but not what they were."""
+
+    base = "impl"
+
+    def _issue(self, operation: str, signature: str, shown: str, *rest: Any) -> Any:
+        return super()._issue(operation, f"call={crc32(signature.encode())}", "", *rest)
+
+
+@breaks("mismatch/operation", says=r"was told nothing of 'all_reduce'")
+class CallsEverythingACollective(GroupFault, ProcessGroupGloo):
+    """The name of the operation is compared, but not told."""
+
+    base = "impl"
+
+    def _issue(self, operation: str, signature: str, *rest: Any) -> Any:
+        return super()._issue("collective", f"of={crc32(operation.encode())} {signature}", *rest)
