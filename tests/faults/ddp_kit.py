@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -67,3 +67,18 @@ def beforehand(
         return both
 
     return swap(owner, name, make)
+
+
+def together(
+    *parts: Callable[[], AbstractContextManager[None]],
+) -> Callable[[], AbstractContextManager[None]]:
+    """The context of several replacements that make one fault."""
+
+    @contextmanager
+    def patched() -> Iterator[None]:
+        with ExitStack() as stack:
+            for part in parts:
+                stack.enter_context(part())
+            yield
+
+    return staticmethod(patched)

@@ -78,6 +78,7 @@ class HooksRunBeforeForwardAlone(DDPFault):
     patched = instead(BufferCommHook, "runs", lambda self, location: location.name == "PRE_FORWARD")
 
 
+@breaks("ddp/unused/ignored-are-not-missed", says="error: rank 0 is wrong")
 @breaks("ddp/buffers/ignored", says="appears not to match|gradient")
 class VerifiesIgnoredParameters(DDPFault):
     patched = swap(
@@ -184,6 +185,7 @@ class DelayedForever(DDPFault):
     patched = instead(DelayedAllReduce, "_reduce", lambda self, grad: grad)
 
 
+@breaks("ddp/sparse/training", says="sparse: rank 0 is wrong")
 @breaks("ddp/sparse/average", says="sparse: rank 0 is wrong")
 class DenseInsteadOfSparse(DDPFault):
     patched = _replace(lambda grad: grad.to_dense() if grad.is_sparse else grad)

@@ -104,6 +104,7 @@ class ComplainsOnce(DDPFault):
     patched = swap(Reducer, "_check_reducer_finalized", _check)
 
 
+@breaks("ddp/backward/several-forwards", says="Expected to have finished reduction")
 @breaks("ddp/unused/forward-without-backward", says="Expected to have finished reduction")
 class WantsABackwardForEachForward(DDPFault):
     patched = afterwards(

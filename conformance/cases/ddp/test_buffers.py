@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from typing import Any
 
@@ -273,19 +274,23 @@ def test_buffer_hooks(ranks: Ranks, after: bool) -> None:
         assert_that((seen, end) == wanted, f"buffers {seen}, {end}, want {wanted}", rank)
 
 
-def futures_of_buffer_hook(me: Me) -> list[float]:
+def futures_of_buffer_hook(me: Me) -> list[tuple[bool, float]]:
+    """After each backward pass: whether the hook's future was complete, and the buffer."""
     module = Counting(step=me.rank + 1).to(me.device)
     model = me.ddp(module)
 
     def sum_up(_: Any, buffers: dict[str, Tensor]) -> list[Any]:
         work: Any = dist.all_reduce(buffers["count"], async_op=True)
-        return [work.get_future()]
+        # Without this, an operation so small is over before backward is, waited for or not.
+        futures.append(work.get_future().then(lambda _: time.sleep(0.05)))
+        return futures[-1:]
 
+    futures: list[Any] = []
     register_buffer_hook(model, None, sum_up, True)
     after_backward = []
     for _ in range(3):
         model(torch.ones(1, WIDTH, dtype=torch.float64, device=me.device)).sum().backward()
-        after_backward.append(module.count[0].item())
+        after_backward.append((futures[-1].done(), module.count[0].item()))
     return after_backward
 
 
@@ -293,7 +298,9 @@ def futures_of_buffer_hook(me: Me) -> list[float]:
 @world_sizes(2)
 def test_futures_of_buffer_hooks(ranks: Ranks) -> None:
     got = ranks.run(futures_of_buffer_hook)
-    assert_same_on_all_ranks(got, [3.0, 9.0, 21.0], what="buffer after each backward")
+    assert_same_on_all_ranks(
+        got, [(True, 3.0), (True, 9.0), (True, 21.0)], what="futures and buffer"
+    )
 
 
 class Ignoring(nn.Module):

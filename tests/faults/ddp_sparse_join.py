@@ -1,0 +1,141 @@
+"""DDP that is wrong about gradients of unusual layouts, and about ranks out of input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from impl.ddp import layout
+from impl.ddp.api import DistributedDataParallel
+from impl.ddp.buckets import Bucket
+from impl.ddp.comm_hooks import sum_hook
+from impl.ddp.grad_copy import GradientCopier
+from impl.ddp.join import DDPJoinHook, JoinParticipant
+from impl.ddp.reducer import Reducer
+from impl.ddp.reduction import Reduction
+from tests.faults.ddp_kit import DDPFault, afterwards, beforehand, instead, swap
+from tests.faults.kit import breaks
+
+
+@breaks("ddp/gradients/strides-with-gaps", says="gradient of|raised RuntimeError")
+class GradientsHaveGapsToo(DDPFault):
+    """A gradient has its parameter's strides, whether or not these are dense."""
+
+    patched = instead(layout, "gradient_strides", lambda param: param.stride())
+
+
+@breaks("ddp/gradients/batched-copy", says="gradient of .* in step 1")
+class DividesBatchesTwice(DDPFault):
+    @staticmethod
+    def _again(copier: Any, slots: Any, copied: Any, resident: Any, divisor: int) -> None:
+        if copier.divide_once_per_bucket and slots.whole is not None:
+            slots.whole.div_(divisor)
+
+    patched = afterwards(GradientCopier, "_scale", _again)
+
+
+# ---- sparse gradients
+
+
+@breaks("ddp/sparse/bucket-of-its-own", says="buckets of two steps")
+class HooksAreForDenseGradients(DDPFault):
+    """A sparse gradient is added up without the hook."""
+
+    @staticmethod
+    def _run(right: Any) -> Any:
+        def run(self: Any, bucket: Any) -> Any:
+            if bucket.buffer().is_sparse:
+                return sum_hook(self.group, bucket).then(lambda done: done.value()[0])
+            return right(self, bucket)
+
+        return run
+
+    patched = swap(Reduction, "run_hook", _run)
+
+
+@breaks("ddp/sparse/unused-on-a-rank", says=r"rank \d.*(is wrong|raised)")
+class WhoHasNoneGetsNone(DDPFault):
+    """A sparse gradient is handed out where there was one."""
+
+    @staticmethod
+    def _deliver(right: Any) -> Any:
+        def deliver(self: Any, bucket: Bucket, result: Any) -> None:
+            if bucket.params[0].grad is None:
+                bucket.buffer = None
+            else:
+                right(self, bucket, result)
+
+        return deliver
+
+    patched = swap(Reduction, "_deliver_sparse", _deliver)
+
+
+def _sparsify(_: Any, bucket: Bucket) -> None:
+    for param in bucket.params:
+        if param.grad is not None and not param.grad.is_sparse:
+            param.grad = param.grad.to_sparse(1)
+
+
+@breaks("ddp/sparse/dense-where-sparse-is-expected", says="rank 0 was to raise")
+class MakesItSparse(DDPFault):
+    """A dense gradient where a sparse one is expected is made one."""
+
+    patched = beforehand(Reduction, "take_sparse", _sparsify)
+
+
+@breaks("ddp/sparse/metadata", says="rows: rank 0 is wrong")
+class NeedsNoMetadata(DDPFault):
+    patched = instead(Reducer, "_set_sparse_metadata", lambda self, metadata: None)
+
+
+# ---- join
+
+
+@breaks("ddp/join/no-input-at-all", says="raised RuntimeError: this rank has not begun")
+class JoinsAfterAStep(DDPFault):
+    """A rank must have had some input before it runs out of it."""
+
+    @staticmethod
+    def _check(hook: Any) -> None:
+        if hook._ddp.reducer.iteration == 0:
+            raise RuntimeError("this rank has not begun")
+
+    patched = beforehand(DDPJoinHook, "main_hook", _check)
+
+
+@breaks("ddp/join/unused-parameters", says=r"raised|is wrong")
+class JoinedRanksBeginAtTheEnd(DDPFault):
+    """A joined rank takes buckets from the last to the first."""
+
+    patched = swap(
+        Reducer, "_get_zeros_like_grad_buckets", lambda right: lambda self: right(self)[::-1]
+    )
+
+
+@breaks("ddp/join/no-sync", says=r"raised|is wrong")
+class JoinedRanksAlwaysSynchronise(DDPFault):
+    """A joined rank takes every pass of the others for a synchronised one."""
+
+    patched = swap(
+        JoinParticipant,
+        "_check_global_requires_backward_grad_sync",
+        lambda right: lambda self, is_joined_rank: (right(self, is_joined_rank), True)[1],
+    )
+
+
+def _join_with(**always: Any) -> Any:
+    """join() with arguments that cannot be changed."""
+    return swap(
+        DistributedDataParallel,
+        "join",
+        lambda right: lambda self, **how: right(self, **{**how, **always}),
+    )
+
+
+@breaks("ddp/join/throw-on-early-termination", says="rank 0 was to raise RuntimeError")
+class NeverThrows(DDPFault):
+    patched = _join_with(throw_on_early_termination=False)
+
+
+@breaks("ddp/join/disabled", says="operations: rank 0 is wrong")
+class CannotBeDisabled(DDPFault):
+    patched = _join_with(enable=True)
