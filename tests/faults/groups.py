@@ -485,23 +485,3 @@ class WorksWithoutAGroup(Replacing):
     @staticmethod
     def all_reduce(right: Any, *args: Any, **how: Any) -> Any:
         return right(*args, **how) if dist.is_initialized() else None
-
-
-@breaks("node_local_rank/from-environment", says="DID NOT RAISE RuntimeError")
-class TheLocalRankIsZero(Replacing):
-    """Without LOCAL_RANK this is the first of its node."""
-
-    @staticmethod
-    def get_node_local_rank(right: Any, fallback: int | None = None) -> int:
-        return int(right(fallback or 0))
-
-
-@breaks("ranks/default-group", says=r"rank 0 is wrong\nat \[2\]")
-@breaks("device_mesh/slices", says=r"rank 0 is wrong\nat \[0\]")
-@breaks("device_mesh/dimensions", says=r"rank 0 is wrong\nat \[1\]\[0\]\[0\]: got 1, want 0")
-class GroupsOfAMeshAreBackwards(Replacing):
-    """The ranks of a group of a mesh are those of its mirror image."""
-
-    @staticmethod
-    def get_process_group_ranks(right: Any, group: Any = None) -> list[int]:
-        return [dist.get_world_size() - 1 - rank for rank in right(group)]
