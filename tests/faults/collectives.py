@@ -225,13 +225,21 @@ class WantsACompanion(ForwardingGroup):
 
 @breaks("order/programs", says=r"is wrong[\s\S]*Draw 1 \(program\)")
 class ScattersFromTheLastRoot(ForwardingGroup):
-    """A scatter after a broadcast comes from where the broadcast came from."""
+    """A scatter comes from the root of the last broadcast, reduce or gather."""
 
     root: int | None = None
 
     def broadcast(self, tensors: Any, opts: Any) -> Any:
         self.root = opts.rootRank
         return super().broadcast(tensors, opts)
+
+    def reduce(self, tensors: Any, opts: Any) -> Any:
+        self.root = opts.rootRank
+        return super().reduce(tensors, opts)
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        self.root = opts.rootRank
+        return super().gather(outputs, inputs, opts)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         if self.root is not None and self.root != opts.rootRank:

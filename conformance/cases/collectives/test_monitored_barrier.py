@@ -101,10 +101,12 @@ def test_a_healthy_rank_is_told_that_it_is(ranks: Ranks) -> None:
 def in_a_group(me: Me, members: Sequence[int]) -> str:
     group = dist.new_group(list(members))
     if me.rank not in members:
-        me.store.wait(["passed"])
+        me.store.wait(["over"])
         return "not a member"
-    monitored_barrier(group)
-    me.store.set("passed", "")
+    try:
+        monitored_barrier(group)
+    finally:
+        me.store.set("over", "")
     return "passed"
 
 
