@@ -169,6 +169,7 @@ class KeepsUnitsThatAreDone(Swapped):
     swaps = ((backward, "_reshard_after_backward", nothing),)
 
 
+@breaks("fsdp/freed-when-frozen-in-front", says="unsharded after each backward")
 @breaks("fsdp/freed-when-unused", says="unsharded after each backward")
 class LeavesUnusedUnitsUnsharded(Swapped):
     """pytorch#83129"""

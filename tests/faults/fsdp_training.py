@@ -81,6 +81,7 @@ class DividesByTheShardingGroupAlone(Swapped):
 
 
 @breaks("fsdp/original-parameters", says="is wrong")
+@breaks("fsdp/any-model", says="is wrong")
 class OriginalParametersGetNoGradients(Swapped):
     swaps = ((gradients, "show_sharded_grads", nothing),)
 
@@ -144,7 +145,6 @@ class FrozenUnitsAreTrained(Swapped):
 
 @breaks("fsdp/accumulates", says="is wrong")
 @breaks("fsdp/cpu-offload-accumulates", says="is wrong")
-@breaks("fsdp/any-model", says="is wrong")
 class KeepsTheLastGradientAlone(Swapped):
     swaps = ((reduction, "_accumulate", lambda _: lambda device, handle, grad: grad),)
 

@@ -15,6 +15,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from torch.distributed.fsdp import BackwardPrefetch, ShardingStrategy
 
 from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance.cases.fsdp.custom import inputs, linear
 from conformance.cases.fsdp.models import Net, Network
 from conformance.cases.fsdp.test_passes import branches, loss_of_one_branch
 from conformance.cases.fsdp.test_traces import replace_network, units_of
@@ -199,6 +200,34 @@ def test_frozen_units(ranks: Ranks, orig: bool) -> None:
     for rank, seen in enumerate(_each(ranks, Recipe(Net(blocks=3, frozen="block"), orig=orig))):
         _check(seen.forwards, [[0], [1], [2]], "unsharded at the forwards", rank)
         _check(seen.end, [], "unsharded after the backward", rank)
+
+
+def watched_without_gradients(me: Me, strategy: str, orig: bool) -> list[list[int]]:
+    """What has memory after each backward of a frozen and a trained layer: the frozen one comes
+    first, so its inputs need no gradients."""
+    watch = Watch()
+    layers = [linear(3, 3, 1).requires_grad_(False), linear(3, 2, 2)]
+    for number, layer in enumerate(layers):
+        watch.on(layer, number)
+
+    def unit(module: nn.Module) -> Any:
+        return me.fsdp(module, sharding_strategy=ShardingStrategy[strategy], use_orig_params=orig)
+
+    model = unit(nn.Sequential(*map(unit, layers)))
+    ends = []
+    for step in range(2):
+        model(inputs(me.rank, step).to(me.device)).sum().backward()
+        ends.append(watch.whole())
+    return ends
+
+
+@covers("fsdp/freed-when-frozen-in-front")
+@world_sizes(2)
+@both_kinds
+def test_frozen_units_in_front(ranks: Ranks, orig: bool) -> None:
+    for strategy in ("FULL_SHARD", "SHARD_GRAD_OP"):
+        got = ranks.run(watched_without_gradients, strategy, orig)
+        assert_same_on_all_ranks(got, [[], []], what="unsharded after each backward")
 
 
 def watched_branches(me: Me, strategy: str, orig: bool) -> list[list[int]]:

@@ -387,16 +387,6 @@ def train_on_mesh(me: Me, recipe: Recipe, shape: tuple[int, ...]) -> Any:
     return train(me, recipe, device_mesh=init_device_mesh(me.device.type, shape))
 
 
-@covers("fsdp/device-mesh")
-@world_sizes(2, 3)
-@both_kinds
-def test_a_mesh(ranks: Ranks, orig: bool) -> None:
-    for strategy in STRATEGIES:
-        recipe = Recipe(strategy=strategy, orig=orig, steps=2)
-        got = ranks.run(train_on_mesh, recipe, (ranks.world_size,))
-        check_runs(got, train_whole(recipe, ranks.world_size))
-
-
 def train_on_rows(me: Me) -> Any:
     """Train on the second dimension of a mesh, which the ranks 0 and 1 share, and 2 and 3."""
     mesh = init_device_mesh(me.device.type, (2, 2), mesh_dim_names=("columns", "rows"))
@@ -411,6 +401,16 @@ def test_a_part_of_a_mesh(ranks: Ranks) -> None:
         check_runs([got[rank] for rank in part], wanted_of_part(part))
 
 
+@covers("fsdp/device-mesh")
+@world_sizes(2, 3)
+@both_kinds
+def test_a_mesh(ranks: Ranks, orig: bool) -> None:
+    for strategy in STRATEGIES:
+        recipe = Recipe(strategy=strategy, orig=orig, steps=2)
+        got = ranks.run(train_on_mesh, recipe, (ranks.world_size,))
+        check_runs(got, train_whole(recipe, ranks.world_size))
+
+
 def chunk_on_mesh(me: Me, shape: tuple[int, int]) -> int:
     mesh = init_device_mesh(me.device.type, shape)
     model = Recipe(strategy="HYBRID_SHARD").wrapped(me, device_mesh=mesh)
@@ -420,13 +420,13 @@ def chunk_on_mesh(me: Me, shape: tuple[int, int]) -> int:
 @covers("fsdp/device-mesh-hybrid")
 @world_sizes(4)
 def test_a_mesh_of_two_dimensions(ranks: Ranks) -> None:
-    for strategy in HYBRIDS:
-        recipe = Recipe(strategy=strategy, steps=2)
-        check_runs(ranks.run(train_on_mesh, recipe, (2, 2)), train_whole(recipe, 4))
     for shape in ((2, 2), (1, 4)):
         chunks = sum(unit.chunk for unit in units_of(Net(), shape[1]))
         got = ranks.run(chunk_on_mesh, shape)
         assert_same_on_all_ranks(got, chunks, what=f"elements that a rank holds on {shape}")
+    for strategy in HYBRIDS:
+        recipe = Recipe(strategy=strategy, steps=2)
+        check_runs(ranks.run(train_on_mesh, recipe, (2, 2)), train_whole(recipe, 4))
 
 
 def replace_parameters(me: Me) -> tuple[float, float]:

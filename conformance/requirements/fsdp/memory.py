@@ -61,8 +61,13 @@ FREED_UNUSED = must(
 )
 FREED_FROZEN = must(
     id="fsdp/freed-when-frozen",
-    says="A frozen unit is freed in the backward too, whether its inputs need gradients or not.",
+    says="A frozen unit whose inputs need gradients is freed in the backward too.",
     source="torch 2.13, _register_post_backward_reshard_only_hook",
+)
+FREED_FROZEN_FRONT = must(
+    id="fsdp/freed-when-frozen-in-front",
+    says="At the end of a backward a frozen unit is sharded also if its inputs need no gradients.",
+    source="derived; with SHARD_GRAD_OP and without original parameters torch 2.13 keeps it",
 )
 FREED_CHECKPOINTED = must(
     id="fsdp/freed-when-checkpointed",
