@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from impl.ddp import layout
 from impl.ddp.api import DistributedDataParallel
+from impl.ddp.bucket_factory import empty_sparse_gradient
 from impl.ddp.buckets import Bucket
 from impl.ddp.comm_hooks import sum_hook
 from impl.ddp.grad_copy import GradientCopier
-from impl.ddp.join import DDPJoinHook, JoinParticipant
 from impl.ddp.reducer import Reducer
 from impl.ddp.reduction import Reduction
 from tests.faults.ddp_kit import DDPFault, afterwards, beforehand, instead, swap
 from tests.faults.kit import breaks
 
 
-@breaks("ddp/gradients/strides-with-gaps", says="gradient of|raised RuntimeError")
+@breaks("ddp/gradients/strides-with-gaps", says="out of bounds for storage")
 class GradientsHaveGapsToo(DDPFault):
     """A gradient has its parameter's strides, whether or not these are dense."""
 
@@ -52,17 +53,15 @@ class HooksAreForDenseGradients(DDPFault):
     patched = swap(Reduction, "run_hook", _run)
 
 
-@breaks("ddp/sparse/unused-on-a-rank", says=r"rank \d.*(is wrong|raised)")
-class WhoHasNoneGetsNone(DDPFault):
-    """A sparse gradient is handed out where there was one."""
+@breaks("ddp/sparse/unused-on-a-rank", says="gradient of step 1: rank 1 is wrong")
+class WhoHasNoneGetsNothing(DDPFault):
+    """A rank without a sparse gradient ends with its own contribution, which is empty."""
 
     @staticmethod
     def _deliver(right: Any) -> Any:
         def deliver(self: Any, bucket: Bucket, result: Any) -> None:
-            if bucket.params[0].grad is None:
-                bucket.buffer = None
-            else:
-                right(self, bucket, result)
+            (param,) = bucket.params
+            right(self, bucket, result if param.grad is not None else empty_sparse_gradient(param))
 
         return deliver
 
@@ -90,19 +89,20 @@ class NeedsNoMetadata(DDPFault):
 # ---- join
 
 
-@breaks("ddp/join/no-input-at-all", says="raised RuntimeError: this rank has not begun")
-class JoinsAfterAStep(DDPFault):
-    """A rank must have had some input before it runs out of it."""
+@breaks("ddp/join/no-input-at-all", says="parameter 0 at the end")
+class WhoNeverBeganCounts(DDPFault):
+    """A rank that had no input counts among those that joined last: its model may be the final."""
 
-    @staticmethod
-    def _check(hook: Any) -> None:
-        if hook._ddp.reducer.iteration == 0:
-            raise RuntimeError("this rank has not begun")
+    patched = swap(
+        DistributedDataParallel,
+        "_sync_final_model",
+        lambda right: (
+            lambda self, is_last_joiner: right(self, is_last_joiner or not self.reducer.iteration)
+        ),
+    )
 
-    patched = beforehand(DDPJoinHook, "main_hook", _check)
 
-
-@breaks("ddp/join/unused-parameters", says=r"raised|is wrong")
+@breaks("ddp/join/unused-parameters", says="ranks disagree on numel")
 class JoinedRanksBeginAtTheEnd(DDPFault):
     """A joined rank takes buckets from the last to the first."""
 
@@ -111,14 +111,16 @@ class JoinedRanksBeginAtTheEnd(DDPFault):
     )
 
 
-@breaks("ddp/join/no-sync", says=r"raised|is wrong")
-class JoinedRanksAlwaysSynchronise(DDPFault):
-    """A joined rank takes every pass of the others for a synchronised one."""
+@breaks("ddp/join/no-sync", says="gradient of step 2 on rank 1")
+class JoinKnowsNoNoSync(DDPFault):
+    """Inside join() every pass is synchronised."""
 
     patched = swap(
-        JoinParticipant,
-        "_check_global_requires_backward_grad_sync",
-        lambda right: lambda self, is_joined_rank: (right(self, is_joined_rank), True)[1],
+        DistributedDataParallel,
+        "no_sync",
+        lambda right: (
+            lambda self: contextlib.nullcontext() if self._join_config.enable else right(self)
+        ),
     )
 
 

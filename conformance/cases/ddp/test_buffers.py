@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 import warnings
 from typing import Any
 
@@ -281,9 +281,11 @@ def futures_of_buffer_hook(me: Me) -> list[tuple[bool, float]]:
 
     def sum_up(_: Any, buffers: dict[str, Tensor]) -> list[Any]:
         work: Any = dist.all_reduce(buffers["count"], async_op=True)
-        # Without this, an operation so small is over before backward is, waited for or not.
-        futures.append(work.get_future().then(lambda _: time.sleep(0.05)))
-        return futures[-1:]
+        # An operation so small is over before backward is, whether or not it is waited for.
+        late: Any = torch.futures.Future()
+        threading.Timer(0.1, late.set_result, (None,)).start()
+        futures.append(late)
+        return [work.get_future(), late]
 
     futures: list[Any] = []
     register_buffer_hook(model, None, sum_up, True)

@@ -243,9 +243,11 @@ def miss_a_rank(me: Me, where: str) -> None:
             "new_group": lambda: dist.new_group(timeout=timeout),
             "init_process_group": lambda: start(me, "without the last", timeout=timeout),
         }
-        with pytest.raises(RuntimeError):
-            calls[where]()
-        me.store.set(f"rank {me.rank} is through", "1")
+        try:
+            with pytest.raises(RuntimeError):
+                calls[where]()
+        finally:
+            me.store.set(f"rank {me.rank} is through", "1")
     me.store.wait([f"rank {rank} is through" for rank in range(missing)])
 
 
