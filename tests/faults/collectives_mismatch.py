@@ -60,6 +60,7 @@ class ForgetsTheRoot(Forgetful):
 
 
 @breaks("mismatch/debug-detail", says=r"was told nothing of '100'")
+@breaks("mismatch/names-the-ranks", says=r"was told nothing of 'float32'")
 class ShowsNoCalls(GroupFault, ProcessGroupGloo):
     """The error says that calls differ, but not what they were."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -49,14 +51,18 @@ class WaitsForOnePartner(ForwardingGroup):
 
 
 @breaks("barrier/repeated", says=r"rank \d is wrong")
-class EverySecondBarrierIsNone(ForwardingGroup):
-    """What keeps one round from the next is missing."""
+class RunsOutOfRounds(ForwardingGroup):
+    """From the seventh on, barriers do not wait; the last rank is slow, so that it shows."""
 
     count = 0
 
     def barrier(self, opts: Any) -> Any:
         self.count += 1
-        return super().barrier(opts) if self.count % 2 else Done()
+        if self.count <= 6:
+            return super().barrier(opts)
+        if self.rank() == self.size() - 1:
+            time.sleep(0.02)
+        return Done()
 
 
 @breaks("barrier/subgroup", says=r"waited in barrier", verdict=Verdict.TIMEOUT)
@@ -307,26 +313,33 @@ class HoldsSixtyFour(ForwardingGroup):
         return super().allreduce(tensors, opts)
 
 
+class Late(Relayed):
+    """The handle of what is issued when it is waited for, or when `issue` is called before."""
+
+    def __init__(self, start: Callable[[], Any]) -> None:
+        super().__init__(None)
+        self.start = start
+
+    def issue(self) -> None:
+        if self.inner is None:
+            self.inner = self.start()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self.issue()
+        return super().wait(timeout)
+
+
 @breaks("order/issued", says=r"rank \d is wrong")
 class TheSecondOvertakesTheFirst(ForwardingGroup):
-    """Rank 0's second collective of a group is issued before its first."""
+    """Rank 0's first asynchronous reduction of a group is issued after its second."""
 
-    first: Any = None
+    first: Late | None = None
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
-        if self.rank() == 0 and self.first is None:
-            self.first = tensors, opts
-            self.late = Late()
-            return self.late
+        if self.rank() == 0 and self.first is None and opts.asyncOp:
+            self.first = Late(partial(super().allreduce, tensors, opts))
+            return self.first
         work = super().allreduce(tensors, opts)
-        if self.rank() == 0 and self.first is not False:
-            held, self.first = self.first, False
-            self.late.inner = super().allreduce(*held)
+        if self.first is not None:
+            self.first.issue()
         return work
-
-
-class Late(Relayed):
-    """The handle of what is issued later."""
-
-    def __init__(self) -> None:
-        super().__init__(None)

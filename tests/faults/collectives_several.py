@@ -45,15 +45,19 @@ class GathersListsBackwards(ForwardingGroup):
         return super().allgather_coalesced(list(reversed(outputs)), inputs, opts)
 
 
-@breaks("coalescing/all_reduce", says=r"rank 0 is wrong\nat \[\d\]")
-class ManagersReduceTheFirst(ForwardingGroup):
-    """Of the reductions in a manager the first alone is made."""
+@breaks("coalescing/all_reduce", says=r"rank 0 is wrong\nat \[0\]")
+class ManagersReduceTheLast(Replacing):
+    """A reduction in a manager takes the place of the one before."""
 
-    def allreduce_coalesced(self, tensors: Any, opts: Any) -> Any:
-        return super().allreduce_coalesced(tensors[:1], opts)
+    @staticmethod
+    def all_reduce(right: Any, tensor: Any, *args: Any, **how: Any) -> Any:
+        work = right(tensor, *args, **how)
+        group = distributed_c10d._group_or_default_group(how.get("group"))
+        collected = distributed_c10d._world.pg_coalesce_state.get(group, [])
+        del collected[:-1]
+        return work
 
 
-@breaks("all_reduce_coalesced/reduce-ops", says=r"rank 0 is wrong[\s\S]*-product\]")
 @breaks("coalescing/reduce-op", says=r"op=min[\s\S]*rank 0 is wrong")
 class ManagersAlwaysAdd(ForwardingGroup):
     def allreduce_coalesced(self, tensors: Any, opts: Any) -> Any:
@@ -109,15 +113,16 @@ class _NoGradient(torch.autograd.Function):
 
 @breaks("functional/avg-gradient", says=r"was refused with 'no gradient'")
 class HasNoGradient(Patch):
-    """Backward of a functional all_reduce raises, and does not say what is not supported."""
+    """Backward of a functional average raises, and does not say what is not supported."""
 
     @staticmethod
     @contextmanager
     def patched() -> Iterator[None]:
         right = _functional_collectives.all_reduce
 
-        def all_reduce(*args: Any, **how: Any) -> Any:
-            return _NoGradient.apply(right(*args, **how))  # type: ignore[no-untyped-call]  # torch's
+        def all_reduce(x: Any, op: str, *args: Any, **how: Any) -> Any:
+            result = right(x, op, *args, **how)
+            return _NoGradient.apply(result) if op == "avg" else result  # type: ignore[no-untyped-call]  # torch's
 
         with mock.patch.object(_functional_collectives, "all_reduce", all_reduce):
             yield
@@ -134,11 +139,3 @@ class ReducesWhatFits(ForwardingGroup):
         how.reduceOp = dist.ReduceOp.MIN
         self.inner.allreduce([fewest], how).wait()
         return super().allreduce([x.view(-1)[: int(fewest)]], opts)
-
-
-@breaks("mismatch/names-the-ranks", says=r"was told nothing of 'float32'")
-class SaysOnlyThatTheyDiffer(ForwardingGroup):
-    """An error says that calls differ, and not how."""
-
-    def allreduce(self, tensors: Any, opts: Any) -> Any:
-        raise RuntimeError("calls differ")

@@ -73,27 +73,40 @@ def test_reduce_leaves_the_other_ranks_tensors(ranks: Ranks) -> None:
     assert_each_rank(elsewhere, want)
 
 
-def gathered_on_each(me: Me) -> list[list[Tensor]]:
-    """One gather to each rank in turn; an empty list where this rank is not the destination."""
+def gathered_on_each(me: Me, elsewhere: list[Tensor] | None) -> list[list[Tensor]]:
+    """One gather to each rank in turn; an empty list where this rank is not the destination.
+
+    elsewhere: what the other ranks give for the list.
+    """
     results = []
     for destination in range(me.world_size):
         here = me.rank == destination
-        outputs = [torch.full_like(mine(me), -1.0) for _ in range(me.world_size)] if here else None
-        dist.gather(mine(me, salt=destination), outputs, dst=destination)
-        results.append(outputs or [])
+        outputs = [torch.full_like(mine(me), -1.0) for _ in range(me.world_size)] if here else []
+        dist.gather(mine(me, salt=destination), outputs if here else elsewhere, dst=destination)
+        results.append(outputs)
     return results
 
 
-@covers("gather/values", "gather/list-at-destination-only")
-@world_sizes(1, 2, 3, 5)
-def test_gather_puts_the_ranks_in_order(ranks: Ranks) -> None:
-    got = ranks.run(gathered_on_each)
+def check_gathered(ranks: Ranks, elsewhere: list[Tensor] | None) -> None:
+    got = ranks.run(gathered_on_each, elsewhere)
     n = ranks.world_size
     want = [
         [[of(source, salt=to) for source in range(n)] if to == rank else [] for to in range(n)]
         for rank in range(n)
     ]
     assert_each_rank(got, want)
+
+
+@covers("gather/values")
+@world_sizes(1, 2, 3, 5)
+def test_gather_puts_the_ranks_in_order(ranks: Ranks) -> None:
+    check_gathered(ranks, [])
+
+
+@covers("gather/list-at-destination-only")
+@world_sizes(2, 3)
+def test_gather_without_a_list_elsewhere(ranks: Ranks) -> None:
+    check_gathered(ranks, None)
 
 
 def gathered_by_default(me: Me) -> list[Tensor]:
@@ -126,25 +139,38 @@ def test_gather_takes_complex_tensors(ranks: Ranks) -> None:
     assert_each_rank(got, [want] + [[]] * (n - 1))
 
 
-def scattered_from_each(me: Me) -> list[Tensor]:
-    """One scatter from each rank in turn."""
+def scattered_from_each(me: Me, elsewhere: list[Tensor] | None) -> list[Tensor]:
+    """One scatter from each rank in turn.
+
+    elsewhere: what the other ranks give for the list.
+    """
     results = []
     for source in range(me.world_size):
         here = me.rank == source
-        inputs = [mine(me, salt=to) for to in range(me.world_size)] if here else None
+        inputs = [mine(me, salt=to) for to in range(me.world_size)]
         output = torch.full_like(mine(me), -1.0)
-        dist.scatter(output, inputs, src=source)
+        dist.scatter(output, inputs if here else elsewhere, src=source)
         results.append(output)
     return results
 
 
-@covers("scatter/values", "scatter/list-at-source-only")
-@world_sizes(1, 2, 3, 5)
-def test_scatter_deals_the_list_out(ranks: Ranks) -> None:
-    got = ranks.run(scattered_from_each)
+def check_scattered(ranks: Ranks, elsewhere: list[Tensor] | None) -> None:
+    got = ranks.run(scattered_from_each, elsewhere)
     n = ranks.world_size
     want = [[of(source, salt=rank) for source in range(n)] for rank in range(n)]
     assert_each_rank(got, want)
+
+
+@covers("scatter/values")
+@world_sizes(1, 2, 3, 5)
+def test_scatter_deals_the_list_out(ranks: Ranks) -> None:
+    check_scattered(ranks, [])
+
+
+@covers("scatter/list-at-source-only")
+@world_sizes(2, 3)
+def test_scatter_without_a_list_elsewhere(ranks: Ranks) -> None:
+    check_scattered(ranks, None)
 
 
 def scattered_by_default(me: Me) -> Tensor:
