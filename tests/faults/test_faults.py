@@ -17,6 +17,7 @@ import tests.faults
 from conformance.harness.pool import SHARED_POOL
 from conformance.plugin import Certifier
 from conformance.report.results import Results
+from conformance.requirements import catalogue
 from conformance.settings import FirstLook
 from conformance.verdict import Verdict
 from tests.faults.anywhere import AnyMachine
@@ -96,6 +97,11 @@ def unshrunk() -> Iterator[None]:
     settings.load_profile(before)
 
 
+def what_happened(report: str) -> str:
+    """The report without its head: words of the requirement and of the target are no finding."""
+    return re.split(r"^world size ", report, maxsplit=1, flags=re.MULTILINE)[-1]
+
+
 def name_of(fault: Broken) -> str:
     return f"{fault.spec.rpartition(':')[2].split('.')[0]}-{fault.requirement}"
 
@@ -123,8 +129,14 @@ def test_a_fault_is_rejected_by_its_requirement(fault: Broken, tmp_path: Path) -
     assert listener.results is not None, "no case ran"
     [result] = [r for r in listener.results.requirements if r.requirement.id == fault.requirement]
     assert result.verdict is fault.verdict, f"{fault.spec} was not rejected: {result.reason}"
-    said = "\n\n".join(listener.texts)
+    said = "\n\n".join(what_happened(text) for text in listener.texts)
     assert re.search(fault.says, said), f"{fault.spec}: {fault.says} is not in\n{said}"
+
+
+def test_every_requirement_has_a_fault() -> None:
+    # These two compare a device with others; see the docstring of tests.faults.cuda.
+    need_devices = {"cuda/mixed-devices", "cuda/other-device"}
+    assert set(catalogue()) - {fault.requirement for fault in FAULTS} == need_devices
 
 
 def test_every_fault_breaks_a_requirement_once() -> None:
