@@ -58,6 +58,7 @@ class ManagersReduceTheLast(Replacing):
         return work
 
 
+@breaks("all_reduce_coalesced/reduce-ops", says=r"rank 0 is wrong")
 @breaks("coalescing/reduce-op", says=r"op=min[\s\S]*rank 0 is wrong")
 class ManagersAlwaysAdd(ForwardingGroup):
     def allreduce_coalesced(self, tensors: Any, opts: Any) -> Any:
