@@ -12,7 +12,7 @@ from pathlib import Path
 
 # Threads that torch starts once and keeps for the life of a process; they belong to no case.
 _FOR_LIFE = ("pt_autograd", "OMP", "libgomp", "cuda", "kineto", "python-watchdog")
-_SETTLE_S = 1.0
+_SETTLE_S = 3.0
 
 # Devices that a driver opens when it first needs them, and keeps open.
 _DRIVERS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
@@ -48,7 +48,7 @@ def find_leaks(before: Holdings) -> tuple[str, ...]:
     """What this process holds beyond `before`, one phrase each.
 
     Threads and sockets of a destroyed group may take a moment to go, so a difference is looked at
-    again for up to a second.
+    again for up to three seconds.
     """
     give_up_at = time.monotonic() + _SETTLE_S
     while True:

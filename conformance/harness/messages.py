@@ -73,6 +73,11 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """What `Join` and `Call` need has been imported. Their time runs from here on."""
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """The answer to `Join` and `Call`. `payload` is the value."""
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from conformance.harness.messages import (
     Answer,
+    Begun,
     Call,
     Command,
     Done,
@@ -41,6 +42,7 @@ from conformance.target import Target
 # which tells more than that they waited.
 GRACE_S = 3.0
 _LEAVE_DEADLINE_S = 20.0
+_BEGIN_DEADLINE_S = 60.0  # to import what a command needs
 _POLL_S = 0.5
 
 
@@ -83,7 +85,10 @@ class Pool:
         self._owner = os.getpid()
 
     def join(self, spec: WorldSpec, deadline_s: float) -> list[Outcome]:
-        """Make the first `world_size` ranks one world; one that does not return spoils the pool."""
+        """Make the first `world_size` ranks one world; one that does not return spoils the pool.
+
+        deadline_s: from when all of them have imported the target.
+        """
         self._spoilt = True  # until all ranks are there
         store = self._ensure(spec.world_size)
         self._spoilt = False
@@ -114,6 +119,7 @@ class Pool:
     ) -> list[Outcome]:
         """Have rank r run payloads[r].
 
+        deadline_s: from when all ranks have imported what they run.
         wait_for_all: give every rank the whole deadline, although another one has failed.
         """
         outcomes = self._judge([Call(p) for p in payloads], deadline_s, wait_for_all=wait_for_all)
@@ -187,9 +193,16 @@ class Pool:
         for rank, command in zip(ranks, commands, strict=True):
             rank.tell(command)
         answers: list[Answer | Died | StillRunning | None] = [None] * len(ranks)
-        give_up_at = time.monotonic() + deadline_s
-        failed = False
+        have_begun: set[RankProcess | RemoteRank] = {
+            rank for rank, c in zip(ranks, commands, strict=True) if isinstance(c, Leave)
+        }
+        all_have_begun = failed = False
+        give_up_at = time.monotonic() + _BEGIN_DEADLINE_S
         while None in answers:
+            if not all_have_begun and len(have_begun) == len(ranks):
+                all_have_begun = True
+                if not failed:
+                    give_up_at = time.monotonic() + deadline_s
             waiting = [rank for rank, answer in zip(ranks, answers, strict=True) if answer is None]
             left_s = give_up_at - time.monotonic()
             if left_s <= 0:
@@ -198,7 +211,7 @@ class Pool:
             for index, rank in enumerate(ranks):
                 rank.bound_output()
                 if answers[index] is None:
-                    answers[index] = rank.answer_nowait()
+                    answers[index] = _hear(rank, have_begun)
             now_failed = any(isinstance(a, Failed | Lost | Died) for a in answers)
             if now_failed and not failed and not wait_for_all:
                 failed = True
@@ -206,6 +219,19 @@ class Pool:
         self._spoilt = was_spoilt
         hung = partial(_still_running, after_failure=failed)
         return [hung(rank) if a is None else a for rank, a in zip(ranks, answers, strict=True)]
+
+
+def _hear(
+    rank: RankProcess | RemoteRank, have_begun: set[RankProcess | RemoteRank]
+) -> Answer | Died | None:
+    said = rank.answer_nowait()
+    if isinstance(said, Begun):
+        have_begun.add(rank)
+        said = rank.answer_nowait()
+        assert not isinstance(said, Begun)
+    if said is not None:
+        have_begun.add(rank)
+    return said
 
 
 def _still_running(rank: RankProcess | RemoteRank, *, after_failure: bool) -> StillRunning:

@@ -14,7 +14,7 @@ from multiprocessing import forkserver, reduction
 from multiprocessing.context import ForkServerContext
 from typing import Any
 
-from conformance.harness.messages import Answer, Command
+from conformance.harness.messages import Answer, Begun, Command
 from conformance.harness.outcome import Died
 from conformance.harness.recorder import PAGE_BYTES, LastCollective, Page
 
@@ -100,11 +100,11 @@ class RankProcess:
         with suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send(command)
 
-    def answer_nowait(self) -> Answer | Died | None:
-        """What has come by now: an answer, the news of its death, or nothing."""
+    def answer_nowait(self) -> Answer | Begun | Died | None:
+        """What has come by now: that it has begun, an answer, the news of its death, or nothing."""
         with suppress(EOFError, ConnectionResetError):
             if self.connection.poll():
-                answer: Answer = self.connection.recv()
+                answer: Answer | Begun = self.connection.recv()
                 return answer
             if self._process.is_alive():
                 return None

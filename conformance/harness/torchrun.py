@@ -22,7 +22,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from conformance.harness.messages import Answer, Command
+from conformance.harness.messages import Answer, Begun, Command
 from conformance.harness.outcome import Died
 from conformance.harness.rank import HarnessFault, RankProcess
 from conformance.harness.recorder import LastCollective
@@ -85,7 +85,7 @@ class _Said:
     an answer that crossed with `_Kill` is known to be stale."""
 
     life: int
-    answer: Answer | Died
+    answer: Answer | Begun | Died
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class RemoteRank:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._came: deque[Answer | Died] = deque()
+        self._came: deque[Answer | Begun | Died] = deque()
         self._life = 0
 
     @property
@@ -118,7 +118,7 @@ class RemoteRank:
     def tell(self, command: Command) -> None:
         self._send(_Tell(command))
 
-    def answer_nowait(self) -> Answer | Died | None:
+    def answer_nowait(self) -> Answer | Begun | Died | None:
         if not self._came and self._connection.poll():
             self._take_in(self._receive())
         return self._came.popleft() if self._came else None

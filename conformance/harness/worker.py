@@ -20,6 +20,7 @@ import sys
 import traceback
 import warnings
 import weakref
+from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -32,6 +33,7 @@ from conformance.harness.leaks import find_leaks, take_census
 from conformance.harness.me import Me
 from conformance.harness.messages import (
     Answer,
+    Begun,
     Call,
     Command,
     Done,
@@ -67,7 +69,7 @@ def rank_main(connection: Connection, output_fd: int, stacks_fd: int, page_fd: i
     torch.set_num_threads(1)
     warnings.resetwarnings()  # how the parent was started is none of the target's business
     warnings.simplefilter("default")
-    worker = Worker(Recorder(Page(page_fd)))
+    worker = Worker(Recorder(Page(page_fd)), lambda: connection.send(Begun()))
     gc.collect()
     gc.freeze()  # what every world shares is never looked at again by the collector
     while True:
@@ -105,8 +107,10 @@ def _detach() -> None:
 class Worker:
     """Obeys one command at a time; holds the world between `Join` and `Leave`."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, begin: Callable[[], None]) -> None:
+        """begin: called when a command has what it needs, before the target or the case runs."""
         self._recorder = recorder
+        self._begin = begin
         self._search_path: tuple[str, ...] = ()
         self._stores: dict[tuple[str, int], dist.TCPStore] = {}
         self._me: Me | None = None
@@ -132,6 +136,7 @@ class Worker:
             function, args = unpack(call.payload)
         except Exception as error:
             return Lost(f"the rank cannot load its function: {type_name(type(error))}: {error}")
+        self._begin()
         try:
             value = function(self._me, *args)
         except BaseException as error:
@@ -152,6 +157,7 @@ class Worker:
         device = _device(join)
         store = dist.PrefixStore(join.prefix, self._connected(join.host, join.port))
         self._before = take_census()
+        self._begin()
         self._recorder.reset()
         self._undo.enter_context(_ProcessState(join))
         self._me = Me(
