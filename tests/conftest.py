@@ -1,8 +1,20 @@
-"""How examples are drawn in all tests: whatever else the machine does, none is too slow."""
+"""What holds for all tests: how examples are drawn, and where ranks come from."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
 
+from conformance.harness.rank import fork_server_context
+
+# Whatever else the machine does, no example is too slow.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A process has one fork server: the ranks of all tests come from it, so it has imported what
+    each of them needs."""
+    distributes = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
+    if not distributes and not config.option.collectonly:
+        fork_server_context(["impl.gloo", "impl.ddp", "impl.fsdp", "impl.sync_batchnorm"])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, reduction
 from multiprocessing.context import ForkServerContext
@@ -18,6 +19,7 @@ from conformance.harness.messages import Answer, Begun, Command
 from conformance.harness.outcome import Died
 from conformance.harness.recorder import PAGE_BYTES, LastCollective, Page
 
+_PRELOAD = "conformance.harness.preload"
 _OUTPUT_BYTES_KEPT = 64 * 1024
 _OUTPUT_BYTES_MAX = 16 * 1024 * 1024
 _STACKS_WAIT_S = 2.0
@@ -27,10 +29,16 @@ class HarnessFault(Exception):
     """The harness itself failed; nothing can be said of the target."""
 
 
-def _context() -> ForkServerContext:
-    """The context whose fork server this process uses; the server starts here, if it must."""
+def fork_server_context(also: Sequence[str] = ()) -> ForkServerContext:
+    """The context whose fork server this process uses; the server starts here, if it must.
+
+    A process has one fork server, which may have been started for something else.
+
+    also: modules that a server which starts here imports beside those that ranks need.
+    Raises HarnessFault if it cannot be started.
+    """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["conformance.harness.preload"])
+    context.set_forkserver_preload([_PRELOAD, *also])
     # The server does not take our sys.path, and its BLAS must not start threads before it forks.
     with _environment(PYTHONPATH=os.pathsep.join(filter(None, sys.path)), OPENBLAS_NUM_THREADS="1"):
         try:
@@ -59,7 +67,7 @@ class RankProcess:
     """One warm process. Whoever makes it ends it with `kill`."""
 
     def __init__(self, index: int) -> None:
-        context = _context()
+        context = fork_server_context()
         self.connection, theirs = context.Pipe()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
         self._stacks = tempfile.TemporaryFile()  # noqa: SIM115
@@ -188,6 +196,7 @@ def _received(passed: Any) -> int:
 
 
 def _enter(theirs: Any, output_fd: int, stacks_fd: int, page_fd: int) -> None:
+    importlib.import_module(_PRELOAD)  # unless the fork server was started for something else
     # Imported here: only the rank needs torch; the parent of a remote rank does not.
     from conformance.harness.worker import rank_main
 

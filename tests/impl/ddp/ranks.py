@@ -111,7 +111,6 @@ class Ranks:
 
     def _start(self) -> None:
         context = get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed", "impl.ddp", __name__])
         for rank in range(self._world_size):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(rank, self._world_size, theirs))

@@ -79,7 +79,6 @@ class Ranks:
 
     def _start(self) -> None:
         context = get_context("forkserver")
-        context.set_forkserver_preload(["impl.fsdp", __name__])
         for rank in range(self._world_size):
             ours, theirs = context.Pipe()
             process = context.Process(

@@ -88,7 +88,6 @@ def on_processes(
     if their process ends without a result.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "impl.gloo"])
     processes, pipes = [], []
     for rank in range(world_size):
         ours, theirs = context.Pipe(duplex=False)

@@ -32,7 +32,6 @@ def run_processes(
     # A fork server starts a rank in milliseconds, because it has torch imported; and it has no
     # threads, as this process may have, that a plain fork would leave in an unknown state.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["impl.gloo", "impl.sync_batchnorm"])
     pipes, processes = [], []
     for rank in range(world_size):
         ours, theirs = context.Pipe(duplex=False)
