@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -238,6 +240,7 @@ def wait_for_empty_messages(me: Me, count: int) -> list[bytes]:
         receiving, before = f"receiving {i}", f"before message {i}"
         if me.rank == 0:
             me.store.wait([receiving])
+            time.sleep(0.03)  # which a receive that does not wait needs to be through
             me.store.add(before, 1)
             dist.send(x, 1)
             seen.append(b"1")
