@@ -262,7 +262,7 @@ def test_the_operation_goes_on_after_a_wait_has_given_up(ranks: Ranks) -> None:
 
 def alone_in_a_group(me: Me) -> tuple[str, bool, bool, str]:
     """Rank 0 issues a collective that nobody joins; what its Work says then."""
-    group = dist.new_group(timeout=timedelta(milliseconds=300))
+    group = dist.new_group(timeout=timedelta(seconds=2))
     if me.rank:
         me.store.wait(["over"])
         return "", False, False, ""
