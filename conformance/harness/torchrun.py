@@ -62,7 +62,7 @@ class _Start:
 
 @dataclass(frozen=True, slots=True)
 class _Tell:
-    """Pass a command on to the rank process."""
+    """Pass a command on to the rank process, which is started if it has died since."""
 
     command: Command
 

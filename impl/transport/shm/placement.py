@@ -11,6 +11,7 @@ moment only: nothing is pinned, and the scheduler may move it at any time.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import time
 from collections import Counter
@@ -57,7 +58,7 @@ class Placement:
         """Note where this rank runs; move it if it shares its processor with the other one."""
         words = self._words
         here = words[self._own] = current_processor() + 1
-        if words[self._indices[position]] == here:
+        if here and words[self._indices[position]] == here:
             self._spread()
 
     def _spread(self) -> None:
@@ -69,9 +70,13 @@ class Placement:
         there = better_processor(places, self._position, allowed)
         if there is None:
             self._not_before_s = now_s + _LOOKS_EVERY_S
-        else:
-            self._not_before_s = now_s + self._stays_s
-            self._stays_s = min(2 * self._stays_s, _STAYS_MAX_S)
+            return
+        self._not_before_s = now_s + self._stays_s
+        self._stays_s = min(2 * self._stays_s, _STAYS_MAX_S)
+        try:
             os.sched_setaffinity(0, {there})
-            os.sched_setaffinity(0, allowed)
-            self._words[self._own] = there + 1
+        except OSError:  # a sandbox may forbid it
+            self._not_before_s = math.inf
+            return
+        os.sched_setaffinity(0, allowed)
+        self._words[self._own] = there + 1

@@ -84,6 +84,33 @@ def test_a_rank_moves_with_its_affinity_as_it_was(monkeypatch: pytest.MonkeyPatc
     assert len(machine.moves) == 2
 
 
+def test_a_sandbox_may_forbid_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    Machine(monkeypatch)
+    asked = []
+
+    def refuse(thread: int, to: set[int]) -> None:
+        asked.append(to)
+        raise PermissionError("not here")
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    words = memoryview(bytearray(8)).cast("I")
+    first, second = (Placement(words, [0, 1], position) for position in (0, 1))
+    for _ in range(3):
+        first.waits_for(1)
+        second.waits_for(0)
+    assert len(asked) == 1
+
+
+def test_ranks_stay_where_the_processor_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch)
+    machine.processor = -1
+    words = memoryview(bytearray(8)).cast("I")
+    first, second = (Placement(words, [0, 1], position) for position in (0, 1))
+    first.waits_for(1)
+    second.waits_for(0)
+    assert not machine.moves
+
+
 def test_a_rank_that_is_put_back_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch)
     words = memoryview(bytearray(8)).cast("I")
