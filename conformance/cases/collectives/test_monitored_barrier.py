@@ -20,7 +20,7 @@ from conformance import Me, Ranks, assert_each_rank, assert_that, covers, world_
 from conformance.cases.collectives.waits import tick, wait_for_ticks
 
 _LONG = timedelta(seconds=60)
-_SHORT = timedelta(milliseconds=300)
+_SHORT = timedelta(seconds=1)  # enough for ranks that come at all
 
 
 def monitored_barrier(
@@ -65,7 +65,7 @@ def some_are_missing(me: Me, missing: Sequence[int], wait_all_ranks: bool) -> st
 @pytest.mark.parametrize(("missing", "first"), [([2], 2), ([1, 3], 1)], ids=["one", "two"])
 def test_rank_0_names_the_first_missing_rank(ranks: Ranks, missing: list[int], first: int) -> None:
     words = ranks.run(some_are_missing, missing, False)[0]
-    said = re.search(rf"Rank {first} failed to pass monitoredBarrier in 300 ms", words)
+    said = re.search(rf"Rank {first} failed to pass monitoredBarrier in 1000 ms", words)
     assert_that(bool(said), f"rank 0 was told {words!r}", 0)
 
 
@@ -75,7 +75,7 @@ def test_rank_0_names_the_first_missing_rank(ranks: Ranks, missing: list[int], f
 def test_rank_0_names_all_missing_ranks_in_order(ranks: Ranks, missing: list[int]) -> None:
     words = ranks.run(some_are_missing, missing, True)[0]
     names = ", ".join(map(str, sorted(missing)))
-    said = re.search(rf"Ranks {names} failed to pass monitoredBarrier in 300 ms", words)
+    said = re.search(rf"Ranks {names} failed to pass monitoredBarrier in 1000 ms", words)
     assert_that(bool(said), f"rank 0 was told {words!r}", 0)
 
 
