@@ -39,7 +39,7 @@ def _ends(call: Callable[[], object]) -> str:
         call()
     except RuntimeError:
         took_s = time.monotonic() - began
-        # A quarter for coarse timers, and for another rank that began earlier: its time is up first.
+        # A quarter for coarse timers, and for a rank that began earlier, whose time is up first.
         early = took_s < 0.75 * _GROUP_TIMEOUT_S
         return f"gave up after {took_s:.2f} s of {_GROUP_TIMEOUT_S} s" if early else ""
     except Exception as error:
