@@ -6,6 +6,7 @@ import importlib
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as dist
 
 from conformance.bench.plan import Point, iterations
 from conformance.harness.me import Me
+from conformance.harness.recorder import unrecorded
 from conformance.target import Target, resolve
 
 _WARM_UP = 2
@@ -69,26 +71,31 @@ def _call(me: Me, group: Any, point: Point) -> Callable[[], Any]:
     other = torch.empty_like(whole)
     synchronize = torch.cuda.synchronize if me.device.type == "cuda" else None
 
+    send, recv = unrecorded(dist.send), unrecorded(dist.recv)
+
     def send_recv() -> None:
         # Half a round trip between the first two ranks; the others have nothing to do.
         if me.rank == 0:
-            dist.send(whole, group=group, group_dst=1)
-            dist.recv(whole, group=group, group_src=1)
+            send(whole, group=group, group_dst=1)
+            recv(whole, group=group, group_src=1)
         elif me.rank == 1:
-            dist.recv(whole, group=group, group_src=0)
-            dist.send(whole, group=group, group_dst=0)
+            recv(whole, group=group, group_src=0)
+            send(whole, group=group, group_dst=0)
 
-    calls: dict[str, Callable[[], Any]] = {
-        "all_reduce": lambda: dist.all_reduce(whole, group=group),
-        "broadcast": lambda: dist.broadcast(whole, 0, group=group),
-        "reduce": lambda: dist.reduce(whole, 0, group=group),
-        "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(whole, part, group=group),
-        "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(part, whole, group=group),
-        "all_to_all_single": lambda: dist.all_to_all_single(other, whole, group=group),
-        "barrier": lambda: dist.barrier(group=group),
-        "send_recv": send_recv,
+    arguments: dict[str, tuple[Any, ...]] = {
+        "all_reduce": (whole,),
+        "broadcast": (whole, 0),
+        "reduce": (whole, 0),
+        "all_gather_into_tensor": (whole, part),
+        "reduce_scatter_tensor": (part, whole),
+        "all_to_all_single": (other, whole),
+        "barrier": (),
     }
-    call = calls[point.operation]
+    if point.operation == "send_recv":
+        call: Callable[[], Any] = send_recv
+    else:
+        operation = unrecorded(getattr(dist, point.operation))
+        call = partial(operation, *arguments[point.operation], group=group)
     if synchronize is None:
         return call
 
