@@ -260,7 +260,7 @@ class Reducer(ReducerControls):
                 static.record(index)
                 self._queue_delayed_all_reduce()
                 return
-            if self._is_large[index]:
+            if self._is_large[index] and (static is None or static.comes_once_more(index)):
                 self.large_gradient_accumulated(index)
             with self._errors_noted():
                 self._accept([index])

@@ -53,6 +53,10 @@ class StaticGraph:
         self.phase = Phase.REPLAYING
         return [index for index, count in enumerate(self._counts) if count == 0]
 
+    def comes_once_more(self, index: int) -> bool:
+        """Whether the hook of parameter `index` fires exactly one more time in this pass."""
+        return self._left[index] == 1
+
     def is_final(self, index: int) -> bool:
         """The hook of parameter `index` fired. Whether it was the last time in this pass.
 
