@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 from zlib import crc32
 
+from impl import errors
 from impl.errors import CollectiveMismatch
 from impl.gloo import ProcessGroupGloo
 from tests.faults.collectives_kit import AroundImpl
-from tests.faults.kit import GroupFault, breaks
+from tests.faults.ddp_kit import swap
+from tests.faults.kit import GroupFault, Patch, breaks
 from tests.faults.works import Done
 
 
@@ -78,3 +80,24 @@ class CallsEverythingACollective(GroupFault, ProcessGroupGloo):
 
     def _issue(self, operation: str, signature: str, *rest: Any) -> Any:
         return super()._issue("collective", f"of={crc32(operation.encode())} {signature}", *rest)
+
+
+def _without_tensors(right: Callable[..., str]) -> Callable[..., str]:
+    def message(
+        where: str, operations: Sequence[str], signatures: Sequence[str], shown: Sequence[str]
+    ) -> str:
+        if len(set(operations)) > 1:
+            shown = [""] * len(operations)
+        return right(where, operations, signatures, shown)
+
+    return message
+
+
+@breaks("mismatch/debug-detail", says=r"was told nothing of '.*float")
+@breaks("mismatch/debug-detail-of-other-dimensions", says=r"was told nothing of '.*float")
+@breaks("mismatch/names-the-ranks", says=r"was told nothing of '.*float")
+class ShowsOperationsAlone(Patch):
+    """Where operations differ, the error names these, and neither dtypes nor shapes."""
+
+    base = "impl"
+    patched = swap(errors, "mismatch_message", _without_tensors)

@@ -6,6 +6,7 @@ gets away with an error of some kind.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -19,6 +20,10 @@ from conformance.harness.failure import RanksFailed
 from conformance.harness.outcome import Outcome, Returned
 
 _TIMEOUT = timedelta(seconds=3)
+
+# What is said of two different calls: patterns, as groups write torch's names in several ways.
+_ALL_REDUCE_OF_FLOATS = (r"(?i)\ball_?reduce\b", r"(?i)\bfloat(32)?\b", r"[\[(]8,?[\])]")
+_REDUCE_OF_INTEGERS = (r"(?i)\breduce\b", r"(?i)\b(int64|long)\b")
 
 
 def tensor(me: Me, numel: int = 8, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -99,6 +104,15 @@ def other_operation(me: Me) -> str:
     return error_of(lambda: dist.all_reduce(x, group=group))
 
 
+def other_call(me: Me, shape: list[int], group: dist.ProcessGroup | None = None) -> str:
+    """The last rank reduces 15 integers of this shape, and all others all-reduce 8 floats."""
+    group = group or dist.new_group(timeout=_TIMEOUT)
+    if is_last(me):
+        integers = tensor(me, 15, torch.int64).view(shape)
+        return error_of(lambda: dist.reduce(integers, 0, group=group))
+    return error_of(lambda: dist.all_reduce(tensor(me), group=group))
+
+
 def words_of_all(outcomes: list[Outcome]) -> list[str]:
     """What each rank was told. Ranks that died or hang are the target's failure."""
     if not all(isinstance(o, Returned) for o in outcomes):
@@ -111,6 +125,23 @@ def check_that_all_are_told(ranks: Ranks, function: Callable[[Me], str], *said: 
         assert_that(bool(words), "returned as if all ranks had made the same call", rank)
         for word in said:
             assert_that(word in words, f"was told nothing of {word!r}: {words!r}", rank)
+
+
+def check_that_both_calls_are_told(
+    ranks: Ranks, function: Callable[[Me, list[int]], str], shape: list[int]
+) -> None:
+    """Every rank is told what the last one calls, and what the others call, whole."""
+    patterns = [
+        *_ALL_REDUCE_OF_FLOATS,
+        *_REDUCE_OF_INTEGERS,
+        rf"[\[(]{', ?'.join(map(str, shape))},?[\])]",
+        rf"(?i)\brank {ranks.world_size - 1}\b",
+    ]
+    for rank, words in enumerate(words_of_all(ranks.outcomes(function, shape))):
+        assert_that(bool(words), "returned as if all ranks had made the same call", rank)
+        for pattern in patterns:
+            found = re.search(pattern, words) is not None
+            assert_that(found, f"was told nothing of {pattern!r}: {words!r}", rank)
 
 
 @covers("mismatch/numel")
@@ -177,8 +208,15 @@ def test_every_rank_is_named(ranks: Ranks) -> None:
     check_that_all_are_told(ranks, other_dtype, "float32", "int32", "8", *names)
 
 
-def other_numel_in_detail(me: Me) -> str:
-    """The group is made at debug level DETAIL, at which torch compares calls beforehand."""
+@covers("mismatch/names-the-ranks")
+@deadline(20)
+@world_sizes(2, 3)
+def test_different_operations_are_told_with_their_tensors(ranks: Ranks) -> None:
+    check_that_both_calls_are_told(ranks, other_call, [3, 5])
+
+
+def start_in_detail(me: Me) -> None:
+    """The default group is made at debug level DETAIL, at which torch compares calls beforehand."""
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     dist.init_process_group(
         me.target.backend,
@@ -188,6 +226,10 @@ def other_numel_in_detail(me: Me) -> str:
         timeout=_TIMEOUT,
         pg_options=me.options,
     )
+
+
+def other_numel_in_detail(me: Me) -> str:
+    start_in_detail(me)
     x = tensor(me, 200 if is_last(me) else 100)
     return error_of(lambda: dist.all_reduce(x))
 
@@ -198,3 +240,22 @@ def other_numel_in_detail(me: Me) -> str:
 def test_the_calls_are_named_at_debug_level_detail(bare_ranks: Ranks) -> None:
     last = bare_ranks.world_size - 1
     check_that_all_are_told(bare_ranks, other_numel_in_detail, "100", "200", f"ank {last}")
+
+
+def other_call_in_detail(me: Me, shape: list[int]) -> str:
+    start_in_detail(me)
+    return other_call(me, shape, dist.group.WORLD)
+
+
+@covers("mismatch/debug-detail")
+@deadline(20)
+@world_sizes(2, 3)
+def test_different_operations_are_named_at_debug_level_detail(bare_ranks: Ranks) -> None:
+    check_that_both_calls_are_told(bare_ranks, other_call_in_detail, [15])
+
+
+@covers("mismatch/debug-detail-of-other-dimensions")
+@deadline(20)
+@world_sizes(2, 3)
+def test_numbers_of_dimensions_may_differ_at_debug_level_detail(bare_ranks: Ranks) -> None:
+    check_that_both_calls_are_told(bare_ranks, other_call_in_detail, [3, 5])

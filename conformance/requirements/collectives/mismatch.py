@@ -68,7 +68,15 @@ NAMES = _must(
 )
 DETAIL = _must(
     id="mismatch/debug-detail",
-    says="At debug level DETAIL the error about ranks that disagree gives the calls of both.",
+    says="At debug level DETAIL the error about ranks that disagree gives the calls of both, with "
+    "their dtypes and shapes.",
     source="torch 2.13 docs, TORCH_DISTRIBUTED_DEBUG; pytorch#100207",
     rests_on=("all_reduce/sum",),
+)
+DETAIL_OF_OTHER_DIMENSIONS = _must(
+    id="mismatch/debug-detail-of-other-dimensions",
+    says="At debug level DETAIL the error gives the calls of both also if their tensors differ in "
+    "the number of dimensions.",
+    source="torch 2.13 docs, TORCH_DISTRIBUTED_DEBUG; derived",
+    rests_on=("mismatch/debug-detail",),
 )
