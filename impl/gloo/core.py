@@ -62,14 +62,15 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
         """Take the next place in the group's order, and run there.
 
         signature, shown: see `CallInfo`. outputs: what the work's future holds. A synchronous
-        operation has ended on return, and its error is raised here.
+        operation has ended on return, and its error is raised here. Its time runs from when its
+        turn has come.
         """
         sequence = self._sequence
         self._sequence = sequence + 1
         call = CallInfo(operation, sequence, signature, shown)
         span_s = self._timeout_s if timeout_s is None else timeout_s
-        until = Deadline(time.monotonic() + span_s, span_s)
         if not asynchronous and not profiler_is_on() and self._executor.enter():
+            until = Deadline(time.monotonic() + span_s, span_s)
             try:
                 if lender is None:
                     run(call, until)
@@ -82,12 +83,12 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
                 work.arrives_by(lender)
                 lender.synchronize()
             return work
-        return self._enqueue(call, until, run, outputs, asynchronous, lender)
+        return self._enqueue(call, span_s, run, outputs, asynchronous, lender)
 
     def _enqueue(
         self,
         call: CallInfo,
-        until: Deadline,
+        span_s: float,
         run: Operation,
         outputs: list[Any],
         asynchronous: bool,
@@ -99,6 +100,7 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
             work.arrives_by(lender)
 
         def job() -> None:
+            until = Deadline(time.monotonic() + span_s, span_s)
             if lender is None:
                 run(call, until)
             else:

@@ -13,6 +13,7 @@ sleeper wakes up now and then to see whether the peer is alive.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import struct
 import time
@@ -128,7 +129,6 @@ class Rounds:
             [layout.announcement_offset(p, half) // 8 for p, _, _ in self._others]
             for half in (0, 1)
         ]
-        self._encoded: dict[tuple[str, str, str], tuple[int, bytes]] = {}
         self._wake_always = not words.LOADS_ARE_ORDERED
         self._placement = Placement(
             mapping.words,
@@ -146,11 +146,7 @@ class Rounds:
 
         sizes: a digest of sizes that may differ between ranks; 0 if they have none in common.
         """
-        key = (call.operation, call.signature, call.shown)
-        encoded = self._encoded.get(key)
-        if encoded is None:
-            encoded = self._encoded[key] = _encode(call)
-        digest, text = encoded
+        digest, text = _encode(call.operation, call.signature, call.shown)
         half = (self.step + 1) & 1
         offset = self._announcements[half][self._membership.position]
         mapping = self._mapping
@@ -179,7 +175,7 @@ class Rounds:
         """After the first round: raise CollectiveMismatch unless all ranks announced the same."""
         half = self.step & 1
         doubles = self._mapping.doubles
-        digest = self._encoded[call.operation, call.signature, call.shown][0]
+        digest = _encode(call.operation, call.signature, call.shown)[0]
         for index in self._digest_indices[half]:
             if doubles[index] != digest:
                 raise self._mismatch(call, half)
@@ -311,9 +307,10 @@ def sleep_until_change(
             words.fetch_add(sleepers, -1)
 
 
-def _encode(call: CallInfo) -> tuple[int, bytes]:
+@functools.lru_cache(maxsize=4096)
+def _encode(operation: str, signature: str, shown: str) -> tuple[int, bytes]:
     """Digest and text of an announcement."""
-    identity = f"{exchange_of(call.operation)}\n{call.signature}"
+    identity = f"{exchange_of(operation)}\n{signature}"
     digest = hashlib.blake2b(identity.encode(), digest_size=8).digest()
-    text = f"{call.operation}\n{call.signature}\n{call.shown}".encode()[:_TEXT_NBYTES]
+    text = f"{operation}\n{signature}\n{shown}".encode()[:_TEXT_NBYTES]
     return int.from_bytes(digest, "little"), _TEXT_LENGTH.pack(len(text)) + text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from datetime import timedelta
 from typing import Any
@@ -76,6 +77,24 @@ def test_the_timeout_of_a_call_and_of_the_group() -> None:
             done.set()
 
     done = threading.Event()
+    in_groups(2, run)
+
+
+def test_the_time_of_an_operation_runs_from_its_turn() -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        tensors = [torch.ones(1), torch.ones(1)]
+        if group.rank() == 1:
+            assert issued.wait(30)
+            time.sleep(1.2)  # longer than the second operation may take
+        first = group.allreduce([tensors[0]])
+        group.set_timeout(timedelta(seconds=1))
+        second = group.allreduce([tensors[1]])
+        issued.set()
+        first.wait()
+        second.wait()
+        assert tensors == [2.0, 2.0]
+
+    issued = threading.Event()
     in_groups(2, run)
 
 
