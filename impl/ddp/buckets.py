@@ -50,6 +50,7 @@ class Bucket:
     all_slots: Slots | None = None
     small_slots: Slots | None = None  # those that wait for each other
     sparse_rows: Tensor | None = None  # (rows,) of this iteration's sparse metadata
+    skipped: bool = False  # in this backward pass: not reduced, and what is in it stays as it is
     future: Any = None  # torch.futures.Future of the reduction; None if it was skipped
     streams: set[Any] = field(default_factory=set)  # CUDA streams that produced gradients
 

@@ -325,10 +325,21 @@ class Reducer(ReducerControls):
         self._unused_are_marked = True
         self._unfinished = True
         self._final_order = []
+        self._choose_skipped()
         for index in self.unused_params:
-            if self._is_large[index]:
+            if self._is_large[index] and not self._bucket_of(index).skipped:
                 self._reduction.fill_one(*self._slots[index])
         self._mark_ready(self.unused_params)
+
+    def _choose_skipped(self) -> None:
+        """Before anything is filled: filling divides gradients that were left in their bucket."""
+        if self._skip_unused:
+            unused = set(self.unused_params)
+            for bucket in self.buckets:
+                bucket.skipped = unused.issuperset(bucket.param_indices)
+
+    def _bucket_of(self, index: int) -> Bucket:
+        return self.buckets[self._readiness.bucket_of[index]]
 
     def _mark_ready(self, indices: list[int]) -> None:
         now_ns = time_ns()
@@ -341,14 +352,15 @@ class Reducer(ReducerControls):
             raise RuntimeError(messages.ready_twice(index, self._names.get(index))) from None
         if self._device.has_streams:
             for index in indices:
-                bucket = self.buckets[self._readiness.bucket_of[index]]
-                bucket.streams.add(self._device.current_stream())
+                self._bucket_of(index).streams.add(self._device.current_stream())
         for bucket_index in completed:
             bucket = self.buckets[bucket_index]
             if self._device.has_streams:
                 self._reduction.follow_streams(bucket)
                 # the bucket may be launched from another hook, on another stream
                 bucket.streams.add(self._device.current_stream())
+            if bucket.skipped:
+                continue
             if bucket.small_slots is None:
                 self._reduction.take_sparse(bucket)
             elif bucket.small_slots.params:
@@ -367,7 +379,7 @@ class Reducer(ReducerControls):
     def _start_reduction(self, bucket: Bucket) -> None:
         if bucket.index == 0:
             self._statistics.record(Event.BACKWARD_COMM_START)
-        if self._skip_unused and set(bucket.param_indices) <= set(self.unused_params):
+        if bucket.skipped:
             return
         self._reduction.start(bucket, len(self.buckets))
         self.reduced_bucket_count += 1
@@ -408,7 +420,10 @@ class Reducer(ReducerControls):
             self.unused_params = static.end_recording()
             self._log_static_unused()
             self._unfinished = True
+            self._choose_skipped()
             for bucket in self.buckets:
+                if bucket.skipped:
+                    continue
                 if bucket.all_slots is None:
                     self._reduction.take_sparse(bucket)
                 else:

@@ -17,10 +17,10 @@ X = torch.tensor([[1.0, 2.0]])
 class Branches(nn.Module):
     """Two layers; the second is used on demand."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 2) -> None:
         super().__init__()
-        self.first = nn.Linear(2, 2, bias=False)
-        self.second = nn.Linear(2, 2, bias=False)
+        self.first = nn.Linear(width, width, bias=False)
+        self.second = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor, both: bool = False) -> Any:
         x = self.first(x)
