@@ -29,7 +29,7 @@ class DelayedAllReduce:
             group: over which to average.
         """
         self._params = list(params)
-        self._group = group
+        self.group = group
         numels = [param.numel() for param in params]
         self._buffer = torch.zeros(sum(numels), dtype=params[0].dtype, device=params[0].device)
         parts = self._buffer.split(numels)
@@ -39,11 +39,11 @@ class DelayedAllReduce:
 
     def broadcast(self, message_bytes: int) -> None:
         """Give the parameters the values of rank 0. Collective."""
-        broadcast_coalesced(self._group, [param.detach() for param in self._params], message_bytes)
+        broadcast_coalesced(self.group, [param.detach() for param in self._params], message_bytes)
 
     def _reduce(self, grad: Tensor) -> Tensor:
-        self._buffer.div_(self._group.size())
-        self._work = dist.all_reduce(self._buffer, group=self._group, async_op=True)
+        self._buffer.div_(self.group.size())
+        self._work = dist.all_reduce(self._buffer, group=self.group, async_op=True)
         queue_backward_callback(self._wait)
         return grad
 

@@ -135,10 +135,15 @@ class WrapperControls(nn.Module):
         Communication hooks that keep a group of their own must be told separately.
         """
         self._has_rebuilt_buckets = False
-        self.reducer._reset_state()
-        if is_in_group(new_process_group):
-            self.process_group = new_process_group
+        if not self._delay_all_reduce_all_params:
+            self.reducer._reset_state()
+        if not is_in_group(new_process_group):
+            return
+        self.process_group = new_process_group
+        if not self._delay_all_reduce_all_params:
             self.reducer._update_process_group(new_process_group)
+        if self._delayed is not None:
+            self._delayed.group = new_process_group
 
     def _remove_autograd_hooks(self) -> None:
         """Stop averaging gradients, for good."""

@@ -500,6 +500,31 @@ def delays(rank: int) -> list[float]:
     return seen
 
 
+def regroups_delayed(rank: int, delay_all: bool) -> list[float]:
+    alone = [dist.new_group([r]) for r in range(2)][rank]
+    model = TwoLayers()
+    wrapped = DDP(
+        model,
+        delay_all_reduce_named_params=[
+            (name, param)
+            for name, param in model.named_parameters()
+            if delay_all or name == "second.weight"
+        ],
+        param_to_hook_all_reduce=model.first.weight,
+    )
+    nn.init.ones_(model.first.weight)
+    wrapped._update_process_group(alone)
+    wrapped(torch.tensor([[1.0 + rank, 0.0]])).sum().backward()
+    return grad_of(model.second.weight).flatten().tolist()
+
+
+def test_delayed_gradients_follow_the_group(two_ranks: Ranks) -> None:
+    for delay_all in (False, True):
+        for rank, gradient in enumerate(two_ranks.run(regroups_delayed, delay_all)):
+            hidden = torch.tanh(torch.tensor(1.0 + rank)).item()
+            assert gradient == pytest.approx([hidden] * 4)
+
+
 def test_delayed_gradients_are_averaged(two_ranks: Ranks) -> None:
     for differences in two_ranks.run(delays):
         assert max(differences) < 1e-6
