@@ -169,23 +169,23 @@ class GradientCopier:
         self,
         bucket: Bucket,
         reduced: list[Tensor],
-        unused_everywhere: Callable[[int], bool] | None,
+        left_alone: Callable[[int], bool] | None,
     ) -> None:
         """Hand the reduced values to `param.grad`.
 
         Args:
             bucket: whose gradients these are.
             reduced: one tensor a parameter; the bucket's own views if it was reduced in place.
-            unused_everywhere: says of a parameter index that no rank used it; None if all are used.
+            left_alone: says of a parameter index that it gets no gradient; None if all get one.
         """
         grads = [param.grad for param in bucket.params]
-        if unused_everywhere is None and not any(map(is_, grads, repeat(None))):
+        if left_alone is None and not any(map(is_, grads, repeat(None))):
             foreach_copy_(grads, reduced)
             return
         targets: list[Tensor] = []
         sources: list[Tensor] = []
         for index, param, source in zip(bucket.param_indices, bucket.params, reduced, strict=True):
-            if unused_everywhere is not None and unused_everywhere(index):
+            if left_alone is not None and left_alone(index):
                 continue
             grad = param.grad
             if grad is None:
@@ -200,7 +200,7 @@ class GradientCopier:
         self,
         bucket: Bucket,
         reduced: list[Tensor],
-        unused_everywhere: Callable[[int], bool] | None,
+        left_alone: Callable[[int], bool] | None,
     ) -> None:
         """As `copy_out`, for gradients that are views of the bucket.
 
@@ -215,7 +215,7 @@ class GradientCopier:
         for index, param, view in zip(
             bucket.param_indices, bucket.params, bucket.views, strict=True
         ):
-            if unused_everywhere is not None and unused_everywhere(index):
+            if left_alone is not None and left_alone(index):
                 continue
             grad = param.grad
             if grad is None:

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from impl.ddp.comm_hooks import CommHook, why_unusable
-from impl.ddp.optimizer_in_backward import OptimizerInBackward, has_optimizer, take_over
+from impl.ddp.optimizer_in_backward import OptimizerInBackward, take_over
+from impl.ddp.parameters import has_optimizer
 from impl.ddp.wrapper_controls import WrapperControls
 from impl.torch_private import overlapped_optimizer
 

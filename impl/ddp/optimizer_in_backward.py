@@ -1,8 +1,9 @@
 """Step optimizers as soon as a bucket's gradients are averaged, while backward goes on.
 
 For parameters that `torch.distributed.optim._apply_optimizer_in_backward` gave an optimizer each.
-Their gradients are gone after the step: nothing is handed out at the end of backward, and `.grad`
-is None.
+Their gradients are gone after the step, and `.grad` is None. Those of other parameters are handed
+out at the end of backward as always (torch 2.13 leaves each rank its own, unless they are views of
+buckets).
 
 torch 2.13 has this for accelerators only; here the host works too.
 """
@@ -17,12 +18,9 @@ from torch import Tensor
 
 from impl.ddp.buckets import GradBucket
 from impl.ddp.device import handle_for
+from impl.ddp.parameters import has_optimizer
 from impl.ddp.reducer import Reducer
 from impl.torch_private import optimizer_hook_handles, queue_backward_callback
-
-
-def has_optimizer(param: Tensor) -> bool:
-    return hasattr(param, "_in_backward_optimizers")
 
 
 def take_over(params: Iterable[Tensor]) -> None:

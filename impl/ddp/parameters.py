@@ -36,6 +36,11 @@ def _is_sparse(module: nn.Module) -> bool:
     return isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
 
 
+def has_optimizer(param: Tensor) -> bool:
+    """Whether `torch.distributed.optim._apply_optimizer_in_backward` gave `param` an optimizer."""
+    return hasattr(param, "_in_backward_optimizers")
+
+
 def managed_parameters(module: nn.Module, ignored: Container[str]) -> ManagedParameters:
     """Collect the parameters of `module` that require gradients and are not ignored.
 

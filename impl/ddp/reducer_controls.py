@@ -26,6 +26,7 @@ from impl.ddp.comm_hooks import BUILTIN_HOOKS, CommHook, sum_hook
 from impl.ddp.device import DeviceHandle
 from impl.ddp.grad_copy import GradientCopier
 from impl.ddp.graph_search import UnusedParameterSearch
+from impl.ddp.parameters import has_optimizer
 from impl.ddp.readiness import Readiness
 from impl.ddp.reduction import Reduction
 from impl.ddp.static_graph import StaticGraph
@@ -224,8 +225,10 @@ class ReducerControls:
             self._install_hooks()
 
     def _set_optimizer_in_backward(self) -> None:
-        """The communication hook steps the optimizer; gradients need not be handed out."""
-        self._reduction.optimizer_in_backward = True
+        """The communication hook steps the parameters that have an optimizer of their own."""
+        self._reduction.stepped = frozenset(
+            index for index, param in enumerate(self.params) if has_optimizer(param)
+        )
 
     def _set_mixed_precision_param_dtype(self, dtype: torch.dtype) -> None:
         """Gradients have `dtype` while backward runs, and buckets too; afterwards they do not.

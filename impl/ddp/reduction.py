@@ -49,7 +49,7 @@ class Reduction:
         self.group = group
         self.copier = copier
         self.used: UsedMap | None = None  # if parameters may go unused
-        self.optimizer_in_backward = False
+        self.stepped: frozenset[int] = frozenset()  # parameters that the hook steps in backward
         self.sparse_metadata: Mapping[str, Tensor] | None = None  # of this iteration
         self.hook: CommHook | None = None
         self._hook_state: Any = None
@@ -202,19 +202,23 @@ class Reduction:
         if bucket.sparse:
             self._deliver_sparse(bucket, result)
             return
-        if self.optimizer_in_backward:
-            return  # the optimizer has used the gradients already
         assert bucket.buffer is not None
         assert bucket.layout is not None
         reduced = bucket.views
         if not _same_memory(result, bucket.buffer):
             reduced = view_gradients(result, bucket.layout)
-        unused_everywhere = None if self.used is None else self.used.unused_everywhere
+        gets_none = None if self.used is None and not self.stepped else self._gets_no_gradient
         with profiled("torch.distributed.ddp.reducer::copy_bucket_to_grad"):
             if self.copier.gradient_as_bucket_view:
-                self.copier.leave_in_bucket(bucket, reduced, unused_everywhere)
+                self.copier.leave_in_bucket(bucket, reduced, gets_none)
             else:
-                self.copier.copy_out(bucket, reduced, unused_everywhere)
+                self.copier.copy_out(bucket, reduced, gets_none)
+
+    def _gets_no_gradient(self, index: int) -> bool:
+        """Whether an optimizer has used the gradient already, or no rank used the parameter."""
+        if index in self.stepped:
+            return True
+        return self.used is not None and self.used.unused_everywhere(index)
 
     def _deliver_sparse(self, bucket: Bucket, result: Tensor) -> None:
         (param,) = bucket.params
@@ -225,9 +229,11 @@ class Reduction:
             )
         bucket.sparse_rows = None
         bucket.buffer = None
+        if bucket.param_indices[0] in self.stepped:
+            return
         if param.grad is not None:
             param.grad.copy_(result)
-        elif self.used is None or not self.used.unused_everywhere(bucket.param_indices[0]):
+        elif not self._gets_no_gradient(bucket.param_indices[0]):
             param.grad = result.clone()
 
     def forget_iteration(self) -> None:

@@ -157,7 +157,7 @@ def test_results_go_to_gradients_but_not_to_unused_ones(one_rank: dist.ProcessGr
     bucket = bucket_of(*params, group=one_rank)
     results = [torch.full_like(view, 10.0 + i) for i, view in enumerate(bucket.views)]
     kept = params[0].grad
-    copier().copy_out(bucket, results, unused_everywhere={1, 3}.__contains__)
+    copier().copy_out(bucket, results, left_alone={1, 3}.__contains__)
     assert params[0].grad is kept
     assert [None if p.grad is None else p.grad[0].item() for p in params] == [10, 2, 12, None]
 
