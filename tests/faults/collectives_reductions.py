@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from impl.gloo import ProcessGroupGloo
+from tests.faults.collectives_kit import mapped
 from tests.faults.kit import ForwardingGroup, GroupFault, Patch, breaks
 
 Op = dist.ReduceOp
@@ -183,7 +184,7 @@ class AddsBeforeItDivides(GroupFault, ProcessGroupGloo):
         return work
 
 
-@breaks("reductions/complex-refused", says=r"should be refused as complex")
+@breaks("reductions/complex-refused", says=r"all_reduce: MIN of complex64 should be refused")
 @breaks(
     "all_reduce_coalesced/complex-order-refused", says=r"got 'returned None', want 'ValueError'"
 )
@@ -199,6 +200,58 @@ class ComparesComplexNumbers(Patch):
             yield
         finally:
             distributed_c10d.supports_complex = right
+
+
+class _ComparesPartsWith(ForwardingGroup):
+    """One collective takes complex tensors as twice as many real ones, whatever the operation."""
+
+    collective: str
+
+    def _with_parts(self, collective: str, right: Any, *args: Any) -> Any:
+        *tensors, opts = args
+        if collective != self.collective or opts.reduceOp == Op.SUM:
+            return right(*args)
+        return right(*(mapped(torch.view_as_real, one) for one in tensors), opts)
+
+    def reduce(self, *args: Any) -> Any:
+        return self._with_parts("reduce", super().reduce, *args)
+
+    def reduce_scatter(self, *args: Any) -> Any:
+        return self._with_parts("reduce_scatter", super().reduce_scatter, *args)
+
+    def reduce_scatter_single(self, *args: Any) -> Any:
+        return self._with_parts("reduce_scatter_tensor", super().reduce_scatter_single, *args)
+
+
+_REFUSED = "MIN of complex64 should be refused as complex: ''"
+
+
+@breaks("reductions/complex-refused", says=f"reduce: {_REFUSED}")
+class ReduceComparesParts(_ComparesPartsWith):
+    collective = "reduce"
+
+
+@breaks("reductions/complex-refused", says=f"reduce_scatter: {_REFUSED}")
+class ReduceScatterComparesParts(_ComparesPartsWith):
+    collective = "reduce_scatter"
+
+
+@breaks("reductions/complex-refused", says=f"reduce_scatter_tensor: {_REFUSED}")
+class ReduceScatterTensorComparesParts(_ComparesPartsWith):
+    collective = "reduce_scatter_tensor"
+
+
+@breaks("reductions/complex-refused-as-values", says=r"got 'RuntimeError', want 'ValueError'")
+class TellsOfComplexAtRunTime(GroupFault, ProcessGroupGloo):
+    """What a reduce cannot do with complex tensors is an error of the run."""
+
+    base = "impl"
+
+    def reduce(self, tensors: Any, opts: Any = None) -> Any:
+        try:
+            return super().reduce(tensors, opts)
+        except ValueError as error:
+            raise RuntimeError(str(error)) from error
 
 
 @breaks("reductions/bits-of-floats-refused", says=r"should be refused by its name")

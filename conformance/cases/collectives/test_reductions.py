@@ -262,35 +262,58 @@ def test_premul_sum(ranks: Ranks) -> None:
     assert_same_on_all_ranks(got, want=torch.full((3,), 0.5 * n * (n + 1) / 2))
 
 
-def refusals(me: Me, dtype: str, op: str) -> list[str]:
-    """The words with which each collective refuses, "" where it does not."""
-    words = []
+def refusals(me: Me, dtype: str, op: str) -> dict[str, tuple[str, str]]:
+    """Kind and words of each collective's refusal, "nothing" and "" where it does not refuse."""
+    found = {}
     for collective in ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"):
         try:
             perform(me, Call(collective, (3,), dtype), reduce_op=REDUCE_OPS[op])
         except (RuntimeError, ValueError) as error:
-            words.append(str(error))
+            kind = "ValueError" if isinstance(error, ValueError) else "RuntimeError"
+            found[collective] = kind, str(error)
         else:
-            words.append("")
-    return words
+            found[collective] = "nothing", ""
+    return found
 
 
 @covers("reductions/bits-of-floats-refused")
 @world_sizes(2)
 @pytest.mark.parametrize("op", ["band", "bor", "bxor"])
 def test_floats_have_no_bits(ranks: Ranks, op: str) -> None:
-    for rank, words in enumerate(ranks.run(refusals, "float32", op)):
-        said = all(op.upper() in one for one in words)
-        assert_that(said, f"{op.upper()} of float32 should be refused by its name: {words}", rank)
+    for rank, found in enumerate(ranks.run(refusals, "float32", op)):
+        for collective, (_, words) in found.items():
+            assert_that(
+                op.upper() in words,
+                f"{collective}: {op.upper()} of float32 should be refused by its name: {words!r}",
+                rank,
+            )
+
+
+WITHOUT_COMPLEX = ["min", "max", "product", "band", "bor", "bxor"]
 
 
 @covers("reductions/complex-refused")
 @world_sizes(2)
-@pytest.mark.parametrize("op", ["min", "max", "product", "band", "bor", "bxor"])
+@pytest.mark.parametrize("op", WITHOUT_COMPLEX)
 def test_complex_numbers_have_no_order(ranks: Ranks, op: str) -> None:
-    for rank, words in enumerate(ranks.run(refusals, "complex64", op)):
-        said = all("complex" in one for one in words)
-        assert_that(said, f"{op.upper()} of complex64 should be refused as complex: {words}", rank)
+    for rank, found in enumerate(ranks.run(refusals, "complex64", op)):
+        for collective, (_, words) in found.items():
+            assert_that(
+                "complex" in words,
+                f"{collective}: {op.upper()} of complex64 should be refused as complex: {words!r}",
+                rank,
+            )
+
+
+@covers("reductions/complex-refused-as-values")
+@world_sizes(2)
+@pytest.mark.parametrize("op", WITHOUT_COMPLEX)
+def test_what_kind_of_error_it_is(ranks: Ranks, op: str) -> None:
+    got = [
+        {collective: kind for collective, (kind, _) in found.items()}
+        for found in ranks.run(refusals, "complex64", op)
+    ]
+    assert_each_rank(got, [dict.fromkeys(got[0], "ValueError")] * 2)
 
 
 def wrong_kinds_of_op(me: Me) -> list[str]:

@@ -140,6 +140,14 @@ COMPLEX_REFUSED = _must(
     needs=("dtype:complex64",),
     rests_on=("all_reduce/sum",),
 )
+COMPLEX_REFUSED_AS_VALUES = _should(
+    id="reductions/complex-refused-as-values",
+    says="all_reduce, reduce, reduce_scatter and reduce_scatter_tensor refuse these operations of "
+    "complex tensors with a ValueError.",
+    source="torch 2.13, all_reduce; pytorch#179633",
+    needs=("dtype:complex64",),
+    rests_on=("reductions/complex-refused",),
+)
 NOT_AN_OP = _must(
     id="reductions/not-an-op",
     says="A string or a number in place of a ReduceOp is a TypeError.",
