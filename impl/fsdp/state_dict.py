@@ -214,13 +214,12 @@ def _save_full(
             state_dict.pop(prefix + key, None)
         return
     to_cpu = state.state_dict_config.offload_to_cpu
-    copies: dict[tuple[int, torch.Size, tuple[int, ...]], Tensor] = {}
-    for key in param_keys(handle):
+    copies: dict[str, Tensor] = {}
+    for key, param in zip(param_keys(handle), _params_by_key(handle), strict=True):
         value: Tensor = _entry(state, state_dict, prefix + key)
-        identity = (value.data_ptr(), value.shape, value.stride())
-        if identity not in copies:  # tied parameters stay tied
-            copies[identity] = value.detach().to("cpu" if to_cpu else value.device, copy=True)
-        state_dict[prefix + key] = copies[identity]
+        if param.fqn not in copies:  # tied parameters stay tied
+            copies[param.fqn] = value.detach().to("cpu" if to_cpu else value.device, copy=True)
+        state_dict[prefix + key] = copies[param.fqn]
 
 
 def _save_sharded(
