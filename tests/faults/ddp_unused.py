@@ -62,6 +62,20 @@ class EveryViewIsAGradient(DDPFault):
     patched = afterwards(Reduction, "deliver", _define)
 
 
+@breaks("ddp/unused/bucket-views", says="which gradients there are: rank 0 is wrong")
+class GradientsBeginAsViews(DDPFault):
+    """The constructor makes every gradient a view of its bucket, used or not."""
+
+    @staticmethod
+    def _define(reducer: Reducer, *_: Any, **__: Any) -> None:
+        if reducer.gradient_as_bucket_view:
+            for bucket in reducer.buckets:
+                for param, view in zip(bucket.params, bucket.views, strict=True):
+                    param.grad = view
+
+    patched = afterwards(Reducer, "__init__", _define)
+
+
 @breaks("ddp/unused/kept-from-step-to-step", says=r"is wrong|has one|differ")
 class UnusedGradientsBeginAgain(DDPFault):
     @staticmethod

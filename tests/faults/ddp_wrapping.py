@@ -18,6 +18,7 @@ from impl.ddp.buckets import Bucket
 from impl.ddp.comm_hooks import all_reduce
 from impl.ddp.hook_registration import HookRegistration
 from impl.ddp.mixed_precision import MixedPrecision
+from impl.ddp.module_sync import broadcast_coalesced
 from impl.ddp.options import BufferPolicy
 from impl.ddp.reducer import Reducer
 from impl.ddp.reduction import Reduction
@@ -119,6 +120,17 @@ class TellsThoseThatDiffer(DDPFault):
     """Only a rank whose model is not rank 0's raises."""
 
     patched = instead(verification._Digests, "difference", lambda self: None)
+
+
+def _synchronise(group: Any, params: Any, *_: Any, **__: Any) -> None:
+    broadcast_coalesced(group, [param.detach() for param in params], 2**20, 0)
+
+
+@breaks("ddp/verify/shapes", says="does not match.*sizes")
+class SynchronisesBeforeItCompares(DDPFault):
+    """Parameters of other sizes are a broadcast of another length before they are compared."""
+
+    patched = beforehand(api, "verify_params_across_processes", _synchronise)
 
 
 def _narrow(_: Any, params: Any, **__: Any) -> None:

@@ -51,6 +51,25 @@ def test_nobody_uses_it_and_gradients_are_views(ranks: Ranks, cap: float) -> Non
     train(ranks, Recipe(Branching), using([[[0]] * 2, [[0, 2]] * 2, [[2]] * 2]), options)
 
 
+def grads_of_a_new_model(me: Me, static: bool) -> tuple[list[bool], list[bool]]:
+    """Which gradients there are at once, and after a first step that nothing was zeroed before."""
+    module = Recipe(Branching)(seed=me.rank).to(me.device)
+    how = {"static_graph": True} if static else SEARCH
+    model = me.ddp(module, gradient_as_bucket_view=True, **how)
+    at_once = [parameter.grad is not None for parameter in module.parameters()]
+    loss_of(model(normal((2, WIDTH), me.rank).to(me.device), [0, 2])).backward()
+    return at_once, [parameter.grad is not None for parameter in module.parameters()]
+
+
+@covers("ddp/unused/bucket-views")
+@world_sizes(1, 2)
+@pytest.mark.parametrize("static", [False, True], ids=["searched", "static"])
+def test_views_are_no_gradients_before_they_are_used(ranks: Ranks, static: bool) -> None:
+    got = ranks.run(grads_of_a_new_model, static)
+    want = ([False, False, False], [True, False, True])
+    assert_same_on_all_ranks(got, want, what="which gradients there are")
+
+
 def grad_that_was_there(me: Me, value: float, options: Options) -> tuple[bool, Tensor]:
     """Whether the unused parameter's gradient is the same object, and its values."""
     module = Recipe(Branching)(seed=me.rank).to(me.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -79,9 +80,16 @@ def test_numbers_of_parameters(ranks: Ranks) -> None:
 @covers("ddp/verify/shapes")
 @world_sizes(2)
 @deadline(8)
-def test_shapes(ranks: Ranks) -> None:
-    outcomes = construct_each(ranks, [[(2, 2), (4,)], [(4, 1), (4,)]])
-    words = r"params\[0\] in this process with sizes \[4, 1\] appears not to match sizes"
+@pytest.mark.parametrize(
+    "models",
+    [[[(2, 2), (4,)], [(4, 1), (4,)]], [[(3, 3), (3,)], [(2, 2), (2,)]]],
+    ids=["as-many-elements", "fewer-elements"],
+)
+def test_shapes(ranks: Ranks, models: list[list[tuple[int, ...]]]) -> None:
+    """Where elements are fewer, only a comparison before the first broadcast can say so."""
+    outcomes = construct_each(ranks, models)
+    sizes = re.escape(str(list(models[1][0])))
+    words = rf"params\[0\] in this process with sizes {sizes} appears not to match sizes"
     assert_some_raised(outcomes, [1], words)
 
 
