@@ -65,7 +65,8 @@ def verdict_of(error: BaseException) -> Verdict:
     """What an exception in a case's own process says of the target."""
     if isinstance(error, RanksFailed):
         return error.verdict
-    if isinstance(error, AssertionError):
+    # pytest's own is what `pytest.fail` and a `pytest.raises` without an exception raise.
+    if isinstance(error, AssertionError | pytest.fail.Exception):
         return Verdict.BROKEN
     # Hypothesis groups what it found: several bugs, or one that did not show twice.
     grouped = getattr(error, "exceptions", ())

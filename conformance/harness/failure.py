@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from conformance.harness.outcome import Outcome, Raised, describe_hang, verdict_of
+from conformance.harness.outcome import Outcome, Raised, Returned, describe_hang, verdict_of
 from conformance.verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Bystander:
+    """What a rank returns of which its case asks nothing, such as one outside of the group: where
+    the target refuses the operation, that rank has nothing to refuse."""
 
 
 class RanksFailed(Exception):
@@ -25,14 +32,12 @@ class RanksFailed(Exception):
 
     @property
     def is_clean_refusal(self) -> bool:
-        """Whether the target refused: a rank raised, and none hung, died or disagreed."""
-        raised = [o for o in self.outcomes if isinstance(o, Raised)]
-        return (
-            bool(raised)
-            and not any(o.verdict in (Verdict.CRASHED, Verdict.UNKNOWN) for o in self.outcomes)
-            and not any(o.is_a(AssertionError) or o.is_a(pytest.fail.Exception) for o in raised)
-            and not describe_hang(self.outcomes)
-        )
+        """Whether the target refused: every rank that was asked raised, and none found out by an
+        assertion of the case's that it had got something else."""
+        asked = [o for o in self.outcomes if not _is_bystander(o)]
+        raised = [o for o in asked if isinstance(o, Raised)]
+        asserted = any(o.is_a(AssertionError) or o.is_a(pytest.fail.Exception) for o in raised)
+        return bool(raised) and len(raised) == len(asked) and not asserted
 
     @property
     def brief(self) -> str:
@@ -51,3 +56,7 @@ class RanksFailed(Exception):
 
     def __reduce__(self) -> Any:
         return type(self), (self.doing, self.outcomes)
+
+
+def _is_bystander(outcome: Outcome) -> bool:
+    return isinstance(outcome, Returned) and isinstance(outcome.value, Bystander)

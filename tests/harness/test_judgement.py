@@ -16,7 +16,7 @@ from conformance.target import Deviation, Target
 from conformance.verdict import Verdict
 
 TARGET = Target(name="x", backend="x")
-REFUSED: list[Outcome] = [Raised("NotImplementedError", "no", ""), Returned(1)]
+REFUSED: list[Outcome] = [Raised("NotImplementedError", "no", "")] * 2
 
 
 def plan(*covers: str, **given: Any) -> Plan:
@@ -35,6 +35,7 @@ def deviating(*requirements: str, expects: Verdict = Verdict.BROKEN) -> Target:
         (None, Verdict.HOLDS),
         (CheckFailed("no"), Verdict.BROKEN),
         (AssertionError("no"), Verdict.BROKEN),
+        (pytest.fail.Exception("no"), Verdict.BROKEN),
         (RanksFailed("f", REFUSED), Verdict.BROKEN),
         (RanksFailed("f", [Died(0)]), Verdict.CRASHED),
         (RanksFailed("f", [StillRunning("", "", False)]), Verdict.TIMEOUT),
@@ -66,6 +67,7 @@ def test_of_several_errors_the_worst_counts() -> None:
     [
         (None, Verdict.NOT_CLAIMED),
         (RanksFailed("f", REFUSED), Verdict.NOT_CLAIMED),
+        (RanksFailed("f", [*REFUSED, Returned(1)]), Verdict.BROKEN),
         (RanksFailed("f", [*REFUSED, Died(1)]), Verdict.CRASHED),
         (RanksFailed("f", [*REFUSED, StillRunning("", "", True)]), Verdict.TIMEOUT),
         (CheckFailed("wrong data"), Verdict.BROKEN),

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from conformance.harness.failure import RanksFailed
+from conformance.harness.failure import Bystander, RanksFailed
 from conformance.harness.outcome import (
     Died,
     NotTold,
@@ -99,7 +99,9 @@ def test_a_hang_names_the_ranks_that_differ(outcomes: list[Outcome], sentence: s
     ("outcomes", "is_refusal"),
     [
         ([RAISED, RAISED], True),
-        ([RAISED, RETURNED], True),
+        ([RAISED, RETURNED], False),
+        ([RAISED, Returned(Bystander())], True),
+        ([Returned(Bystander())] * 2, False),
         ([RETURNED, RETURNED], False),
         ([RAISED, WAITING], False),
         ([RAISED, CONSEQUENCE], False),
@@ -108,7 +110,9 @@ def test_a_hang_names_the_ranks_that_differ(outcomes: list[Outcome], sentence: s
         ([Raised("AssertionError", "", "", ("AssertionError",)), RAISED], False),
     ],
 )
-def test_a_clean_refusal_leaves_no_rank_waiting(outcomes: list[Outcome], is_refusal: bool) -> None:
+def test_a_clean_refusal_is_one_by_every_rank_that_is_asked(
+    outcomes: list[Outcome], is_refusal: bool
+) -> None:
     assert RanksFailed("f", outcomes).is_clean_refusal is is_refusal
 
 
