@@ -92,6 +92,7 @@ def test_calls(ranks: Ranks) -> None:
 @world_sizes(2)
 def test_buffers(ranks: Ranks) -> None:
     for rank, steps in enumerate(ranks.run(calls, BYTE)):
+        assert_that(all(steps), "a step did not call the hook", rank)
         whole = [whole for step in steps for _, _, _, whole in step]
         assert_that(all(whole), "a buffer is not the flat gradients of its parameters", rank)
 

@@ -27,7 +27,7 @@ from conformance import (
 from conformance.cases.faults.operations import ALL_NEEDED, AS_PARAMETERS, OPERATIONS
 from conformance.cases.groups.marks import mark, sum_marks, sum_of_marks
 from conformance.cases.groups.starting import start
-from conformance.cases.raising import assert_raised
+from conformance.cases.raising import assert_raised, returned
 from conformance.harness.failure import RanksFailed
 from conformance.harness.leaks import find_leaks, take_census
 from conformance.harness.outcome import Outcome, Returned
@@ -191,7 +191,10 @@ def lose_a_rank_somehow(me: Me, how: str) -> None:
 @deadline(10)
 @pytest.mark.parametrize("how", ["killed", "exit code 0", "exit code 7", "destroyed its groups"])
 def test_it_does_not_matter_how_a_rank_died(ranks: Ranks, how: str) -> None:
-    assert_raised(ranks.outcomes(lose_a_rank_somehow, how), RuntimeError, but={1})
+    outcomes = ranks.outcomes(lose_a_rank_somehow, how)
+    assert_raised(outcomes, RuntimeError, but={1})
+    if how == "destroyed its groups":
+        returned(outcomes, how, but={0})
 
 
 def ask_a_handle_after_a_loss(me: Me) -> list[Any]:
@@ -211,10 +214,8 @@ def ask_a_handle_after_a_loss(me: Me) -> list[Any]:
 
 def _of_rank_0(outcomes: list[Outcome], what: str) -> Any:
     """What rank 0 returned; rank 1 died on purpose."""
-    first, *others = outcomes
-    if not isinstance(first, Returned):
-        raise RanksFailed(what, [first, *(Returned("as the case wants it") for _ in others)])
-    return first.value
+    [value] = returned(outcomes, what, but=range(1, len(outcomes)))
+    return value
 
 
 @covers("peer_loss/handle-knows")

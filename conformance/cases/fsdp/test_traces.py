@@ -336,10 +336,13 @@ def test_dtypes(ranks: Ranks, param: str | None, reduce: str | None, want: tuple
         reduce_dtype=getattr(torch, reduce) if reduce else None,
     )
     recipe = Recipe(net=Net(dtype="float32"), kwargs={"mixed_precision": precision})
-    for _, forward, backward in ranks.run(trace_of_a_step, recipe):
+    for rank, (_, forward, backward) in enumerate(ranks.run(trace_of_a_step, recipe)):
+        seen = [{exchange.kind for exchange in trace} for trace in (forward, backward)]
+        there = "all_gather" in seen[0] and "reduce_scatter" in seen[1]
+        assert_that(there, f"issued {seen[0]} in forward and {seen[1]} in backward", rank)
         for exchange in (*forward, *backward):
             wanted = want[exchange.kind == "reduce_scatter"]
-            assert_that(exchange.dtype == wanted, f"{exchange}, want {wanted}")
+            assert_that(exchange.dtype == wanted, f"{exchange}, want {wanted}", rank)
 
 
 def trace_of_clipping(me: Me) -> list[Exchange]:
