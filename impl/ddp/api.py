@@ -342,7 +342,7 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
     def _expect_backward(self, output: Any) -> Any:
         outputs = list(find_tensors(output))
         searches = self.find_unused_parameters and not self.static_graph
-        self.reducer.prepare_for_backward(outputs if searches else [])
+        self.reducer.prepare_for_backward(outputs)
         unused = self.reducer.unused_params if searches else None
         reducer_ref = weakref.ref(self.reducer)
 

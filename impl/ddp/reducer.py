@@ -32,9 +32,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from impl.ddp import messages
 from impl.ddp.autograd_hooks import AccumulatorHooks, Arrivals
-from impl.ddp.bucket_factory import build_buckets
 from impl.ddp.bucketing import (
     BYTES_PER_MB,
     DEFAULT_BUCKET_CAP_MB,
@@ -45,8 +43,7 @@ from impl.ddp.comm_hooks import all_reduce
 from impl.ddp.device import handle_for
 from impl.ddp.distributed_autograd import LentGradients
 from impl.ddp.grad_copy import GradientCopier
-from impl.ddp.graph_search import UnusedParameterSearch
-from impl.ddp.readiness import LaunchOrder, Readiness, ReadyTwiceError
+from impl.ddp.graph_search import UnusedParameterSearch, unreachable_params
 from impl.ddp.reducer_controls import ReducerControls
 from impl.ddp.reduction import Reduction, profiled
 from impl.ddp.static_graph import StaticGraph
@@ -168,19 +165,24 @@ class Reducer(ReducerControls):
         """Forward is over, and its backward pass shall average gradients.
 
         Args:
-            outputs: the tensors that forward returned, to search for unused parameters; may be
-                empty if that is not asked for.
+            outputs: the tensors that forward returned. They count if `wants_outputs`.
         """
         with self._lock, self._errors_noted():
             self._statistics.begin_backward()
             self._lent.note_context()
             if self._mixed_precision_dtype is None and self._hooks.are_stale():
                 self._renew_hooks()
-            if self._searches:
-                found = [outputs] if isinstance(outputs, Tensor) else outputs
-                with profiled("torch.distributed.ddp.reducer::search_unused_parameters"):
-                    self.unused_params = self._search.search(found, self._hooks.accumulators)
+            if self.wants_outputs:
+                self._search_graph([outputs] if isinstance(outputs, Tensor) else outputs)
             self._expect_backward()
+
+    def _search_graph(self, outputs: Sequence[Tensor]) -> None:
+        with profiled("torch.distributed.ddp.reducer::search_unused_parameters"):
+            if self._static is None:
+                self.unused_params = self._search.search(outputs, self._hooks.accumulators)
+            else:
+                unused = unreachable_params(outputs, self._hooks.accumulators)
+                self._static.reaches_params = len(unused) < len(self.params)
 
     def backward_begins(self, unused: Sequence[int] | None = None) -> None:
         """A backward pass has reached the outputs of a synchronised forward pass.
@@ -197,7 +199,7 @@ class Reducer(ReducerControls):
                 if unused is not None:
                     self.unused_params = list(unused)
                 self._expect_backward()
-            if unused is not None and len(unused) == len(self.params):
+            if len(self.unused_params if unused is None else unused) == len(self.params):
                 # No hook will ever fire on this rank, while other ranks wait for it.
                 self._mark_unused_once()
             self._queue_delayed_all_reduce()
@@ -215,6 +217,11 @@ class Reducer(ReducerControls):
         self._set_alarm()
         if self._static is not None:
             self._static.begin_backward()
+
+    @property
+    def wants_outputs(self) -> bool:
+        """Whether `prepare_for_backward` has to search the graph behind forward's outputs."""
+        return self._searches or (self._static is not None and self._static.recording)
 
     @property
     def _searches(self) -> bool:
@@ -345,11 +352,7 @@ class Reducer(ReducerControls):
         now_ns = time_ns()
         for index in indices:
             self._statistics.ready_at_ns[index] = now_ns
-        try:
-            completed = self._readiness.mark(indices)
-        except ReadyTwiceError as error:
-            (index,) = error.args
-            raise RuntimeError(messages.ready_twice(index, self._names.get(index))) from None
+        completed = self._mark(indices)
         if self._device.has_streams:
             for index in indices:
                 self._bucket_of(index).streams.add(self._device.current_stream())
@@ -415,6 +418,8 @@ class Reducer(ReducerControls):
             static = self._static
             if static is None or not static.recording or not self._expecting:
                 return
+            if static.must_wait():
+                return
             self._statistics.record(Event.BACKWARD_COMPUTE_END)
             self._start_used_map()
             self.unused_params = static.end_recording()
@@ -454,39 +459,3 @@ class Reducer(ReducerControls):
             if self._static is None:
                 used.clear()
         self._statistics.record(Event.BACKWARD_COMM_END)
-
-    def _log_static_unused(self) -> None:
-        if debug_is_on() and self.unused_params:
-            named = "".join(f"{{{self._names.get(i)},{i}}}" for i in self.unused_params)
-            logger.info(
-                "[Rank %d]: Parameter(s) (in the format of {param_name, index}): %s is(are) unused "
-                "during first iteration. Since static_graph=True is enabled for DDP, we expect "
-                "this set of unused parameters to remain consistent on this rank throughout the "
-                "training.",
-                self.process_group.rank(),
-                named,
-            )
-
-    # ---- buckets
-
-    def _initialize_buckets(self, assignment: Sequence[Sequence[int]]) -> None:
-        if self._expecting:
-            raise RuntimeError("`initialize_buckets` must NOT be called during autograd execution.")
-        self.buckets = build_buckets(
-            self.params,
-            assignment,
-            expect_sparse=self._expect_sparse,
-            group=self.process_group,
-            dtype=self._mixed_precision_dtype,
-            large_at_once=not self._copier.divide_once_per_bucket,
-        )
-        self._readiness = Readiness([bucket.param_indices for bucket in self.buckets])
-        self._launch_order = LaunchOrder(len(self.buckets))
-        self._slots: dict[int, tuple[Tensor, Tensor]] = {}  # parameter and view, by index
-        for bucket in self.buckets:
-            if bucket.all_slots is None:
-                continue
-            pairs = zip(bucket.params, bucket.views, strict=True)
-            self._slots.update(zip(bucket.param_indices, pairs, strict=True))
-            if self._copier.gradient_as_bucket_view:
-                self._copier.adopt(bucket)

@@ -20,6 +20,7 @@ from torch import Tensor
 from impl.ddp import messages
 from impl.ddp.autograd_hooks import AccumulatorHooks, Arrivals
 from impl.ddp.bucket_agreement import agree_on_buckets
+from impl.ddp.bucket_factory import build_buckets
 from impl.ddp.bucketing import ErrorLog, assign_in_ready_order
 from impl.ddp.buckets import Bucket, GradBucket
 from impl.ddp.comm_hooks import BUILTIN_HOOKS, CommHook, sum_hook
@@ -27,7 +28,7 @@ from impl.ddp.device import DeviceHandle
 from impl.ddp.grad_copy import GradientCopier
 from impl.ddp.graph_search import UnusedParameterSearch
 from impl.ddp.parameters import has_optimizer
-from impl.ddp.readiness import Readiness
+from impl.ddp.readiness import LaunchOrder, Readiness, ReadyTwiceError
 from impl.ddp.reduction import Reduction
 from impl.ddp.static_graph import StaticGraph
 from impl.ddp.timing import Statistics, Timer
@@ -44,6 +45,7 @@ class ReducerControls:
     buckets: list[Bucket]
     find_unused_parameters: bool
     has_rebuilt_buckets: bool
+    unused_params: list[int]
     _arrivals: Arrivals
     _copier: GradientCopier
     _device: DeviceHandle
@@ -64,11 +66,20 @@ class ReducerControls:
     _statistics: Statistics
     _unfinished: bool
 
-    def _initialize_buckets(self, assignment: Sequence[Sequence[int]]) -> None:
-        raise AssertionError("Reducer has it")
-
     def _install_hooks(self) -> None:
         raise AssertionError("Reducer has it")
+
+    def _mark(self, indices: list[int]) -> list[int]:
+        """Gradients are ready. The buckets that this completes.
+
+        Raises:
+            RuntimeError: one of them was ready before.
+        """
+        try:
+            return self._readiness.mark(indices)
+        except ReadyTwiceError as error:
+            (index,) = error.args
+            raise RuntimeError(messages.ready_twice(index, self._names.get(index))) from None
 
     # ---- hooks
 
@@ -119,6 +130,28 @@ class ReducerControls:
 
     # ---- buckets
 
+    def _initialize_buckets(self, assignment: Sequence[Sequence[int]]) -> None:
+        if self._expecting:
+            raise RuntimeError("`initialize_buckets` must NOT be called during autograd execution.")
+        self.buckets = build_buckets(
+            self.params,
+            assignment,
+            expect_sparse=self._expect_sparse,
+            group=self.process_group,
+            dtype=self._mixed_precision_dtype,
+            large_at_once=not self._copier.divide_once_per_bucket,
+        )
+        self._readiness = Readiness([bucket.param_indices for bucket in self.buckets])
+        self._launch_order = LaunchOrder(len(self.buckets))
+        self._slots: dict[int, tuple[Tensor, Tensor]] = {}  # parameter and view, by index
+        for bucket in self.buckets:
+            if bucket.all_slots is None:
+                continue
+            pairs = zip(bucket.params, bucket.views, strict=True)
+            self._slots.update(zip(bucket.param_indices, pairs, strict=True))
+            if self._copier.gradient_as_bucket_view:
+                self._copier.adopt(bucket)
+
     def _should_rebuild(self) -> bool:
         """Once, from the order of the first iteration; never if each has another graph."""
         searches = self.find_unused_parameters and self._static is None
@@ -155,6 +188,9 @@ class ReducerControls:
             agreed = agree_on_buckets(self.process_group, assignment.buckets, device)
             self.has_rebuilt_buckets = True
             self._final_order = []
+            # An earlier forward pass may wait for its backward pass. If that comes, its outputs say
+            # so: see `backward_begins`.
+            self._expecting = False
             self._initialize_buckets(agreed)
             return True
 
@@ -287,7 +323,7 @@ class ReducerControls:
             pending = self._arrivals.take()
             if self._expecting and pending:
                 self._unfinished = True
-                self._readiness.mark(pending)
+                self._mark(pending)
             if self._unfinished:
                 raise RuntimeError(
                     messages.unfinished_reduction(
@@ -299,6 +335,18 @@ class ReducerControls:
                         find_unused_parameters=self.find_unused_parameters,
                     )
                 )
+
+    def _log_static_unused(self) -> None:
+        if debug_is_on() and self.unused_params:
+            named = "".join(f"{{{self._names.get(i)},{i}}}" for i in self.unused_params)
+            logger.info(
+                "[Rank %d]: Parameter(s) (in the format of {param_name, index}): %s is(are) unused "
+                "during first iteration. Since static_graph=True is enabled for DDP, we expect "
+                "this set of unused parameters to remain consistent on this rank throughout the "
+                "training.",
+                self.process_group.rank(),
+                named,
+            )
 
     # ---- errors
 

@@ -28,6 +28,7 @@ class StaticGraph:
         self._counts = [0] * param_count
         self._left = list(self._counts)
         self._callback_wanted = False
+        self.reaches_params = True  # from the outputs of the latest forward pass
 
     @property
     def recording(self) -> bool:
@@ -47,6 +48,15 @@ class StaticGraph:
         """Whether the end of this pass is still to be waited for. True once, while recording."""
         wanted, self._callback_wanted = self._callback_wanted, False
         return wanted
+
+    def must_wait(self) -> bool:
+        """A pass has ended that may have been the first one. Whether it was not.
+
+        `torch.autograd.grad` may come first: then no hook fires, though the graph reaches
+        parameters. Whoever asks will be called again.
+        """
+        self._callback_wanted = self.reaches_params and not any(self._counts)
+        return self._callback_wanted
 
     def end_recording(self) -> list[int]:
         """The first synchronised backward pass is over. The parameters that it did not use."""
