@@ -134,8 +134,8 @@ class Copies(GroupCore):
         numels = ",".join(str(output.numel()) for output in outputs)
         plain = validation.plain_dtype(given.dtype)
         lender = lender_for(outputs)
-        source = lender.read(given)
         rooms = [lender.room(output) for output in outputs]
+        source = dense.apart(lender.read(given), rooms, rooms[self._rank])
 
         def run(call: CallInfo, until: Deadline) -> None:
             self._comm.all_gather_v(rooms, source, call, until)
@@ -179,8 +179,11 @@ class Copies(GroupCore):
         dense.check_writable(method, outputs)
         described = [_described(given.dtype, given.shape) for given in inputs]
         lender = lender_for(inputs)
-        sources = [lender.read(given) for given in inputs]
         rooms = [lender.room(output) for output in outputs]
+        sources = [
+            dense.apart(source, rooms, room, -self._rank * source.nbytes)
+            for source, room in zip(map(lender.read, inputs), rooms, strict=True)
+        ]
 
         def run(call: CallInfo, until: Deadline) -> None:
             if flattening.is_wanted(self._comm, sources):
@@ -290,8 +293,8 @@ class Copies(GroupCore):
         validation.check_device(method, [*inputs, *outputs])
         signature, shown = _described(inputs[0].dtype, inputs[0].shape, f" root={asked.root}")
         lender = lender_for(inputs)
-        source = lender.read(inputs[0])
         rooms = [lender.room(output) for output in outputs]
+        source = dense.apart(lender.read(inputs[0]), rooms, rooms[self._rank] if rooms else None)
 
         def run(call: CallInfo, until: Deadline) -> None:
             self._comm.gather(rooms or None, source, asked.root, call, until)
@@ -328,7 +331,10 @@ class Copies(GroupCore):
         signature, shown = _described(outputs[0].dtype, outputs[0].shape, f" root={asked.root}")
         lender = lender_for(outputs)
         room = lender.room(outputs[0])
-        sources = [lender.read(given) for given in inputs]
+        sources = [
+            dense.apart(lender.read(given), [room], room if rank == self._rank else None)
+            for rank, given in enumerate(inputs)
+        ]
 
         def run(call: CallInfo, until: Deadline) -> None:
             self._comm.scatter(room, sources or None, asked.root, call, until)

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from impl.transport.memory import overlap
+
 
 def flat(tensor: Tensor) -> Tensor:
     """(numel,): the tensor's memory if that is contiguous, otherwise a contiguous copy.
@@ -86,6 +88,22 @@ def check_writable(operation: str, tensors: Sequence[Tensor]) -> None:
     for (_, stop, _), (start, _, index) in itertools.pairwise(intervals):
         if start < stop:
             raise _aliased(operation, index)
+
+
+def apart(
+    source: Tensor, rooms: Sequence[Tensor], own: Tensor | None = None, gap_nbytes: int = 0
+) -> Tensor:
+    """The flat source, or a copy if a result that is written to one of the rooms could change it.
+
+    What a rank gives to itself may stay where it is: the room `own` does no harm if it begins
+    exactly `gap_nbytes` behind the source.
+    """
+    for room in rooms:
+        if overlap(source, room) and not (
+            room is own and room.data_ptr() - source.data_ptr() == gap_nbytes
+        ):
+            return source.clone()
+    return source
 
 
 def _aliased(operation: str, index: int) -> RuntimeError:

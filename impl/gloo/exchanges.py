@@ -53,9 +53,8 @@ class Exchanges(GroupCore):
         shown = f"{validation.plain_dtype(input.dtype)} {tuple(input.shape)} rows to each rank: "
         shown += str(list(input_split_sizes)) if input_split_sizes else "equal"
         lender = lender_for(tensors)
-        source, room = lender.read(input), lender.room(output)
-        if _overlap(source, room):
-            source = source.clone()
+        room = lender.room(output)
+        source = dense.apart(lender.read(input), [room])
         reals = 2 if input.is_complex() else 1
 
         def run(call: CallInfo, until: Deadline) -> None:
@@ -129,8 +128,3 @@ class Exchanges(GroupCore):
             asked.asynchronous,
             lender,
         )
-
-
-def _overlap(a: Tensor, b: Tensor) -> bool:
-    a_start, b_start = a.data_ptr(), b.data_ptr()
-    return a_start < b_start + b.nbytes and b_start < a_start + a.nbytes

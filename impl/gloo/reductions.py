@@ -312,7 +312,10 @@ class Reductions(GroupCore):
         described = [_described(method, asked.op, given.dtype, given.shape, "") for given in inputs]
         lender = lender_for(outputs)
         memories = [lender.room(output) for output in outputs]
-        sources = [lender.read(given) for given in inputs]
+        sources = [
+            dense.apart(lender.read(given), memories, memory, self._rank * memory.nbytes)
+            for given, memory in zip(inputs, memories, strict=True)
+        ]
 
         def run(call: CallInfo, until: Deadline) -> None:
             for memory, source, (chosen, _, _) in zip(memories, sources, described, strict=True):

@@ -8,6 +8,8 @@ TCP, a simulated network, or a mix of them) is the communicator's business alone
 * Tensors are contiguous CPU tensors. `numel` may be zero. Complex tensors arrive as pairs of reals
   and AVG arrives as SUM: the process group divides afterwards. None of them requires grad, and none
   is an inference tensor.
+* An input shares no memory with an output, with one exception: what a rank gives to itself may lie
+  where it gets it (the own chunk of a reduce_scatter's input, the own part of a gather's output).
 * Collectives of one communicator are called by one thread at a time and in the same order on every
   rank. Point-to-point calls may come from other threads, at the same time as a collective.
 * `Deadline` is absolute. When it passes, the operation raises `CollectiveTimeout`; when a peer is

@@ -26,6 +26,7 @@ from impl.schedules.tree import binomial_broadcast
 from impl.transport.base import Combine
 from impl.transport.core import Collective
 from impl.transport.frames import SlotPrefix
+from impl.transport.memory import overlap
 
 
 class Plans(Protocol):
@@ -76,6 +77,12 @@ def nbytes_of(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
+def _around(tensor: Tensor, index: int, chunk_numel: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What lies before chunk `index`, the chunk, and what lies behind it."""
+    start, stop = index * chunk_numel, (index + 1) * chunk_numel
+    return tensor[:start], tensor[start:stop], tensor[stop:]
+
+
 class CollectiveBuilder:
     """One rank's part of each collective. Arguments as in `Communicator`."""
 
@@ -119,7 +126,12 @@ class CollectiveBuilder:
         plan = self._plans.reduce_scatter(
             self._rank, self._world_size, nbytes_of(output), output.element_size()
         )
-        return Collective(SlotPrefix.ALL_REDUCE, plan, [output], [input], combine)
+        parts = [input]
+        if overlap(output, input):
+            # the schedules receive in OUTPUT before they read their own chunk of INPUT
+            before, own, after = _around(input, self._rank, output.numel())
+            parts = [before, own.clone(), after]
+        return Collective(SlotPrefix.ALL_REDUCE, plan, [output], parts, combine)
 
     def all_to_all(
         self,

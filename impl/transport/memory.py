@@ -30,6 +30,12 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return memoryview((ctypes.c_char * nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
+def overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two contiguous tensors share memory."""
+    a_start, b_start = a.data_ptr(), b.data_ptr()
+    return a_start < b_start + b.nbytes and b_start < a_start + a.nbytes
+
+
 @dataclass(slots=True)
 class _Space:
     """One buffer: the bytes of one or more tensors, as if they lay one behind the other."""

@@ -119,6 +119,16 @@ class ClearsTheOutputFirst(ForwardingGroup):
         return super().all_gather_single(output.zero_(), tensor, opts)
 
 
+@breaks("reduce_scatter_tensor/in-place", says=r"rank 0 is wrong")
+class ReceivesInTheOutput(ForwardingGroup):
+    """What is large passes through the output before the input has been read."""
+
+    def reduce_scatter_single(self, output: Any, tensor: Any, opts: Any) -> Any:
+        if tensor.nbytes > 1 << 16:
+            output.zero_()
+        return super().reduce_scatter_single(output, tensor, opts)
+
+
 @breaks("all_gather/aliased-outputs", says=r"was accepted")
 class TakesOneTensorTwice(GroupFault, ProcessGroupGloo):
     """A list in which one tensor stands for two ranks holds what came last."""

@@ -168,37 +168,44 @@ def test_all_gather_refuses_outputs_that_share_memory(ranks: Ranks, overlapping:
         assert_that(bool(words), "was accepted: one tensor cannot hold what two ranks gave", rank)
 
 
-def gathered_into_one_in_place(me: Me) -> Tensor:
+# elements a rank: transports often treat what is large differently
+few_and_many = pytest.mark.parametrize("numel", [2, 30_000], ids=["few", "many"])
+
+
+def gathered_into_one_in_place(me: Me, numel: int) -> Tensor:
     """The input is the rank's own part of the output."""
-    output = torch.full((me.world_size * 2,), -1.0, device=me.device)
-    mine = output[2 * me.rank : 2 * me.rank + 2]
-    mine.copy_(sample((2,), "float32", me.rank))
+    output = torch.full((me.world_size * numel,), -1.0, device=me.device)
+    mine = output[numel * me.rank : numel * (me.rank + 1)]
+    mine.copy_(sample((numel,), "float32", me.rank))
     all_gather_into_tensor(output, mine)
     return output
 
 
 @covers("all_gather_into_tensor/in-place")
 @world_sizes(1, 2, 3)
-def test_all_gather_into_tensor_from_its_own_output(ranks: Ranks) -> None:
+@few_and_many
+def test_all_gather_into_tensor_from_its_own_output(ranks: Ranks, numel: int) -> None:
     n = ranks.world_size
-    want = torch.cat([sample((2,), "float32", rank) for rank in range(n)])
-    assert_each_rank(ranks.run(gathered_into_one_in_place), [want] * n)
+    want = torch.cat([sample((numel,), "float32", rank) for rank in range(n)])
+    assert_each_rank(ranks.run(gathered_into_one_in_place, numel), [want] * n)
 
 
-def reduce_scattered_in_place(me: Me) -> Tensor:
+def reduce_scattered_in_place(me: Me, numel: int) -> Tensor:
     """The output is the rank's own part of the input."""
-    parts = sample((me.world_size * 2,), "float32", me.rank).to(me.device)
-    reduce_scatter_tensor(parts[2 * me.rank : 2 * me.rank + 2], parts)
+    parts = sample((me.world_size * numel,), "float32", me.rank).to(me.device)
+    reduce_scatter_tensor(parts[numel * me.rank : numel * (me.rank + 1)], parts)
     return parts
 
 
 @covers("reduce_scatter_tensor/in-place")
 @world_sizes(1, 2, 3)
-def test_reduce_scatter_tensor_into_its_own_input(ranks: Ranks) -> None:
+@few_and_many
+def test_reduce_scatter_tensor_into_its_own_input(ranks: Ranks, numel: int) -> None:
     n = ranks.world_size
-    given_by = [sample((n * 2,), "float32", rank) for rank in range(n)]
+    given_by = [sample((n * numel,), "float32", rank) for rank in range(n)]
     total = reduced("sum", given_by)
     want = [x.clone() for x in given_by]
     for rank, x in enumerate(want):
-        x[2 * rank : 2 * rank + 2] = total[2 * rank : 2 * rank + 2]
-    assert_each_rank(ranks.run(reduce_scattered_in_place), want)
+        own = slice(numel * rank, numel * (rank + 1))
+        x[own] = total[own]
+    assert_each_rank(ranks.run(reduce_scattered_in_place, numel), want)

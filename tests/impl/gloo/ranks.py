@@ -56,14 +56,15 @@ def in_groups(
     rank_function: Callable[[ProcessGroupGloo], _T],
     *,
     timeout_s: float = 30.0,
+    transport: str = "shm",
 ) -> list[_T]:
     """`on_threads`, with a fresh group of thread ranks; shut down afterwards."""
     store = dist.HashStore()
+    timeout = timedelta(seconds=timeout_s)
 
     def run(rank: int) -> _T:
-        group = ProcessGroupGloo(
-            store, rank, world_size, options=Options(timedelta(seconds=timeout_s), "shm"), name="g"
-        )
+        options = Options(timeout, transport, hostname="127.0.0.1")
+        group = ProcessGroupGloo(store, rank, world_size, options=options, name="g")
         try:
             return rank_function(group)
         finally:

@@ -83,6 +83,41 @@ def test_every_collective(mode: str, world_size: int) -> None:
 
 
 @MODES
+@pytest.mark.parametrize("size", [3, 30_000, 600_001])
+def test_an_output_may_be_the_own_part_of_the_input(mode: str, size: int) -> None:
+    """Also above the size up to which collectives work on copies of their tensors."""
+
+    def program(comm: Communicator, calls: Calls) -> Any:
+        n, rank = comm.world_size, comm.rank
+        inputs = [random_floats(r, size) for r in range(n)]
+        given = torch.cat([inputs[rank] * (part + 1) for part in range(n)])
+        chunks = list(given.clone().chunk(n))
+        whole = torch.cat(chunks)
+        own = whole[rank * size : (rank + 1) * size]
+        comm.reduce_scatter(own, whole, SUM, calls("reduce_scatter"), soon())
+        assert_is_sum(own, [x * (rank + 1) for x in inputs])
+        for part in {*range(n)} - {rank}:
+            assert torch.equal(whole[part * size : (part + 1) * size], chunks[part])
+        own.copy_(inputs[rank])
+        comm.all_gather(whole, own, calls("all_gather"), soon())
+        assert torch.equal(whole, torch.cat(inputs))
+        rows = list(torch.full((n, size), -1.0))
+        rows[rank].copy_(inputs[rank])
+        comm.all_gather_v(rows, rows[rank], calls("all_gather"), soon())
+        assert torch.equal(torch.cat(rows), torch.cat(inputs))
+        gathered = list(torch.full((n, size), -1.0))
+        gathered[rank].copy_(inputs[rank])
+        on_root = rank == 1
+        comm.gather(gathered if on_root else None, gathered[rank], 1, calls("gather"), soon())
+        if on_root:
+            assert torch.equal(torch.cat(gathered), torch.cat(inputs))
+        comm.scatter(gathered[rank], gathered if on_root else None, 1, calls("scatter"), soon())
+        assert torch.equal(gathered[rank], inputs[rank])
+
+    run_group(mode, 3, program)
+
+
+@MODES
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.uint8])
 def test_other_dtypes(mode: str, dtype: torch.dtype) -> None:
     def program(comm: Communicator, calls: Calls) -> Any:
