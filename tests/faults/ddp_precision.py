@@ -49,6 +49,18 @@ class KeepsHighGradientsInBackward(DDPFault):
     patched = afterwards(MixedPrecision, "_lower_one", _raise_gradient)
 
 
+def _drop_gradient(precision: MixedPrecision, param: Any) -> None:
+    if param.grad is not None:
+        param.grad.zero_()
+
+
+@breaks("ddp/mixed-precision/kept-gradients", says="sum after step 2: rank 0 is wrong")
+class ReplacesTheKeptGradient(DDPFault):
+    """What a step brings stands in the place of what there was."""
+
+    patched = afterwards(MixedPrecision, "_lower_one", _drop_gradient)
+
+
 @breaks("ddp/mixed-precision/average", says="gradient of step 1")
 class LowPrecisionIsNotAveraged(DDPFault):
     patched = beforehand(Reduction, "start", lambda self, bucket, *_: bucket.buffer.mul_(3))

@@ -35,9 +35,12 @@ class Noting(nn.Module):
 
 
 def train_low(
-    me: Me, options: Options, set_to_none: bool, steps: int
+    me: Me, options: Options, begin: str, steps: int
 ) -> tuple[list[str], list[Tensor], list[Issued]]:
-    """Dtypes inside forward and after backward; each step's gradient; the last collectives."""
+    """Dtypes inside forward and after backward; each step's gradient; the last collectives.
+
+    begin: what gradients are when a step begins: "none", "zeros" or "kept" from the step before.
+    """
     torch.manual_seed(0)
     group = record()
     module = Noting().to(me.device)
@@ -45,7 +48,8 @@ def train_low(
     model = me.ddp(module, mixed_precision=config, process_group=group, **options)
     grads = []
     for i in range(steps):
-        model.zero_grad(set_to_none=set_to_none)
+        if begin != "kept":
+            model.zero_grad(set_to_none=begin == "none")
         y = model(normal((2, WIDTH), 10 * i + me.rank, "float32").to(me.device))
         group.take()
         y.float().square().sum().backward()
@@ -68,7 +72,7 @@ def want_of(step: int) -> Tensor:
 @world_sizes(2)
 def test_what_the_module_sees(ranks: Ranks) -> None:
     want = ["torch.float16"] * 6 + ["torch.float32"] * 2
-    got: list[Any] = ranks.run(train_low, {}, True, 2)
+    got: list[Any] = ranks.run(train_low, {}, "none", 2)
     assert_same_on_all_ranks([dtypes for dtypes, _, _ in got], want, what="dtypes")
 
 
@@ -76,7 +80,7 @@ def test_what_the_module_sees(ranks: Ranks) -> None:
 @world_sizes(2)
 @pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
 def test_gradients_are_averaged(ranks: Ranks, view: bool) -> None:
-    got: list[Any] = ranks.run(train_low, {"gradient_as_bucket_view": view}, True, 3)
+    got: list[Any] = ranks.run(train_low, {"gradient_as_bucket_view": view}, "none", 3)
     assert_same_on_all_ranks([grads for _, grads, _ in got], what="gradients")
     for i in range(3):
         grads = [mine[i] for _, mine, _ in got]
@@ -86,15 +90,26 @@ def test_gradients_are_averaged(ranks: Ranks, view: bool) -> None:
 @covers("ddp/mixed-precision/kept-gradients")
 @world_sizes(2)
 def test_steps_that_begin_with_zeros(ranks: Ranks) -> None:
-    got: list[Any] = ranks.run(train_low, {}, False, 3)
+    got: list[Any] = ranks.run(train_low, {}, "zeros", 3)
     for i in range(3):
         grads = [mine[i] for _, mine, _ in got]
         assert_grads(grads, want_of(i), f"gradient of step {i + 1}", within=0.02)
 
 
+@covers("ddp/mixed-precision/kept-gradients")
+@world_sizes(2)
+@pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
+def test_steps_that_add_up(ranks: Ranks, view: bool) -> None:
+    got: list[Any] = ranks.run(train_low, {"gradient_as_bucket_view": view}, "kept", 3)
+    for i in range(3):
+        grads = [mine[i] for _, mine, _ in got]
+        want = torch.stack([want_of(step) for step in range(i + 1)]).sum(0)
+        assert_grads(grads, want, f"sum after step {i + 1}", within=0.02)
+
+
 @covers("ddp/mixed-precision/reduce-dtype")
 @world_sizes(2)
 def test_what_travels(ranks: Ranks) -> None:
-    for rank, (_, _, issued) in enumerate(ranks.run(train_low, {}, True, 2)):
+    for rank, (_, _, issued) in enumerate(ranks.run(train_low, {}, "none", 2)):
         dtypes = {dtype for one in issued for dtype, _ in one.tensors}
         assert_that(dtypes == {"float16"}, f"backward issued {list(map(str, issued))}", rank)

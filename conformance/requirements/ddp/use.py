@@ -28,7 +28,8 @@ MIXED_ACCUMULATION = Requirement(
     id="ddp/mixed-precision/kept-gradients",
     level=MUST,
     profile="ddp",
-    says="With mixed_precision a step may begin with gradients of zeros as well as without any.",
+    says="With mixed_precision a step may begin with gradients of zeros as well as without any, "
+    "and what it begins with is added to.",
     source="pytorch#92882",
     needs=_MIXED,
     rests_on=("ddp/mixed-precision/average",),
