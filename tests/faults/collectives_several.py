@@ -129,6 +129,40 @@ class HasNoGradient(Patch):
             yield
 
 
+class _SumOfGradients(torch.autograd.Function):
+    """A mean over the ranks, whose backward adds up and does not divide."""
+
+    @staticmethod
+    def forward(ctx: Any, _x: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+        return mean.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        total = gradients[0].clone()
+        dist.all_reduce(total)
+        return total, None
+
+
+@breaks("functional/avg-gradient", says=r"rank 0 is wrong")
+@breaks("functional/avg-gradient-works", says=r"rank 0 is wrong")
+class AverageHasTheGradientOfASum(Patch):
+    """The gradient of a functional average is the sum of all ranks' gradients."""
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        right = _functional_collectives.all_reduce
+
+        def all_reduce(x: Any, op: str, *args: Any, **how: Any) -> Any:
+            if op != "avg":
+                return right(x, op, *args, **how)
+            mean = _functional_collectives.wait_tensor(right(x.detach(), op, *args, **how))
+            return _SumOfGradients.apply(x, mean)  # type: ignore[no-untyped-call]  # torch's
+
+        with mock.patch.object(_functional_collectives, "all_reduce", all_reduce):
+            yield
+
+
 @breaks("mismatch/numel", says=r"returned as if all ranks had made the same call")
 class ReducesWhatFits(ForwardingGroup):
     """Ranks with different numbers of elements reduce the smaller one."""

@@ -83,16 +83,30 @@ def through_functional_average(me: Me) -> Tensor | str:
         return str(error)
 
 
+def check_mean_of_weights(got: list[Tensor | str]) -> None:
+    n = len(got)
+    want = torch.stack([weights(rank, ROW) for rank in range(n)]).sum(0) / n
+    assert_each_rank(got, [want] * n, within_ulps=n)
+
+
 @covers("functional/avg-gradient")
 @world_sizes(2, 4)
 def test_functional_average(ranks: Ranks) -> None:
-    n = ranks.world_size
     got = ranks.run(through_functional_average)
     if all(isinstance(one, str) for one in got):
-        assert_that("only supports 'sum'" in got[0], f"was refused with {got[0]!r}", 0)
+        for rank, words in enumerate(got):
+            assert_that("only supports 'sum'" in words, f"was refused with {words!r}", rank)
         return
-    want = torch.stack([weights(rank, ROW) for rank in range(n)]).sum(0) / n
-    assert_each_rank(got, [want] * n, within_ulps=n)
+    check_mean_of_weights(got)
+
+
+@covers("functional/avg-gradient-works")
+@world_sizes(2, 4)
+def test_functional_average_is_differentiable(ranks: Ranks) -> None:
+    got = ranks.run(through_functional_average)
+    for rank, one in enumerate(got):
+        assert_that(not isinstance(one, str), f"was refused with {one!r}", rank)
+    check_mean_of_weights(got)
 
 
 def through_functional_gather(me: Me) -> Tensor:

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from conformance.requirements.model import MUST, Requirement
+from conformance.requirements.model import MUST, SHOULD, Requirement
 
 _functional = partial(Requirement, level=MUST, profile="collectives")
 _autograd = partial(Requirement, level=MUST, profile="collectives")
@@ -87,6 +87,15 @@ AVERAGE_GRADIENT = _functional(
     source="pytorch#190304",
     needs=("reduce_op:avg",),
     rests_on=("functional/all_reduce-gradient",),
+)
+AVERAGE_GRADIENT_WORKS = Requirement(
+    id="functional/avg-gradient-works",
+    level=SHOULD,
+    profile="collectives",
+    says="The functional all_reduce by avg can be differentiated.",
+    source="pytorch#190304",
+    needs=("reduce_op:avg",),
+    rests_on=("functional/avg-gradient",),
 )
 GATHER_GRADIENT = _functional(
     id="functional/all_gather-gradient",
