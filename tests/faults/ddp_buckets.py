@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from impl.ddp import api, bucketing, buffer_sync, reducer_controls
+from impl.ddp import api, bucket_agreement, bucketing, buffer_sync, reducer_controls
 from impl.ddp.bucketing import BucketCaps
 from impl.ddp.readiness import LaunchOrder, Readiness
 from impl.ddp.reducer import Reducer
@@ -44,6 +44,36 @@ class RebuildsAlways(DDPFault):
 @breaks("ddp/buckets/order-of-rank-0", says="is wrong|differ|disagree")
 class EachRankInItsOwnOrder(DDPFault):
     patched = instead(reducer_controls, "agree_on_buckets", lambda group, buckets, device: buckets)
+
+
+def _cut_by_own_sizes(right: Any) -> Any:
+    def agree(group: Any, buckets: list[list[int]], device: Any) -> list[list[int]]:
+        sent = [index for bucket in right(group, buckets, device) for index in bucket]
+        return bucket_agreement.decode(sent, [len(bucket) for bucket in buckets])
+
+    return agree
+
+
+@breaks("ddp/buckets/order-of-rank-0", says="is wrong|differ|disagree|raised")
+class TellsNoSizes(DDPFault):
+    """Rank 0 tells the order of parameters, and each rank divides it as its own."""
+
+    patched = swap(reducer_controls, "agree_on_buckets", _cut_by_own_sizes)
+
+
+def _in_own_order(right: Any) -> Any:
+    def agree(group: Any, buckets: list[list[int]], device: Any) -> list[list[int]]:
+        own = [index for bucket in buckets for index in bucket]
+        return [sorted(bucket, key=own.index) for bucket in right(group, buckets, device)]
+
+    return agree
+
+
+@breaks("ddp/buckets/order-of-rank-0", says="gradient of .* is wrong")
+class FillsBucketsInItsOwnOrder(DDPFault):
+    """Buckets are the same sets everywhere, and each rank has its own places in them."""
+
+    patched = swap(reducer_controls, "agree_on_buckets", _in_own_order)
 
 
 def with_limits(change: Any) -> Any:

@@ -156,6 +156,51 @@ def test_ranks_with_different_orders(ranks: Ranks) -> None:
     assert_buckets(got[0][1], [[1], [0], [2]], 1)
 
 
+class OfSizes(nn.Module):
+    """Scales of the given sizes, whose elements count differently, in the order asked for."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList(torch.rand(size).double() for size in sizes)
+
+    def forward(self, x: Tensor, order: Sequence[int]) -> Tensor:
+        for i in order:
+            scale = self.scales[i]
+            shares = torch.arange(1, len(scale) + 1, dtype=x.dtype, device=x.device) / len(scale)
+            x = torch.tanh(x * (scale * shares).sum()) + x
+        return x
+
+
+# Sizes, limit in bytes, and of each rank the order in which gradients become ready. A limit of 40
+# makes of the order of "large between" [[0, 2, 1], [3]], and of the others three buckets each, of
+# different sizes.
+_LARGE_BETWEEN, _LARGE_FIRST, _LARGE_BOTH = [0, 2, 1, 3], [1, 0, 3, 2], [3, 1, 0, 2]
+READY: dict[str, tuple[list[int], int, list[list[int]]]] = {
+    "fewer-on-rank-0": ([2, 6, 2, 6], 40, [_LARGE_BETWEEN, _LARGE_FIRST, _LARGE_BOTH]),
+    "more-on-rank-0": ([2, 6, 2, 6], 40, [_LARGE_FIRST, _LARGE_BETWEEN, _LARGE_BOTH]),
+    "as-many": ([2, 6, 2, 6], 40, [_LARGE_BOTH, _LARGE_FIRST, _LARGE_BETWEEN]),
+    "one-bucket": ([4, 4], DEFAULT_CAP, [[0, 1], [1, 0], [0, 1]]),
+}
+
+
+@covers("ddp/buckets/order-of-rank-0")
+@world_sizes(2, 3)
+@pytest.mark.parametrize("which", READY)
+def test_ranks_whose_own_buckets_would_differ(ranks: Ranks, which: str) -> None:
+    """In number and in sizes, or, in one bucket, in the places of parameters."""
+    n = ranks.world_size
+    sizes, cap, ready = READY[which]
+    steps = [[(normal((2, WIDTH), i + r), ready[r][::-1]) for r in range(n)] for i in range(3)]
+    options = {"bucket_cap_mb": cap * BYTE}
+    recipe = Recipe(OfSizes, (sizes,))
+    train(ranks, recipe, steps, options)
+    got = ranks.run_each(buckets_seen, [(recipe, options, mine(steps, r)) for r in range(n)])
+    assert_same_on_all_ranks(got, what="buckets")
+    kinds = [((size,), "float64") for size in sizes]
+    for step in (1, 2):
+        assert_buckets(got[0][step], rebuilt(kinds, ready[0], [cap]), step)
+
+
 @covers("ddp/buckets/small-first-bucket")
 @world_sizes(2)
 def test_the_first_bucket_is_small(ranks: Ranks) -> None:
