@@ -54,6 +54,11 @@ class Arrivals:
         return taken
 
 
+def accumulators_of(params: Sequence[Tensor]) -> list[Any]:
+    """The AccumulateGrad node that each of `params` has now. Autograd holds them weakly."""
+    return [get_gradient_edge(param).node for param in params]
+
+
 class AccumulatorHooks:
     """A hook on the accumulator of every parameter, until removed or no longer referenced."""
 
@@ -76,7 +81,7 @@ class AccumulatorHooks:
             RuntimeError: a parameter is listed twice.
         """
         # Held here because autograd itself holds accumulators weakly, and hooks die with them.
-        self.accumulators = [get_gradient_edge(param).node for param in params]
+        self.accumulators = accumulators_of(params)
         self._first_param = params[0]
         self._handles: list[Any] = []
         seen: set[Any] = set()

@@ -9,8 +9,8 @@ What lives where, for a parameter of a floating dtype:
     after backward    full precision      full precision, the reduced values
 
 The full precision data wait in `_fp_param`, the low precision copy has its storage only while it
-is needed. Changing a parameter's dtype gives it a new AccumulateGrad node, so the reducer's own
-hooks do not fire; new ones are installed with each forward pass.
+is needed. Changing a parameter's dtype gives it a new AccumulateGrad node, on which the reducer's
+own hooks would not fire; new ones are installed on all parameters with each forward pass.
 
 torch 2.13 has this for accelerators only; here the host works too.
 """
@@ -112,9 +112,9 @@ class MixedPrecision:
             self._device.wait_for_event(event)
 
     def _hook_params(self) -> None:
-        """Tell the reducer about gradients; the accumulators are new."""
+        """Tell the reducer about gradients; most accumulators are new."""
         for param, index in self._index_of.items():
-            if index in self._hooks or not hasattr(param, "_mp_param"):
+            if index in self._hooks:
                 continue
             node = get_gradient_edge(param).node
             handle = node.register_hook(self._hook_for(index))

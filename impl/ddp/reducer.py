@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from impl.ddp.autograd_hooks import AccumulatorHooks, Arrivals
+from impl.ddp.autograd_hooks import AccumulatorHooks, Arrivals, accumulators_of
 from impl.ddp.bucketing import (
     BYTES_PER_MB,
     DEFAULT_BUCKET_CAP_MB,
@@ -178,10 +178,13 @@ class Reducer(ReducerControls):
 
     def _search_graph(self, outputs: Sequence[Tensor]) -> None:
         with profiled("torch.distributed.ddp.reducer::search_unused_parameters"):
+            accumulators = self._hooks.accumulators
+            if self._mixed_precision_dtype is not None:
+                accumulators = accumulators_of(self.params)
             if self._static is None:
-                self.unused_params = self._search.search(outputs, self._hooks.accumulators)
+                self.unused_params = self._search.search(outputs, accumulators)
             else:
-                unused = unreachable_params(outputs, self._hooks.accumulators)
+                unused = unreachable_params(outputs, accumulators)
                 self._static.reaches_params = len(unused) < len(self.params)
 
     def backward_begins(self, unused: Sequence[int] | None = None) -> None:
@@ -241,6 +244,8 @@ class Reducer(ReducerControls):
         self._hooks = AccumulatorHooks(
             self.params, self._is_large, self, self._arrivals if is_simple else None
         )
+        if self._mixed_precision_dtype is not None or self._stands_by:
+            self._hooks.remove()  # others hear of the gradients
 
     # ---- while backward runs
 

@@ -269,12 +269,13 @@ class ReducerControls:
     def _set_mixed_precision_param_dtype(self, dtype: torch.dtype) -> None:
         """Gradients have `dtype` while backward runs, and buckets too; afterwards they do not.
 
-        So gradients cannot be views of buckets, and parameters get new accumulators with each
-        forward pass, whose hooks are the caller's business (`_autograd_hook`).
+        So gradients cannot be views of buckets, and most parameters get new accumulators with each
+        forward pass. The hooks of all of them are the caller's business (`_autograd_hook`).
         """
         with self._lock:
             self._mixed_precision_dtype = dtype
             self._copier.gradient_as_bucket_view = False
+            self._hooks.remove()
             self._initialize_buckets([bucket.param_indices for bucket in self.buckets])
 
     def _set_sparse_metadata(self, metadata: Mapping[str, Tensor]) -> None:

@@ -17,6 +17,7 @@ from impl.ddp.comm_hooks import values_of_rows, wants_memory_order
 from impl.torch_private import MixedPrecision
 from tests.impl.ddp.models import (
     DDP,
+    Branches,
     FutureTensor,
     TwoLayers,
     X,
@@ -288,6 +289,32 @@ def test_mixed_precision_gradients_are_those_of_a_low_precision_model() -> None:
     wrapped(X).sum().backward()
     low(X.bfloat16()).sum().backward()
     assert same_gradients(model, low.float())
+
+
+@pytest.mark.filterwarnings("ignore:You passed find_unused_parameters=true")
+@pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified")
+@pytest.mark.parametrize("static_graph", [False, True])
+def test_mixed_precision_with_unused_and_with_low_parameters(static_graph: bool) -> None:
+    model = Branches()
+    model.first.bfloat16()  # already in the dtype of computation
+    low = copy.deepcopy(model).bfloat16()
+    wrapped = DDP(
+        model,
+        mixed_precision=MixedPrecision(torch.bfloat16, torch.bfloat16),
+        find_unused_parameters=True,
+        static_graph=static_graph,
+    )
+    for both in [False] * 3 if static_graph else [False, True, False, True]:
+        wrapped.zero_grad()
+        low.zero_grad()
+        wrapped(X, both=both).sum().backward()
+        low(X.bfloat16(), both=both).sum().backward()
+        assert wrapped.reducer.unused_params == ([] if both else [1])
+        for param, want in zip(model.parameters(), low.parameters(), strict=True):
+            if want.grad is None:
+                assert param.grad is None
+            else:
+                assert grad_of(param).equal(grad_of(want).to(param.dtype))
 
 
 def test_mixed_precision_may_be_for_the_wire_alone() -> None:
