@@ -87,7 +87,23 @@ def post_forward(state: FSDPState, output: Any) -> Any:
         state.training_state = TrainingState.IDLE
         if handle is not None:
             handle.training_state = HandleTrainingState.IDLE
+        if state.is_root and not torch.is_grad_enabled():
+            _free_all(state)
     return output
+
+
+def _free_all(root: FSDPState) -> None:
+    """Free what a forward without gradients has kept, as no backward will.
+
+    Until the next forward the user may write the shards, on some ranks and not on others, in ways
+    that nothing here can see (`param.data.copy_(...)`). (torch 2.13 keeps the parameters, and
+    computes with the old values.)
+    """
+    for state, handle in zip(root.shared.owners, root.shared.units, strict=True):
+        if handle.config.is_sharded and handle.is_unsharded:
+            reshard(state, handle, free=True)
+            if handle.orig_views is not None:
+                gradients.show_grads(handle)
 
 
 def abandon(state: FSDPState) -> None:

@@ -95,7 +95,6 @@ class FlatParamHandle:
         # frozen parameter, only the hook on the inputs.
         self.post_backward_hook: tuple[Any, ...] | None = None
         self.has_optimizer_in_backward = False
-        optimizer_steps.watch()
 
         params = list(params)
         # The first parameter's dtype stands for all; validation comes after the transform, which
@@ -121,13 +120,12 @@ class FlatParamHandle:
         else:
             self.views = AttributeViews(collected.metadata)
             taken = collected.tensors
-        for param in taken:
-            set_flattened(param)  # a parent FSDP instance must not flatten them again
+        self.adopt(taken)
         self.flat_param = make_flat_parameter(
             self.metadata.flatten(collected.tensors),
             requires_grad=any(tensor.requires_grad for tensor in collected.tensors),
         )
-        set_flattened(self.flat_param)
+        self.adopt([self.flat_param])
         self.shard_layout: ShardLayout
         self._create_tensors()
         with torch.enable_grad():
@@ -142,6 +140,12 @@ class FlatParamHandle:
         )
 
     # Construction
+
+    def adopt(self, params: Sequence[Tensor]) -> None:
+        """Note that `params` are this handle's: no parent instance may flatten them again."""
+        for param in params:
+            set_flattened(param)
+        optimizer_steps.watch(params, self.mark_outdated)
 
     def _create_tensors(self) -> None:
         """Declare the tensors that `init_tensors` fills in (see [Note: Tensors of a handle])."""
@@ -158,7 +162,8 @@ class FlatParamHandle:
         self.uses_unsharded = False
         # What the attributes were views into when a forward left them unsharded.
         self.unsharded_shown: Tensor | None = None
-        self._gathered_version: dict[int, tuple[int, int]] = {}
+        # Whether the shards were written after they were gathered last.
+        self.is_outdated = False
         self.is_initialized = False
 
     @torch.no_grad()
@@ -197,7 +202,6 @@ class FlatParamHandle:
         else:
             self.check_on_compute_device(flat_param)
         self.is_initialized = True
-        self._gathered_version.clear()
         self.local_shard = flat_param.data
         if self.config.offload_params:
             self.local_shard = self.device_handle.pin(self.local_shard)
@@ -253,31 +257,22 @@ class FlatParamHandle:
         return self.unsharded is not None and storage_numel(self.unsharded_buffer) > 0
 
     def needs_unshard(self) -> bool:
-        """Whether the next unshard has to gather.
+        """Whether the next unshard has to gather, which every rank answers alike.
 
-        An unsharded parameter that outlived its forward (the root's, or any with
-        `SHARD_GRAD_OP`) is out of date once the shards were written: a no-grad forward, an
-        optimizer step and another forward must compute with the new values. (torch 2.13 computes
-        with the old ones until the next backward, and `summon_full_params` then overwrites the
-        step.) Between a forward and its backward the old values are the right ones.
+        An unsharded parameter may have outlived its forward (the root's, or any with
+        `SHARD_GRAD_OP`). It is not used for what is summoned: the shards may have been written
+        since. Nor for another forward after an optimizer step. (torch 2.13 uses it both times, and
+        `summon_full_params` then overwrites the step.) Between a forward and its backward the old
+        values are the right ones.
         """
         if not self.config.is_sharded:
             return False
-        return not self.is_unsharded or self._is_outdated
-
-    @property
-    def _is_outdated(self) -> bool:
+        state = self.training_state
         return (
-            self.training_state
-            in (HandleTrainingState.FORWARD, HandleTrainingState.SUMMON_FULL_PARAMS)
-            and self._gathered_version.get(id(self.unsharded_buffer)) != self._shard_version()
+            not self.is_unsharded
+            or state == HandleTrainingState.SUMMON_FULL_PARAMS
+            or (state == HandleTrainingState.FORWARD and self.is_outdated)
         )
-
-    def _shard_version(self) -> tuple[int, int]:
-        writes = self.flat_param._version
-        if self.orig_views is not None:
-            writes += sum(param._version for param in self.orig_views.params)
-        return optimizer_steps.count, writes
 
     @property
     def skipped_sharded_views(self) -> bool:
@@ -336,7 +331,7 @@ class FlatParamHandle:
             if self.config.offload_params:
                 # Allocated on the pre-unshard stream, read on this one.
                 self.device_handle.record_stream(shard, self.device_handle.current_stream())
-            self._gathered_version[id(buffer)] = self._shard_version()
+            self.is_outdated = False
         self._use_unsharded(buffer)
 
     def post_unshard(self) -> None:
@@ -446,8 +441,7 @@ class FlatParamHandle:
 
     def mark_outdated(self) -> None:
         """Have the next forward gather again, although the unsharded parameter is in memory."""
-        if self.config.is_sharded:
-            self._gathered_version.pop(id(self.unsharded_buffer), None)
+        self.is_outdated = True
 
     def move_unsharded_to_cpu(self) -> None:
         """Put the unsharded flat parameter on CPU and free it on the device."""
@@ -474,9 +468,6 @@ class FlatParamHandle:
     def write_back_shard(self) -> None:
         """Copy this rank's chunk of the unsharded flat parameter into the local shard."""
         self.local_chunk(self.local_shard).copy_(self.own_part(self.flat_param.data))
-        if self.config.is_sharded:
-            # Ranks may have written different values; each one's count for its own chunk alone.
-            self.mark_outdated()
 
     def own_part(self, unsharded: Tensor) -> Tensor:
         """The elements of `unsharded`, (layout.numel,), that this rank holds, without padding."""

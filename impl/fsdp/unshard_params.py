@@ -73,7 +73,7 @@ def summon_one(state: FSDPState, options: SummonOptions) -> Iterator[None]:
         raise AssertionError(
             "Cannot manually unshard parameters when already unsharding parameters"
         )
-    with unsharded(state, options, discard=not options.writeback):
+    with unsharded(state, options):
         state.training_state = TrainingState.SUMMON_FULL_PARAMS
         try:
             yield
@@ -82,11 +82,12 @@ def summon_one(state: FSDPState, options: SummonOptions) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unsharded(state: FSDPState, options: SummonOptions, *, discard: bool = False) -> Iterator[None]:
+def unsharded(state: FSDPState, options: SummonOptions) -> Iterator[None]:
     """Unshard the parameters of one instance and show them as parameters.
 
-    `discard` says that changes must not survive even where the unsharded parameter does, because
-    it was there before.
+    What is sharded is gathered here and freed afterwards, whatever was in memory before: the shards
+    count, and changes to the gathered copy do not survive unless they are written back. If a
+    backward is still to come, it gathers again.
     """
     handle = state.handle
     settle(state)
@@ -99,16 +100,13 @@ def unsharded(state: FSDPState, options: SummonOptions, *, discard: bool = False
     )
     handle.training_state = HandleTrainingState.SUMMON_FULL_PARAMS
     gradients.reset_if_cleared([handle])
-    free = handle.needs_unshard()
     # On the compute stream, where the user is going to work.
     compute = state.device_handle.current_stream()
     unshard(state, handle, compute, compute)
     grad_shard = gradients.unshard_grad(handle) if options.with_grads else None
 
     def restore() -> None:
-        reshard(state, handle, free=free)
-        if discard and not free:
-            handle.mark_outdated()
+        reshard(state, handle, free=handle.config.is_sharded)
         if options.with_grads:
             gradients.reshard_grad(handle, grad_shard)
 

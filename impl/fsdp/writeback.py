@@ -77,9 +77,9 @@ def _write_back_param(
     if is_replaced:
         # On every rank, also one that holds nothing of it: all must agree on what to gather. The
         # old variable's gradient goes with it.
-        views.params[index] = (
-            current if isinstance(current, nn.Parameter) else nn.Parameter(current)
-        )
+        param = current if isinstance(current, nn.Parameter) else nn.Parameter(current)
+        views.params[index] = param
+        handle.adopt([param])
         handle.mark_outdated()
     if part is None:
         return False

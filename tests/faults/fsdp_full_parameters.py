@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import ShardingStrategy
 
-from impl.fsdp import api, backward, build, grad_norm, handle, state_dict, unshard_params, views
+from impl.fsdp import api, backward, build, grad_norm, state_dict, unshard_params, views
 from impl.fsdp.lazy_init import lazy_init
 from tests.faults.fsdp_kit import Swapped, always, as_property, nothing
 from tests.faults.kit import breaks
@@ -21,11 +21,15 @@ class SummonedHaveTheWrappersNames(Swapped):
     swaps = ((api.FullyShardedDataParallel, "_user_name", lambda _: lambda self, name: name),)
 
 
+def _without_freeing(right: Any) -> Any:
+    return lambda state, handle, free: right(state, handle, free=False)
+
+
 @breaks("fsdp/summon-after-forward", says="is wrong")
 class GoesOnWithWhatARankWrote(Swapped):
     """As torch 2.13 does."""
 
-    swaps = ((handle.FlatParamHandle, "mark_outdated", nothing),)
+    swaps = ((unshard_params, "reshard", _without_freeing),)
 
 
 def _with_options(**changes: bool) -> Any:

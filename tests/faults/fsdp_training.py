@@ -19,7 +19,7 @@ from impl.fsdp import (
     reduction,
     state,
 )
-from tests.faults.fsdp_kit import Swapped, always, as_property, nothing
+from tests.faults.fsdp_kit import Swapped, always, nothing
 from tests.faults.kit import breaks
 
 
@@ -247,7 +247,10 @@ class AveragesOverForwards(Swapped):
 class EvaluatesWithWhatWasGatheredBefore(Swapped):
     """As torch 2.13 does."""
 
-    swaps = ((handle.FlatParamHandle, "_is_outdated", as_property(False)),)
+    swaps = (
+        (forward, "_free_all", nothing),
+        (handle.FlatParamHandle, "mark_outdated", nothing),
+    )
 
 
 def _with_less(right: Any) -> Any:

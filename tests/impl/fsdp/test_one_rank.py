@@ -19,7 +19,6 @@ from torch.distributed.fsdp import OptimStateKeyType, ShardingStrategy, StateDic
 from torch.distributed.fsdp.wrap import always_wrap_policy, enable_wrap, wrap
 
 from impl.fsdp import FullyShardedDataParallel, ShardedStateDictConfig
-from impl.fsdp.versions import optimizer_steps
 from tests.impl.fsdp.models import BLOCK_POLICY, CPU, differences, make_model, train_step
 
 FSDP = FullyShardedDataParallel
@@ -443,12 +442,15 @@ def test_clipping_uses_torch_when_nothing_is_sharded() -> None:
     assert norm == pytest.approx(3**0.5)
 
 
-def test_optimizer_steps_are_counted() -> None:
-    model = FSDP(nn.Linear(2, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    before = optimizer_steps.count
-    optimizer.step()
-    assert optimizer_steps.count == before + 1
+def test_optimizer_steps_are_noticed_by_the_units_that_they_write() -> None:
+    one, other = FSDP(nn.Linear(2, 1)), FSDP(nn.Linear(2, 1), use_orig_params=True)
+    for stepped in (one, other):
+        torch.optim.SGD(stepped.parameters(), lr=0.1).step()
+        for model in (one, other):
+            handle = model._handle
+            assert handle is not None
+            assert handle.is_outdated == (model is stepped)
+            handle.is_outdated = False
 
 
 # State dict types
