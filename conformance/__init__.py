@@ -8,12 +8,13 @@ from conformance.checks import (
 )
 from conformance.harness.me import Me
 from conformance.harness.ranks import Ranks
-from conformance.markers import covers, deadline, gpu, needs, world_sizes
+from conformance.markers import adapts, covers, deadline, gpu, needs, not_probed, world_sizes
 
 __all__ = [
     "CheckFailed",
     "Me",
     "Ranks",
+    "adapts",
     "assert_each_rank",
     "assert_same_on_all_ranks",
     "assert_that",
@@ -21,5 +22,6 @@ __all__ = [
     "deadline",
     "gpu",
     "needs",
+    "not_probed",
     "world_sizes",
 ]

@@ -41,6 +41,23 @@ def needs(*capabilities: str) -> pytest.MarkDecorator:
     return pytest.mark.needs(*capabilities)
 
 
+def adapts() -> pytest.MarkDecorator:
+    """The case keeps to what the target claims.
+
+    So it needs nothing on account of those requirements that its own ones rest on.
+    """
+    return pytest.mark.adapts()
+
+
+def not_probed() -> pytest.MarkDecorator:
+    """The case is left out where the target does not claim what it needs.
+
+    For a case that cannot tell a refusal of what is not claimed from what it looks for: because
+    what it looks for is a refusal, or because ranks tell each other of errors.
+    """
+    return pytest.mark.not_probed()
+
+
 def deadline(seconds: float) -> pytest.MarkDecorator:
     """Each run of the case's ranks has this long, instead of `--deadline`."""
     return pytest.mark.deadline(seconds)
@@ -55,6 +72,8 @@ DOCUMENTED = {
     "covers": "covers(*requirements): the requirements that the case checks",
     "world_sizes": "world_sizes(*sizes, at_least=None): the world sizes that the case runs with",
     "needs": "needs(*capabilities): capabilities without which the target is only probed",
+    "adapts": "adapts(): the case keeps to what the target claims",
+    "not_probed": "not_probed(): left out where the target does not claim what the case needs",
     "deadline": "deadline(seconds): how long each run of the ranks may take",
     "gpu": "gpu(devices): the case needs so many CUDA devices",
 }

@@ -25,6 +25,7 @@ class Plan:
         that there is nothing to probe.
     depth: how many requirements lie below those that it covers; roots run first.
     gpus: how many CUDA devices it needs.
+    probed: whether it runs although the target lacks something.
     """
 
     covers: tuple[str, ...]
@@ -33,6 +34,7 @@ class Plan:
     lacks_part: bool
     depth: int
     gpus: int
+    probed: bool
 
 
 def missing_part(target: Target, profile: str) -> str:
@@ -45,7 +47,10 @@ def make_plan(item: pytest.Item, settings: Settings) -> Plan:
     """Read an item's marks. Raises UsageError for a requirement that does not exist."""
     named = tuple(dict.fromkeys(_covered(item)))
     covered = tuple(id for id in named if settings.selects(id))
-    needed = [n for id in covered for n in catalogue()[id].needs]
+    adapts = item.get_closest_marker("adapts") is not None
+    needed = [
+        n for id in covered for n in (catalogue()[id].needs if adapts else catalogue().needs(id))
+    ]
     needed += [n for mark in item.iter_markers("needs") for n in mark.args]
     gpu = item.get_closest_marker("gpu")
     return Plan(
@@ -55,6 +60,7 @@ def make_plan(item: pytest.Item, settings: Settings) -> Plan:
         lacks_part=any(missing_part(settings.target, catalogue()[id].profile) for id in covered),
         depth=max((catalogue().depth(id) for id in named), default=0),
         gpus=gpu.args[0] if gpu else 0,
+        probed=item.get_closest_marker("not_probed") is None,
     )
 
 
@@ -64,7 +70,8 @@ def select(
     """The items to run, roots first.
 
     A capability that the target does not claim is probed cheaply: once for each function and
-    parameter, at the smallest world size that has two ranks.
+    parameter, at the smallest world size that has two ranks; not at all by a case that would take
+    the refusal for a failure.
     """
     chosen: list[pytest.Item] = []
     probes: dict[str, pytest.Item] = {}
@@ -73,6 +80,8 @@ def select(
         if plan.lacks_part or (settings.is_selective and not plan.covers):
             continue
         if _has_no_size(item):
+            continue
+        if plan.lacks and not plan.probed:
             continue
         if plan.lacks:
             key = _without_world_size(item)
@@ -91,10 +100,13 @@ def why_not_exercised(settings: Settings) -> dict[str, str]:
     reasons = {}
     for id, requirement in catalogue().items():
         part = missing_part(settings.target, requirement.profile)
+        lacks = settings.target.lacks(catalogue().needs(id))
         if not settings.selects(id):
             reasons[id] = "not selected"
         elif part:
             reasons[id] = f"not claimed: the target has no {part} of its own"
+        elif lacks:
+            reasons[id] = f"not claimed: it needs {', '.join(lacks)}, and cannot be probed"
         elif settings.world_sizes is not None:
             sizes = ", ".join(map(str, settings.world_sizes))
             reasons[id] = f"no case of it ran (world sizes selected: {sizes})"

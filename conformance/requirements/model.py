@@ -56,8 +56,8 @@ MUST, SHOULD, MAY = Level.MUST, Level.SHOULD, Level.MAY
 class Requirement:
     """One sentence that must hold.
 
-    needs: capabilities such as "op:all_to_all" or "dtype:uint16"; a target without them is only
-        probed.
+    needs: capabilities such as "op:all_to_all" or "dtype:uint16", beside those that the
+        requirements it rests on need; a target without them is only probed.
     rests_on: ids of requirements without which this one cannot be judged: when one of them is
         broken, this one is blocked.
     """
@@ -150,6 +150,10 @@ class Catalogue(Mapping[str, Requirement]):
                 found.append(root)
                 frontier.extend(self[root].rests_on)
         return found
+
+    def needs(self, id: str) -> tuple[str, ...]:
+        """The capabilities that it and everything it rests on need, its own first."""
+        return tuple(dict.fromkeys(n for one in (id, *self.roots(id)) for n in self[one].needs))
 
     def _did_you_mean(self, id: str) -> str:
         close = difflib.get_close_matches(id, self._by_id, n=3)

@@ -10,6 +10,7 @@ DELIVERS = Requirement(
     profile="p2p",
     says="recv fills the tensor with the elements that send was given on the source rank.",
     source="torch 2.13 docs, send and recv",
+    needs=("op:send",),
 )
 TOUCHES_NOTHING_ELSE = Requirement(
     id="p2p/touches-nothing-else",

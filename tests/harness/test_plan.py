@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from conformance.board import Board
+from conformance.capabilities import Capabilities
 from conformance.plan import adopt_own, make_plan, missing_part, select, why_not_exercised
 from conformance.requirements import MUST, Requirement, catalogue
 from conformance.settings import Settings, UsageError, read_settings
@@ -181,3 +182,26 @@ def test_a_board_tells_of_broken_roots_until_it_is_removed() -> None:
         board.remove()
     assert not board.folder.exists()
     assert board.broken_root(["all_reduce/same-bits"]) == ""
+
+
+NARROW = replace(PLAIN, capabilities=Capabilities(ops=frozenset({"all_reduce"})))
+
+
+def test_a_case_needs_what_the_requirements_below_its_own_need() -> None:
+    assert catalogue()["functional/permute_tensor"].needs == ()
+    plan = make_plan(item("a", "functional/permute_tensor"), settings(NARROW))
+    assert plan.lacks == ("op:all_to_all_single",)
+
+
+def test_a_case_that_adapts_needs_what_it_says_alone() -> None:
+    options = settings(NARROW)
+    assert "op:gather" in make_plan(item("a", "order/programs"), options).lacks
+    assert make_plan(item("a", "order/programs", adapts=()), options).lacks == ()
+
+
+def test_a_case_that_is_not_probed_is_left_out() -> None:
+    one = item("a", "monitored_barrier/nobody-leaves", not_probed=())
+    assert chosen([one], settings(NARROW)) == []
+    assert chosen([one], settings()) == [one.nodeid]
+    reason = why_not_exercised(settings(NARROW))["monitored_barrier/nobody-leaves"]
+    assert reason == "not claimed: it needs op:monitored_barrier, and cannot be probed"

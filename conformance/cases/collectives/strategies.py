@@ -29,12 +29,17 @@ _COMPLEX = ("complex64", "complex128")
 
 @st.composite
 def calls(draw: st.DrawFn, op: str, target: Target, world_size: int) -> Call:
-    """Any call of this operation that the target claims and that is the same on all ranks."""
+    """Any call of this operation that the target claims and that is the same on all ranks; where it
+    claims none, the plainest one."""
     dtypes = sorted(target.capabilities.dtypes)
     reduce_op = "sum"
     if op in REDUCING:
-        reduce_op = draw(st.sampled_from(sorted(target.capabilities.reduce_ops & EXACT)))
-        dtypes = [d for d in dtypes if is_defined(reduce_op, d) and d not in _NOT_REDUCED]
+        of_op = {
+            r: [d for d in dtypes if is_defined(r, d) and d not in _NOT_REDUCED] for r in EXACT
+        }
+        claimed = sorted(r for r in target.capabilities.reduce_ops & EXACT if of_op[r])
+        reduce_op = draw(st.sampled_from(claimed or ["sum"]))
+        dtypes = of_op[reduce_op]
     if op == "gather":
         dtypes = [d for d in dtypes if d not in _COMPLEX]
     shape = draw(shapes_with_rows if op in JOINED or op == "all_to_all" else shapes)
@@ -44,7 +49,7 @@ def calls(draw: st.DrawFn, op: str, target: Target, world_size: int) -> Call:
     return Call(
         op,
         shape,
-        draw(st.sampled_from(dtypes)),
+        draw(st.sampled_from(dtypes or ["float32"])),
         reduce_op,
         draw(st.integers(0, world_size - 1)) if op in ROOTED else 0,
         splits,

@@ -14,9 +14,11 @@ from conformance import (
     assert_same_on_all_ranks,
     assert_that,
     covers,
+    needs,
     world_sizes,
 )
 from conformance.cases.collectives.contributions import mine, sum_of_all
+from conformance.cases.parameters import dtypes
 from conformance.oracle.data import noise
 from conformance.oracle.reduction import sum_error_bound
 
@@ -41,7 +43,7 @@ def all_reduced_noise(me: Me, dtype: str, numel: int) -> Tensor:
     return x
 
 
-FLOATS = ["float16", "bfloat16", "float32", "float64"]
+FLOATS = dtypes("float16", "bfloat16", "float32", "float64")
 
 
 @covers("all_reduce/same-bits")
@@ -85,6 +87,7 @@ def halves(rank: int, numel: int) -> Tensor:
 
 
 @covers("all_reduce/rounding")
+@needs("dtype:float16")
 @world_sizes(2)
 def test_the_sum_of_two_is_their_sum_to_the_last_bit(ranks: Ranks) -> None:
     numel = 100_003

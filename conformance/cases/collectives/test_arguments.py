@@ -13,11 +13,13 @@ from torch import Tensor
 from conformance import (
     Me,
     Ranks,
+    adapts,
     assert_each_rank,
     assert_that,
     covers,
     deadline,
     needs,
+    not_probed,
     world_sizes,
 )
 from conformance.cases.collectives.wrong_calls import (
@@ -213,6 +215,8 @@ WORDS = [
 
 
 @covers("arguments/torch-words")
+@adapts()
+@not_probed()
 @pytest.mark.parametrize(("call", "words"), WORDS)
 @world_sizes(2)
 def test_the_words_of_torch(ranks: Ranks, call: Callable[[Kit], None], words: str) -> None:

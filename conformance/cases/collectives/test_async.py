@@ -30,8 +30,10 @@ def one_rank_goes_ahead(me: Me, call: Call, ahead: int) -> Seen:
     taken = [x.to(me.device) for x in buffers.taken]
     if me.rank != ahead:
         me.store.wait(["issued"])
-    work = issue(call, given, taken, async_op=True)
-    me.store.set("issued", "")
+    try:
+        work = issue(call, given, taken, async_op=True)
+    finally:
+        me.store.set("issued", "")
     work.wait()
     return seen_of(given, taken)
 

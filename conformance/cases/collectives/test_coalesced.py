@@ -17,6 +17,7 @@ from conformance import (
     assert_that,
     covers,
     needs,
+    not_probed,
     world_sizes,
 )
 from conformance.cases.collectives.perform import (
@@ -205,6 +206,7 @@ def wrong_lists(me: Me) -> list[bool]:
 
 
 @covers("all_gather_coalesced/arguments")
+@not_probed()
 @world_sizes(2)
 def test_wrong_lists_are_refused(ranks: Ranks) -> None:
     assert_each_rank(ranks.run(wrong_lists), [[True] * 3] * 2)

@@ -6,6 +6,7 @@ import pytest
 
 from conformance import Ranks, covers, world_sizes
 from conformance.cases.collectives.perform import assert_taken, perform
+from conformance.cases.parameters import ops
 from conformance.oracle.collectives import Call
 
 OPS = [
@@ -31,7 +32,7 @@ def test_no_elements(ranks: Ranks, op: str) -> None:
         assert_taken(call, ranks.run(perform, call))
 
 
-NAMES = [
+EACH = ops(
     "all_reduce",
     "reduce",
     "broadcast",
@@ -43,11 +44,11 @@ NAMES = [
     "reduce_scatter_tensor",
     "all_to_all",
     "all_to_all_single",
-]
+)
 
 
 @covers("order/world-of-one")
-@pytest.mark.parametrize("op", NAMES)
+@pytest.mark.parametrize("op", EACH)
 @world_sizes(1)
 def test_a_world_of_one(ranks: Ranks, op: str) -> None:
     call = Call(op, (5, 3))
@@ -55,7 +56,7 @@ def test_a_world_of_one(ranks: Ranks, op: str) -> None:
 
 
 @covers("order/large")
-@pytest.mark.parametrize("op", NAMES)
+@pytest.mark.parametrize("op", EACH)
 @world_sizes(2, 3)
 def test_large_tensors(ranks: Ranks, op: str) -> None:
     """A prime number of elements; more than 2 MiB where all of a rank's tensor is one block."""

@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_each_rank, assert_that, covers, world_sizes
+from conformance import Me, Ranks, assert_each_rank, assert_that, covers, not_probed, world_sizes
 from conformance.cases.collectives.waits import tick, wait_for_ticks
+from conformance.harness.failure import Bystander
 
 _LONG = timedelta(seconds=60)
 _SHORT = timedelta(seconds=1)  # enough for ranks that come at all
@@ -61,6 +62,7 @@ def some_are_missing(me: Me, missing: Sequence[int], wait_all_ranks: bool) -> st
 
 
 @covers("monitored_barrier/names-a-missing-rank")
+@not_probed()
 @world_sizes(4)
 @pytest.mark.parametrize(("missing", "first"), [([2], 2), ([1, 3], 1)], ids=["one", "two"])
 def test_rank_0_names_the_first_missing_rank(ranks: Ranks, missing: list[int], first: int) -> None:
@@ -70,6 +72,7 @@ def test_rank_0_names_the_first_missing_rank(ranks: Ranks, missing: list[int], f
 
 
 @covers("monitored_barrier/names-all-missing-ranks")
+@not_probed()
 @world_sizes(5)
 @pytest.mark.parametrize("missing", [[3, 1], [4, 2, 1]], ids=str)
 def test_rank_0_names_all_missing_ranks_in_order(ranks: Ranks, missing: list[int]) -> None:
@@ -80,6 +83,7 @@ def test_rank_0_names_all_missing_ranks_in_order(ranks: Ranks, missing: list[int
 
 
 @covers("monitored_barrier/nobody-leaves")
+@not_probed()
 @world_sizes(3)
 @pytest.mark.parametrize("missing", [[2], [1], [1, 2]], ids=str)
 @pytest.mark.parametrize("wait_all_ranks", [False, True], ids=["first", "all"])
@@ -91,6 +95,7 @@ def test_no_rank_passes_while_another_is_missing(
 
 
 @covers("monitored_barrier/healthy-ranks-are-told")
+@not_probed()
 @world_sizes(3)
 def test_a_healthy_rank_is_told_that_it_is(ranks: Ranks) -> None:
     words = ranks.run(some_are_missing, [2], False)[1]
@@ -98,11 +103,11 @@ def test_a_healthy_rank_is_told_that_it_is(ranks: Ranks) -> None:
     assert_that(bool(said), f"rank 1 was told {words!r}", 1)
 
 
-def in_a_group(me: Me, members: Sequence[int]) -> str:
+def in_a_group(me: Me, members: Sequence[int]) -> str | Bystander:
     group = dist.new_group(list(members))
     if me.rank not in members:
         me.store.wait(["over"])
-        return "not a member"
+        return Bystander()
     try:
         monitored_barrier(group)
     finally:
@@ -114,7 +119,7 @@ def in_a_group(me: Me, members: Sequence[int]) -> str:
 @world_sizes(4)
 def test_a_group_waits_for_its_own_members(ranks: Ranks) -> None:
     got = ranks.run(in_a_group, [1, 3])
-    assert_each_rank(got, ["not a member", "passed", "not a member", "passed"])
+    assert_each_rank(got, [Bystander(), "passed", Bystander(), "passed"])
 
 
 def between_collectives(me: Me) -> Tensor:
@@ -144,6 +149,7 @@ def wrong_timeout(me: Me) -> str:
 
 
 @covers("arguments/timeout")
+@not_probed()
 @world_sizes(2)
 def test_a_timeout_must_be_a_timedelta(ranks: Ranks) -> None:
     assert_each_rank(ranks.run(wrong_timeout), ["TypeError"] * 2)

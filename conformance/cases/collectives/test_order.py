@@ -7,7 +7,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_each_rank, assert_same_on_all_ranks, covers, world_sizes
+from conformance import (
+    Me,
+    Ranks,
+    assert_each_rank,
+    assert_same_on_all_ranks,
+    covers,
+    needs,
+    world_sizes,
+)
 from conformance.oracle.data import sample
 from conformance.oracle.reduction import reduced
 
@@ -56,6 +64,7 @@ def of_all_kinds(me: Me) -> list[Tensor]:
 
 
 @covers("order/issued")
+@needs("op:broadcast", "op:all_gather", "op:barrier", "dtype:int64")
 @world_sizes(2, 3, 5)
 def test_collectives_of_all_kinds_at_once(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -75,6 +84,7 @@ def blocking_after_async(me: Me) -> list[Tensor]:
 
 
 @covers("order/blocking-after-async")
+@needs("op:broadcast")
 @world_sizes(2, 3)
 def test_a_blocking_collective_behind_pending_ones(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -137,6 +147,7 @@ def in_a_chain_of_groups(me: Me) -> list[Tensor]:
 
 
 @covers("order/groups-are-apart")
+@needs("op:barrier")
 @world_sizes(4)
 def test_groups_that_overlap(ranks: Ranks) -> None:
     sums = [
@@ -161,6 +172,7 @@ def again_and_again(me: Me) -> list[Tensor]:
 
 
 @covers("order/repeated")
+@needs("op:all_gather")
 @world_sizes(2, 3)
 def test_the_same_call_again_and_again(ranks: Ranks) -> None:
     n = ranks.world_size

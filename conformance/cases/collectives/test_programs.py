@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_each_rank, covers, world_sizes
+from conformance import Me, Ranks, adapts, assert_each_rank, covers, needs, world_sizes
 from conformance.cases.collectives.perform import (
     REDUCE_OPS,
     all_gather_into_tensor,
@@ -106,7 +106,8 @@ def programs(draw: st.DrawFn, target: Target, world_size: int) -> Program:
 @st.composite
 def steps_in(draw: st.DrawFn, groups: tuple[tuple[int, ...], ...], target: Target) -> Step:
     claimed = target.capabilities.ops
-    op = draw(st.sampled_from([o for o in (*IN_PLACE, *BETWEEN, "barrier") if o in claimed]))
+    ops = [op for op in (*IN_PLACE, *BETWEEN, "barrier") if op in claimed]
+    op = draw(st.sampled_from(ops or ["all_reduce"]))
     group = draw(st.integers(0, len(groups) - 1))
     size = len(groups[group])
     source = draw(st.integers(0, REGISTERS - 1))
@@ -117,7 +118,7 @@ def steps_in(draw: st.DrawFn, groups: tuple[tuple[int, ...], ...], target: Targe
         group,
         source,
         draw(st.sampled_from(others)) if op in BETWEEN else source,
-        draw(st.sampled_from(reduce_ops)) if op in REDUCING else "sum",
+        draw(st.sampled_from(reduce_ops or ["sum"])) if op in REDUCING else "sum",
         draw(st.integers(0, size - 1)),
         draw(compositions(size)) if op == "all_to_all_single" else (),
         draw(st.booleans()),
@@ -131,6 +132,8 @@ def compositions(size: int) -> st.SearchStrategy[tuple[int, ...]]:
 
 
 @covers("order/programs")
+@adapts()
+@needs("op:all_reduce", "reduce_op:sum", "dtype:int64")
 @world_sizes(2, 3, 4)
 @given(data=st.data())
 @settings(max_examples=25)

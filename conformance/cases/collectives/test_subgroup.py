@@ -9,6 +9,7 @@ from torch import Tensor
 
 from conformance import Me, Ranks, assert_each_rank, covers, world_sizes
 from conformance.cases.collectives.perform import Seen, assert_taken, perform
+from conformance.harness.failure import Bystander
 from conformance.oracle.collectives import Call
 from conformance.oracle.data import sample
 
@@ -27,10 +28,12 @@ OPS = [
 ]
 
 
-def perform_in_group(me: Me, members: list[int], calls: list[Call]) -> list[Seen]:
+def perform_in_group(me: Me, members: list[int], calls: list[Call]) -> list[Seen] | Bystander:
     """The members make the calls; the others, nothing."""
     group = dist.new_group(members)
-    return [perform(me, call, group=group) for call in calls] if me.rank in members else []
+    if me.rank not in members:
+        return Bystander()
+    return [perform(me, call, group=group) for call in calls]
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -45,13 +48,13 @@ def test_members_alone_take_part(ranks: Ranks, op: str, members: list[int]) -> N
         assert_taken(call, [got[rank][index] for rank in members])
 
 
-def by_group_rank(me: Me, op: str) -> Tensor:
+def by_group_rank(me: Me, op: str) -> Tensor | Bystander:
     """The last member of [1, 3] is the root, by its rank in the group."""
     members = [1, 3]
     group = dist.new_group(members)
     x = sample((3,), "float32", me.rank).to(me.device)
     if me.rank not in members:
-        return x
+        return Bystander()
     at_root = me.rank == 3
     match op:
         case "broadcast":

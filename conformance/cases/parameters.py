@@ -1,0 +1,25 @@
+"""Parameters of cases that are capabilities: each one is judged only where it is claimed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from conformance import needs
+
+
+def dtypes(*names: str) -> list[Any]:
+    return _each("dtype", names)
+
+
+def ops(*names: str) -> list[Any]:
+    return _each("op", names)
+
+
+def reduce_ops(*names: str) -> list[Any]:
+    return _each("reduce_op", names)
+
+
+def _each(kind: str, names: tuple[str, ...]) -> list[Any]:
+    return [pytest.param(name, marks=needs(f"{kind}:{name}")) for name in names]

@@ -1,0 +1,77 @@
+"""A backend that has little, says so, and refuses everything else on every rank."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from conformance.capabilities import Capabilities
+from conformance.harness.forwarding import OPERATIONS
+from conformance.target import Deviation, Target, load_target
+from conformance.verdict import Verdict
+from tests.faults.collectives_kit import all_of
+from tests.faults.kit import ForwardingGroup
+
+Op = dist.ReduceOp
+
+CLAIMED = Capabilities(
+    ops=frozenset({"all_reduce", "broadcast", "all_gather", "barrier", "send"}),
+    dtypes=frozenset({"float32", "float64", "int64"}),
+    reduce_ops=frozenset({"sum", "max"}),
+    features=frozenset({"sequence_numbers", "timeouts"}),
+)
+
+_UNWRAPPED = Deviation(
+    ("mismatch/debug-detail*",),
+    reason="torch wraps groups of C++ alone in what looks at the ranks' calls, and Gloo dies",
+    expects=Verdict.CRASHED,
+)
+
+_OPS = CLAIMED.ops | {"recv"}
+_DTYPES = frozenset(getattr(torch, name) for name in CLAIMED.dtypes)
+
+
+def _is_claimed(op: Any) -> bool:
+    return bool(op == Op.SUM or op == Op.MAX)
+
+
+class NarrowGroup(ForwardingGroup):
+    """torch's gloo, as far as `CLAIMED` goes."""
+
+    def forward(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        operation = OPERATIONS[method]
+        if operation not in _OPS:
+            raise NotImplementedError(f"narrow has no {operation}")
+        for x in all_of(*args):
+            if x.dtype not in _DTYPES:
+                raise TypeError(f"narrow has no {x.dtype}")
+            if x.is_sparse:
+                raise TypeError("narrow has no sparse tensors")
+        if operation == "all_reduce" and not _is_claimed(args[1].reduceOp):
+            raise ValueError(f"narrow has no {args[1].reduceOp}")
+        if method == "recv_anysource":
+            raise NotImplementedError("narrow needs a source")
+        return super().forward(method, *args, **kwargs)
+
+    def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
+        raise NotImplementedError("narrow has no monitored_barrier")
+
+
+dist.Backend.register_backend("narrow", NarrowGroup, devices=["cpu"])
+
+
+def narrow() -> Target:
+    """The target; what it inherits of torch's gloo it declares as torch's gloo does."""
+    base = load_target("torch")
+    return replace(
+        base,
+        name="narrow",
+        backend="narrow",
+        imports=(__name__,),
+        capabilities=CLAIMED,
+        deviations=(*base.deviations, _UNWRAPPED),
+    )
