@@ -53,6 +53,29 @@ if "sort_ranks" in inspect.signature(dist.new_group).parameters:  # torch 2.11 m
         def new_group(right: Any, *args: Any, **how: Any) -> Any:
             return right(*args, **{**how, "sort_ranks": True})
 
+    def _chunks_by_inverse(group: Any) -> list[int]:
+        """Of each place the chunk that it gets if places are looked up the wrong way round."""
+        members = dist.get_process_group_ranks(group)
+        numbers = [sorted(members).index(member) for member in members]
+        return [numbers[number] for number in numbers]
+
+    @breaks("new_group/given-order", says=r"rank \d is wrong\nat \[0\]")
+    class ScattersByTheInverse(Replacing):
+        """Reductions are scattered by the inverse of the given order."""
+
+        @staticmethod
+        def reduce_scatter_tensor(
+            right: Any, output: Any, input: Any, *args: Any, **how: Any
+        ) -> Any:
+            chunks = input.view(dist.get_world_size(how.get("group")), *output.shape)
+            chosen = chunks[_chunks_by_inverse(how.get("group"))]
+            return right(output, chosen.view_as(input), *args, **how)
+
+        @staticmethod
+        def reduce_scatter(right: Any, output: Any, inputs: Any, *args: Any, **how: Any) -> Any:
+            chosen = [inputs[i] for i in _chunks_by_inverse(how.get("group"))]
+            return right(output, chosen, *args, **how)
+
 
 @breaks("new_group/of-one", says=r"raised ValueError: a group of one")
 class NeedsTwo(Replacing):

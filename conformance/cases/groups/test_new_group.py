@@ -133,6 +133,62 @@ def test_collectives_keep_the_given_order(ranks: Ranks) -> None:
     assert_each_rank(got, want)
 
 
+# No order is its own inverse, so places that are looked up the wrong way round are other ones.
+_ORDERS = {4: [0, 3, 1, 2], 5: [1, 4, 2, 3]}
+
+
+def exchange_in_the_given_order(me: Me, order: list[int]) -> list[Tensor]:
+    """What each collective with a chunk for each place gives; [] on a rank that is no member."""
+    group = dist.new_group(order, sort_ranks=False)
+    if me.rank not in order:
+        return []
+    n = len(order)
+    x = 100.0 * me.rank + torch.arange(2.0 * n, device=me.device)
+    scattered, exchanged, gathered = (torch.zeros_like(y) for y in (x[:2], x, x))
+    dist.reduce_scatter_tensor(scattered, x, group=group)
+    dist.all_to_all_single(exchanged, x, group=group)
+    dist.all_gather_into_tensor(gathered, x[:2], group=group)
+    collected = [torch.zeros_like(x[:2]) for _ in order] if me.rank == order[1] else []
+    dist.gather(x[:2], collected or None, order[1], group=group)
+    share = torch.zeros_like(x[:2])
+    chunks = list(x.view(n, 2)) if me.rank == order[1] else None
+    dist.scatter(share, chunks, order[1], group=group)
+    total = x[:2].clone()
+    dist.reduce(total, order[2], group=group)
+    return [scattered, exchanged, gathered, share, *collected, *[total] * (me.rank == order[2])]
+
+
+def exchanged_in_the_given_order(rank: int, order: list[int]) -> list[Tensor]:
+    """What that has to be."""
+    if rank not in order:
+        return []
+    n, place = len(order), order.index(rank)
+    first, own = torch.arange(2.0), torch.arange(2.0 * n)[2 * place : 2 * place + 2]
+    total = 100.0 * sum(order)
+    collected = [100.0 * member + first for member in order]
+    return [
+        total + n * own,
+        torch.cat([100.0 * member + own for member in order]),
+        torch.cat(collected),
+        100.0 * order[1] + own,
+        *(collected if rank == order[1] else []),
+        *([total + n * first] if rank == order[2] else []),
+    ]
+
+
+@covers("new_group/given-order")
+@world_sizes(4, 5)
+@needs(
+    *("op:reduce_scatter_tensor", "op:all_to_all_single", "op:all_gather_into_tensor"),
+    *("op:gather", "op:scatter", "op:reduce"),
+)
+@_keeps_order
+def test_chunks_go_by_the_given_order(ranks: Ranks) -> None:
+    order = _ORDERS[ranks.world_size]
+    want = [exchanged_in_the_given_order(rank, order) for rank in range(ranks.world_size)]
+    assert_each_rank(ranks.run(exchange_in_the_given_order, order), want)
+
+
 def everything_alone(me: Me) -> list[Tensor]:
     """Each rank in a group of its own."""
     group = [dist.new_group([rank]) for rank in range(me.world_size)][me.rank]
