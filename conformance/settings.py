@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -164,7 +165,8 @@ def look_at(target: Target) -> FirstLook:
         return FirstLook(f"cannot find {name!r}: AttributeError: {missing}", {})
     imports = tuple(name for name in target.imports if name not in sys.modules)
     elsewhere = tuple(name for name in given if name not in there)
-    error = _import_elsewhere(imports, elsewhere) if imports or elsewhere else ""
+    env = tuple(sorted(target.env.items()))
+    error = _import_elsewhere(imports, elsewhere, env) if imports or elsewhere else ""
     return FirstLook(error, {} if error else {n: _version(n) for n in target.distributions})
 
 
@@ -175,28 +177,46 @@ def _version(distribution: str) -> str:
         return "not installed as a distribution"
 
 
+_LOOK_DEADLINE_S = 120.0
+
+
 @cache
-def _import_elsewhere(imports: tuple[str, ...], references: tuple[str, ...]) -> str:
-    """What goes wrong when a fresh process imports these, in one line; "" if nothing does."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    seen = subprocess.run(
-        [sys.executable, "-c", _IMPORT, json.dumps([imports, references])],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    lines = seen.stdout.splitlines()
-    if seen.returncode or not lines:
+def _import_elsewhere(
+    imports: tuple[str, ...],
+    references: tuple[str, ...],
+    env: tuple[tuple[str, str], ...],
+) -> str:
+    """What goes wrong when a fresh process imports these, in one line; "" if nothing does.
+
+    The process answers through a file: modules may print at any time, and after everything else.
+    """
+    with tempfile.NamedTemporaryFile("r", prefix="conformance-look-") as answer:
+        task = json.dumps([imports, references, answer.name])
+        path = os.pathsep.join(filter(None, sys.path))
+        try:
+            seen = subprocess.run(
+                [sys.executable, "-c", _IMPORT, task],
+                env={**os.environ, **dict(env), "PYTHONPATH": path},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                timeout=_LOOK_DEADLINE_S,
+            )
+        except subprocess.TimeoutExpired:
+            return f"importing it did not end within {_LOOK_DEADLINE_S:g} s"
+        told = answer.read()
+    if not told:
         why = (seen.stderr.strip().splitlines() or [f"exit code {seen.returncode}"])[-1]
         return f"importing it ended the process: {why}"
-    error: str = json.loads(lines[-1])
+    error: str = json.loads(told)
     return error
 
 
 _IMPORT = """
 import importlib, json, sys
-imports, references = json.loads(sys.argv[1])
+imports, references, answer = json.loads(sys.argv[1])
 error = ""
 try:
     for name in imports:
@@ -210,5 +230,6 @@ try:
             found = getattr(found, part)
 except Exception as e:
     error = f"{step}: {type(e).__name__}: {e}".splitlines()[0]
-print(json.dumps(error))
+with open(answer, "w") as file:
+    json.dump(error, file)
 """
