@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from multiprocessing import connection
+from textwrap import indent
 
 import torch.distributed as dist
 
@@ -37,6 +38,7 @@ from conformance.harness.outcome import (
 from conformance.harness.rank import RankProcess
 from conformance.harness.torchrun import Crew, RemoteRank
 from conformance.target import Target
+from conformance.verdict import Verdict
 
 # How long the others may take once a rank has failed: they may be about to fail by themselves,
 # which tells more than that they waited.
@@ -61,13 +63,24 @@ class WorldSpec:
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """Something that a rank still held after its groups were destroyed."""
+    """Something that a rank still held after its groups were destroyed.
+
+    outcome: what became of the rank, if it did not come back from destroying them.
+    """
 
     rank: int
     what: str
+    outcome: Died | StillRunning | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """What it says of the target."""
+        return self.outcome.verdict if self.outcome else Verdict.BROKEN
 
     def __str__(self) -> str:
-        return f"rank {self.rank} left behind: {self.what}"
+        text = f"rank {self.rank} left behind: {self.what}"
+        stacks = self.outcome.stacks if isinstance(self.outcome, StillRunning) else ""
+        return f"{text}\n{indent(stacks.rstrip(), '    ')}" if stacks else text
 
 
 class Pool:
@@ -81,8 +94,12 @@ class Pool:
         self._ranks: list[RankProcess | RemoteRank] = []
         self._worlds = itertools.count()
         self._store: dist.TCPStore | None = None
-        self._spoilt = False
         self._owner = os.getpid()
+        # Whether the processes are of no more use: some could not be started, or did not answer
+        # (see `_ask`), or did not make a world.
+        self._spoilt = False
+        self._target = ("", "")
+        self._hung_leaving: set[tuple[str, str]] = set()
 
     def join(self, spec: WorldSpec, deadline_s: float) -> list[Outcome]:
         """Make the first `world_size` ranks one world; one that does not return spoils the pool.
@@ -90,8 +107,8 @@ class Pool:
         deadline_s: from when all of them have imported the target.
         """
         self._spoilt = True  # until all ranks are there
+        self._target = spec.target.name, spec.target.backend
         store = self._ensure(spec.world_size)
-        self._spoilt = False
         prefix = f"world{next(self._worlds)}"
         commands = [
             Join(
@@ -110,8 +127,7 @@ class Pool:
             for rank in range(spec.world_size)
         ]
         outcomes = self._judge(commands, deadline_s, wait_for_all=False)
-        if not all(isinstance(o, Returned) for o in outcomes):
-            self._spoilt = True
+        self._spoilt = not all(isinstance(o, Returned) for o in outcomes)
         return outcomes
 
     def call(
@@ -122,25 +138,29 @@ class Pool:
         deadline_s: from when all ranks have imported what they run.
         wait_for_all: give every rank the whole deadline, although another one has failed.
         """
-        outcomes = self._judge([Call(p) for p in payloads], deadline_s, wait_for_all=wait_for_all)
-        if any(isinstance(o, Died | StillRunning) for o in outcomes):
-            self._spoilt = True
-        return outcomes
+        return self._judge([Call(p) for p in payloads], deadline_s, wait_for_all=wait_for_all)
 
-    def leave(self, world_size: int) -> list[Leak]:
-        """End the world; returns what its ranks left behind. A pool that is spoilt is replaced."""
-        if self._spoilt:
+    def leave(self, world_size: int, deadline_s: float) -> list[Leak]:
+        """End the world; returns what its ranks left behind. A pool that is spoilt is replaced.
+
+        A target whose ranks once did not come back from destroying their groups is not asked to do
+        it again: that would cost a deadline for every world.
+        """
+        if self._spoilt or self._target in self._hung_leaving:
             self.close()
             return []
-        answers = self._ask([Leave()] * world_size, _LEAVE_DEADLINE_S, wait_for_all=False)
+        time_s = min(deadline_s, _LEAVE_DEADLINE_S)
+        answers = self._ask([Leave()] * world_size, time_s, wait_for_all=False)
         leaks = []
         for rank, answer in enumerate(answers):
             if isinstance(answer, Left):
                 leaks += [Leak(rank, what) for what in answer.leaks]
-            elif isinstance(answer, StillRunning):
-                leaks.append(Leak(rank, f"its groups (could not destroy them: {answer})"))
             else:
-                leaks.append(Leak(rank, f"its groups ({answer} while they were destroyed)"))
+                assert isinstance(answer, Died | StillRunning)
+                how = f"its groups, which it was destroying ({answer})"
+                leaks.append(Leak(rank, how, answer))
+                if answer.verdict is Verdict.TIMEOUT:
+                    self._hung_leaving.add(self._target)
         if leaks:
             self.close()
         return leaks
@@ -188,37 +208,59 @@ class Pool:
     def _ask(
         self, commands: Sequence[Command], deadline_s: float, *, wait_for_all: bool
     ) -> list[Answer | Died | StillRunning]:
-        ranks = self._ranks[: len(commands)]
-        was_spoilt, self._spoilt = self._spoilt, True  # until every answer is in: Ctrl-C may come
+        self._spoilt = True  # until every answer is in: Ctrl-C may come
+        asked = _Round(self._ranks[: len(commands)], commands, deadline_s, wait_for_all)
+        answers = asked.answers()
+        self._spoilt = any(isinstance(a, Died | StillRunning) for a in answers)
+        return answers
+
+
+class _Round:
+    """One command to each rank, until all have answered or the time is over."""
+
+    def __init__(
+        self,
+        ranks: Sequence[RankProcess | RemoteRank],
+        commands: Sequence[Command],
+        deadline_s: float,
+        wait_for_all: bool,
+    ) -> None:
+        self._ranks = ranks
+        self._deadline_s = deadline_s
+        self._wait_for_all = wait_for_all
+        self._answers: list[Answer | Died | None] = [None] * len(ranks)
+        self._begun = {r for r, c in zip(ranks, commands, strict=True) if isinstance(c, Leave)}
+        self._is_timed = self._has_failed = False
+        self._give_up_at = time.monotonic() + _BEGIN_DEADLINE_S
         for rank, command in zip(ranks, commands, strict=True):
             rank.tell(command)
-        answers: list[Answer | Died | StillRunning | None] = [None] * len(ranks)
-        have_begun: set[RankProcess | RemoteRank] = {
-            rank for rank, c in zip(ranks, commands, strict=True) if isinstance(c, Leave)
-        }
-        all_have_begun = failed = False
-        give_up_at = time.monotonic() + _BEGIN_DEADLINE_S
-        while None in answers:
-            if not all_have_begun and len(have_begun) == len(ranks):
-                all_have_begun = True
-                if not failed:
-                    give_up_at = time.monotonic() + deadline_s
-            waiting = [rank for rank, answer in zip(ranks, answers, strict=True) if answer is None]
-            left_s = give_up_at - time.monotonic()
-            if left_s <= 0:
-                break
+
+    def answers(self) -> list[Answer | Died | StillRunning]:
+        """Wait for them; what has not come by then is still running."""
+        self._set_clock()
+        while (left_s := self._give_up_at - time.monotonic()) > 0 and None in self._answers:
+            waiting = [r for r, a in zip(self._ranks, self._answers, strict=True) if a is None]
             connection.wait([w for rank in waiting for w in rank.waitables], min(left_s, _POLL_S))
-            for index, rank in enumerate(ranks):
+            for index, rank in enumerate(self._ranks):
                 rank.bound_output()
-                if answers[index] is None:
-                    answers[index] = _hear(rank, have_begun)
-            now_failed = any(isinstance(a, Failed | Lost | Died) for a in answers)
-            if now_failed and not failed and not wait_for_all:
-                failed = True
-                give_up_at = min(give_up_at, time.monotonic() + GRACE_S)
-        self._spoilt = was_spoilt
-        hung = partial(_still_running, after_failure=failed)
-        return [hung(rank) if a is None else a for rank, a in zip(ranks, answers, strict=True)]
+                if self._answers[index] is None:
+                    self._answers[index] = _hear(rank, self._begun)
+            self._set_clock()
+        hung = partial(_still_running, after_failure=self._has_failed)
+        paired = zip(self._ranks, self._answers, strict=True)
+        return [hung(rank) if answer is None else answer for rank, answer in paired]
+
+    def _set_clock(self) -> None:
+        """The deadline counts from when all have begun; after a failure there is a short grace."""
+        now = time.monotonic()
+        if not self._is_timed and len(self._begun) == len(self._ranks):
+            self._is_timed = True
+            if not self._has_failed:
+                self._give_up_at = now + self._deadline_s
+        failed = any(isinstance(a, Failed | Lost | Died) for a in self._answers)
+        if failed and not self._has_failed and not self._wait_for_all:
+            self._has_failed = True
+            self._give_up_at = min(self._give_up_at, now + GRACE_S)
 
 
 def _hear(

@@ -111,7 +111,7 @@ class Ranks:
         if self._joined:
             self._joined = False
             self._earlier.clear()
-            self.leaks += self._pool.leave(self.world_size)
+            self.leaks += self._pool.leave(self.world_size, self.deadline_s)
 
     def _packed(self, function: Callable[..., Any], args: Sequence[Sequence[Any]]) -> list[bytes]:
         if len(args) != self.world_size:

@@ -20,7 +20,7 @@ import sys
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -151,6 +151,8 @@ class Worker:
         for path in join.search_path:
             if path not in sys.path:
                 sys.path.append(path)
+        outside = {name: os.environ.get(name) for name in join.target.env}
+        os.environ.update(join.target.env)  # modules may read it when they are imported
         for module in join.target.imports:
             importlib.import_module(module)
         # Before the census: both live as long as the process.
@@ -159,7 +161,7 @@ class Worker:
         self._before = take_census()
         self._begin()
         self._recorder.reset()
-        self._undo.enter_context(_ProcessState(join))
+        self._undo.enter_context(_ProcessState(join, outside))
         self._me = Me(
             rank=join.rank,
             world_size=join.world_size,
@@ -214,9 +216,10 @@ class Worker:
 class _ProcessState(contextlib.ExitStack):
     """Everything process-wide that a case may change, put back at the end."""
 
-    def __init__(self, join: Join) -> None:
+    def __init__(self, join: Join, outside: Mapping[str, str | None]) -> None:
+        """outside: what the target's environment variables were before, None if they were not."""
         super().__init__()
-        environment = dict(os.environ)
+        environment = {name: v for name, v in {**os.environ, **outside}.items() if v is not None}
         self.callback(_restore_environment, environment)
         self.callback(os.chdir, os.getcwd())
         self.callback(torch.set_num_threads, torch.get_num_threads())
@@ -225,7 +228,6 @@ class _ProcessState(contextlib.ExitStack):
         self.callback(_restore_determinism, torch.are_deterministic_algorithms_enabled())
         self.callback(dist.set_debug_level, dist.get_debug_level())
         self.enter_context(warnings.catch_warnings())
-        os.environ.update(join.target.env)
         random.seed(join.seed)
         np.random.seed(join.seed % 2**32)
         torch.manual_seed(join.seed)

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from conformance.harness.outcome import Returned, StillRunning
-from conformance.harness.pool import Pool, WorldSpec
+from conformance.harness.pool import Leak, Pool, WorldSpec
 from conformance.target import load_target
+from conformance.verdict import Verdict, worst
 
 DEADLINE_S = 1.0
 SLOW = "import time\ntime.sleep(2.5)\n"
@@ -37,3 +38,70 @@ def test_what_a_target_does_when_it_joins_does(tmp_path: Path) -> None:
         activate="slow_target:hangs",
     )
     assert all(isinstance(outcome, StillRunning) for outcome in outcomes)
+
+
+UNCLEAN = """
+import os, time
+from contextlib import contextmanager
+
+@contextmanager
+def hangs():
+    yield
+    time.sleep(60)
+
+@contextmanager
+def dies():
+    yield
+    os.abort()
+"""
+
+
+def left(tmp_path: Path, activate: str, worlds: int, deadline_s: float) -> list[list[Leak]]:
+    """What two ranks leave behind in each of some worlds of a target that cannot end them."""
+    (tmp_path / "unclean.py").write_text(UNCLEAN)
+    target = replace(load_target("torch"), imports=("unclean",), activate=f"unclean:{activate}")
+    spec = WorldSpec(target, 2, "cpu", 0, True, 60.0, (*sys.path, str(tmp_path)))
+    pool = Pool()
+    try:
+        found = []
+        for _ in range(worlds):
+            pool.join(spec, 30.0)
+            found.append(pool.leave(2, deadline_s))
+        return found
+    finally:
+        pool.close()
+
+
+def test_a_hang_while_groups_are_destroyed_is_a_timeout_and_costs_one_deadline(
+    tmp_path: Path,
+) -> None:
+    first, *others = left(tmp_path, "hangs", 3, deadline_s=3.0)
+    assert [leak.verdict for leak in first] == [Verdict.TIMEOUT] * 2
+    assert all("in hangs" in str(leak) for leak in first)
+    assert others == [[], []]
+
+
+def test_a_death_while_groups_are_destroyed_is_a_crash(tmp_path: Path) -> None:
+    for leaks in left(tmp_path, "dies", 2, deadline_s=20.0):
+        assert worst(leak.verdict for leak in leaks) is Verdict.CRASHED
+        assert "died: SIGABRT" in str(leaks[0])
+
+
+def test_a_module_sees_the_environment_of_the_target_and_the_next_target_does_not(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "reads_env.py").write_text("import os\nFOUND = os.environ['OF_TARGET']\n")
+    (tmp_path / "reads_no_env.py").write_text(
+        "import os\nimport reads_env\n"
+        "assert reads_env.FOUND == 'a'\nassert 'OF_TARGET' not in os.environ\n"
+    )
+    torch = load_target("torch")
+    pool = Pool()
+    try:
+        for module, env in ("reads_env", {"OF_TARGET": "a"}), ("reads_no_env", {}):
+            target = replace(torch, imports=(module,), env=env)
+            spec = WorldSpec(target, 1, "cpu", 0, False, 60.0, (*sys.path, str(tmp_path)))
+            assert pool.join(spec, 30.0) == [Returned(None)]
+            assert pool.leave(1, 20.0) == []
+    finally:
+        pool.close()
