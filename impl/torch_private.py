@@ -60,6 +60,7 @@ __all__ = [
     "all_gather_single",
     "broadcast_coalesced_from",
     "composed_apis",
+    "is_backward_running",
     "mark_for_compiler",
     "queue_backward_callback",
     "reduce_scatter_single",
@@ -211,6 +212,11 @@ def queue_backward_callback(callback: Callable[[], None]) -> None:
     Only legal while a backward pass runs. Autograd has no public equivalent.
     """
     Variable._execution_engine.queue_callback(callback)
+
+
+def is_backward_running() -> bool:
+    """Whether the calling thread is inside a backward pass. Autograd has no public equivalent."""
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def broadcast_coalesced_from(
@@ -447,6 +453,12 @@ def uses_python_reducer() -> bool:
         "python_reducer",
         "python_reducer_without_compiled_forward",
     )
+
+
+def active_ddp() -> nn.Module | None:
+    """The DDP wrapper whose forward runs."""
+    module: nn.Module | None = TorchDDP._active_ddp_module
+    return module
 
 
 def exchange_active_ddp(module: nn.Module | None) -> nn.Module | None:

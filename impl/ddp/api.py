@@ -244,7 +244,12 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
         )
         self.logger = Logger(self.reducer)
         self.reducer.set_logger(self.logger)
-        sync_batch_norms = [m for m in self.module.modules() if isinstance(m, nn.SyncBatchNorm)]
+        # A mark, as layers of other classes synchronise too, such as those of impl.sync_batchnorm.
+        sync_batch_norms = [
+            m
+            for m in self.module.modules()
+            if isinstance(m, nn.SyncBatchNorm) or getattr(m, "synchronises_batches", False)
+        ]
         self.logger.set_construction_data_and_log(
             type(self.module).__name__,
             self.device_ids or [],
@@ -260,6 +265,12 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
             precision = MixedPrecision(self.mixed_precision, self.module, self.reducer)
             self._set_comm_hook(None, reduce_in_low_precision(precision))
             self._precision = precision
+
+    def _build_params_for_reducer(self) -> tuple[list[Tensor], list[bool]]:
+        """The parameters whose gradients are averaged, and which of these gradients are sparse."""
+        managed = managed_parameters(self.module, self.parameters_to_ignore)
+        self._assign_modules_buffers()
+        return managed.params, managed.expect_sparse
 
     # ---- forward
 
@@ -304,7 +315,7 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
             _log.info("Reducer buckets have been rebuilt in this iteration.")
             self._has_rebuilt_buckets = True
         if self._check_sync_bufs_pre_fwd():
-            self._sync_buffers(self._authoritative_buffer_rank())
+            self._sync_buffers()
         if self._join_config.enable:
             self._check_global_requires_backward_grad_sync(is_joined_rank=False)
         if self.device_ids:
@@ -328,7 +339,7 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
         if self._delay_all_reduce_all_params:
             return output
         if self._check_sync_bufs_post_fwd():
-            self._sync_buffers(self._authoritative_buffer_rank())
+            self._sync_buffers()
         if not torch.is_grad_enabled():
             self.require_forward_param_sync = False
             if self._precision is not None:
@@ -354,10 +365,10 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
         notify_at(outputs, backward_begins)
         return pass_through(output, clone=self._ddp_sink_clone) if searches else output
 
-    def _authoritative_buffer_rank(self) -> int:
+    def _authoritative_buffer_rank(self, *, has_input: bool) -> int:
         """Whose buffers count: rank 0's; under join() that rank may have no input any more."""
-        if self._join_config.enable:
-            return self._find_common_rank(self._distributed_rank, True)
+        if self._join_config.enable or not has_input:
+            return self._find_common_rank(self._distributed_rank, has_input)
         return 0
 
     @contextmanager

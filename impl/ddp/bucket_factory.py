@@ -102,4 +102,6 @@ def empty_sparse_gradient(param: Tensor) -> Tensor:
     """The sparse gradient of a parameter that was not used: (param.shape), without any row."""
     rows = torch.empty((1, 0), dtype=torch.int64, device=param.device)
     values = torch.empty((0, *param.shape[1:]), dtype=param.dtype, device=param.device)
-    return torch.sparse_coo_tensor(rows, values, param.shape, check_invariants=False)
+    return torch.sparse_coo_tensor(
+        rows, values, param.shape, device=param.device, check_invariants=False
+    )

@@ -92,12 +92,21 @@ class BufferSync:
             and self.buffer_hook.runs(BufferCommHookLocation.POST_FORWARD)
         )
 
-    def _sync_buffers(self, authoritative_rank: int) -> None:
-        """Give buffers the values of `authoritative_rank`, or what the buffer hook makes of them.
+    def _authoritative_buffer_rank(self, *, has_input: bool) -> int:
+        raise AssertionError("DistributedDataParallel has it")
+
+    def _check_and_sync_module_buffers(self) -> None:
+        """What a joined rank does before the other ranks' forward pass."""
+        if self._check_sync_bufs_pre_fwd():
+            self._sync_module_buffers(self._authoritative_buffer_rank(has_input=False))
+
+    def _sync_buffers(self) -> None:
+        """Give buffers the values of one rank, or what the buffer hook makes of them.
 
         Their version counters stay: the values that backward needs were saved by a forward pass
         that had them already, and a second forward pass before it must not look like a change.
         """
+        authoritative_rank = self._authoritative_buffer_rank(has_input=True)
         self._assign_modules_buffers()
         with torch.no_grad(), preserve_version_counters(self.modules_buffers):
             self._sync_module_buffers(authoritative_rank)
@@ -118,9 +127,14 @@ class BufferSync:
         authoritative_rank: int = 0,
     ) -> None:
         """Broadcast `bufs`, by default all buffers. Hooks may call this."""
-        broadcast_coalesced(
-            self.process_group,
+        self._distributed_broadcast_coalesced(
             self.modules_buffers if bufs is None else bufs,
             self.broadcast_bucket_size if bucket_size is None else bucket_size,
             authoritative_rank,
         )
+
+    def _distributed_broadcast_coalesced(
+        self, tensors: Sequence[Tensor], buffer_size: int, authoritative_rank: int = 0
+    ) -> None:
+        """Broadcast `tensors` over the ranks of this model. Hooks may call this."""
+        broadcast_coalesced(self.process_group, tensors, buffer_size, authoritative_rank)

@@ -270,7 +270,9 @@ class GradientCopier:
             logger.warning(
                 "Using DistributedDataParallel with create_graph=True  is not well-supported. The "
                 "higher-order gradient will  not be synchronized across ranks, and backpropagation "
-                " through all_reduce operations will not occur."
+                " through all_reduce operations will not occur. If you require  DDP to work with "
+                "higher-order gradients for your use case,  please ping "
+                "https://github.com/pytorch/pytorch/issues/63929"
             )
         self._create_graph_count += 1
 

@@ -43,8 +43,7 @@ class DDPJoinHook(JoinHook):
         """Repeat one iteration of the ranks that have input."""
         ddp = self._ddp
         ddp.reducer._rebuild_buckets()
-        if ddp._check_sync_bufs_pre_fwd():
-            ddp._sync_module_buffers(ddp._find_common_rank(ddp._distributed_rank, False))
+        ddp._check_and_sync_module_buffers()
         synchronises = ddp._check_global_requires_backward_grad_sync(is_joined_rank=True)
         ddp.require_forward_param_sync = bool(synchronises)
         if not synchronises:
@@ -105,4 +104,4 @@ class JoinParticipant:
 
     def _match_unused_params_allreduce(self) -> None:
         """Contribute an empty used map."""
-        all_reduce(self.process_group, self.reducer._get_local_used_map()).wait()
+        all_reduce(self.process_group, self.reducer._get_empty_used_map()).wait()

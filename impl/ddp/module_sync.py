@@ -107,8 +107,11 @@ def named_buffers(module: nn.Module, ignored: Container[str]) -> dict[str, Tenso
     return {name: buffer for name, buffer in module.named_buffers() if name not in ignored}
 
 
-def describe(tensors: Iterable[Tensor]) -> str:
-    """One line a tensor: shape, strides, dtype. Equal on two ranks if their models match."""
-    return "\n".join(
-        f"{list(tensor.shape)} {list(tensor.stride())} {tensor.dtype}" for tensor in tensors
-    )
+def describe_params(params: Iterable[Tensor]) -> str:
+    """One line a parameter: shape, strides, dtype. Equal on two ranks if their models match."""
+    return "\n".join(f"{list(p.shape)} {list(p.stride())} {p.dtype}" for p in params)
+
+
+def describe_buffers(buffers: Iterable[Tensor]) -> str:
+    """As `describe_params`, without strides: buffers travel in row-major order, whatever theirs."""
+    return "\n".join(f"{list(buffer.shape)} {buffer.dtype}" for buffer in buffers)

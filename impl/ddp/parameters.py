@@ -17,7 +17,7 @@ class ManagedParameters:
     names: dict[int, str]  # by index; of a shared parameter, the last of its names
 
 
-def _own_parameters(
+def own_parameters(
     module: nn.Module, ignored: Container[str]
 ) -> Iterator[tuple[nn.Module, str, Tensor]]:
     """Every registration of a parameter to look after: the module that owns it, and its name."""
@@ -48,7 +48,7 @@ def managed_parameters(module: nn.Module, ignored: Container[str]) -> ManagedPar
     """
     index_of: dict[Tensor, int] = {}
     found = ManagedParameters([], [], {})
-    for owner, name, param in _own_parameters(module, ignored):
+    for owner, name, param in own_parameters(module, ignored):
         if param not in index_of:
             index_of[param] = len(found.params)
             found.params.append(param)

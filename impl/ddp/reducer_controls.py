@@ -214,15 +214,22 @@ class ReducerControls:
             return [self._reduction.zero_bucket(bucket, count) for bucket in self.buckets]
 
     def _get_local_used_map(self) -> Tensor:
+        """After backward, how many ranks used each parameter: (params,) int32, on their device."""
+        return self._used_map().on_device
+
+    def _get_empty_used_map(self) -> Tensor:
         """A used map without marks, (params,) int32 on the parameters' device.
 
-        (torch 2.13 hands out the sum of the previous iteration instead, so that a parameter that
-        was used once counts as used as long as some rank is joined.)
+        (torch 2.13's joined ranks contribute the sum of the previous iteration instead, so that a
+        parameter that was used once counts as used as long as some rank is joined.)
         """
         with self._lock:
-            if self._reduction.used is None:
-                raise RuntimeError("This reducer does not track which parameters are used.")
-            return self._reduction.used.contribute_nothing()
+            return self._used_map().contribute_nothing()
+
+    def _used_map(self) -> UsedMap:
+        if self._reduction.used is None:
+            raise RuntimeError("This reducer does not track which parameters are used.")
+        return self._reduction.used
 
     # ---- settings
 

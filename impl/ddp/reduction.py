@@ -225,7 +225,12 @@ class Reduction:
         if bucket.sparse_rows is not None:
             rows = bucket.sparse_rows.unsqueeze(0)
             result = torch.sparse_coo_tensor(
-                rows, result, param.shape, is_coalesced=True, check_invariants=False
+                rows,
+                result,
+                param.shape,
+                device=result.device,
+                is_coalesced=True,
+                check_invariants=False,
             )
         bucket.sparse_rows = None
         bucket.buffer = None

@@ -69,7 +69,7 @@ class UsedMap:
             self._work = None
 
     def contribute_nothing(self) -> Tensor:
-        """The map of a rank that has run out of input: no marks."""
+        """The map of a rank that has run out of input: no marks. To be reduced in place."""
         return self.on_device.zero_()
 
     def clear(self) -> None:

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from impl.ddp.bucketing import ErrorLog
-from impl.ddp.module_sync import describe
+from impl.ddp.module_sync import describe_buffers, describe_params
 from impl.torch_private import (
     allgather_options,
     broadcast_options,
@@ -49,7 +49,8 @@ def verify_params_across_processes(
         process_group: whose ranks take part.
         params: of this rank, in the order of registration.
         logger: notes an error before it is raised.
-        buffers: compared too, where every rank runs this implementation.
+        buffers: their number, sizes and dtypes are compared too, where every rank runs this
+            implementation.
 
     Raises:
         RuntimeError: they differ; on every rank.
@@ -111,7 +112,7 @@ class _Digests:
         return f"{self._prefix}/{what}/{rank}"
 
     def _description(self) -> str:
-        return f"{describe(self._params)}\n\n{describe(self._buffers)}"
+        return f"{describe_params(self._params)}\n\n{describe_buffers(self._buffers)}"
 
     def _digest(self) -> str:
         return hashlib.sha256(self._description().encode()).hexdigest()
@@ -137,7 +138,7 @@ class _Digests:
         """Words for the first difference to the model of rank `other`."""
         suffix = "the same param in process 0." if other == 0 else f"rank {other}'s."
         for index, (mine, theirs) in enumerate(
-            zip(describe(self._params).split("\n"), params.split("\n"), strict=True)
+            zip(describe_params(self._params).split("\n"), params.split("\n"), strict=True)
         ):
             if mine == theirs:
                 continue
@@ -150,7 +151,7 @@ class _Digests:
             )
         return (
             f"DDP expects same model across all ranks, but the buffers of rank {self._rank} "
-            f"({_in_one_line(describe(self._buffers))}) differ from those of rank {other} "
+            f"({_in_one_line(describe_buffers(self._buffers))}) differ from those of rank {other} "
             f"({_in_one_line(buffers)})."
         )
 

@@ -15,9 +15,9 @@ from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 from impl.ddp.delayed_all_reduce import DelayedAllReduce
 from impl.ddp.logging_data import Logger
 from impl.ddp.mixed_precision import MixedPrecision
-from impl.ddp.parameters import ManagedParameters, managed_parameters
+from impl.ddp.parameters import ManagedParameters, managed_parameters, own_parameters
 from impl.ddp.reducer import Reducer
-from impl.torch_private import default_group, is_in_group, move_inputs
+from impl.torch_private import active_ddp, default_group, is_in_group, move_inputs
 
 # A copy belongs to the default group, and builds what depends on the group anew.
 _NOT_COPIED = ("process_group", "reducer", "logger", "_precision", "_delayed")
@@ -156,6 +156,11 @@ class WrapperControls(nn.Module):
         """
         self.reducer._check_reducer_finalized()
 
+    @classmethod
+    def _get_active_ddp_module(cls) -> nn.Module | None:
+        """The wrapper whose forward runs; None between forward passes."""
+        return active_ddp()
+
     @staticmethod
     def _set_params_and_buffers_to_ignore_for_model(
         module: nn.Module, params_and_buffers_to_ignore: Sequence[str]
@@ -174,6 +179,31 @@ class WrapperControls(nn.Module):
         for name, param in module.named_parameters():
             if not hasattr(param, "_ddp_ignored"):
                 yield (name, param) if named_params else param
+
+    def _build_debug_param_to_name_mapping(self, parameters: Sequence[Tensor]) -> dict[int, str]:
+        """The name of each of `parameters`, by index.
+
+        Raises:
+            ValueError: they are not the parameters whose gradients are averaged.
+        """
+        index_of = {param: index for index, param in enumerate(parameters)}
+        names = {}
+        for _, name, param in own_parameters(self.module, self.parameters_to_ignore):
+            if param not in index_of:
+                self._log_and_throw(
+                    ValueError,
+                    f"Param with name {name} found in module parameters, but not DDP parameters. "
+                    "This indicates a bug in DDP, please report an issue to PyTorch.",
+                )
+            names[index_of[param]] = name
+        if len(names) != len(index_of):
+            self._log_and_throw(
+                ValueError,
+                "Expected param to name mapping to cover all parameters, but got conflicting "
+                f"lengths: {len(index_of)} vs {len(names)}. This indicates a bug in DDP, please "
+                "report an issue to PyTorch.",
+            )
+        return names
 
     # ---- inputs and outputs, as `DataParallel` has them
 

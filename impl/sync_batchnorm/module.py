@@ -38,6 +38,8 @@ class SyncBatchNorm(BatchNormBase):
     is neither contiguous nor channels-last). Half types are computed in float32.
     """
 
+    synchronises_batches = True  # DDP notes that the model has such a layer
+
     def __init__(
         self,
         num_features: int,

@@ -208,6 +208,7 @@ def test_create_graph_keeps_higher_order_gradients(
     assert grad.requires_grad
     assert torch.autograd.grad(grad.sum(), model.first.weight)[0].abs().sum() > 0
     assert "higher-order gradient will  not be synchronized" in caplog.text
+    assert "please ping https://github.com/pytorch/pytorch/issues/63929" in caplog.text
 
 
 def test_backward_on_another_thread() -> None:

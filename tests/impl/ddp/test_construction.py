@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from impl.ddp import BufferCommHookLocation, Reducer
+from impl.sync_batchnorm import SyncBatchNorm
 from impl.torch_private import TorchDDP, default_group
 from tests.impl.ddp.models import DDP, Branches, FutureTensor, TwoLayers, X, grad_of, same_gradients
 
@@ -104,6 +105,46 @@ def test_copies_work_like_the_original(way: str) -> None:
             module.zero_grad()
             module(X).sum().backward()
         assert same_gradients(wrapped, twin)
+
+
+def test_parameters_are_listed_and_named() -> None:
+    model = Branches()
+    model.second.weight.requires_grad_(False)
+    wrapped = DDP(model)
+    params, are_sparse = wrapped._build_params_for_reducer()
+    assert ([id(param) for param in params], are_sparse) == ([id(model.first.weight)], [False])
+    assert wrapped._build_debug_param_to_name_mapping(params) == {0: "first.weight"}
+    with pytest.raises(ValueError, match=r"Param with name first\.weight found in module"):
+        wrapped._build_debug_param_to_name_mapping([])
+    with pytest.raises(ValueError, match=r"Expected param to name mapping to cover .*: 2 vs 1\."):
+        wrapped._build_debug_param_to_name_mapping([*params, nn.Parameter(torch.ones(1))])
+    assert wrapped._get_ddp_logging_data()["has_error"] == 1
+
+
+def test_what_buffer_hooks_call() -> None:
+    wrapped = DDP(nn.BatchNorm1d(2))
+    buffers = wrapped.modules_buffers
+    before = [buffer.clone() for buffer in buffers]
+    wrapped._sync_buffers()
+    with pytest.raises(ValueError, match="true for at least one process"):
+        wrapped._check_and_sync_module_buffers()  # nobody has input
+    wrapped._distributed_broadcast_coalesced(buffers, wrapped.broadcast_bucket_size, 0)
+    assert all(map(torch.equal, before, buffers))
+
+
+def test_the_wrapper_that_runs_is_known() -> None:
+    seen: list[Any] = []
+    model = nn.Linear(2, 1)
+    wrapped = DDP(model)
+    model.register_forward_pre_hook(lambda *_: seen.append(DDP._get_active_ddp_module()))
+    wrapped(X)
+    assert seen == [wrapped]
+    assert DDP._get_active_ddp_module() is None
+
+
+def test_other_layers_that_synchronise_batches_are_noted() -> None:
+    assert DDP(nn.Linear(2, 1))._get_ddp_logging_data()["has_sync_bn"] == 0
+    assert DDP(SyncBatchNorm(2))._get_ddp_logging_data()["has_sync_bn"] == 1
 
 
 def test_copies_delay_reductions_too() -> None:
