@@ -24,7 +24,7 @@ from impl.fsdp.optim_names import (
     params_of_optimizer,
 )
 from impl.fsdp.sharded_values import unshard_nested
-from impl.fsdp.state import FSDPState
+from impl.fsdp.state import FSDPState, states_in
 
 ParamState = dict[str, Any]
 
@@ -57,7 +57,7 @@ def load_optim_state(
         KeyError: if a parameter group names a parameter that the optimizer does not have.
     """
     names = describe_model(model)
-    state = next(iter(names.unit_of.values())).state
+    state = states_in(model)[0]  # an instance that manages no parameters will do
     if rank0_only:
         optim_state_dict = _broadcast_outline(optim_state_dict, group)
     if "state" not in optim_state_dict:
@@ -199,7 +199,9 @@ def _flatten_tensors(unit: Unit, state_name: str, values: list[Tensor | None]) -
                 f"{value.shape} {param.shape}"
             )
         filled.append(
-            torch.zeros(param.shape, dtype=present[0].dtype) if value is None else value.cpu()
+            torch.zeros(param.shape, dtype=present[0].dtype, device="cpu")
+            if value is None
+            else value.cpu()
         )
     flat = handle.metadata.flatten(filled)
     if not handle.config.is_sharded:

@@ -113,7 +113,7 @@ class Copies(GroupCore):
 
         def run(call: CallInfo, until: Deadline) -> None:
             source = sources[0] if len(sources) == 1 else torch.cat(sources)
-            gathered = torch.empty(source.numel() * self._size, dtype=source.dtype)
+            gathered = torch.empty(source.numel() * self._size, dtype=source.dtype, device="cpu")
             self._comm.all_gather(gathered, source, call, until)
             for outputs in rooms:
                 for room, part in zip(outputs, gathered.chunk(expected), strict=False):
@@ -242,7 +242,8 @@ class Copies(GroupCore):
 
         def run(call: CallInfo, until: Deadline) -> None:
             gathered = [
-                torch.empty(source.numel() * self._size, dtype=source.dtype) for source in sources
+                torch.empty(source.numel() * self._size, dtype=source.dtype, device="cpu")
+                for source in sources
             ]
             if flattening.is_wanted(self._comm, sources):
                 flattening.all_gather(self._comm, gathered, sources, call, until)

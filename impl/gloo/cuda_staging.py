@@ -129,10 +129,12 @@ class CudaLender(Lender):
         # their sum was fetched, so what the caller's stream held at the call is over
         device = self._device
         with device.use_stream(device.up):
+            values = self._to_device(result.values(), tensors[0])
             moved = torch.sparse_coo_tensor(
                 self._to_device(result.indices(), tensors[0]),
-                self._to_device(result.values(), tensors[0]),
+                values,
                 result.shape,
+                device=values.device,
                 is_coalesced=True,
                 check_invariants=False,
             )

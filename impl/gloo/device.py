@@ -76,7 +76,7 @@ class CudaHandle:
     def pinned(self, numel: int, dtype: torch.dtype) -> Tensor:
         # From torch's caching host allocator: no system call once the sizes repeat, and a block is
         # given out again only after the copies that use it, which the allocator notes itself.
-        return torch.empty(numel, dtype=dtype, pin_memory=True)
+        return torch.empty(numel, dtype=dtype, device="cpu", pin_memory=True)
 
     def record_stream(self, tensor: Tensor, stream: Any) -> None:
         if tensor.is_sparse:

@@ -39,10 +39,10 @@ def _deadline(timeout_s: float) -> Deadline:
 
 def _check_in(comm: Communicator, sequence: int, timeout_s: float) -> None:
     until = _deadline(timeout_s)
-    token = torch.tensor([comm.rank], dtype=_TOKEN_DTYPE)
+    token = torch.tensor([comm.rank], dtype=_TOKEN_DTYPE, device="cpu")
     try:
         sent = comm.post_send(token, 0, comm.control_tag(sequence), _call("send"), until)
-        answer = torch.empty(1, dtype=_TOKEN_DTYPE)
+        answer = torch.empty(1, dtype=_TOKEN_DTYPE, device="cpu")
         heard = comm.post_recv(answer, 0, comm.control_tag(sequence + 1), _call("recv"), until)
         for transfer in (sent, heard):
             transfer.wait(None)
@@ -60,13 +60,13 @@ def _check_all(comm: Communicator, sequence: int, timeout_s: float, wait_all_ran
     others = range(1, comm.world_size)
     # the ranks before it may each use up the whole time, if all of them are to be reported
     until = _deadline(timeout_s)
-    tokens = {rank: torch.empty(1, dtype=_TOKEN_DTYPE) for rank in others}
+    tokens = {rank: torch.empty(1, dtype=_TOKEN_DTYPE, device="cpu") for rank in others}
     heard = {
         rank: comm.post_recv(tokens[rank], rank, comm.control_tag(sequence), _call("recv"), until)
         for rank in others
     }
     _await_each(heard, timeout_s, wait_all_ranks)
-    answer = torch.zeros(1, dtype=_TOKEN_DTYPE)
+    answer = torch.zeros(1, dtype=_TOKEN_DTYPE, device="cpu")
     until = _deadline(timeout_s)
     answered = {
         rank: comm.post_send(answer, rank, comm.control_tag(sequence + 1), _call("send"), until)
@@ -76,21 +76,23 @@ def _check_all(comm: Communicator, sequence: int, timeout_s: float, wait_all_ran
 
 
 def _await_each(transfers: dict[int, Transfer], timeout_s: float, wait_all_ranks: bool) -> None:
-    failed = []
+    failed: set[int] = set()
     waited_ms = round(timeout_s * 1000)
     for rank, transfer in transfers.items():
         transfer.wait(None)
         if transfer.error is None:
             continue
-        text = f"[Rank 0]: Rank {rank} failed to pass monitoredBarrier in {waited_ms} ms"
+        # a rank that is gone ends the group, so what others were about to send fails as well
+        to_blame = set(errors.lost_ranks(transfer.error)) & transfers.keys() or {rank}
+        failed |= to_blame
+        text = f"[Rank 0]: Rank {min(to_blame)} failed to pass monitoredBarrier in {waited_ms} ms"
         _log.error(text)
         if not wait_all_ranks:
             raise errors.CommunicationError(
                 f"{text}\n Original exception: \n{transfer.error}"
             ) from transfer.error
-        failed.append(rank)
     if failed:
-        ranks = ", ".join(map(str, failed))
+        ranks = ", ".join(map(str, sorted(failed)))
         raise errors.CommunicationError(
             f"[Rank 0]: Ranks {ranks} failed to pass monitoredBarrier in {waited_ms} ms"
         )

@@ -52,12 +52,14 @@ class SparseSum:
 
     def run(self, call: CallInfo, until: Deadline) -> None:
         counts = self._gather_counts(call, until)
-        indices = [torch.empty(self._sparse_dim * n, dtype=torch.int64) for n in counts]
+        indices = [
+            torch.empty(self._sparse_dim * n, dtype=torch.int64, device="cpu") for n in counts
+        ]
         self._comm.all_gather_v(indices, self._indices, call, until)
         # complex values travel as pairs of reals, so the width comes from what was read
         entries = max(self._local._nnz(), 1)
         width = self._values.numel() // entries if self._local._nnz() else self._value_width()
-        values = [torch.empty(n * width, dtype=self._values.dtype) for n in counts]
+        values = [torch.empty(n * width, dtype=self._values.dtype, device="cpu") for n in counts]
         self._comm.all_gather_v(values, self._values, call, until)
         result = self._add_up(counts, indices, values)
         self.outputs += [self.lender.give_sparse(result, self._tensors)] * len(self._tensors)
@@ -65,9 +67,8 @@ class SparseSum:
     def _gather_counts(self, call: CallInfo, until: Deadline) -> list[int]:
         """Entries of each rank."""
         metadata = self._metadata()
-        gathered = torch.empty(metadata.numel() * self._comm.world_size, dtype=torch.int64)
-        self._comm.all_gather(gathered, metadata, call, until)
-        rows = gathered.view(self._comm.world_size, -1)
+        rows = metadata.new_empty(self._comm.world_size, metadata.numel())
+        self._comm.all_gather(rows.view(-1), metadata, call, until)
         if not torch.equal(rows[:, :-1], metadata[:-1].expand_as(rows[:, :-1])):
             raise RuntimeError(f"Sparse dimensions do not match: {rows[:, :-1].tolist()}")
         return [int(count) for count in rows[:, -1]]
@@ -76,15 +77,12 @@ class SparseSum:
         """(9,) int64 as Gloo's wire has it, or (1,) where signatures are compared already."""
         count = self._local._nnz()
         if self._comm.kind != "gloo":
-            return torch.tensor([count])
-        metadata = torch.zeros(2 * _WIRE_DIMS + 1, dtype=torch.int64)
+            return torch.tensor([count], device="cpu")
+        sizes = [0] * (2 * _WIRE_DIMS)
         shape = self._local.shape
-        metadata[: self._sparse_dim] = torch.tensor(shape[: self._sparse_dim])
-        metadata[_WIRE_DIMS : _WIRE_DIMS + self._dense_dim] = torch.tensor(
-            shape[self._sparse_dim :]
-        )
-        metadata[-1] = count
-        return metadata
+        sizes[: self._sparse_dim] = shape[: self._sparse_dim]
+        sizes[_WIRE_DIMS : _WIRE_DIMS + self._dense_dim] = shape[self._sparse_dim :]
+        return torch.tensor([*sizes, count], device="cpu")
 
     def _value_width(self) -> int:
         """Reals in one entry."""
@@ -115,6 +113,7 @@ class SparseSum:
             indices.view(self._sparse_dim, count),
             values,
             self._local.shape,
+            device="cpu",
             check_invariants=False,
         )
 

@@ -174,8 +174,8 @@ class SocketCommunicator(ABC):
         until: Deadline,
     ) -> None:
         """Before any tensor changes: raise on every rank unless all ranks' splits fit together."""
-        own = torch.tensor([*input_splits, *output_splits])
-        tables = torch.empty(self.world_size, 2, self.world_size, dtype=own.dtype)
+        own = torch.tensor([*input_splits, *output_splits], device="cpu")
+        tables = own.new_empty(self.world_size, 2, self.world_size)
         self.all_gather(tables.view(-1), own, call, until)
         sent, expected = tables[:, 0], tables[:, 1].T
         for source, target in (sent != expected).nonzero().tolist():

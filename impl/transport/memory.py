@@ -36,6 +36,16 @@ def overlap(a: Tensor, b: Tensor) -> bool:
     return a_start < b_start + b.nbytes and b_start < a_start + a.nbytes
 
 
+def _new_elements(nbytes: int, dtype: torch.dtype) -> Tensor:
+    """Room for so many bytes, undefined, (ceil(nbytes / itemsize),).
+
+    It may outlive the call that needs it first, so that call's inference mode and default device
+    must not stick to it.
+    """
+    with torch.inference_mode(False):
+        return torch.empty(ceil_div(nbytes, dtype.itemsize), dtype=dtype, device="cpu")
+
+
 @dataclass(slots=True)
 class _Space:
     """One buffer: the bytes of one or more tensors, as if they lay one behind the other."""
@@ -125,7 +135,7 @@ class Bench(TensorMemory):
     ) -> None:
         self.plan = plan
         output, given, scratch = (
-            torch.empty(ceil_div(nbytes, dtype.itemsize), dtype=dtype)
+            _new_elements(nbytes, dtype)
             for nbytes in (output_nbytes, input_nbytes, plan.scratch_nbytes)
         )
         super().__init__([output], [given], scratch)
@@ -197,14 +207,14 @@ class ScratchPool:
     KEPT_NBYTES_MAX = 4 << 20
 
     def __init__(self) -> None:
-        self._kept = torch.empty(0, dtype=torch.uint8)
+        self._kept = _new_elements(0, torch.uint8)
 
     def take(self, nbytes: int, dtype: torch.dtype) -> Tensor:
         """At least `nbytes` as a flat tensor, undefined. Valid until the next call."""
-        itemsize = dtype.itemsize
         if nbytes > self.KEPT_NBYTES_MAX:
-            return torch.empty(ceil_div(nbytes, itemsize), dtype=dtype)
+            return _new_elements(nbytes, dtype)
         if self._kept.numel() < nbytes:
             # Powers of two, so that growing sizes do not allocate each time.
-            self._kept = torch.empty(max(4096, 1 << (nbytes - 1).bit_length()), dtype=torch.uint8)
+            rounded_up = max(4096, 1 << (nbytes - 1).bit_length())
+            self._kept = _new_elements(rounded_up, torch.uint8)
         return self._kept.view(dtype)

@@ -197,7 +197,7 @@ class MixedCommunicator:
         sent = torch.cat([rows[members].reshape(-1) for members in self._islands])
         own = len(self._members) * numel
         count = len(self._islands)
-        received = torch.empty(own * count, dtype=whole.dtype)
+        received = whole.new_empty(own * count)
         self._leaders.all_to_all(
             received,
             sent,
@@ -206,7 +206,7 @@ class MixedCommunicator:
             call,
             until,
         )
-        total = torch.empty(own, dtype=whole.dtype)
+        total = whole.new_empty(own)
         combine.fold(total, list(received.view(count, own)))
         return list(total.view(len(self._members), numel))
 
@@ -242,8 +242,7 @@ class MixedCommunicator:
     ) -> None:
         """rows[r] = rank r's tensor, of the size of the row."""
         blocks = [
-            torch.empty(sum(rows[r].numel() for r in members), dtype=given.dtype)
-            for members in self._islands
+            given.new_empty(sum(rows[r].numel() for r in members)) for members in self._islands
         ]
         with self._agreed(call, until):
             own = blocks[self._home]

@@ -38,20 +38,39 @@ _Outcome: TypeAlias = "tuple[ShmTransfer, BaseException | None, int]"  # error, 
 class ShmTransfer(PostedTransfer):
     """A posted send or receive."""
 
-    __slots__ = ("address", "call", "mailbox", "moved_nbytes", "nbytes", "peer", "tensor", "until")
+    __slots__ = (
+        "address",
+        "call",
+        "mailbox",
+        "moved_nbytes",
+        "nbytes",
+        "peer",
+        "sends",
+        "tensor",
+        "until",
+    )
 
     def __init__(
-        self, mailbox: Mailbox, tensor: Tensor, peer: int, call: CallInfo, until: Deadline
+        self,
+        mailbox: Mailbox,
+        tensor: Tensor,
+        peer: int,
+        call: CallInfo,
+        until: Deadline,
+        *,
+        sends: bool,
     ) -> None:
         super().__init__()
         self.mailbox = mailbox
+        self.sends = sends
         self.tensor: Tensor | None = tensor  # keeps the memory alive
         self.address = tensor.data_ptr()
         self.nbytes = tensor.nbytes
         self.peer = peer
         self.call = call
         self.until = until
-        self.moved_nbytes = -1  # before the header
+        # a send: how much of it is in the ring, -1 before its header; a receive keeps -1
+        self.moved_nbytes = -1
 
     def wait(self, timeout_s: float | None) -> bool:
         return self.is_done() or self.mailbox.drive(self, timeout_s)
@@ -76,7 +95,8 @@ class Mailbox:
         self._outbox: list[deque[tuple[int, ShmTransfer]]] = [deque() for _ in everybody]  # tag, ..
         self._matcher: Matcher[ShmTransfer] = Matcher()
         self._arriving: list[Message[ShmTransfer] | None] = [None for _ in everybody]
-        self._drivers = 0
+        self._drivers: list[int] = []  # threads, by their identifiers
+        self._driver_left = threading.Condition(self._lock)
         self._closed = False
         self._helper: threading.Thread | None = None
         self._help_wanted = threading.Condition(self._lock)
@@ -86,7 +106,7 @@ class Mailbox:
     def post_send(
         self, tensor: Tensor, dst: int, tag: int, call: CallInfo, until: Deadline
     ) -> ShmTransfer:
-        transfer = ShmTransfer(self, tensor, dst, call, until)
+        transfer = ShmTransfer(self, tensor, dst, call, until, sends=True)
         done: list[_Outcome] = []
         with self._lock:
             self._refuse_after_the_end(call)
@@ -99,7 +119,7 @@ class Mailbox:
     def post_recv(
         self, tensor: Tensor, src: int, tag: int, call: CallInfo, until: Deadline
     ) -> ShmTransfer:
-        transfer = ShmTransfer(self, tensor, src, call, until)
+        transfer = ShmTransfer(self, tensor, src, call, until, sends=False)
         done: list[_Outcome] = []
         with self._lock:
             self._refuse_after_the_end(call)
@@ -113,19 +133,24 @@ class Mailbox:
         return transfer
 
     def _refuse_after_the_end(self, call: CallInfo) -> None:
-        error = self._membership.fate_error(self._membership.where(call))
+        where = self._membership.where(call)
+        if self._closed:
+            ended = self._membership.error  # not from the mapping, which may be gone
+            raise (
+                ended if ended is not None else errors.Aborted(f"{where}: the group was destroyed.")
+            )
+        error = self._membership.fate_error(where)
         if error is not None:
             raise error
-        if self._closed:
-            raise errors.Aborted(f"{self._membership.where(call)}: the group was destroyed.")
 
     # -- driving
 
     def drive(self, transfer: ShmTransfer, timeout_s: float | None) -> bool:
         """Move bytes until the transfer is done; False if `timeout_s` runs out first."""
         stop_s = None if timeout_s is None else time.monotonic() + timeout_s
+        me = threading.get_ident()
         with self._lock:
-            self._drivers += 1
+            self._drivers.append(me)
         try:
             while not transfer.is_done():
                 if stop_s is not None and time.monotonic() >= stop_s:
@@ -134,21 +159,27 @@ class Mailbox:
             return True
         finally:
             with self._lock:
-                self._drivers -= 1
+                self._drivers.remove(me)
+                self._driver_left.notify_all()
                 self._hand_over()
 
     def _drive_a_while(self, enough: Callable[[], bool], stop_s: float | None) -> None:
         """Move bytes until `enough`, or until nothing moved for a sleep."""
         yielding_s = 0.0 if is_background() else YIELDING_S
-        yield_until_s = time.monotonic() + yielding_s
-        while not enough():
+        now = time.monotonic()
+        yield_until_s, check_at_s = now + yielding_s, now + CHECK_EVERY_S
+        while not (enough() or self._closed):
             rung = self._words[self._own_bell]
-            if self._turn():
-                yield_until_s = time.monotonic() + yielding_s
-                continue
+            moved = self._turn()
             now = time.monotonic()
             if enough() or (stop_s is not None and now >= stop_s):
                 return
+            if moved:
+                if now >= check_at_s:
+                    self._end_hopeless_transfers(now)
+                    check_at_s = now + CHECK_EVERY_S
+                yield_until_s = now + yielding_s
+                continue
             if now < yield_until_s:
                 words.yield_processor()
                 continue
@@ -160,6 +191,8 @@ class Mailbox:
     def _sleep(self, rung: int, now: float, stop_s: float | None) -> None:
         until_s = now + CHECK_EVERY_S if stop_s is None else min(stop_s, now + CHECK_EVERY_S)
         with self._lock:
+            if self._closed:
+                return
             for transfer in self._pending():
                 until_s = min(until_s, transfer.until.at_s)
         address = self._bells[self._membership.position]
@@ -167,7 +200,9 @@ class Mailbox:
         try:
             words.sleep_while(address, rung, max(0.0005, until_s - now))
         finally:
-            words.fetch_add(address + 4, -1)
+            # a signal's handler may have closed the mailbox meanwhile, on this very thread
+            if not self._closed:
+                words.fetch_add(address + 4, -1)
 
     def _turn(self) -> bool:
         """Move what can be moved now; whether anything was."""
@@ -243,7 +278,7 @@ class Mailbox:
                 if message.receive is not None:
                     self._bind(message, done)
                 else:
-                    message.body = torch.empty(nbytes, dtype=torch.uint8)
+                    message.body = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
             elif available == 0 and not message.is_complete:
                 break
             nbytes = min(message.nbytes - message.arrived_nbytes, available)
@@ -340,7 +375,7 @@ class Mailbox:
         left, died = membership.gone(peers)
         if not left and not died:
             return None
-        if any(self._readers[p].available() for p in (*left, *died)):
+        if not transfer.sends and any(self._readers[p].available() for p in (*left, *died)):
             return None  # what they sent before the end is still on its way
         if died:
             lost = [self._member(p) for p in died]
@@ -397,7 +432,12 @@ class Mailbox:
     # -- the end
 
     def close(self) -> None:
-        """Fail what is pending and stop the helper. Safe to call twice, from any thread."""
+        """Fail what is pending; then nobody touches the mapping. Safe to call twice.
+
+        From any thread, one that drives included: another thread that drives is waited for, and
+        the caller itself, when it comes back to `drive`, finds the mailbox closed.
+        """
+        me = threading.get_ident()
         with self._lock:
             if self._closed:
                 return
@@ -410,9 +450,12 @@ class Mailbox:
         text = f"group {self._membership.group!r} was destroyed"
         for transfer in pending:
             _complete([(transfer, errors.Aborted(f"{transfer.call.operation}: {text}."), -1)])
+        self._ring(self._membership.position)
         if helper is not None and helper is not threading.current_thread():
-            self._ring(self._membership.position)
             helper.join()
+        with self._lock:
+            while any(driver != me for driver in self._drivers):
+                self._driver_left.wait()
 
 
 def _complete(done: Iterable[_Outcome]) -> None:

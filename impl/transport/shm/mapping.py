@@ -105,9 +105,11 @@ class Mapping:
 
     def tensor(self, offset: int, numel: int, dtype: torch.dtype) -> Tensor:
         """A view of shared memory, (numel,)."""
-        if numel == 0:
-            return torch.empty(0, dtype=dtype)
-        return torch.frombuffer(self._mmap, dtype=dtype, count=numel, offset=offset)
+        # views are kept: inference mode, if the first call that needs one is in it, must not stick
+        with torch.inference_mode(False):
+            if numel == 0:
+                return torch.empty(0, dtype=dtype, device="cpu")
+            return torch.frombuffer(self._mmap, dtype=dtype, count=numel, offset=offset)
 
     def show_presence(self, rank: int) -> None:
         """Hold the rank's byte until this process ends. Raises SharingRefused if it is taken."""

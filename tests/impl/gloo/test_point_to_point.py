@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from impl import errors
-from impl.gloo import ProcessGroupGloo
+from impl.gloo import ProcessGroupGloo, monitored_barrier
+from impl.transport.base import Transfer
+from impl.transport.fate import Cause, Fate
+from impl.transport.transfer import PostedTransfer
 from tests.impl.gloo.ranks import in_groups
 
 
@@ -157,3 +160,19 @@ def test_monitored_barrier_names_the_missing_in_torchs_words(wait_all_ranks: boo
 
     over = threading.Event()
     in_groups(4, run)
+
+
+@pytest.mark.parametrize("noticed_by", [0, 3])
+@pytest.mark.parametrize("wait_all_ranks", [True, False])
+def test_monitored_barrier_blames_the_dead_alone(noticed_by: int, wait_all_ranks: bool) -> None:
+    """A rank that dies ends the group, and so what the slow ones were about to send."""
+    text = errors.peer_lost_message("recv on group 'g'", [2], 4, "its process ended")
+    fate = Fate(Cause.LOST, noticed_by, text)
+    heard: dict[int, Transfer] = {}
+    for rank in (1, 2, 3):
+        transfer = PostedTransfer()
+        transfer.finish(fate.error("recv on group 'g'", 0, 4))
+        heard[rank] = transfer
+    named = "Ranks 2" if wait_all_ranks else "Rank 2"
+    with pytest.raises(errors.CommunicationError, match=rf"\[Rank 0\]: {named} failed to pass"):
+        monitored_barrier._await_each(heard, 0.2, wait_all_ranks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 import torch
@@ -223,6 +224,79 @@ def test_what_a_rank_sent_before_it_left_still_arrives() -> None:
         nothing = comm.post_recv(got, 0, 0, RECV, soon())
         assert nothing.wait(30.0)
         assert isinstance(nothing.error, errors.PeerLost)
+
+    on_ranks(2, exchange)
+
+
+def test_a_send_to_a_rank_that_left_fails_though_a_message_of_its_is_unread() -> None:
+    def exchange(comm: ShmCommunicator) -> None:
+        if comm.rank == 1:
+            finish(comm.post_send(torch.ones(1), 0, 5, SEND, soon()))
+            comm.close()
+            gone.set()
+            return
+        assert gone.wait(30.0)
+        sent = comm.post_send(torch.ones(LARGE), 1, 0, SEND, soon())
+        assert sent.wait(20.0)
+        assert isinstance(sent.error, errors.PeerLost)
+        finish(comm.post_recv(torch.zeros(1), 1, 5, RECV, soon()))
+
+    gone = threading.Event()
+    on_ranks(2, exchange)
+
+
+def test_traffic_does_not_keep_time_from_running_out() -> None:
+    def exchange(comm: ShmCommunicator) -> None:
+        if comm.rank == 0:
+            while not over.is_set():  # there is always something to move
+                comm.post_send(torch.ones(9), 1, 0, SEND, soon())
+            return
+        never = comm.post_recv(torch.zeros(1), 0, 2, RECV, soon(20.0))
+        late = comm.post_recv(torch.zeros(1), 0, 1, RECV, soon(0.2))
+        try:
+            assert not never.wait(0.1)
+            assert late.wait(10.0)
+            assert isinstance(late.error, errors.CollectiveTimeout)
+        finally:
+            over.set()
+
+    over = threading.Event()
+    on_ranks(2, exchange)
+
+
+@pytest.mark.parametrize("source", [0, ANY_SOURCE], ids=["one", "any"])
+def test_closing_waits_for_a_thread_that_waits_for_a_message(source: int) -> None:
+    def exchange(comm: ShmCommunicator) -> None:
+        if comm.rank == 0:
+            assert closed.wait(30.0)
+            return
+        for _ in range(3):
+            transfer = comm.post_recv(torch.zeros(1), source, 0, RECV, soon())
+        waiting = threading.Thread(target=transfer.wait, args=(None,))
+        waiting.start()
+        while not comm._mailbox._drivers:
+            time.sleep(0.001)
+        comm.close()
+        assert not comm._mailbox._drivers
+        waiting.join(30.0)
+        assert isinstance(transfer.error, errors.Aborted)
+        closed.set()
+
+    closed = threading.Event()
+    on_ranks(2, exchange)
+
+
+def test_a_thread_that_waits_may_close_the_group_itself() -> None:
+    """As the handler of a signal does that arrives during the wait."""
+
+    def exchange(comm: ShmCommunicator) -> None:
+        if comm.rank == 0:
+            finish(comm.post_send(torch.ones(1), 1, 0, SEND, soon()))
+            return
+        second = comm.post_recv(torch.zeros(1), 0, 1, RECV, soon())
+        comm.post_recv(torch.zeros(1), 0, 0, RECV, soon()).on_done(comm.close)
+        assert second.wait(30.0)
+        assert isinstance(second.error, errors.Aborted)
 
     on_ranks(2, exchange)
 
