@@ -135,6 +135,7 @@ class EventLoop:
         self._deferred: list[Callable[[], None]] = []
         self.on_fork: list[Callable[[], None]] = []  # called in a forked child
         self._is_driven = False
+        self._driver = 0  # the thread that drives, or the last one that did
         self._is_polled = False  # by the driver
         self._helper_wakes_s = (
             0.0  # when the helper's poll ends by itself; 0 while it does not poll
@@ -239,6 +240,7 @@ class EventLoop:
     def _drive_once(self, timeout_s: float) -> None:
         """Poll once and handle what comes. The lock is held before and after, not meanwhile."""
         self._is_driven = True
+        self._driver = threading.get_ident()
         try:
             events = self._poll(timeout_s)
             self._handle(events)
@@ -325,6 +327,11 @@ class EventLoop:
         if threading.current_thread() is not self._helper:
             self._helper.join()
         with self.lock:
+            # another thread's driver still reads the descriptors; this thread's own one notices
+            while self._is_driven and self._driver != threading.get_ident():
+                self._sleepers += 1
+                self._changed.wait()
+                self._sleepers -= 1
             self._release()
 
     def _release(self) -> None:

@@ -159,6 +159,22 @@ def test_closing_ends_the_helper_and_may_be_repeated() -> None:
     assert not loop.run_until(Flag(), time.monotonic() + PATIENCE_S), "nobody waits for ever"
 
 
+def test_closing_waits_until_no_other_thread_drives() -> None:
+    loop = EventLoop("test")
+    entered = threading.Event()
+    loop.on_flush.append(entered.set)
+    ended: list[bool] = []
+    caller = threading.Thread(
+        target=lambda: ended.append(loop.run_until(Flag(), time.monotonic() + 60))
+    )
+    caller.start()
+    assert entered.wait(30)
+    loop.close()
+    assert not loop._is_driven
+    caller.join(30)
+    assert ended == [False]
+
+
 def test_a_forked_child_lets_go_of_everything() -> None:
     loop = EventLoop("parent")
     left, right = socket.socketpair()

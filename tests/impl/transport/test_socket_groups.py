@@ -460,6 +460,41 @@ def test_nothing_is_left_behind(mode: str) -> None:
 
 
 @MODES
+def test_closing_waits_for_a_thread_that_waits_for_a_message(mode: str) -> None:
+    def program(comm: Communicator, calls: Calls) -> Any:
+        comm.barrier(calls("barrier"), soon())
+        if comm.rank == 0:
+            assert closed.wait(60)
+            return
+        seen: list[BaseException] = []
+
+        def wait(tag: int) -> None:
+            try:
+                transfer = comm.post_recv(torch.ones(1), 0, tag, SINGLE, soon())
+                posted.release()
+                assert transfer.wait(None)
+                assert isinstance(transfer.error, errors.Aborted)
+            except BaseException as error:
+                seen.append(error)
+
+        waiting = [threading.Thread(target=wait, args=(tag,)) for tag in range(3)]
+        for thread in waiting:
+            thread.start()
+        for _ in waiting:
+            assert posted.acquire(timeout=60)
+        comm.close()
+        closed.set()
+        for thread in waiting:
+            thread.join(60)
+        assert not seen, seen
+
+    closed, posted = threading.Event(), threading.Semaphore(0)
+    for _ in range(3):
+        closed.clear()
+        run_group(mode, 2, program)
+
+
+@MODES
 def test_closing_twice_and_using_a_closed_group(mode: str) -> None:
     def program(comm: Communicator, calls: Calls) -> Any:
         comm.barrier(calls("barrier"), soon())
