@@ -35,7 +35,6 @@ from impl.transport.meeting_point import (
 from impl.transport.rendezvous import (
     Address,
     RendezvousValue,
-    connects_first,
     encode_value,
 )
 
@@ -112,9 +111,8 @@ class GlooCommunicator(SocketCommunicator):
         for device, (mesh, own) in enumerate(zip(self._meshes, self._listening, strict=True)):
             values = meeting.addresses(functools.partial(_store_key, device), new)
             with self._loop.lock:
-                for peer, value in values.items():
-                    if connects_first(own, value.address):
-                        mesh.dial(peer, value.address, self._caller_for(peer, value))
+                for peer, value in meeting.to_dial(own, values):
+                    mesh.dial(peer, value.address, self._caller_for(peer, value))
         self._approached.update(new)
 
     def _caller_for(self, peer: int, value: RendezvousValue) -> Callable[[], Handshake]:

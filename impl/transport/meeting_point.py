@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from impl import errors
 from impl.transport.base import Deadline
 from impl.transport.frames import ProtocolError
 from impl.transport.mesh import Mesh
-from impl.transport.rendezvous import Address, RendezvousValue, decode_value
+from impl.transport.rendezvous import Address, RendezvousValue, connects_first, decode_value
 
 _STORE_CLOCK_S = 0.05  # stores count whole milliseconds, on a clock of their own
 
@@ -99,6 +99,25 @@ class MeetingPoint:
                     f" published is no address: {error}"
                 ) from error
         return values
+
+    def to_dial(
+        self, own: Address, values: Mapping[int, RendezvousValue]
+    ) -> list[tuple[int, RendezvousValue]]:
+        """Of these ranks, those that expect this one, which listens at `own`, to call.
+
+        Raises `CommunicationError` where two addresses cannot be connected.
+        """
+        expecting = []
+        for rank, value in values.items():
+            try:
+                if connects_first(own, value.address):
+                    expecting.append((rank, value))
+            except ProtocolError as error:
+                raise errors.CommunicationError(
+                    f"{self.where}, rank {self.rank} of {self.world_size}: no connection with"
+                    f" rank {rank} is possible: {error}"
+                ) from error
+        return expecting
 
     def timed_out(self, ranks: Iterable[int], what: str) -> errors.CollectiveTimeout:
         missing = f"{errors.list_ranks(list(ranks))} {what}"

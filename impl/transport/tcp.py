@@ -27,7 +27,7 @@ from impl.transport.meeting_point import (
     SocketOptions,
     own_value,
 )
-from impl.transport.rendezvous import Address, connects_first, encode_value
+from impl.transport.rendezvous import Address, encode_value
 from impl.transport.tcp_group import TcpGroup
 
 _SECRET_KEY = "tcp/secret"
@@ -80,10 +80,9 @@ class TcpCommunicator(SocketCommunicator):
             key_of = functools.partial(_address_key, member.device)
             values = meeting.addresses(key_of, meeting.others)
             with self._loop.lock:
-                for peer, value in values.items():
-                    if connects_first(own, value.address):
-                        new_handshake = functools.partial(AuthenticatedCaller, member, peer)
-                        mesh.dial(peer, value.address, new_handshake)
+                for peer, value in meeting.to_dial(own, values):
+                    new_handshake = functools.partial(AuthenticatedCaller, member, peer)
+                    mesh.dial(peer, value.address, new_handshake)
         meeting.connect_all(self._meshes, meeting.others)
 
     def _before_messages(self, peers: Sequence[int], until: Deadline) -> None:

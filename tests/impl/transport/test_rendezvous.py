@@ -6,10 +6,14 @@ import contextlib
 import socket
 
 import pytest
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+from impl import errors
+from impl.transport.base import Deadline
 from impl.transport.frames import ProtocolError
+from impl.transport.meeting_point import MeetingPoint, own_value
 from impl.transport.rendezvous import (
     ADDRESS_NBYTES,
     Address,
@@ -108,6 +112,12 @@ def test_ports_are_compared_as_they_lie_in_memory() -> None:
     # 0x0100 is stored as 01 00 and 0x0002 as 00 02: read by a little-endian machine, 1 < 512
     small, large = (Address(socket.AF_INET, "1.1.1.1", port) for port in (0x0100, 0x0002))
     assert connects_first(large, small)
+
+
+def test_addresses_that_cannot_meet_are_a_failure_of_communication() -> None:
+    meeting = MeetingPoint(dist.HashStore(), 0, 2, "g", Deadline(0.0, 0.0))
+    with pytest.raises(errors.CommunicationError, match="no connection with rank 1 is possible"):
+        meeting.to_dial(V4, {1: own_value(V6)})
 
 
 def test_there_is_no_order_between_equals_or_families() -> None:
