@@ -32,12 +32,14 @@ class Executor:
 
     def __init__(self, group: str) -> None:
         self._group = group
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may end the group at any moment
         self._changed = threading.Condition(self._lock)
         self._queue: deque[tuple[CollectiveWork, Job]] = deque()
         self._callbacks: deque[Job] = deque()
-        self._busy = False  # a collective runs, on some thread
+        self._busy = False  # a collective runs
+        self._busy_thread = 0  # the thread that it runs on, or the last one ran on
         self._closed = False
+        self._at_end: Job | None = None
         self._workers: set[threading.Thread] = set()
         self._idle_count = 0
 
@@ -46,7 +48,7 @@ class Executor:
         with self._lock:
             if self._busy or self._queue or self._closed:
                 return False
-            self._busy = True
+            self._take_turn()
             return True
 
     def leave(self) -> None:
@@ -55,6 +57,14 @@ class Executor:
             self._busy = False
             if self._queue or self._closed:
                 self._see_to_it()
+            at_end, self._at_end = self._at_end, None
+        if at_end is not None:
+            at_end()
+
+    def _take_turn(self) -> None:
+        """Under the lock: the collective that comes next runs on this thread."""
+        self._busy = True
+        self._busy_thread = threading.get_ident()
 
     def is_running(self) -> bool:
         """Whether a collective runs or waits for its turn."""
@@ -79,7 +89,7 @@ class Executor:
                 if self._busy or all(queued is not work for queued, _ in self._queue):
                     return
                 taken, job = self._queue.popleft()
-                self._busy = True
+                self._take_turn()
             resolve_future = self._run_job(taken, job)
             self.leave()
             if resolve_future is not None:
@@ -91,8 +101,22 @@ class Executor:
             self._callbacks.append(callback)
             self._see_to_it()
 
+    def runs_here(self) -> bool:
+        """Whether the caller was interrupted (by a signal) in a collective that it runs itself."""
+        with self._lock:
+            return self._busy and self._busy_thread == threading.get_ident()
+
+    def finish_later(self, and_then: Job) -> None:
+        """Take nothing more; call `and_then` when the collective that runs now has ended."""
+        with self._lock:
+            self._closed = True
+            self._at_end = and_then
+
     def finish(self) -> None:
-        """Take nothing more, finish what is queued, stop the workers. Safe to call twice."""
+        """Take nothing more, finish what is queued, stop the workers. Safe to call twice.
+
+        Not while the caller runs a collective: see `runs_here`.
+        """
         with self._lock:
             self._closed = True
             self._changed.notify_all()
@@ -133,7 +157,7 @@ class Executor:
                     callback, taken = self._callbacks.popleft(), None
                 else:
                     taken = self._queue.popleft()
-                    self._busy = True
+                    self._take_turn()
                 self._see_to_it()
             if taken is not None:
                 self._run_collective(*taken)

@@ -222,6 +222,11 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
 
         `destroy_process_group` calls it. May be called twice.
         """
+        if self._executor.runs_here():
+            # from a signal's handler: the collective below it must end first, and use the memory
+            self._comm.abort("the group was destroyed in the middle of a collective")
+            self._executor.finish_later(self._finalizer)
+            return
         self._executor.finish()
         self._finalizer()
 
@@ -256,7 +261,8 @@ class BackendView:
         return hash(self._group)
 
     def eager_connect_single_device(self, device: torch.device) -> None:
-        """The group is connected already."""
+        """The group is connected already; torch expects it to be bound to the device by this."""
+        self._group.bound_device_id = device
 
     def perform_nocolor_split(self, device: torch.device) -> None:
         """A rank that is not in a new group has nothing to do for it."""

@@ -134,6 +134,23 @@ def test_finish_runs_what_is_queued_and_refuses_more() -> None:
     assert not executor.enter()
 
 
+def test_whoever_is_interrupted_in_a_collective_ends_the_group_after_it() -> None:
+    executor, ends = Executor("dp"), []
+    assert executor.enter()
+    assert executor.runs_here()
+    elsewhere: list[bool] = []
+    thread = threading.Thread(target=lambda: elsewhere.append(executor.runs_here()))
+    thread.start()
+    thread.join()
+    assert elsewhere == [False]
+    executor.finish_later(lambda: ends.append("over"))
+    assert not ends
+    executor.leave()
+    assert ends == ["over"]
+    assert not executor.enter()
+    executor.finish()
+
+
 def test_result_before_completion_is_refused_in_torchs_words(executor: Executor) -> None:
     gate = threading.Event()
     tensor = torch.ones(1)

@@ -133,7 +133,7 @@ def test_what_torch_asks_a_group() -> None:
             group._get_backend(torch.device("meta"))
         with pytest.raises(RuntimeError, match="must have an index"):
             group.bound_device_id = torch.device("cuda")
-        group.bound_device_id = torch.device("cuda:0")
+        backend.eager_connect_single_device(torch.device("cuda:0"))
         assert group.bound_device_id == torch.device("cuda:0")
         assert "rank" in repr(group)
 
@@ -242,6 +242,29 @@ def test_abort_is_heard_by_every_rank() -> None:
                 work.wait()
 
     in_groups(3, run)
+
+
+def test_a_signal_may_end_the_group_in_the_middle_of_a_collective() -> None:
+    """What its handler does, done where the interrupted collective would be."""
+
+    def run(group: ProcessGroupGloo) -> None:
+        if group.rank() == 1:
+            with pytest.raises(errors.Aborted):
+                group.barrier().wait()
+            return
+
+        def interrupted(call: Any, until: Any) -> None:
+            group.shutdown()
+            group.shutdown()
+            group._comm.barrier(call, until)
+
+        with pytest.raises(errors.Aborted, match="in the middle of a collective"):
+            group._issue("barrier", "", "", interrupted, [], None, False)
+        with pytest.raises(errors.Aborted, match="destroyed"):
+            group.barrier().wait()
+
+    for transport in ("shm", "tcp"):
+        in_groups(2, run, transport=transport)
 
 
 def test_a_rank_outside_the_group_is_refused() -> None:
