@@ -1,11 +1,13 @@
 """What does each ReduceOp do to each dtype?
 
-| dtype | SUM | PRODUCT | MIN, MAX | BAND, BOR, BXOR | AVG | |---|---|---|---|---|---| | float32,
-float64 | in the type | in the type | NaN wins | refused | SUM, then divided | | float16, bfloat16,
-float8 | in float32, rounded once | likewise | NaN wins | refused | all in float32 | | signed and
-unsigned integers | wraps | wraps | exact | bitwise | in int64, truncated | | bool | or | and | and,
-or | bitwise | refused | | complex | as pairs of reals | refused | refused | refused | as pairs of
-reals |
+    dtype                 SUM, PRODUCT             MIN, MAX   BAND, BOR, BXOR   AVG
+    float32, float64      in the type              NaN wins   refused           SUM, then divided
+    float16, bfloat16,    in float32,              NaN wins   refused           all in float32
+      float8                rounded once
+    integers              wrap                     exact      bitwise           in int64, truncated
+    bool                  or, and                  and, or    bitwise           refused
+    complex               SUM as pairs of reals,   refused    refused           as pairs of reals
+                            PRODUCT refused
 
 AVG of integers truncates towards zero, like C and NCCL; narrow ones are summed in int64 first, so
 that the mean of values that fit is right (100, 100, 100 in uint8 is 100, not 14). PREMUL_SUM is

@@ -4,11 +4,11 @@ Stores never forget: a group that is destroyed and made again on one store, or t
 and is tried again, would read the addresses of the earlier attempt. Counting attempts does not
 help, because a rank may have died or been replaced in between. So rank 0 calls the roll:
 
-    store key         value                             set by here/<r>          a random token
-    every rank, at the beginning roll              an id, and the tokens of all      rank 0,
-    whenever it has seen a new token <id>/heard/<r>    ""                                a rank that
-    finds its own token in the roll <id>/go           ""                                rank 0, once
-    all ranks of this roll have answered
+    store key       value                         set by
+    here/<r>        a random token                every rank, at the beginning
+    roll            an id, the tokens of all      rank 0, whenever it has seen a new token
+    <id>/heard/<r>  ""                            a rank that finds its own token in the roll
+    <id>/go         ""                            rank 0, once all ranks of this roll have answered
 
 A token or a roll of an earlier attempt does no harm: nobody answers to it, and rank 0 calls again
 when the token changes. When `<id>/go` is there, all ranks of this attempt have agreed on the id,

@@ -12,11 +12,14 @@ a collective both ranks know what comes, so a large receive asks at once and its
 way as soon as the sender has them. The window does not apply to collectives: they are in lock
 step, so a peer can be at most one call ahead.
 
-    event               point to point                       collective small send          EAGER,
-    or as a large one              EAGER large send          SEND_READY; queue it
-    SEND_READY; DATA if wanted, else queue it small receive       take what has come, or queue it
-    the same large receive       the same, RECV_READY when announced   RECV_READY; queue it
-    RECV_READY arrives  DATA of the first that is queued      the same, or keep it
+    event                    point to point                      collective
+    small send               EAGER, or as a large one            EAGER
+    large send               SEND_READY; queue it                SEND_READY; DATA if wanted,
+                                                                   else queue it
+    small receive            take what has come, or queue it     the same
+    large receive            the same, RECV_READY                RECV_READY; queue it
+                               when announced
+    RECV_READY arrives       DATA of the first that is queued    the same, or keep it
 
 First frames (EAGER, SEND_READY) stand for their messages and arrive in the order of the sends, so
 the n-th one meets the n-th receive. DATA follow in the order of RECV_READY.
