@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import multiprocessing
 import os
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, reduction
 from multiprocessing.context import ForkServerContext
-from typing import Any
+from typing import IO, Any
 
 from conformance.harness.messages import Answer, Begun, Command
 from conformance.harness.outcome import Died
@@ -69,8 +70,9 @@ class RankProcess:
     def __init__(self, index: int) -> None:
         context = fork_server_context()
         self.connection, theirs = context.Pipe()
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
-        self._stacks = tempfile.TemporaryFile()  # noqa: SIM115
+        self._output = _file_to_append_to()
+        self._dropped, self._dropped_end = 0, b""
+        self._stacks = _file_to_append_to()
         self._page_fd = os.memfd_create(f"rank-{index}")
         os.ftruncate(self._page_fd, PAGE_BYTES)
         self._page = Page(self._page_fd)
@@ -135,7 +137,7 @@ class RankProcess:
         seen = b""
         while time.monotonic() < give_up_at:
             time.sleep(0.02)
-            text = os.pread(self._stacks.fileno(), 1 << 16, 0).lstrip(b"\0")
+            text = os.pread(self._stacks.fileno(), 1 << 16, 0)
             if text and text == seen:
                 return text.decode(errors="replace")
             seen = text
@@ -143,23 +145,28 @@ class RankProcess:
 
     def output(self) -> str:
         """The end of what it printed since `forget_output`."""
-        size = os.fstat(self._output.fileno()).st_size
-        start = max(0, size - _OUTPUT_BYTES_KEPT)
-        text = (
-            os.pread(self._output.fileno(), _OUTPUT_BYTES_KEPT, start)
-            .lstrip(b"\0")
-            .decode(errors="replace")
-        )
-        return f"({start} bytes before this)\n{text}" if start else text
+        kept = (self._dropped_end + self._end_of_output())[-_OUTPUT_BYTES_KEPT:]
+        before = self._dropped + os.fstat(self._output.fileno()).st_size - len(kept)
+        text = kept.decode(errors="replace")
+        return f"({before} bytes before this)\n{text}" if before > 0 else text
 
     def forget_output(self) -> None:
         """Drop what it has printed so far."""
+        self._dropped, self._dropped_end = 0, b""
         os.ftruncate(self._output.fileno(), 0)
 
     def bound_output(self) -> None:
         """Keep a rank that prints without end from filling the disk."""
-        if os.fstat(self._output.fileno()).st_size > _OUTPUT_BYTES_MAX:
-            self.forget_output()
+        size = os.fstat(self._output.fileno()).st_size
+        if size > _OUTPUT_BYTES_MAX:
+            self._dropped += size
+            self._dropped_end = self._end_of_output()
+            os.ftruncate(self._output.fileno(), 0)
+
+    def _end_of_output(self) -> bytes:
+        size = os.fstat(self._output.fileno()).st_size
+        start = max(0, size - _OUTPUT_BYTES_KEPT)
+        return os.pread(self._output.fileno(), _OUTPUT_BYTES_KEPT, start)
 
     def kill(self) -> None:
         """End the process and everything that it started in its session."""
@@ -178,6 +185,13 @@ class RankProcess:
         os.close(self._page_fd)
         self._output.close()
         self._stacks.close()
+
+
+def _file_to_append_to() -> IO[bytes]:
+    """A file without a name. Whoever writes goes on at its end, also after it was cut short."""
+    file = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
+    fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
+    return file
 
 
 class _Descriptor:

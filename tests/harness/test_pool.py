@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+from conformance.harness.me import Me
+from conformance.harness.messages import pack
 from conformance.harness.outcome import Returned, StillRunning
 from conformance.harness.pool import Leak, Pool, WorldSpec
 from conformance.target import load_target
@@ -103,5 +106,34 @@ def test_a_module_sees_the_environment_of_the_target_and_the_next_target_does_no
             spec = WorldSpec(target, 1, "cpu", 0, False, 60.0, (*sys.path, str(tmp_path)))
             assert pool.join(spec, 30.0) == [Returned(None)]
             assert pool.leave(1, 20.0) == []
+    finally:
+        pool.close()
+
+
+def prints(me: Me, mib: int, end: str) -> None:
+    """Lines of one KiB, and a last one."""
+    for _ in range(mib):
+        os.write(1, (b"x" * 1023 + b"\n") * 1024)
+    os.write(1, end.encode())
+
+
+def test_what_a_rank_prints_is_kept_however_much_it_has_printed_before() -> None:
+    spec = WorldSpec(load_target("torch"), 1, "cpu", 0, False, 60.0, tuple(sys.path))
+    pool = Pool()
+    try:
+        for number in range(4):  # 32 MiB in all, more than is kept of one run
+            pool.join(spec, 30.0)
+            pool.call([pack((prints, (8, f"the end of {number}")))], 30.0, wait_for_all=True)
+            assert pool.outputs()[0].endswith(f"x\nthe end of {number}")
+            before = 8 * 1024 * 1024 + len("the end of 0") - 64 * 1024
+            assert pool.outputs()[0].startswith(f"({before} bytes before this)\nx")
+            pool.leave(1, 20.0)
+        pool.join(spec, 30.0)
+        pool.call([pack((prints, (40, "the end")))], 30.0, wait_for_all=True)
+        assert pool.outputs()[0].endswith("the end")
+        pool.leave(1, 20.0)
+        pool.join(spec, 30.0)
+        pool.call([pack((prints, (0, "a word")))], 30.0, wait_for_all=True)
+        assert pool.outputs() == ["a word"]
     finally:
         pool.close()
