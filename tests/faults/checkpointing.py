@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 from unittest import mock
@@ -15,8 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from conformance.cases.checkpointing import networks
+from impl.ddp.readiness import Readiness
+from impl.ddp.reducer import Reducer
 from impl.sync_batchnorm import SyncBatchNorm
 from impl.sync_batchnorm.normalise import Exchange
+from tests.faults.ddp_kit import DDPFault, swap, together
 from tests.faults.kit import Patch, breaks
 from tests.faults.parts import LayerFault, WrapperFault
 
@@ -102,16 +105,64 @@ class TakesEveryGraphForStatic(WrapperFault):
         super().__init__(module, **{**options, "static_graph": True})
 
 
-@breaks("checkpointing/reentrant-twice-refused", says=r"was to raise RuntimeError, and it returned")
-class CountsOnAStaticGraph(TakesEveryGraphForStatic):
-    """Several reentrant checkpoints of one layer train, until the graph changes."""
+def _still_missing(readiness: Readiness, indices: Iterable[int]) -> list[int]:
+    missing = set(readiness.missing())
+    return [index for index in dict.fromkeys(indices) if index in missing]
 
 
-@breaks(
-    "checkpointing/reentrant-search-refused", says=r"was to raise RuntimeError, and it returned"
-)
-class IgnoresTheSearch(SearchesForNothing):
-    """find_unused_parameters with reentrant checkpoints goes unnoticed."""
+def _mark_new_ones(right: Any) -> Any:
+    return lambda self, indices: right(self, _still_missing(self, indices))
+
+
+def _accept_new_ones(right: Any) -> Any:
+    return lambda self, indices: right(self, _still_missing(self._readiness, indices))
+
+
+_STEP_1 = r"gradient of layers\.\d\.weight in step 1: rank \d is wrong"
+
+
+@breaks("checkpointing/reentrant-twice-refused", says=_STEP_1)
+@breaks("checkpointing/reentrant-by-turns-refused", says=_STEP_1)
+class CountsTheFirstTimeAlone(DDPFault):
+    """A gradient that is ready once more is taken to be as it was the first time."""
+
+    patched = together(
+        swap(Reducer, "_accept", _accept_new_ones), swap(Readiness, "mark", _mark_new_ones)
+    )
+
+
+@breaks("checkpointing/reentrant-search-refused", says=_STEP_1)
+class TakesForUnusedWhatRunsAgain(SearchesForNothing):
+    """Parameters that the search does not see, as it does not see into reentrant checkpoints, have
+    gradients of zeros."""
+
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        super().__init__(module, **options)
+        self.unseen: set[int] = set()
+        for parameter in module.parameters():
+            parameter.register_hook(functools.partial(self._without_unseen, id(parameter)))
+
+    def _without_unseen(self, parameter_id: int, grad: Tensor) -> Tensor:
+        return torch.zeros_like(grad) if parameter_id in self.unseen else grad
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward(*args, **kwargs)
+        self.unseen = {id(p) for p in self.module.parameters()} - leaves_of(output)
+        return output
+
+
+def leaves_of(output: Tensor) -> set[int]:
+    """The ids of the leaves that the graph leads to."""
+    found, seen, pending = set(), set(), [output.grad_fn]
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        pending += [following for following, _ in node.next_functions]
+    return found
 
 
 @breaks("checkpointing/twice-static", says=r"Expected to mark a variable ready only once")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tests.faults.checkpointing import (
-    CountsOnAStaticGraph,
     DividesByItsRuns,
     ExchangesNothing,
     LeavesOutWhatRunsAgain,
@@ -77,5 +76,5 @@ class FirstTurnIsEveryTurn(TakesEveryGraphForStatic):
 
 
 @breaks("checkpointing/reentrant-by-turns-refused", says=r"does not match 'Expected to mark")
-class BlamesTheGraph(CountsOnAStaticGraph):
+class BlamesTheGraph(TakesEveryGraphForStatic):
     """Layers by turns in reentrant checkpoints are refused at the second step, in other words."""

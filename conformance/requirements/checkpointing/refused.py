@@ -9,8 +9,8 @@ TWICE_REFUSED = Requirement(
     id="checkpointing/reentrant-twice-refused",
     level=MUST,
     profile="checkpointing",
-    says="Without a static graph, parameters that are used in several reentrant checkpoints raise "
-    f"{_WORDS} on every rank.",
+    says="Without a static graph, parameters that are used in several reentrant checkpoints are "
+    f"trained as without checkpoints, or raise {_WORDS} on every rank.",
     source=f"{SUITE}, test_ddp_checkpointing_twice",
     rests_on=("checkpointing/once",),
 )
@@ -18,9 +18,9 @@ SEARCH_REFUSED = Requirement(
     id="checkpointing/reentrant-search-refused",
     level=MUST,
     profile="checkpointing",
-    says="find_unused_parameters, which does not see into reentrant checkpoints, takes what they "
-    f"use for unused; without a static graph this raises {_WORDS} and no gradient is taken for "
-    "zero without a word.",
+    says="find_unused_parameters need not see into reentrant checkpoints: what they use is trained "
+    f"as without checkpoints, or raises {_WORDS} on every rank; no gradient is taken for zero "
+    "without a word.",
     source=f"{SUITE}, test_ddp_checkpointing_unused_params; pytorch#24005",
     rests_on=("checkpointing/once",),
 )
@@ -28,8 +28,8 @@ BY_TURNS_REFUSED = Requirement(
     id="checkpointing/reentrant-by-turns-refused",
     level=MUST,
     profile="checkpointing",
-    says="A module that runs another layer at each step in a reentrant checkpoint raises "
-    f"{_WORDS} with find_unused_parameters.",
+    says="With find_unused_parameters, a module that runs another layer at each step in a "
+    f"reentrant checkpoint is trained as without checkpoints, or raises {_WORDS} on every rank.",
     source=f"{SUITE}, test_ddp_checkpointing_dynamic_module",
     rests_on=("checkpointing/once",),
 )
