@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 from impl.ddp import reduction
+from impl.ddp.reducer import Reducer
 from tests.faults.ddp_kit import DDPFault, afterwards, instead, swap
 from tests.faults.kit import breaks
 
@@ -95,6 +96,26 @@ def _plain_average(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[
 @breaks("comm_hooks/library/power-sgd", says=r"singular values")
 class NeverCompresses(DDPFault):
     patched = instead(powerSGD_hook, "powerSGD_hook", _plain_average)
+
+
+def _before_the_fourth_step(right: Any) -> Any:
+    def rebuild(self: Reducer) -> bool:
+        """Twice without effect when there is an order to rebuild by."""
+        delays = getattr(self, "delays", 0)
+        if self._final_order and delays < 2:
+            self.delays = delays + 1  # type: ignore[attr-defined]  # the fault's own note
+            return False
+        rebuilt: bool = right(self)
+        return rebuilt
+
+    return rebuild
+
+
+@breaks("comm_hooks/library/power-sgd-state", says=r"Q begins again in step 4")
+class RebuildsOncePowerSGDHasBegun(DDPFault):
+    """The buckets of the third step are not yet what they stay."""
+
+    patched = swap(Reducer, "_rebuild_buckets", _before_the_fourth_step)
 
 
 @breaks("comm_hooks/library/power-sgd-invalid-state", says="rank 0 was to raise ValueError")

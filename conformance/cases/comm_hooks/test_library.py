@@ -153,40 +153,65 @@ def test_power_sgd_of_one_rank(ranks: Ranks) -> None:
     assert_that(bool(values[1] < 1e-4 * values[0]), f"singular values {values.tolist()}")
 
 
-def power_sgd_states(me: Me) -> list[dict[str, Any]]:
-    """What is remembered after each step: sizes of errors, whether Q goes on."""
+def power_sgd_states(me: Me, options: Options) -> list[dict[str, Any]]:
+    """Of each step the sizes of buckets, and what is remembered after it: the sizes of errors, and
+    whether Q goes on."""
     module = Recipe(make_model)(seed=0).to(me.device)
-    model = me.ddp(module)
+    model = me.ddp(module, **options)
     state = powerSGD_hook.PowerSGDState(
         None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=0.1
     )
-    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    sizes: list[int] = []
+
+    def in_turn(state: Any, bucket: dist.GradBucket) -> Any:
+        """One bucket after the other: callbacks of several would issue their reductions in an order
+        that is each rank's own."""
+        sizes.append(bucket.buffer().numel())
+        future = powerSGD_hook.powerSGD_hook(state, bucket)
+        future.wait()
+        return future
+
+    in_turn.__annotations__.clear()  # they are strings here, and DDP compares types
+    model.register_comm_hook(state, in_turn)
     seen = []
     for _ in range(5):
         model.zero_grad()
+        sizes.clear()
         before = {index: q.clone() for index, q in state.q_memory_dict.items()}
         loss_of(model(normal((2, WIDTH), me.rank, "float32").to(me.device))).backward()
         errors = sorted(error.numel() for error in state.error_dict.values())
         near = [
             bool((q - before[index]).norm() < q.norm())
             for index, q in state.q_memory_dict.items()
-            if index in before
+            if index in before and q.numel()
         ]
-        seen.append({"errors": errors, "near": bool(near) and all(near)})
+        goes_on = bool(near) and all(near)
+        seen.append({"sizes": sorted(sizes), "errors": errors, "near": goes_on})
     return seen
 
 
 @covers("comm_hooks/library/power-sgd-state")
 @world_sizes(2)
-def test_power_sgd_goes_on(ranks: Ranks) -> None:
-    """The same batch in each step, so the subspace that Q spans hardly moves."""
-    got = ranks.run(power_sgd_states)
+@pytest.mark.parametrize("options", [{}, SMALL], ids=["one-bucket", "small-buckets"])
+def test_power_sgd_goes_on(ranks: Ranks, options: Options) -> None:
+    """The same batch in each step, so the subspace that Q spans hardly moves.
+
+    Small buckets are others after the first step than in it, and no others from the third on, in
+    which PowerSGD begins.
+    """
+    got = ranks.run(power_sgd_states, options)
     assert_same_on_all_ranks(got, what="states")
+    rebuilt = got[0][-1]["sizes"]
     parameters = sum(p.numel() for p in make_model().parameters())
+    assert_that(sum(rebuilt) == parameters, f"buckets of {rebuilt} hold {parameters} numbers")
     for i, seen in enumerate(got[0]):
         # Plain averaging at first; then errors are remembered, and from the next step on used.
-        errors = [parameters] if i >= 2 else []
-        assert_that(seen["errors"] == errors, f"errors after step {i + 1}: {seen['errors']}")
+        errors = rebuilt if i >= 2 else []
+        assert_that(
+            seen["errors"] == errors,
+            f"errors after step {i + 1}: {seen['errors']}, of buckets of {seen['sizes']}; "
+            f"at last there are buckets of {rebuilt}",
+        )
         assert_that(seen["near"] or i < 3, f"Q begins again in step {i + 1}")
 
 
