@@ -146,10 +146,31 @@ CHANGED = Requirement(
     id="timeouts/changed",
     level=MUST,
     profile="faults",
-    says="set_timeout of a group counts for the operations that follow.",
+    says="set_timeout of a group, the default one or another, counts for the reductions that "
+    "follow, whether it is shorter or longer than before and whether they block or are waited for.",
     source="pytorch#167052; torch 2.13, ProcessGroup.set_timeout",
     needs=("feature:timeouts",),
     rests_on=("timeouts/of-the-group",),
+)
+SHORTENED_FOR_MESSAGES = Requirement(
+    id="timeouts/shortened-for-messages",
+    level=SHOULD,
+    profile="faults",
+    says="A shorter timeout by set_timeout counts for a recv that follows.",
+    source="torch 2.13, ProcessGroup.set_timeout: 'Sets the default timeout for all future "
+    "operations.'",
+    needs=("feature:timeouts",),
+    rests_on=("timeouts/changed", "timeouts/point-to-point"),
+)
+LENGTHENED_FOR_MESSAGES = Requirement(
+    id="timeouts/lengthened-for-messages",
+    level=SHOULD,
+    profile="faults",
+    says="A longer timeout by set_timeout counts for a recv that follows.",
+    source="torch 2.13, ProcessGroup.set_timeout: 'Sets the default timeout for all future "
+    "operations.'",
+    needs=("feature:timeouts",),
+    rests_on=("timeouts/changed", "timeouts/point-to-point"),
 )
 OWN = Requirement(
     id="timeouts/of-each-group",

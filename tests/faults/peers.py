@@ -251,6 +251,73 @@ class KeepsItsFirstTimeout(ForwardingGroup):
         return
 
 
+@breaks("timeouts/lengthened-for-messages", says=r"rank 0 is wrong\nat \[0\]")
+class MessagesHaveTwoSeconds(GroupFault, ProcessGroupGloo):
+    """Whatever the timeout of the group, a message has two seconds at most."""
+
+    base = "impl"
+
+    def recv(self, tensors: Any, src: int, tag: int) -> Any:
+        return _WaitsFor(super().recv(tensors, src, tag), timedelta(seconds=2))
+
+
+class _WaitsFor(Relayed):
+    """A handle whose wait has a timeout of its own."""
+
+    def __init__(self, inner: Any, timeout: timedelta) -> None:
+        super().__init__(inner)
+        self.timeout = timeout
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return super().wait(timeout or self.timeout)
+
+
+class _KnowsItsFirstTimeout(ForwardingGroup):
+    """Its timeout can be changed; a fault remembers the one that it was made with."""
+
+    def __init__(self, store: Any, rank: int, world_size: int, timeout: timedelta) -> None:
+        super().__init__(store, rank, world_size, timeout)
+        self.first = timeout
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.inner.set_timeout(timeout)
+
+
+@breaks("timeouts/shortened-for-messages", says=r"recv", verdict=Verdict.TIMEOUT)
+class MessagesKeepTheFirstTimeout(_KnowsItsFirstTimeout):
+    """set_timeout is for collectives alone."""
+
+    def recv(self, tensors: Any, src: int, tag: int) -> Any:
+        return _WaitsFor(super().recv(tensors, src, tag), self.first)
+
+
+@breaks("timeouts/changed", says=r"how=wait", verdict=Verdict.TIMEOUT)
+class ANewTimeoutIsForBlockingCalls(_KnowsItsFirstTimeout):
+    """An operation that is waited for later has the timeout that the group was made with."""
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        if opts.asyncOp:
+            opts.timeout = self.first
+        return super().allreduce(tensors, opts)
+
+
+@breaks("timeouts/changed", says=r"where=default", verdict=Verdict.TIMEOUT)
+class TheDefaultTimeoutStays(_KnowsItsFirstTimeout):
+    """The timeout of the default group is that of init_process_group for good."""
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        if dist.group.WORLD is not self:
+            super().set_timeout(timeout)
+
+
+@breaks("timeouts/changed", says=r"rank 0 is wrong\nat \[0\]: got str .raised RuntimeError")
+class TimeoutsOnlyShrink(_KnowsItsFirstTimeout):
+    """A group gives up no later than it was made to."""
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        super().set_timeout(min(timeout, self.first))
+
+
 @breaks("timeouts/of-each-group", says=r"all_reduce", verdict=Verdict.TIMEOUT)
 class OneTimeoutForAll(ForwardingGroup):
     """Every group has the timeout of the first."""

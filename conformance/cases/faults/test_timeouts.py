@@ -165,24 +165,95 @@ def test_a_barrier_has_a_timeout_of_its_own(ranks: Ranks) -> None:
     ranks.run(wait_briefly, "barrier")
 
 
-def change_the_timeout(me: Me) -> Tensor:
+def shorten_the_timeout(me: Me, where: str, how: str) -> None:
     """From minutes to 200 ms for one operation that nobody else comes to."""
-    group = dist.new_group()
-    total = sum_marks(me, group)
+    start(me, "here")
+    group: Any = dist.group.WORLD if where == "default" else dist.new_group()
+    sum_marks(me, group)
     if me.rank == 0:
         group.set_timeout(timedelta(milliseconds=200))
+        calls: dict[str, Callable[[], object]] = {
+            "all_reduce": lambda: dist.all_reduce(mark(me), group=group),
+            "wait": lambda: dist.all_reduce(mark(me), group=group, async_op=True).wait(),
+            "recv": lambda: dist.recv(mark(me), 1, group=group),
+        }
         with pytest.raises(RuntimeError):
-            dist.all_reduce(mark(me), group=group)
+            calls[how]()
         me.store.set("rank 0 is through", "1")
     me.store.wait(["rank 0 is through"])
-    return total
+
+
+_HOW = [
+    pytest.param("all_reduce", marks=covers("timeouts/changed")),
+    pytest.param("wait", marks=covers("timeouts/changed")),
+    pytest.param("recv", marks=covers("timeouts/shortened-for-messages")),
+]
+
+
+@world_sizes(2)
+@deadline(10)
+@pytest.mark.parametrize("how", _HOW)
+@pytest.mark.parametrize("where", ["default", "subgroup"])
+def test_a_shorter_timeout_counts(bare_ranks: Ranks, where: str, how: str) -> None:
+    bare_ranks.run(shorten_the_timeout, where, how)
+
+
+def lengthen_the_timeout(me: Me, names: Sequence[str]) -> list[Tensor | str]:
+    """From two seconds to minutes; rank 1 comes to everything when two seconds are over. Returns
+    what each operation brought, or its error."""
+    short, long = timedelta(seconds=_GROUP_TIMEOUT_S), timedelta(minutes=5)
+    start(me, "here", timeout=short)
+    groups: dict[str, Any] = {
+        name: dist.group.WORLD if name == "default group" else dist.new_group(timeout=short)
+        for name in names
+    }
+    for group in groups.values():
+        sum_marks(me, group)
+        group.set_timeout(long)
+    brought: dict[str, Tensor | str] = {}
+
+    def attempt(name: str) -> None:
+        x, group = mark(me), groups[name]
+        try:
+            if name == "wait":
+                dist.all_reduce(x, group=group, async_op=True).wait()
+            elif name != "recv":
+                dist.all_reduce(x, group=group)
+            elif me.rank == 0:
+                dist.recv(x, 1, group=group)
+            else:
+                dist.send(x, 0, group=group)
+        except RuntimeError as error:
+            brought[name] = f"raised {error!r}"
+        else:
+            brought[name] = x
+
+    if me.rank == 1:
+        me.store.wait(["rank 0 begins"])
+        time.sleep(_GROUP_TIMEOUT_S + 0.5)  # this is what it means to be late
+    me.store.set(f"rank {me.rank} begins", "1")
+    threads = [threading.Thread(target=attempt, args=(name,)) for name in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [brought[name] for name in names]
 
 
 @covers("timeouts/changed")
 @world_sizes(2)
-@deadline(10)
-def test_a_changed_timeout_counts(ranks: Ranks) -> None:
-    assert_same_on_all_ranks(ranks.run(change_the_timeout), want=sum_of_marks([0, 1]))
+@deadline(20)
+def test_a_longer_timeout_counts(bare_ranks: Ranks) -> None:
+    got = bare_ranks.run(lengthen_the_timeout, ["default group", "all_reduce", "wait"])
+    assert_same_on_all_ranks(got, want=[sum_of_marks([0, 1])] * 3)
+
+
+@covers("timeouts/lengthened-for-messages")
+@world_sizes(2)
+@deadline(20)
+def test_a_longer_timeout_counts_for_messages(bare_ranks: Ranks) -> None:
+    got = bare_ranks.run(lengthen_the_timeout, ["recv"])
+    assert_same_on_all_ranks(got, want=[sum_of_marks([1])])
 
 
 def use_two_timeouts(me: Me) -> Tensor:
