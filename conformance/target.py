@@ -46,7 +46,8 @@ class Deviation:
         if not self.requirements or not self.reason:
             raise ValueError("a deviation names requirements and gives a reason")
         if self.expects not in FAILURES:
-            raise ValueError(f"a deviation expects one of {sorted(FAILURES)}, not {self.expects}")
+            ways = ", ".join(sorted(map(str, FAILURES)))
+            raise ValueError(f"a deviation expects one of {ways}, not {self.expects!s}")
 
     def covers(self, requirement: str) -> bool:
         """Whether one of the patterns matches this id."""

@@ -13,7 +13,11 @@ ROOT = Path(__file__).parents[2]
 PYTEST = """#!/bin/sh
 case "$*" in
     *nowhere*) exit 2 ;;
-    *) echo "of this run" > certificate/new && mv certificate/new certificate/certificate.json && exit 1 ;;
+    *)
+        echo "of this run" > certificate/new
+        mv certificate/new certificate/certificate.json
+        exit 1
+        ;;
 esac
 """
 
