@@ -152,9 +152,9 @@ class LaunchesAsTheyComplete(DDPFault):
     def patched() -> Any:
         from unittest import mock
 
-        from impl.ddp import reducer
+        from impl.ddp import reducer_controls
 
-        return mock.patch.multiple(reducer, LaunchOrder=_AsTheyComplete)
+        return mock.patch.multiple(reducer_controls, LaunchOrder=_AsTheyComplete)
 
 
 def _all_at_once(self: LaunchOrder, readiness: Readiness) -> list[int]:

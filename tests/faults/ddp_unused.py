@@ -15,7 +15,7 @@ from impl.ddp.reducer import Reducer
 from impl.ddp.reduction import Reduction
 from impl.ddp.static_graph import StaticGraph
 from impl.ddp.used_map import UsedMap
-from tests.faults.ddp_kit import DDPFault, afterwards, beforehand, instead, swap
+from tests.faults.ddp_kit import DDPFault, afterwards, instead, swap
 from tests.faults.kit import breaks
 
 
@@ -88,9 +88,7 @@ class UnusedGradientsBeginAgain(DDPFault):
 
 @breaks("ddp/unused/skipped-buckets", says="buckets: rank 0 is wrong")
 class SkipsNoBucket(DDPFault):
-    patched = beforehand(
-        Reducer, "_start_reduction", lambda self, _: setattr(self, "_skip_unused", False)
-    )
+    patched = instead(Reducer, "_choose_skipped", lambda self: None)
 
 
 @breaks("ddp/unused/error-without-search", says="is not in ''")
