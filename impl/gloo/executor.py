@@ -90,10 +90,21 @@ class Executor:
                     return
                 taken, job = self._queue.popleft()
                 self._take_turn()
-            resolve_future = self._run_job(taken, job)
+            interruption = None
+            try:
+                job()
+                error = None
+            except Exception as raised:
+                error = raised
+            except BaseException as raised:  # such as Ctrl-C: this thread's, whosever the job is
+                interruption = raised
+                error = errors.Aborted(f"{taken!r} was interrupted: {raised!r}")
+            resolve_future = taken.complete(error)
             self.leave()
             if resolve_future is not None:
                 self.call_soon(resolve_future)
+            if interruption is not None:
+                raise interruption
 
     def call_soon(self, callback: Job) -> None:
         """Run something that may block on the group's operations, such as a future's callbacks."""

@@ -15,7 +15,7 @@ from torch.distributed.constants import default_pg_timeout
 from impl.gloo.copies import Copies
 from impl.gloo.exchanges import Exchanges
 from impl.gloo.executor import Executor
-from impl.gloo.options import BACKEND_NAME, Options
+from impl.gloo.options import BACKEND_NAME, Device, Options
 from impl.gloo.point_to_point import PointToPoint
 from impl.gloo.reductions import Reductions
 from impl.transport.base import Communicator
@@ -46,6 +46,7 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
         if options is None:
             options = Options(default_pg_timeout if timeout is None else timeout)
         super().__init__(store, rank, size, options, name or "undefined")
+        options.tell_timeout(self._follow_timeout)
         self._given_store = store
         self._group_name = name
         self._group_desc = "undefined"
@@ -154,6 +155,9 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
     def _set_sequence_number_for_group(self) -> None:
         """Sequence numbers begin at 0 on every rank; there is nothing to agree on."""
 
+    def _follow_timeout(self, timeout: timedelta) -> None:
+        self._timeout_s = timeout.total_seconds()
+
     def set_timeout(self, timeout: timedelta) -> None:
         """For operations issued from now on."""
         self._set_timeout(timeout)
@@ -168,6 +172,20 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
 
     def _wait_for_pending_works(self) -> None:
         """No completion hooks can be registered, so none are pending."""
+
+    # -- where a group listens, in torch's form
+
+    @staticmethod
+    def create_device(
+        hostname: str = "", interface: str = "", lazy_init: bool | None = None
+    ) -> Device:
+        """For `Options._devices`. TORCH_GLOO_LAZY_INIT alone decides when ranks connect."""
+        return Device(hostname, interface)
+
+    @staticmethod
+    def create_default_device(lazy_init: bool | None = None) -> Device:
+        """The one that is taken if none is named."""
+        return Device()
 
     # -- subgroups
 
@@ -195,11 +213,14 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
         self._splits += 1
         if self._rank not in new_ranks:
             return None
-        options = (opts or self._options).__copy__()
+        options: Any = (opts or self._options).__copy__()
         if timeout is not None:
             options._timeout = timeout
         members = ",".join(map(str, new_ranks))
         name = group_name or f"{self._group_name}:split:{self._splits}:{members}"
+        global_ranks = self._options.global_ranks_in_group or range(self._size)
+        options.global_ranks_in_group = [global_ranks[rank] for rank in new_ranks]
+        options.group_name = name
         split = ProcessGroupGloo(
             dist.PrefixStore(f"{name}/", self._given_store),
             list(new_ranks).index(self._rank),

@@ -151,6 +151,23 @@ def test_whoever_is_interrupted_in_a_collective_ends_the_group_after_it() -> Non
     executor.finish()
 
 
+def test_an_interrupt_belongs_to_the_thread_that_waits(executor: Executor) -> None:
+    assert executor.enter()
+    earlier, own = new_work(), new_work()
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    executor.submit(earlier, interrupt)
+    executor.submit(own, lambda: None)
+    executor._busy = False  # as `leave`, but without starting a worker
+    with pytest.raises(KeyboardInterrupt):
+        executor.help_with(own)
+    with pytest.raises(errors.Aborted, match="was interrupted: KeyboardInterrupt"):
+        earlier.wait()
+    assert own.wait()
+
+
 def test_result_before_completion_is_refused_in_torchs_words(executor: Executor) -> None:
     gate = threading.Event()
     tensor = torch.ones(1)

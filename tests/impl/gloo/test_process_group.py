@@ -70,6 +70,9 @@ def test_the_timeout_of_a_call_and_of_the_group() -> None:
         assert group.options._timeout == timedelta(seconds=30)
         group._set_default_timeout(timedelta(milliseconds=50))
         assert group.options._timeout == timedelta(milliseconds=50)
+        group.options.timeout = timedelta(seconds=20)
+        assert group._timeout_s == 20.0
+        group.options._timeout = timedelta(milliseconds=50)
         done.wait(30) if group.rank() else None
         if group.rank() == 0:
             with pytest.raises(errors.CollectiveTimeout, match="Timed out waiting 50ms"):
@@ -152,6 +155,13 @@ def test_split_group_permutes_ranks() -> None:
         assert split is not None
         assert split.rank() == {2: 0, 0: 1}[group.rank()]
         assert split.options._timeout == timedelta(seconds=9)
+        assert split.options.group_name == "pair"
+        assert split.options.global_ranks_in_group == [2, 0]
+        assert group.options.global_ranks_in_group == []
+        again = split.split_group([1], group_name="own")
+        if again is not None:
+            assert again.options.global_ranks_in_group == [0]
+            again.shutdown()
         tensor = torch.tensor([float(group.rank())])
         split.broadcast([tensor], 0).wait()
         assert tensor.item() == 2.0

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from torch.distributed import ReduceOp
 
-from impl.gloo.options import Options
+from impl.gloo import ProcessGroupGloo
+from impl.gloo.options import Device, Options
 from impl.gloo.settings import own_timeout_s, settings
 
 
@@ -87,6 +88,23 @@ def test_options_are_copied_with_all_they_hold() -> None:
     assert twin.timeout == timedelta(seconds=9)
     assert twin.global_ranks_in_group == [3, 1]
     assert twin is not options
+
+
+def test_devices_in_torchs_form() -> None:
+    options = Options(interface="lo,eth0")
+    assert options._devices == [Device("", "lo"), Device("", "eth0")]
+    options._devices = [ProcessGroupGloo.create_device(hostname="here")]
+    assert (options.interface, options.hostname) == (None, "here")
+    options._devices = [ProcessGroupGloo.create_device(interface=name) for name in ("a", "b")]
+    assert (options.interface, options.hostname) == ("a,b", None)
+    options._devices = [ProcessGroupGloo.create_default_device()]
+    assert (options.interface, options.hostname) == (None, None)
+    options._threads = 5
+    assert options.__copy__()._threads == 5
+    with pytest.raises(ValueError, match="No device"):
+        options._devices = []
+    with pytest.raises(ValueError, match="by their interfaces"):
+        options._devices = [Device("here"), Device("there")]
 
 
 def test_options_name_their_backend() -> None:
