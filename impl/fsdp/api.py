@@ -19,6 +19,7 @@ from torch.distributed.fsdp import (
 )
 
 from impl.fsdp import forward, state_dict, unshard_params
+from impl.fsdp.backward import be_ready
 from impl.fsdp.build import Settings, build_state, check_wrappable, root_arguments
 from impl.fsdp.common import (
     FSDP_PREFIX,
@@ -143,7 +144,7 @@ class FullyShardedDataParallel(StateDictTypeMethods, OptimStateDictMethods, nn.M
         )
         if auto_wrap_policy is not None:
             kwargs = root_arguments(settings, process_group, groups, ignored)
-            auto_wrap(module, auto_wrap_policy, ignored, kwargs, type(self))
+            auto_wrap(module, auto_wrap_policy, ignored, kwargs, FullyShardedDataParallel)
         state = build_state(
             self, module, groups, ignored, device_handle, settings, transform_for(device_mesh)
         )
@@ -232,6 +233,10 @@ class FullyShardedDataParallel(StateDictTypeMethods, OptimStateDictMethods, nn.M
     @property
     def limit_all_gathers(self) -> bool:
         return self._state.limit_all_gathers
+
+    @limit_all_gathers.setter
+    def limit_all_gathers(self, value: bool) -> None:
+        self._state.limit_all_gathers = value
 
     @property
     def training_state(self) -> TrainingState:
@@ -337,6 +342,7 @@ class FullyShardedDataParallel(StateDictTypeMethods, OptimStateDictMethods, nn.M
         """`nn.Module.apply` with full parameters, such as for initialising them."""
         state = self._state
         was_uninitialized = state.is_root is None
+        be_ready(state)
         state.require(TrainingState.IDLE)
         # Each nested instance summons its own parameters when its turn comes.
         with unshard_params.summon_one(state, SummonOptions(writeback=True)):
@@ -388,7 +394,7 @@ class FullyShardedDataParallel(StateDictTypeMethods, OptimStateDictMethods, nn.M
             RuntimeError: on an instance that is not the root.
         """
         state = self._state
-        lazy_init(state)
+        be_ready(state)
         if not state.is_root:
             raise RuntimeError(
                 "`no_sync()` on inner FSDP instances is not supported. Please call `no_sync()` on "
@@ -419,7 +425,7 @@ class FullyShardedDataParallel(StateDictTypeMethods, OptimStateDictMethods, nn.M
             RuntimeError: on an instance that is not the root.
         """
         state = self._state
-        lazy_init(state)
+        be_ready(state)
         if not state.is_root:
             raise RuntimeError(
                 "`clip_grad_norm_()` should only be called on the root FSDP instance"

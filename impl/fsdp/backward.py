@@ -3,11 +3,16 @@
     pre-backward      a hook on the forward's outputs; gathers, and prefetches the next unit
     (autograd)        computes the gradient of the flat parameter
     post-backward     a hook on the flat parameter's gradient accumulator; frees, reduces
-    end of backward   autograd's final callback, queued by the first pre-backward hook
+    end of backward   autograd's final callback, queued by the first pre-backward hook; not called
+                      after an error, from which the next call to the model recovers
 
 The post-backward hook sits on the gradient accumulator of the *first* forward in an iteration. With
 low precision parameters, each forward has its own accumulator; the first forward's runs last, when
 the gradient is complete.
+
+The end of a backward removes that hook. If another backward follows (of another forward's graph, or
+of the same one, retained), units gather for it like for the first, without prefetching, and their
+gradients are reduced at its end.
 """
 
 from __future__ import annotations
@@ -22,10 +27,11 @@ from torch.utils.hooks import unserializable_hook
 from impl.fsdp import gradients, tree
 from impl.fsdp.common import HandleTrainingState, TrainingState, check, span
 from impl.fsdp.handle import FlatParamHandle
+from impl.fsdp.lazy_init import lazy_init
 from impl.fsdp.reduction import reduce_gradient
 from impl.fsdp.sharding import frees_in_backward, prefetch, reshard, settle, unshard
 from impl.fsdp.state import FSDPState, RootContext
-from impl.torch_private import queue_backward_callback
+from impl.torch_private import is_backward_running, queue_backward_callback
 
 # Arming, in the forward
 
@@ -101,11 +107,10 @@ def _pre_backward(state: FSDPState, grad: torch.Tensor) -> torch.Tensor:
         if handle is None:
             return grad
         handle.training_state = HandleTrainingState.BACKWARD_PRE
-        if handle.needs_pre_backward_unshard:
-            streams = context.streams
-            if not handle.is_prefetched:
-                unshard(state, handle, streams.unshard, streams.pre_unshard)
-            state.device_handle.current_stream().wait_stream(streams.unshard)
+        streams = context.streams
+        if not handle.is_prefetched:
+            unshard(state, handle, streams.unshard, streams.pre_unshard)
+        state.device_handle.current_stream().wait_stream(streams.unshard)
         # So that a mistaken prefetch of this unit does nothing.
         handle.needs_pre_backward_unshard = False
         prefetch(state, handle)
@@ -178,8 +183,32 @@ def _end_of_backward(context: RootContext) -> None:
             _reshard_if_left_unsharded(state, state.handle)
             _finalize(state, state.handle)
         state.training_state = TrainingState.IDLE
-    # A graph that was kept may be run backward again.
+    # Another backward may follow before the next forward.
     context.final_callback_queued = False
+
+
+@torch.no_grad()
+def be_ready(state: FSDPState) -> None:
+    """Before anything else that the user asks for: initialise lazily, recover from an error.
+
+    Autograd calls no final callback after an error in a backward. What that backward had computed
+    is of no use, and may have been added to earlier gradients already: all are dropped.
+    """
+    lazy_init(state)
+    context = state.shared
+    if not context.final_callback_queued or is_backward_running():
+        return
+    context.final_callback_queued = False
+    settle(context.root)
+    context.order.end_iteration()
+    for other in context.states:
+        handle = other.handle
+        if handle is not None:
+            handle.training_state = HandleTrainingState.BACKWARD_POST
+            _reshard_if_left_unsharded(other, handle)
+            gradients.drop(handle)
+            _finalize(other, handle)
+        other.training_state = TrainingState.IDLE
 
 
 def _reshard_if_left_unsharded(state: FSDPState, handle: FlatParamHandle) -> None:

@@ -11,19 +11,18 @@ import torch.distributed as dist
 from impl.fsdp import backward, buffers, gradients, tree
 from impl.fsdp.common import HandleTrainingState, TrainingState, span
 from impl.fsdp.handle import FlatParamHandle
-from impl.fsdp.lazy_init import lazy_init
 from impl.fsdp.order import first_disagreement
 from impl.fsdp.sharding import prefetch, reshard, unshard
 from impl.fsdp.state import FSDPState
-from impl.torch_private import all_gather_single
+from impl.torch_private import all_gather_single, is_backward_running
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 
 
 def root_pre_forward(state: FSDPState, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-    """What only the root does, before anything else: initialise, settle streams, move inputs."""
-    lazy_init(state)
+    """What only the root does, before anything else: settle streams, move inputs."""
+    backward.be_ready(state)
     if not state.is_root:
         return args, kwargs
     context, streams = state.shared, state.shared.streams
@@ -93,15 +92,16 @@ def post_forward(state: FSDPState, output: Any) -> Any:
 
 
 def _free_all(root: FSDPState) -> None:
-    """Free what a forward without gradients has kept, as no backward will.
+    """Free what a forward has kept or gathered early, if no backward will.
 
     Until the next forward the user may write the shards, on some ranks and not on others, in ways
     that nothing here can see (`param.data.copy_(...)`). (torch 2.13 keeps the parameters, and
     computes with the old values.)
     """
     for state, handle in zip(root.shared.owners, root.shared.units, strict=True):
-        if handle.config.is_sharded and handle.is_unsharded:
-            reshard(state, handle, free=True)
+        is_sharded = handle.config.is_sharded
+        if handle.uses_unsharded or (is_sharded and handle.is_unsharded):
+            reshard(state, handle, free=is_sharded)
             if handle.orig_views is not None:
                 gradients.show_grads(handle)
 
@@ -115,9 +115,11 @@ def abandon(state: FSDPState) -> None:
     if handle is not None:
         if handle.training_state != HandleTrainingState.FORWARD:
             return
-        reshard(state, handle, free=handle.config.is_sharded)
         handle.training_state = HandleTrainingState.IDLE
+        reshard(state, handle, free=handle.config.is_sharded)
     state.training_state = TrainingState.IDLE
+    if state.is_root and not is_backward_running():
+        _free_all(state)
 
 
 def is_recomputing(handle: FlatParamHandle | None) -> bool:

@@ -7,6 +7,20 @@ parameters are offloaded. When the whole backward pass has ended, the reduced gr
 `flat_param.grad`, which is what the optimizer sees.
 
 Inside `no_sync()` the hook leaves the unsharded gradient where it is, and autograd adds to it.
+
+With a sharded strategy these combinations are legal ("earlier" is the reduced sum of backwards
+before, or None if the user cleared it):
+
+| when                                  | `flat_param.grad` | `saved_grad_shard` | `has_reduced` |
+|---------------------------------------|-------------------|--------------------|---------------|
+| between iterations                    | earlier           | None               | False         |
+| after a backward inside `no_sync()`   | unsharded sum     | earlier            | False         |
+| in a backward, before the hook        | None, or that sum | earlier            | False         |
+| in a backward, after the hook reduced | None              | reduced            | True          |
+
+`accumulates_unsharded` is set from a backward inside `no_sync()` to the end of the first one
+outside. With `NO_SHARD` the gradient, reduced or not, stays in `flat_param.grad`; only with
+offloading an earlier one is put aside in `saved_grad_shard`.
 """
 
 from __future__ import annotations
@@ -132,6 +146,16 @@ def _cast_grad(handle: FlatParamHandle, dtype: torch.dtype) -> None:
         # Through the data, since torch checks the dtype of what is assigned to `.grad`.
         grad.data = grad.to(dtype)
         show_sharded_grads(handle, grad)
+
+
+def drop(handle: FlatParamHandle) -> None:
+    """Forget all gradients: those of a backward that failed, and what they were to be added to."""
+    handle.flat_param.grad = None
+    handle.saved_grad_shard = None
+    handle.accumulates_unsharded = False
+    handle.has_reduced = False
+    if handle.orig_views is not None:
+        handle.orig_views.clear_grads()
 
 
 # What the original parameters show

@@ -83,13 +83,16 @@ class FlatParamHandle:
         self.skips_writeback_check = os.environ.get(ENV_SKIP_WRITEBACK_CHECK, "") == "1"
         self.uses_full_precision_in_eval = os.environ.get(ENV_FULL_PRECISION_IN_EVAL, "") == "1"
         self.unit = -1  # position among the units of the root, set by lazy initialisation
-        # What the runtime notes about this iteration.
+        # What the runtime notes about this iteration. The first two say that a forward or backward
+        # of the unit is to come, for which it may be gathered early; the third, that it has been.
         self.needs_pre_forward_unshard = False
         self.needs_pre_backward_unshard = False
         self.is_prefetched = False
+        # In the backward that is running; both hooks may be called more than once.
         self.ran_pre_backward_hook = False
         self.ran_post_backward_hook = False
         self.has_reduced = False  # a reduced gradient is on its way to the optimizer
+        # What `flat_param.grad` was before, to tell whether something was added to it.
         self.grad_before_backward: tuple[int, int] | None = None
         # The gradient accumulator of the flat parameter, kept alive, and the hook on it; or, for a
         # frozen parameter, only the hook on the inputs.
@@ -120,12 +123,13 @@ class FlatParamHandle:
         else:
             self.views = AttributeViews(collected.metadata)
             taken = collected.tensors
-        self.adopt(taken)
+        for param in taken:
+            set_flattened(param)  # a parent FSDP instance must not flatten them again
         self.flat_param = make_flat_parameter(
             self.metadata.flatten(collected.tensors),
             requires_grad=any(tensor.requires_grad for tensor in collected.tensors),
         )
-        self.adopt([self.flat_param])
+        set_flattened(self.flat_param)
         self.shard_layout: ShardLayout
         self._create_tensors()
         with torch.enable_grad():
@@ -140,12 +144,6 @@ class FlatParamHandle:
         )
 
     # Construction
-
-    def adopt(self, params: Sequence[Tensor]) -> None:
-        """Note that `params` are this handle's: no parent instance may flatten them again."""
-        for param in params:
-            set_flattened(param)
-        optimizer_steps.watch(params, self.mark_outdated)
 
     def _create_tensors(self) -> None:
         """Declare the tensors that `init_tensors` fills in (see [Note: Tensors of a handle])."""
@@ -365,6 +363,9 @@ class FlatParamHandle:
         self._use_sharded()
         if free:
             self._free_unsharded_buffer(self.unsharded_buffer)
+            optimizer_steps.forget(self)
+        elif self.config.is_sharded:
+            optimizer_steps.watch(self)
 
     def post_reshard(self) -> None:
         """With `NO_SHARD` the low precision "shard" was what computation used; free it now."""
@@ -442,6 +443,12 @@ class FlatParamHandle:
     def mark_outdated(self) -> None:
         """Have the next forward gather again, although the unsharded parameter is in memory."""
         self.is_outdated = True
+
+    def note_step(self, stepped: set[int]) -> None:
+        """An optimizer has stepped that has the parameters with the `id`s `stepped`."""
+        params = [] if self.orig_views is None else self.orig_views.params
+        if any(id(param) in stepped for param in (self.flat_param, *params)):
+            self.mark_outdated()
 
     def move_unsharded_to_cpu(self) -> None:
         """Put the unsharded flat parameter on CPU and free it on the device."""

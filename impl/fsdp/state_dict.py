@@ -25,15 +25,21 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullStateDictConfig, ShardingStrategy, StateDictType
 
 from impl.fsdp import gradients
+from impl.fsdp.backward import be_ready
 from impl.fsdp.common import FLAT_PARAM, FSDP_PREFIX, clean_tensor_name
 from impl.fsdp.flat_param import OrigParam
 from impl.fsdp.handle import FlatParamHandle
-from impl.fsdp.lazy_init import lazy_init
 from impl.fsdp.sharded_values import shard_rows, unshard_rows
 from impl.fsdp.sharding import settle
 from impl.fsdp.state import FSDPState, state_of
 from impl.fsdp.state_dict_type import require_no_device_mesh, uses_dtensor
-from impl.fsdp.unshard_params import SummonOptions, flat_param_exposed, unsharded
+from impl.fsdp.unshard_params import (
+    SummonOptions,
+    flat_param_exposed,
+    follow_flat_param,
+    unsharded,
+)
+from impl.fsdp.writeback import take_in_replaced_params
 from impl.torch_private import ShardedTensor, sharded_tensor_from_flat_shard
 
 StateDict = dict[str, Any]
@@ -54,7 +60,7 @@ def register_hooks(wrapper: nn.Module) -> None:
 def _before_save(wrapper: nn.Module, prefix: str, keep_vars: bool) -> None:
     state = _state(wrapper)
     kind = _kind(state)
-    lazy_init(state)
+    be_ready(state)
     settle(state)
     if state.is_root:
         gradients.reset_if_cleared(state.shared.units)
@@ -100,7 +106,7 @@ def _before_load(
 ) -> None:
     state = _state(wrapper)
     kind = _kind(state)
-    lazy_init(state)
+    be_ready(state)
     settle(state)
     replace_prefix(state_dict, prefix, prefix + FSDP_PREFIX)
     try:
@@ -109,7 +115,7 @@ def _before_load(
         elif kind == StateDictType.LOCAL_STATE_DICT:
             if state.handle is not None:
                 _load_local(state.handle, state_dict, prefix + FSDP_PREFIX)
-            _enter(state, flat_param_exposed(state))
+            _enter(state, _flat_param_loaded(state))
         else:
             if state.handle is not None:
                 _load_sharded(state, state.handle, state_dict, prefix + FSDP_PREFIX)
@@ -159,9 +165,20 @@ def _shown_in_full(state: FSDPState, options: SummonOptions) -> Iterator[None]:
     """Show full parameters, unless they are shown anyway (`NO_SHARD` with original parameters)."""
     if state.use_orig_params and state.sharding_strategy == ShardingStrategy.NO_SHARD:
         yield
+        if options.writeback and state.handle is not None:
+            take_in_replaced_params(state.handle)
+            state.handle.show_unsharded_params()
         return
     with unsharded(state, options):
         yield
+
+
+@contextlib.contextmanager
+def _flat_param_loaded(state: FSDPState) -> Iterator[None]:
+    """Show the flat parameter, and adopt the one that `load_state_dict` may put in its place."""
+    with flat_param_exposed(state):
+        yield
+        follow_flat_param(state)
 
 
 def _enter(state: FSDPState, context: contextlib.AbstractContextManager[None]) -> None:

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from impl.fsdp import gradients
+from impl.fsdp.backward import be_ready
 from impl.fsdp.common import FLAT_PARAM, HandleTrainingState, TrainingState, check
 from impl.fsdp.handle import FlatParamHandle
-from impl.fsdp.lazy_init import lazy_init
 from impl.fsdp.sharding import reshard, settle, unshard
 from impl.fsdp.state import FSDPState, state_of, states_in
+from impl.fsdp.writeback import take_in_replaced_params
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def summon(module: nn.Module, *, recurse: bool, options: SummonOptions) -> Itera
 def summon_one(state: FSDPState, options: SummonOptions) -> Iterator[None]:
     """Unshard one instance for the user."""
     options.validate(state)
-    lazy_init(state)
+    be_ready(state)
     if state.training_state == TrainingState.FORWARD_BACKWARD:
         raise AssertionError("Cannot manually unshard parameters during forward/backward")
     if state.training_state == TrainingState.SUMMON_FULL_PARAMS:
@@ -121,7 +122,11 @@ def unsharded(state: FSDPState, options: SummonOptions) -> Iterator[None]:
                     stack.enter_context(_on_cpu(handle))
                 if not state.use_orig_params:
                     stack.enter_context(_as_params(state, handle))
-                yield
+                try:
+                    yield
+                finally:
+                    if options.writeback:
+                        take_in_replaced_params(handle)
         finally:
             if options.writeback:
                 handle.write_back_shard()

@@ -1,18 +1,22 @@
-"""Which optimizer steps wrote a shard? Asked where an unsharded copy of it may still be around."""
+"""Did an optimizer step write shards of which an unsharded copy is still in memory?"""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Protocol
 
-from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
-from torch.utils.weak import WeakIdKeyDictionary
+
+
+class KeepsCopy(Protocol):
+    """Something that keeps an unsharded copy of parameters."""
+
+    def note_step(self, stepped: set[int]) -> None:
+        """An optimizer with the parameters of these `id`s has stepped."""
 
 
 class OptimizerSteps:
-    """Tells the owners of parameters that an optimizer which has these has stepped.
+    """Tells those that keep copies of every optimizer step, while they do.
 
     Tensor versions would not do: fused optimizers do not raise them, and a rank that holds no part
     of a parameter does not step it, whereas the answer must be the same on every rank: it decides
@@ -20,27 +24,25 @@ class OptimizerSteps:
     """
 
     def __init__(self) -> None:
-        self._owner_of: Any = WeakIdKeyDictionary()
-        self._is_watching = False
+        self._watching: weakref.WeakSet[KeepsCopy] = weakref.WeakSet()
+        self._is_registered = False
 
-    def watch(self, params: Iterable[Tensor], notify: Callable[[], None]) -> None:
-        """Call `notify`, a bound method, when an optimizer with one of `params` has stepped.
-
-        Nothing is registered in a process that only imports this package.
-        """
-        for param in params:
-            self._owner_of[param] = weakref.WeakMethod(notify)
-        if not self._is_watching:
-            self._is_watching = True
+    def watch(self, keeper: KeepsCopy) -> None:
+        """Nothing is registered in a process that only imports this package."""
+        self._watching.add(keeper)
+        if not self._is_registered:
+            self._is_registered = True
             register_optimizer_step_post_hook(self._on_step)
 
+    def forget(self, keeper: KeepsCopy) -> None:
+        self._watching.discard(keeper)
+
     def _on_step(self, optimizer: Optimizer, *_: object) -> None:
-        for group in optimizer.param_groups:
-            for param in group["params"]:
-                owner = self._owner_of.get(param)
-                notify = owner() if owner is not None else None
-                if notify is not None:
-                    notify()
+        if not self._watching:  # as in most training loops: the backward has freed everything
+            return
+        stepped = {id(param) for group in optimizer.param_groups for param in group["params"]}
+        for keeper in self._watching:
+            keeper.note_step(stepped)
 
 
 optimizer_steps = OptimizerSteps()

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from impl.fsdp.common import check
 from impl.fsdp.flat_param import CollectedParams, FlatMetadata
 from impl.fsdp.layout import ShardLayout
 
@@ -121,11 +120,16 @@ class OrigParamViews(AttributeViews):
         self._show_registered(views)
 
     def show_backward_tensors(self, flat: Tensor) -> None:
-        """Show the tensors of the forward again, with the data of the unsharded `flat`."""
+        """Show the tensors of the forward again, with the data of the unsharded `flat`.
+
+        They are forgotten if this is not the first backward since: new ones do then, as there is
+        no post-backward hook any more that would have to fire.
+        """
         shown: list[Tensor] = []
         for view, tensor in zip(self.metadata.unflatten(flat), self.forward_tensors, strict=True):
-            check(tensor is not None, "Expects a forward before the backward of a unit")
-            assert tensor is not None
+            if tensor is None:
+                shown.append(view)
+                continue
             tensor.data = view
             shown.append(tensor)
         for tensor, info in zip(shown, self.metadata.params, strict=True):

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from impl.fsdp.common import check
-from impl.fsdp.flat_param import OrigParam
+from impl.fsdp.common import check, set_flattened
+from impl.fsdp.flat_param import OrigParam, SharedParam
 from impl.fsdp.gradients import has_unsharded_grad
 from impl.fsdp.handle import FlatParamHandle
 from impl.fsdp.views import OrigParamViews
@@ -79,7 +79,7 @@ def _write_back_param(
         # old variable's gradient goes with it.
         param = current if isinstance(current, nn.Parameter) else nn.Parameter(current)
         views.params[index] = param
-        handle.adopt([param])
+        set_flattened(param)
         handle.mark_outdated()
     if part is None:
         return False
@@ -107,6 +107,27 @@ def _write_back_grad(handle: FlatParamHandle, views: OrigParamViews, index: int)
         target = _target(handle, index, flat_param.grad, is_whole=is_whole)
         _copy(handle, grad, target, "gradient")
         views.grad_is_none[index] = False
+
+
+@torch.no_grad()
+def take_in_replaced_params(handle: FlatParamHandle) -> None:
+    """Copy what the user put in the place of full parameters into the unsharded flat parameter.
+
+    That is what `load_state_dict(assign=True)` does, or an assignment inside `summon_full_params`.
+    The variables that the optimizer knows stay.
+    """
+    flat = handle.flat_param.data
+    metadata = handle.metadata
+    places: list[tuple[OrigParam | SharedParam, int]] = [
+        (shared, shared.primary) for shared in metadata.shared
+    ]
+    # Last the primary ones: if all places of a tie were replaced, the first one counts.
+    places += [(param, index) for index, param in enumerate(metadata.params)]
+    for info, index in places:
+        current = getattr(info.module, info.name, None)
+        if isinstance(current, Tensor) and not _same_storage(current, flat):
+            source = current.to_local() if isinstance(current, DTensor) else current
+            _copy(handle, source.detach(), _target(handle, index, flat, is_whole=True), "parameter")
 
 
 def _target(handle: FlatParamHandle, index: int, flat: Tensor, *, is_whole: bool) -> Tensor:

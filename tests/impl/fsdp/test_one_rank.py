@@ -19,6 +19,7 @@ from torch.distributed.fsdp import OptimStateKeyType, ShardingStrategy, StateDic
 from torch.distributed.fsdp.wrap import always_wrap_policy, enable_wrap, wrap
 
 from impl.fsdp import FullyShardedDataParallel, ShardedStateDictConfig
+from impl.fsdp.versions import optimizer_steps
 from tests.impl.fsdp.models import BLOCK_POLICY, CPU, differences, make_model, train_step
 
 FSDP = FullyShardedDataParallel
@@ -125,12 +126,25 @@ def test_the_strategy_cannot_change() -> None:
 def test_prefetching_can_change() -> None:
     model = FSDP(nn.Linear(2, 2))
     model.forward_prefetch, model.backward_prefetch = True, None
+    model.limit_all_gathers = False
     assert (model.forward_prefetch, model.backward_prefetch) == (True, None)
+    assert not model.limit_all_gathers
+    model(torch.ones(1, 2)).sum().backward()
 
 
 def test_containers_without_forward_warn() -> None:
     with pytest.warns(UserWarning, match="containers that do not implement forward"):
         FSDP(nn.ModuleList([nn.Linear(2, 2)]))
+
+
+def test_submodules_of_a_subclass_are_plain_instances() -> None:
+    class Named(FSDP):
+        def __init__(self, name: str, module: nn.Module, **kwargs: Any) -> None:
+            super().__init__(module, **kwargs)
+            self.name = name
+
+    model = Named("mine", nn.Sequential(nn.Linear(2, 2)), auto_wrap_policy=always_wrap_policy)
+    assert type(model[0]) is FSDP
 
 
 def test_wrapping_by_annotation() -> None:
@@ -442,15 +456,22 @@ def test_clipping_uses_torch_when_nothing_is_sharded() -> None:
     assert norm == pytest.approx(3**0.5)
 
 
-def test_optimizer_steps_are_noticed_by_the_units_that_they_write() -> None:
-    one, other = FSDP(nn.Linear(2, 1)), FSDP(nn.Linear(2, 1), use_orig_params=True)
-    for stepped in (one, other):
-        torch.optim.SGD(stepped.parameters(), lr=0.1).step()
-        for model in (one, other):
-            handle = model._handle
-            assert handle is not None
-            assert handle.is_outdated == (model is stepped)
-            handle.is_outdated = False
+def test_optimizer_steps_are_told_to_those_who_ask() -> None:
+    class Keeper:
+        seen = 0
+
+        def note_step(self, stepped: set[int]) -> None:
+            self.seen += id(model.weight) in stepped
+
+    model, keeper = nn.Linear(2, 1), Keeper()
+    for watched in (model, nn.Linear(2, 1)):
+        optimizer = torch.optim.SGD(watched.parameters(), lr=0.1)
+        optimizer.step()
+        optimizer_steps.watch(keeper)
+        optimizer.step()
+        optimizer_steps.forget(keeper)
+        optimizer.step()
+    assert keeper.seen == 1
 
 
 # State dict types

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Iterable
 from typing import Any
 from unittest import mock
@@ -9,7 +11,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import ShardingStrategy
+from torch.distributed.fsdp import ShardingStrategy, StateDictType
 
 from impl.fsdp import FullyShardedDataParallel, collectives
 from tests.impl.fsdp.models import BLOCK_POLICY, differences, loss_of, make_model
@@ -92,6 +94,30 @@ def test_what_is_written_before_summoning_is_not_undone(
     two_ranks: Ranks, strategy: ShardingStrategy, orig: bool
 ) -> None:
     two_ranks.run(run_written_before_summoning, strategy, orig)
+
+
+def run_assigned_state_dicts(
+    rank: int, world_size: int, strategy: ShardingStrategy, orig: bool
+) -> None:
+    for kind in StateDictType:
+        source, model = wrapped(strategy, orig), wrapped(strategy, orig)
+        write(source.parameters(), "data.copy_")
+        params = list(model.parameters())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # ShardedTensor warns about its own internals
+            for each in (source, model):
+                FSDP.set_state_dict_type(each, kind)
+            model.load_state_dict(copy.deepcopy(dict(source.state_dict())), assign=True)
+        assert all(a is b for a, b in zip(params, model.parameters(), strict=True))
+        assert torch.equal(loss_of(model, rank, 0), loss_of(source, rank, 0)), kind
+        assert differences(full_params(source), full_params(model)) == [], kind
+
+
+@each_kind
+def test_state_dicts_that_are_assigned(
+    two_ranks: Ranks, strategy: ShardingStrategy, orig: bool
+) -> None:
+    two_ranks.run(run_assigned_state_dicts, strategy, orig)
 
 
 class Gathers:
