@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -184,6 +185,42 @@ class LeavesRecomputedUnitsUnsharded(Swapped):
     swaps = (
         (sharding, "frees_in_backward", always(False)),
         (backward, "frees_in_backward", always(False)),
+    )
+
+
+_STAY: weakref.WeakSet[handle.FlatParamHandle] = weakref.WeakSet()
+
+
+def _with_the_next(right: Any) -> Any:
+    def pre_forward(state: Any, args: Any, kwargs: Any) -> Any:
+        if state.handle is not None and state.shared.final_callback_queued:
+            context = state.shared
+            number = context.order.after_in_forward(state.handle.unit)
+            if number is not None:
+                owner, target = context.owners[number], context.units[number]
+                sharding.unshard(owner, target, context.streams.unshard, context.streams.unshard)
+                sharding.reshard(owner, target, free=False)
+                _STAY.add(target)
+        return right(state, args, kwargs)
+
+    return pre_forward
+
+
+def _unless_it_stays(right: Any) -> Any:
+    def reshard(state: Any, target: Any) -> None:
+        if target not in _STAY:
+            right(state, target)
+
+    return reshard
+
+
+@breaks("fsdp/freed-when-checkpointed", says="unsharded after the backward with")
+class RecomputationGathersWhatIsDone(Swapped):
+    """A recomputed forward prefetches the unit after it, whose backward is over."""
+
+    swaps = (
+        (forward, "pre_forward", _with_the_next),
+        (backward, "_reshard_if_left_unsharded", _unless_it_stays),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -283,6 +284,50 @@ def test_checkpointed_units(ranks: Ranks, orig: bool) -> None:
         for rank, (ran, end) in enumerate(ranks.run(watched_checkpointed, orig, reentrant)):
             assert_that(ran >= 5, f"blocks ran forward {ran} times: nothing was recomputed", rank)
             _check(end, [], "unsharded after the backward", rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """Checkpoints around units of FSDP, which gather again in each recomputation."""
+
+    strategy: str
+    orig: bool
+    reentrant: bool
+    forward_prefetch: bool
+
+
+def watched_inside_checkpoints(me: Me, how: Outside) -> tuple[int, list[int]]:
+    """How often blocks ran forward in a step, and what has memory after it."""
+    kind = CheckpointImpl.REENTRANT if how.reentrant else CheckpointImpl.NO_REENTRANT
+    options = {
+        "sharding_strategy": ShardingStrategy[how.strategy],
+        "use_orig_params": how.orig,
+        "forward_prefetch": how.forward_prefetch,
+    }
+    network = _NET.make()
+    watch = Watch()
+    for number, block in enumerate(network.blocks):
+        watch.on(block, number)
+    network.blocks = nn.ModuleList(
+        checkpoint_wrapper(me.fsdp(block, **options), kind) for block in network.blocks
+    )
+    model = me.fsdp(network, **options)
+    for number in range(2):
+        watch.clear()
+        _NET.loss(model, me.rank, number, me.device).backward()
+    return watch.runs, watch.whole()
+
+
+@covers("fsdp/freed-when-checkpointed")
+@world_sizes(2)
+@both_kinds
+@pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP"])
+def test_units_inside_checkpoints(ranks: Ranks, orig: bool, strategy: str) -> None:
+    for reentrant, prefetch in itertools.product((False, True), repeat=2):
+        how = Outside(strategy, orig, reentrant, prefetch)
+        for rank, (ran, end) in enumerate(ranks.run(watched_inside_checkpoints, how)):
+            assert_that(ran >= 5, f"blocks ran forward {ran} times: nothing was recomputed", rank)
+            _check(end, [], f"unsharded after the backward with {how}", rank)
 
 
 def watched_outside(me: Me, orig: bool) -> dict[str, tuple[int, int]]:
