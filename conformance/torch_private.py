@@ -46,6 +46,12 @@ def registered_name(group: Any) -> str:
     return str(distributed_c10d._world.pg_names.get(group, group))
 
 
+def tables_with_entries() -> list[str]:
+    """Which of torch's tables about groups are not empty, by their names."""
+    names = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "tags_to_pg", "pg_to_tag")
+    return [name for name in names if getattr(distributed_c10d._world, name)]
+
+
 def sequence_number(group: dist.ProcessGroup) -> int:
     """How many operations the group has counted."""
     number: int = group._get_sequence_number_for_group()  # type: ignore[attr-defined]  # not in the stub

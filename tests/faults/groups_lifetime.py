@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from impl.gloo import ProcessGroupGloo
 from tests.faults.kit import ForwardingGroup, GroupFault, breaks
@@ -33,6 +34,30 @@ class GroupsAreKept(Replacing):
     def destroy_process_group(right: Any, group: Any = None) -> None:
         GroupsAreKept.kept.append(dist.group.WORLD if group is None else group)
         right(group)
+
+
+@breaks("groups/store-is-freed", says=r"rank 0 is wrong[\s\S]*socket")
+class StoresAreKept(Replacing):
+    """A global list holds every store that a group was made on."""
+
+    kept: ClassVar[list[Any]] = []
+
+    @staticmethod
+    def init_process_group(right: Any, *args: Any, **how: Any) -> None:
+        StoresAreKept.kept.append(how["store"])
+        right(*args, **how)
+
+
+@breaks("groups/store-is-freed", says=r"returned \['entries in pg_group_ranks'\]")
+class RanksOfGroupsAreKept(Replacing):
+    """A table goes on to tell, by the name, which ranks a destroyed group had."""
+
+    @staticmethod
+    def destroy_process_group(right: Any, group: Any = None) -> None:
+        table: Any = distributed_c10d._world.pg_group_ranks
+        before = {str(key): ranks for key, ranks in table.items()}
+        right(group)
+        table.update(before)
 
 
 @breaks("destroy/one-group", says=r"has not been initialized")

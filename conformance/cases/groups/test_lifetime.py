@@ -23,7 +23,9 @@ from conformance import (
 )
 from conformance.cases.groups.marks import mark, sum_marks, sum_of_marks
 from conformance.cases.groups.starting import start
+from conformance.cases.groups.stores import tcp_store
 from conformance.harness.leaks import find_leaks, take_census
+from conformance.torch_private import tables_with_entries
 
 
 def live_three_lives(me: Me) -> tuple[str, ...]:
@@ -70,6 +72,30 @@ def watch_groups_go(me: Me) -> list[str]:
 @world_sizes(1, 2)
 def test_destroyed_groups_are_freed(bare_ranks: Ranks) -> None:
     assert_same_on_all_ranks(bare_ranks.run(watch_groups_go), want=[])
+
+
+def watch_a_store_go(me: Me) -> list[str]:
+    """What is left of a store of its own that a group was made on, once nobody holds either."""
+    before = take_census()
+    store = tcp_store(me, "")
+    watched = weakref.ref(store)
+    start(me, store)
+    sum_marks(me, dist.new_group())
+    dist.destroy_process_group()
+    # Rank 0's is the server, which must not go before all others are through.
+    me.store.set(f"rank {me.rank} has destroyed its groups", "1")
+    me.store.wait([f"rank {rank} has destroyed its groups" for rank in range(me.world_size)])
+    del store
+    gc.collect()
+    left = list(find_leaks(before))
+    left += [] if watched() is None else ["the store"]
+    return left + [f"entries in {name}" for name in tables_with_entries()]
+
+
+@covers("groups/store-is-freed")
+@world_sizes(1, 2)
+def test_the_store_of_a_destroyed_group_is_freed(bare_ranks: Ranks) -> None:
+    assert_same_on_all_ranks(bare_ranks.run(watch_a_store_go), want=[])
 
 
 def destroy_one_of_two(me: Me) -> list[Tensor]:

@@ -18,6 +18,15 @@ IS_FREED = Requirement(
     says="The object of a destroyed group is freed once nobody holds it.",
     source="pytorch#94988",
 )
+STORE_IS_FREED = Requirement(
+    id="groups/store-is-freed",
+    level=MUST,
+    profile="groups",
+    says="Of a destroyed default group nothing holds the store, its connections or an entry in "
+    "torch's tables of groups.",
+    source="pytorch#94988",
+    rests_on=("groups/is-freed",),
+)
 DESTROY_ONE = Requirement(
     id="destroy/one-group",
     level=MUST,
