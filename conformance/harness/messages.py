@@ -103,9 +103,14 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The answer to `Leave`. leaks: one phrase each, such as "thread 'poller'"."""
+    """The answer to `Leave`.
+
+    leaks: groups that are still there, and what else went wrong, one phrase each.
+    held: what the process holds now and did not before, such as "thread 'poller'".
+    """
 
     leaks: tuple[str, ...]
+    held: tuple[str, ...]
 
 
 Command = Join | Call | Leave | Stop

@@ -50,6 +50,7 @@ class Ranks:
         self.last_run: LastRun | None = None
         self.fuse: Fuse[LastRun] = Fuse()
         self._earlier: list[tuple[Callable[..., Any], Sequence[Sequence[Any]]]] = []
+        self._calls: list[tuple[Sequence[bytes], bool]] = []  # since the world was made
 
     def __repr__(self) -> str:
         return f"<{self.world_size} ranks of {self.target.name}>"
@@ -111,7 +112,22 @@ class Ranks:
         if self._joined:
             self._joined = False
             self._earlier.clear()
-            self.leaks += self._pool.leave(self.world_size, self.deadline_s)
+            self.leaks += self._pool.leave(self.world_size, self.deadline_s, self._repeat)
+            self._calls.clear()
+
+    def _repeat(self) -> bool:
+        """Do everything that was done in the last world in another one; whether ranks came back."""
+        outcomes = self._pool.join(self._spec_now(), self.deadline_s)
+        if not all(isinstance(o, Returned) for o in outcomes):
+            return False
+        for payloads, wait_for_all in self._calls:
+            outcomes = self._pool.call(payloads, self.deadline_s, wait_for_all=wait_for_all)
+            if not all(isinstance(o, Returned | Raised) for o in outcomes):
+                return False
+        return True
+
+    def _spec_now(self) -> WorldSpec:
+        return replace(self._spec, search_path=tuple(sys.path))
 
     def _packed(self, function: Callable[..., Any], args: Sequence[Sequence[Any]]) -> list[bytes]:
         if len(args) != self.world_size:
@@ -132,6 +148,7 @@ class Ranks:
             self._spec, function, args, outcomes, self._pool.outputs(), tuple(self._earlier)
         )
         self._earlier.append((function, args))
+        self._calls.append((payloads, wait_for_all))
         if not all(isinstance(o, Returned) for o in outcomes):
             self.renew()
         return outcomes
@@ -140,7 +157,7 @@ class Ranks:
         if self._joined:
             return
         self._joined = True
-        spec = replace(self._spec, search_path=tuple(sys.path))
+        spec = self._spec_now()
         outcomes = self._pool.join(spec, self.deadline_s)
         if not all(isinstance(o, Returned) for o in outcomes):
             args: Sequence[Sequence[Any]] = [()] * len(outcomes)

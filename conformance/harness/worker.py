@@ -210,7 +210,7 @@ class Worker:
         gc.collect()
         groups = [f"group {name!r}" for name, group in self._groups if group() is not None]
         self._groups.clear()
-        return Left((*leaks, *groups, *find_leaks(self._before)))
+        return Left((*leaks, *groups), find_leaks(self._before))
 
 
 class _ProcessState(contextlib.ExitStack):

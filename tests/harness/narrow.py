@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from conformance.capabilities import Capabilities
 from conformance.harness.forwarding import OPERATIONS
 from conformance.target import Deviation, Target, load_target
 from conformance.verdict import Verdict
-from tests.faults.collectives_kit import all_of
 from tests.faults.kit import ForwardingGroup
 
 Op = dist.ReduceOp
@@ -35,6 +36,15 @@ _OPS = CLAIMED.ops | {"recv"}
 _DTYPES = frozenset(getattr(torch, name) for name in CLAIMED.dtypes)
 
 
+def _tensors(arguments: Any) -> Iterator[Tensor]:
+    """All of the arguments of an operation, those in lists included."""
+    for one in arguments:
+        if isinstance(one, Tensor):
+            yield one
+        elif isinstance(one, list | tuple):
+            yield from _tensors(one)
+
+
 def _is_claimed(op: Any) -> bool:
     return bool(op == Op.SUM or op == Op.MAX)
 
@@ -46,7 +56,7 @@ class NarrowGroup(ForwardingGroup):
         operation = OPERATIONS[method]
         if operation not in _OPS:
             raise NotImplementedError(f"narrow has no {operation}")
-        for x in all_of(*args):
+        for x in _tensors(args):
             if x.dtype not in _DTYPES:
                 raise TypeError(f"narrow has no {x.dtype}")
             if x.is_sparse:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import threading
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from conformance.harness.leaks import Holdings, _difference, find_leaks, take_census
+from conformance.harness.me import Me
+from conformance.harness.pool import Pool, WorldSpec
+from conformance.harness.ranks import Ranks
+from conformance.target import load_target
 
 BEFORE = Holdings(
     threads={1: "main", 2: "pt_autograd_0"},
@@ -67,3 +73,63 @@ def test_a_census_sees_threads_descriptors_and_shared_memory() -> None:
         ended.set()
         thread.join()
     assert find_leaks(before) == ()
+
+
+FOR_LIFE = """
+import threading
+from contextlib import contextmanager
+
+progress = None
+
+def start():
+    thread = threading.Thread(target=threading.Event().wait, name="progress", daemon=True)
+    thread.start()
+    return thread
+
+@contextmanager
+def once_in_a_process():
+    global progress
+    progress = progress or start()
+    yield
+
+@contextmanager
+def once_in_a_world():
+    start()
+    yield
+"""
+
+
+def left_in_two_worlds(tmp_path: Path, activate: str) -> tuple[list[str], bool]:
+    """What two worlds of one rank leave behind, and whether they had the same process."""
+    (tmp_path / "for_life.py").write_text(FOR_LIFE)
+    target = replace(load_target("torch"), imports=("for_life",), activate=f"for_life:{activate}")
+    spec = WorldSpec(target, 1, "cpu", 0, True, 60.0, (*sys.path, str(tmp_path)))
+    pool = Pool()
+    try:
+        leaks, processes = [], set()
+        for _ in range(2):
+            world = Ranks(pool, spec, 30.0)
+            processes |= {*world.run(os_pid)}
+            world.renew()
+            leaks += [str(leak) for leak in world.leaks]
+        return leaks, len(processes) == 1
+    finally:
+        pool.close()
+
+
+def os_pid(me: Me) -> int:
+    return os.getpid()
+
+
+def test_what_a_process_keeps_from_its_first_world_on_is_no_leak(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert left_in_two_worlds(tmp_path, "once_in_a_process") == ([], True)
+
+
+def test_what_every_world_leaves_is_a_leak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    leaks, same_process = left_in_two_worlds(tmp_path, "once_in_a_world")
+    assert leaks == ["rank 0 left behind: thread 'progress'"] * 2
+    assert not same_process
