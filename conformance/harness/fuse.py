@@ -73,7 +73,10 @@ def lights_fuse(function: Callable[..., None]) -> None:
         except hypothesis.errors.HypothesisException:
             raise
         except Exception:
-            (kwargs.get("ranks") or kwargs["bare_ranks"]).fuse.light()
+            # A test may have its ranks through a fixture of its own: then nothing is known of them.
+            ranks = kwargs.get("ranks") or kwargs.get("bare_ranks")
+            if ranks is not None:
+                ranks.fuse.light()
             raise
 
     lit.lights_fuse = True  # type: ignore[attr-defined]  # a mark for the line above
