@@ -69,5 +69,5 @@ class UnusedParameterSearch:
         self._previous = unused
         if not unused and not self._warned:
             self._warned = True
-            warnings.warn(NO_UNUSED_PARAMETERS, stacklevel=3)
+            warnings.warn(NO_UNUSED_PARAMETERS, stacklevel=4)
         return unused

@@ -184,7 +184,7 @@ class Logger:
     def set_runtime_stats_and_log(self) -> None:
         """Describe the iteration that ended; called at the beginning of the next one."""
         reducer = self._reducer
-        if not reducer.samples_this_iteration() or reducer.timer is None:
+        if not reducer.samples_this_iteration():
             return
         self._sampled_count += 1
         ints, strs = self._data.ints_map, self._data.strs_map
@@ -201,7 +201,8 @@ class Logger:
         ints["has_rebuilt_buckets"] = int(reducer.has_rebuilt_buckets)
         if reducer.ready_order:
             strs["prev_iteration_grad_ready_order_indices"] = _join(reducer.ready_order)
-        self._set_times(reducer.timer)
+        if reducer.timer is not None:
+            self._set_times(reducer.timer)
         if debug_is_detail():
             logger.info("%s", self)
 

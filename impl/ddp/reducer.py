@@ -305,10 +305,12 @@ class Reducer(ReducerControls):
     def _set_alarm(self) -> None:
         """Say how many hooks must fire before something can have become complete."""
         alarm = len(self.params)  # if nothing is expected, just keep the list from growing
-        if self._expecting and not self._stands_by:
+        if self._expecting:
             bucket = self._launch_order.next_bucket
             alarm = 1
-            if bucket < len(self.buckets):
+            # Statistics tell the time of each hook. And so the first iterations, which are always
+            # sampled, notice a gradient that is ready twice when it is.
+            if bucket < len(self.buckets) and not self._statistics.sampled():
                 alarm = self._readiness.missing_count[bucket]
         self._arrivals.wake_at = alarm
 

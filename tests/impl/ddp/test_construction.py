@@ -268,6 +268,26 @@ def test_statistics_are_taken_as_often_as_asked_for() -> None:
     assert "sample rate" in str(wrapped._get_ddp_logging_data()["error"])
 
 
+def test_gradients_have_times_of_their_own() -> None:
+    wrapped = DDP(TwoLayers())
+    for _ in range(2):
+        wrapped(X).sum().backward()
+        first, second = wrapped.reducer.get_backward_stats()
+        assert 0 < second < first  # in one bucket, the second layer's gradient comes first
+
+
+def test_a_module_on_several_gpus_has_all_statistics_but_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wrapped = DDP(nn.Linear(2, 1))
+    monkeypatch.setattr(wrapped.reducer._statistics, "timer", None)
+    for _ in range(2):
+        wrapped(X).sum().backward()
+    data = wrapped._get_ddp_logging_data()
+    assert (data["iteration"], data["num_buckets_reduced"]) == (1, 1)
+    assert "avg_backward_compute_time" not in data
+
+
 def test_statistics_describe_one_iteration() -> None:
     model = Branches()
     wrapped = DDP(model, find_unused_parameters=True)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from impl.ddp.timing import ALWAYS_SAMPLED_ITERATIONS
 from tests.impl.ddp.models import DDP, Branches, TwoLayers, X, grad_of, same_gradients
 
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -28,9 +29,18 @@ class Recomputed(Branches):
         return x
 
 
+def test_what_is_ready_twice_is_named_at_once_in_the_first_iterations() -> None:
+    wrapped = DDP(Recomputed())
+    loss = wrapped(X.clone().requires_grad_()).sum()
+    with pytest.raises(RuntimeError, match="mark a variable ready only once"):
+        loss.backward()
+
+
 def test_what_was_ready_twice_is_named_if_only_the_next_forward_notices() -> None:
     wrapped = DDP(Recomputed())
     x = X.clone().requires_grad_()
+    for _ in range(ALWAYS_SAMPLED_ITERATIONS):
+        wrapped(x)
     wrapped(x).sum().backward()
     with pytest.raises(RuntimeError, match="mark a variable ready only once") as caught:
         wrapped(x)
