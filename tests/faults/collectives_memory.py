@@ -78,6 +78,20 @@ class LeavesPartialSums(GroupFault, ProcessGroupGloo):
         return work
 
 
+@breaks("reduce/other-ranks-untouched", says=r"large_reduced_on_each[\s\S]*rank \d is wrong")
+class LeavesPartialSumsOfPieces(GroupFault, ProcessGroupGloo):
+    """What travels in pieces is added up where it passes."""
+
+    base = "impl"
+
+    def reduce(self, tensors: Any, opts: Any = None) -> Any:
+        work = super().reduce(tensors, opts)
+        work.wait()
+        if self.rank() != opts.rootRank and tensors[0].numel() > 1 << 16:
+            tensors[0].add_(1)
+        return work
+
+
 @breaks("all_gather_into_tensor/only-outputs", says=r"the memory around the tensors: rank \d")
 class WritesPastTheEnd(ForwardingGroup):
     """The element behind the output is overwritten."""

@@ -154,6 +154,19 @@ class ReduceScatterDoesNotDivide(ForwardingGroup):
         return super().reduce_scatter_single(output, tensor, opts)
 
 
+@breaks("reductions/average", says=r"op='reduce'[\s\S]*test_average_divides_by_the_ranks")
+class ReduceDividesByTheWorld(ForwardingGroup):
+    """AVG of a reduce divides by the ranks that there are, whichever group they are in."""
+
+    def reduce(self, tensors: Any, opts: Any) -> Any:
+        is_average = opts.reduceOp == Op.AVG
+        work = super().reduce(tensors, opts)
+        work.wait()
+        if is_average:
+            tensors[0].mul_(self.size() / dist.get_world_size())
+        return work
+
+
 @breaks("reductions/average-of-integers", says=r"got 0, want \d")
 class AveragesByMultiplying(GroupFault, ProcessGroupGloo):
     """Integers are multiplied by 1/n, which is 0."""

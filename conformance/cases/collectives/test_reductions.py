@@ -22,7 +22,7 @@ from conformance import (
     not_probed,
     world_sizes,
 )
-from conformance.cases.collectives.perform import REDUCE_OPS, assert_taken, perform
+from conformance.cases.collectives.perform import REDUCE_OPS, Seen, assert_taken, perform
 from conformance.cases.parameters import dtypes, ops, reduce_ops
 from conformance.harness.failure import Bystander
 from conformance.oracle.collectives import Call
@@ -236,21 +236,18 @@ def test_average_of_complex_numbers(ranks: Ranks) -> None:
     assert_same_on_all_ranks(got, want=reduced("avg", contributions))
 
 
-def average_in_group(me: Me) -> Tensor | Bystander:
+def averaged_in_group(me: Me, call: Call) -> Seen | Bystander:
     group = dist.new_group([1, 2])
-    if me.rank not in (1, 2):
-        return Bystander()
-    x = torch.full((3,), float(me.rank), device=me.device)
-    dist.all_reduce(x, dist.ReduceOp.AVG, group=group)
-    return x
+    return perform(me, call, group=group) if me.rank in (1, 2) else Bystander()
 
 
 @covers("reductions/average")
+@needs("dtype:float64")
 @world_sizes(4)
-def test_average_divides_by_the_ranks_of_the_group(ranks: Ranks) -> None:
-    got = ranks.run(average_in_group)
-    average = torch.full((3,), 1.5)
-    assert_each_rank(got, [Bystander(), average, average, Bystander()])
+@pytest.mark.parametrize("op", REDUCING)
+def test_average_divides_by_the_ranks_of_the_group(ranks: Ranks, op: str) -> None:
+    call = Call(op, (5,), "float64", "avg")
+    assert_taken(call, ranks.run(averaged_in_group, call)[1:3], within_ulps=2)
 
 
 @covers("reductions/average-of-integers")

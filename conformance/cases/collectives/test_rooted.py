@@ -73,6 +73,28 @@ def test_reduce_leaves_the_other_ranks_tensors(ranks: Ranks) -> None:
     assert_each_rank(elsewhere, want)
 
 
+LARGE = (100_003,)  # so many that they travel in pieces
+
+
+def large_reduced_on_each(me: Me) -> list[bool]:
+    """Whether this rank's own contribution is still there after a reduce to each rank in turn."""
+    kept = []
+    for destination in range(me.world_size):
+        x = sample(LARGE, "float32", me.rank, salt=destination).to(me.device)
+        before = x.clone()
+        dist.reduce(x, dst=destination)
+        kept.append(torch.equal(x, before))
+    return kept
+
+
+@covers("reduce/other-ranks-untouched")
+@world_sizes(2, 3, 5)
+def test_reduce_leaves_large_tensors_too(ranks: Ranks) -> None:
+    n = ranks.world_size
+    want = [[to != rank for to in range(n)] for rank in range(n)]
+    assert_each_rank(ranks.run(large_reduced_on_each), want)
+
+
 def gathered_on_each(me: Me, elsewhere: list[Tensor] | None) -> list[list[Tensor]]:
     """One gather to each rank in turn; an empty list where this rank is not the destination.
 
