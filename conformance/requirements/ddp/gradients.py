@@ -76,7 +76,7 @@ NORM = Requirement(
     profile="ddp",
     says="clip_grad_norm_ on averaged gradients gives the norm of the whole batch's gradient, and "
     "clips the same on all ranks, however buckets are filled.",
-    source="fairseq#517",
+    source="fairscale#517",
     rests_on=("ddp/average",),
 )
 DELAYED = Requirement(
