@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from conformance.requirements import catalogue
 
-_USAGE_ERROR = "usage error"  # not the name of any requirement
+# Not the name of any requirement.
+_USAGE_ERROR = "usage error"
+_PLANNED = "planned"
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a run would have to do to leave nothing out.
+
+    cases: node id -> the requirements that the case covers, of those that run and of those that
+        were left out.
+    files_left_out: files of the suite of which no case was found.
+    """
+
+    cases: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    files_left_out: Sequence[str] = ()
 
 
 class Board:
-    """A folder with one empty file for each broken requirement, and one for a usage error: safe to
-    write to and to read from several processes, and gone at the end of the run."""
+    """A folder with one empty file for each broken requirement, one for a usage error and one for
+    what was planned: safe to write to and to read from several processes, and gone at the end of
+    the run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -45,6 +64,17 @@ class Board:
         """What `note_usage_error` was last told, or ""."""
         path = self.folder / _USAGE_ERROR
         return path.read_text() if path.exists() else ""
+
+    def note_planned(self, planned: Planned) -> None:
+        """Tell the controller what there was to run; each worker finds the same."""
+        written = self.folder / f"{_PLANNED} {os.getpid()}"
+        written.write_text(json.dumps([dict(planned.cases), list(planned.files_left_out)]))
+        written.replace(self.folder / _PLANNED)
+
+    def planned(self) -> Planned:
+        """What `note_planned` was told; nothing where no worker came so far."""
+        path = self.folder / _PLANNED
+        return Planned(*json.loads(path.read_text())) if path.exists() else Planned()
 
     def remove(self) -> None:
         """End the board; workers that are still at it find it empty."""

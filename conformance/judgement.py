@@ -38,15 +38,20 @@ class Judgement:
         return self.seen is not Verdict.HOLDS and set(self.verdicts.values()) <= excuses
 
 
-def judge_end(error: BaseException | None, plan: Plan, target: Target) -> Judgement:
-    """The verdicts of a case that ended with this exception, or without one."""
+def judge_end(
+    error: BaseException | None, plan: Plan, target: Target, blocked_by: str = ""
+) -> Judgement:
+    """The verdicts of a case that ended with this exception, or without one.
+
+    blocked_by: the broken requirement because of which the case was skipped, or "".
+    """
     if error is None:
         verdict = Verdict.NOT_CLAIMED if plan.lacks else Verdict.HOLDS
         reason = f"works, although {', '.join(plan.lacks)} is not claimed" if plan.lacks else ""
         return Judgement(Verdict.HOLDS, dict.fromkeys(plan.covers, verdict), reason, True)
     if isinstance(error, pytest.skip.Exception):
-        verdicts = dict.fromkeys(plan.covers, Verdict.NOT_EXERCISED)
-        return Judgement(Verdict.NOT_EXERCISED, verdicts, str(error.msg), False)
+        skipped = Verdict.BLOCKED if blocked_by else Verdict.NOT_EXERCISED
+        return Judgement(skipped, dict.fromkeys(plan.covers, skipped), str(error.msg), False)
     seen = verdict_of(error)
     reason = error.brief if isinstance(error, RanksFailed) else _first_line(error)
     if plan.lacks and isinstance(error, RanksFailed) and error.is_clean_refusal:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import zlib
 from collections.abc import Generator, Iterator
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conformance.board import Board
+from conformance.board import Board, Planned
+from conformance.certifier import Certifier, attach, usage_error
 from conformance.harness.fuse import lights_fuse
 from conformance.harness.pool import SHARED_POOL, WorldSpec
 from conformance.harness.ranks import Ranks
@@ -21,41 +20,22 @@ from conformance.harness.torchrun import Crew, Place, place, serve
 from conformance.judgement import Judgement, LeftBehind, judge_end
 from conformance.markers import DOCUMENTED
 from conformance.options import OPTIONS
-from conformance.plan import Plan, adopt_own, make_plan, select, why_not_exercised, world_size_of
+from conformance.plan import Plan, adopt_own, make_plan, select, world_size_of
 from conformance.report.again import Invocation, command_again
-from conformance.report.certificate import (
-    ALONE,
-    CERTIFICATE,
-    JUNIT,
-    REPORT,
-    Run,
-    certificate_of,
-    remove_certificate,
-    write_certificate,
-)
+from conformance.report.certificate import ALONE, JUNIT
 from conformance.report.failure import FailedCase, failure_text
-from conformance.report.results import CaseResult, Conclusion, Results, judge
+from conformance.report.results import CaseResult
 from conformance.report.script import Example, write_script
-from conformance.report.terminal import summary_lines, verdict_line
-from conformance.requirements import Requirement, catalogue
-from conformance.settings import FirstLook, Settings, UsageError, look_at, read_settings
+from conformance.selection import files_left_out, planned_cases
+from conformance.settings import Settings, UsageError, read_settings
 from conformance.verdict import FAILURES, Verdict
-
-EXIT_USAGE = 2
-EXIT_HARNESS_FAULT = 3
-EXIT_INTERRUPTED = 130
 
 # Longer than any deadline: a group that gives up first would hide which ranks hang, and where.
 _GROUP_TIMEOUT_S = 300.0
 
-_WIDTH_MAX = 100  # of the summary: longer lines are hard to read
-
-# Attributes of a report that hold a CaseResult and the case's own requirements as plain data.
-_ATTACHED = "conformance"
-_OWN = "conformance_own"
-
 _SETTINGS = pytest.StashKey[Settings]()
 _BOARD = pytest.StashKey[Board]()
+_FOUND = pytest.StashKey[list[pytest.Item]]()
 _PLAN = pytest.StashKey[Plan]()
 _WORLD = pytest.StashKey[Ranks]()
 _BLOCKED = pytest.StashKey[str]()
@@ -89,7 +69,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
         if at is not None:
             settings = _join_torchrun(at, settings, option)
     except UsageError as error:
-        return _usage_error(str(error))
+        return usage_error(str(error))
     config.stash[_SETTINGS] = settings
     if settings.certificate is not None and not _is_worker(config):
         option.xmlpath = getattr(option, "xmlpath", None) or str(settings.certificate / JUNIT)
@@ -116,7 +96,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_BOARD] = Board(Path(folder))
     else:
         config.stash[_BOARD] = Board.make()
-        config.pluginmanager.register(Certifier(config), "conformance-certifier")
+        certifier = Certifier(config, config.stash[_SETTINGS], config.stash[_BOARD])
+        config.pluginmanager.register(certifier, "conformance-certifier")
+    config.stash[_FOUND] = []
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -148,11 +130,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("world_size", sizes, ids=[f"ws{n}" for n in sizes], scope="function")
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Note every case of a file before a node id, --lf, -k and the like leave any of them out."""
+    report = yield
+    items = [child for child in report.result if isinstance(child, pytest.Item)]
+    collector.config.stash[_FOUND] += items
     try:
-        adopt_own(item)  # before -k and its like leave cases out on which others rest
+        for item in items:
+            adopt_own(item)  # others may rest on requirements that come with a case left out
     except UsageError as error:
-        item.config.stash[_BOARD].note_usage_error(str(error))
+        collector.config.stash[_BOARD].note_usage_error(str(error))
+    return report
 
 
 @pytest.hookimpl(trylast=True)
@@ -161,8 +152,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     board = config.stash[_BOARD]
     plans: dict[str, Plan] = {}
     try:
-        for item in items:
-            plans[item.nodeid] = item.stash[_PLAN] = make_plan(item, settings)
+        for item in [*config.stash[_FOUND], *items]:
+            if item.nodeid not in plans:
+                plans[item.nodeid] = make_plan(item, settings)
+            item.stash[_PLAN] = plans[item.nodeid]
     except UsageError as error:
         board.note_usage_error(str(error))
     if board.usage_error():
@@ -174,6 +167,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if dropped:
         config.hook.pytest_deselected(items=list(dropped))
     items[:] = chosen
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    config = session.config
+    board = config.stash[_BOARD]
+    if config.option.collectonly or board.usage_error():
+        return
+    found = config.stash[_FOUND]
+    plans = {item.nodeid: item.stash[_PLAN] for item in [*found, *session.items]}
+    cases = planned_cases(found, session.items, plans, config.stash[_SETTINGS])
+    board.note_planned(Planned(cases, files_left_out(found)))
 
 
 @pytest.fixture
@@ -238,52 +242,63 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Attach what the case says of each requirement, and give pytest the outcome that follows."""
     report = yield
-    plan = item.stash[_PLAN]
     error = call.excinfo.value if call.excinfo else None
-    if call.when == "setup" and error is None:
-        return report
-    if call.when == "teardown" and error is None:
+    if error is None and call.when != "call":
         return report
     settings = item.config.stash[_SETTINGS]
-    judgement = judge_end(error, plan, settings.target)
-    if not judgement.verdicts:  # a case of a user's own, which pytest judges
-        if error is not None and report.failed and _WORLD in item.stash:
-            text = failure_text(_failed_case(item, judgement, error, settings))
-            report.sections.append(("ranks", text))
-        return report
-    if _BLOCKED in item.stash:
-        blocked = dict.fromkeys(plan.covers, Verdict.BLOCKED)
-        judgement = Judgement(Verdict.BLOCKED, blocked, judgement.reason, False)
+    judgement = judge_end(error, item.stash[_PLAN], settings.target, item.stash.get(_BLOCKED, ""))
+    if judgement.verdicts:
+        _record(item, report, judgement, call.duration)
+        _show(item, report, judgement, error, settings)
+    elif error is not None and report.failed and _WORLD in item.stash:
+        # A case of a user's own, which pytest judges.
+        text = failure_text(_failed_case(item, judgement, error, settings))
+        report.sections.append(("ranks", text))
+    return report
+
+
+def _record(
+    item: pytest.Item, report: pytest.TestReport, judgement: Judgement, seconds: float
+) -> None:
+    """Tell the certificate, JUnit and the other workers."""
+    plan = item.stash[_PLAN]
     result = CaseResult(
         case=item.nodeid,
         verdicts=judgement.verdicts,
         seen=judgement.seen,
-        seconds=call.duration,
+        seconds=seconds,
         world_size=world_size_of(item),
         reason=judgement.reason,
         lacks=plan.lacks,
         worked=judgement.worked,
     )
-    # Plain data: it may cross to the controller, which has not seen the cases.
-    report.__dict__[_ATTACHED] = result.to_plain()
-    report.__dict__[_OWN] = [requirement.to_plain() for requirement in plan.own]
+    attach(report, result, plan.own)
     properties = [(id, str(verdict)) for id, verdict in judgement.verdicts.items()]
     report.user_properties += properties
     item.user_properties += properties  # JUnit takes those of the teardown's report
     for id, verdict in judgement.verdicts.items():
         if verdict in FAILURES:
             item.config.stash[_BOARD].note_broken(id)
+
+
+def _show(
+    item: pytest.Item,
+    report: pytest.TestReport,
+    judgement: Judgement,
+    error: BaseException | None,
+    settings: Settings,
+) -> None:
+    """Make pytest's report that of the judgement."""
     if error is None or judgement.seen in (Verdict.NOT_EXERCISED, Verdict.BLOCKED):
-        return report
-    if judgement.excused:
-        report.outcome = "skipped"
-        if Verdict.DEVIATION in judgement.verdicts.values():
-            report.wasxfail = f"deviation: {judgement.reason}"
-        else:
-            report.longrepr = (str(item.path), item.reportinfo()[1] or 0, judgement.reason)
-    else:
+        return  # as pytest has it
+    if not judgement.excused:
         report.longrepr = failure_text(_failed_case(item, judgement, error, settings))
-    return report
+        return
+    report.outcome = "skipped"
+    if Verdict.DEVIATION in judgement.verdicts.values():
+        report.wasxfail = f"deviation: {judgement.reason}"
+    else:
+        report.longrepr = (str(item.path), item.reportinfo()[1] or 0, judgement.reason)
 
 
 def _failed_case(
@@ -332,127 +347,5 @@ def _write_script(
     return write_script(folder / ALONE / file, example)
 
 
-class Certifier:
-    """Gathers what all cases say, wherever they ran; judges, and writes it down."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self._config = config
-        self._settings = config.stash[_SETTINGS]
-        self._look = FirstLook("", {})
-        self._cases: list[CaseResult] = []
-        self._harness_faults: list[str] = []
-        self._other_failures: list[str] = []
-        self.results: Results | None = None
-        self._started_at = datetime.now(timezone.utc)
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> object:
-        """Look at the target while the workers start; one that is not there is a usage error."""
-        if session.config.option.collectonly:
-            return None
-        if self._settings.certificate is not None:
-            remove_certificate(self._settings.certificate)
-        self._look = look_at(self._settings.target)
-        if self._look.error:
-            message = f"--target {self._settings.spec}: {self._look.error}"
-            self._config.stash[_BOARD].note_usage_error(message)
-            return True  # the loop is done
-        return None
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        plain = getattr(report, _ATTACHED, None)
-        if plain is not None:
-            self._cases.append(CaseResult.from_plain(plain))
-            for own in getattr(report, _OWN):
-                catalogue().add(Requirement.from_plain(own))
-        elif report.when in ("setup", "call", "teardown"):
-            if report.failed:
-                self._other_failures.append(report.nodeid)
-        else:
-            self._harness_faults.append(f"a pytest worker crashed in {report.nodeid}")
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
-            self._harness_faults.append(f"{report.nodeid} cannot be collected")
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if session.config.option.collectonly:
-            return
-        if self._cases or self._harness_faults:
-            self.results = judge(
-                catalogue(),
-                self._settings.target,
-                self._cases,
-                why_not_exercised(self._settings),
-                dict.fromkeys(self._harness_faults),  # each worker collects by itself
-                dict.fromkeys(self._other_failures),
-                interrupted=session.exitstatus == pytest.ExitCode.INTERRUPTED,
-            )
-        session.exitstatus = self._exit_status(session.exitstatus)
-        if self.results is not None and self._settings.certificate is not None:
-            try:
-                self._write_certificate(self.results, session.exitstatus)
-            except OSError as error:
-                where = f"--certificate {self._settings.certificate}"
-                print(f"ERROR: {where}: cannot write there: {error.strerror}", file=sys.stderr)
-                session.exitstatus = EXIT_HARNESS_FAULT
-
-    def _write_certificate(self, results: Results, exit_status: int) -> None:
-        assert self._settings.certificate is not None
-        run = Run(
-            started_at=self._started_at,
-            ended_at=datetime.now(timezone.utc),
-            arguments=self._config.invocation_params.args,
-            workers=len(getattr(self._config.option, "tx", None) or ()),
-            versions=self._look.versions,
-            exit_status=int(exit_status),
-        )
-        document = certificate_of(results, self._settings, run)
-        write_certificate(self._settings.certificate, document)
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if self.results is None:
-            return
-        seconds = (datetime.now(timezone.utc) - self._started_at).total_seconds()
-        width = min(shutil.get_terminal_size().columns, _WIDTH_MAX)
-        terminalreporter.section("conformance")
-        for line in summary_lines(self.results, seconds, width):
-            terminalreporter.line(line)
-        good = self.results.conclusion is Conclusion.CONFORMANT
-        terminalreporter.line(verdict_line(self.results), green=good, red=not good, bold=True)
-        if self._settings.certificate is not None:
-            folder = self._settings.certificate
-            terminalreporter.line(f"certificate: {folder / CERTIFICATE}")
-            terminalreporter.line(f"for reading: {folder / REPORT}")
-
-    def _exit_status(self, pytests_own: int) -> int:
-        refused = self._config.stash[_BOARD].usage_error()
-        if refused:
-            return _usage_error(refused)
-        if pytests_own == pytest.ExitCode.NO_TESTS_COLLECTED:
-            return _usage_error("no case was selected")
-        if self._harness_faults or pytests_own == pytest.ExitCode.INTERNAL_ERROR:
-            return EXIT_HARNESS_FAULT
-        if pytests_own == pytest.ExitCode.INTERRUPTED:
-            return EXIT_INTERRUPTED
-        if pytests_own == pytest.ExitCode.USAGE_ERROR:
-            return EXIT_USAGE
-        if self.results is None:
-            return pytests_own
-        match self.results.conclusion:
-            case Conclusion.UNKNOWN:
-                return EXIT_HARNESS_FAULT
-            case Conclusion.CONFORMANT:
-                return pytests_own
-            case _:
-                return 1
-
-
 def _is_worker(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput")
-
-
-def _usage_error(message: str) -> int:
-    print(f"ERROR: {message}", file=sys.stderr)
-    return EXIT_USAGE

@@ -38,8 +38,11 @@ CONFORMANCE = {
     "plan": "requirements settings target",
     "judgement": "harness plan target verdict",
     "report": "verdict version requirements target checks harness settings",
+    "selection": "plan settings",
     # What puts it all together.
-    "plugin": "board harness judgement markers options plan report requirements settings verdict",
+    "certifier": "board plan report requirements settings",
+    "plugin": "board certifier harness judgement markers options plan report selection settings "
+    "verdict",
     "conftest": "plugin",
     "bench": "harness target capabilities oracle checks",
     "cli": "__init__ capabilities options report requirements settings target version",

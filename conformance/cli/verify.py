@@ -39,5 +39,11 @@ def run(arguments: argparse.Namespace) -> int:
     suite = document["suite"]["version"]
     if suite != VERSION:
         print(f"made by version {suite} of the suite: its requirements were not compared with mine")
+    cases, files = (
+        document["run"].get("cases_left_out", 0),
+        document["run"].get("files_left_out", ()),
+    )
+    if cases or files:
+        print(f"of a selection: {cases} cases and {len(files)} files of the suite were left out")
     print(f"{path}: whole and consistent; {document['target']['name']} {document['conclusion']}")
     return 0

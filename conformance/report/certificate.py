@@ -72,7 +72,7 @@ def certificate_of(results: Results, settings: Settings, run: Run) -> Document:
             },
             "target": _target(settings.target, settings.spec, run.versions),
             "environment": environment(),
-            "run": _run(settings, run, cases.values()),
+            "run": _run(settings, run, cases.values(), results),
             "counts": counted(r["verdict"] for r in requirements),
             "profiles": [_profile(p, results) for p in PROFILES],
             "requirements": requirements,
@@ -174,7 +174,7 @@ def _target(target: Target, spec: str, versions: Mapping[str, str]) -> Document:
     }
 
 
-def _run(settings: Settings, run: Run, cases: Iterable[CaseResult]) -> Document:
+def _run(settings: Settings, run: Run, cases: Iterable[CaseResult], results: Results) -> Document:
     sizes = {case.world_size for case in cases if case.world_size is not None}
     return {
         "started_at": run.started_at.isoformat(timespec="seconds"),
@@ -192,6 +192,8 @@ def _run(settings: Settings, run: Run, cases: Iterable[CaseResult]) -> Document:
                 None if settings.requirements is None else sorted(settings.requirements)
             ),
         },
+        "cases_left_out": len(results.cases_left_out),
+        "files_left_out": list(results.files_left_out),
     }
 
 
@@ -214,6 +216,7 @@ def _requirement(result: RequirementResult) -> Document:
         "root": result.root,
         "seconds": _seconds(result.seconds),
         "cases": [_case(case, result.requirement.id) for case in result.cases],
+        "left_out": list(result.left_out),
     }
 
 

@@ -21,6 +21,7 @@ class Kind(str, Enum):
 
     REGRESSION = "regression"
     NO_LONGER_EXERCISED = "no longer exercised"
+    EXERCISED_LESS = "some cases left out"
     STILL_FAILING = "fails in another way"
     IMPROVEMENT = "improvement"
     NEWLY_EXERCISED = "newly exercised"
@@ -62,8 +63,13 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comparison:
         was = old[id]["verdict"] if id in old else ""
         now = new[id]["verdict"] if id in new else ""
         kind = _kind(was, now)
+        reason = new[id]["reason"] if id in new else ""
+        if kind is None and was == now and now not in _ABSENT:
+            earlier, missing = (len(rows[id].get("left_out", ())) for rows in (old, new))
+            if missing > earlier:
+                kind, reason = Kind.EXERCISED_LESS, f"{missing} of its cases did not run"
         if kind is not None:
-            changes.append(Change(id, kind, was, now, new[id]["reason"] if id in new else ""))
+            changes.append(Change(id, kind, was, now, reason))
     order = list(Kind)
     changes.sort(key=lambda change: order.index(change.kind))
     return Comparison(tuple(changes), _circumstances(before, after))
@@ -104,6 +110,8 @@ def _facts(document: Mapping[str, Any]) -> dict[str, str]:
         **{name: environment[name] for name in ("torch", "python", "platform", "cpus")},
         "world sizes": run["world_sizes"],
         **{f"selected {name}": chosen for name, chosen in run["selected"].items()},
+        "cases left out": run.get("cases_left_out", 0),
+        "files left out": len(run.get("files_left_out", ())),
         "wall time": f"{run['seconds']:.0f} s",
     }
     return {name: "everything" if fact is None else str(fact) for name, fact in facts.items()}

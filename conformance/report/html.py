@@ -52,5 +52,6 @@ _TONES = {
     str(Verdict.NOT_EXERCISED): "absent",
     "conformant": "good",
     "not conformant": "bad",
+    "nothing exercised": "bad",
     "interrupted": "bad",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
@@ -19,6 +19,7 @@ class Conclusion(str, Enum):
 
     CONFORMANT = "conformant"
     NOT_CONFORMANT = "not conformant"
+    NOTHING_EXERCISED = "nothing exercised"
     INTERRUPTED = "interrupted"
     UNKNOWN = "unknown"
 
@@ -47,6 +48,11 @@ class CaseResult:
     lacks: tuple[str, ...] = ()
     worked: bool = False
 
+    @property
+    def exercises(self) -> bool:
+        """Whether it says anything of the target."""
+        return any(verdict is not Verdict.NOT_EXERCISED for verdict in self.verdicts.values())
+
     def to_plain(self) -> dict[str, Any]:
         """As dicts, lists, strings and numbers, for the way from a pytest worker."""
         plain = asdict(self)
@@ -68,6 +74,7 @@ class RequirementResult:
     """What a run says of one requirement.
 
     root: the broken requirement because of which it is blocked, or "".
+    left_out: node ids of cases of it that the suite's own options ask for and that did not run.
     """
 
     requirement: Requirement
@@ -75,6 +82,7 @@ class RequirementResult:
     reason: str
     cases: tuple[CaseResult, ...] = ()
     root: str = ""
+    left_out: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -104,6 +112,7 @@ class Results:
 
     other_failures: node ids of failed cases that cover no requirement.
     interrupted: whether somebody stopped it, so that what is missing says nothing.
+    files_left_out: files of the suite of which no case was collected.
     """
 
     target: Target
@@ -111,6 +120,7 @@ class Results:
     harness_faults: tuple[str, ...]
     other_failures: tuple[str, ...] = ()
     interrupted: bool = False
+    files_left_out: tuple[str, ...] = ()
 
     @property
     def conclusion(self) -> Conclusion:
@@ -121,7 +131,20 @@ class Results:
             return Conclusion.INTERRUPTED
         if self._any(REFUSES_CERTIFICATE):
             return Conclusion.NOT_CONFORMANT
+        if not any(case.exercises for case in self._cases()):
+            return Conclusion.NOTHING_EXERCISED
         return Conclusion.CONFORMANT
+
+    @property
+    def why_nothing(self) -> str:
+        """Why most of what was to run did not, where nothing was exercised."""
+        asked = [r.reason for r in self.requirements if r.cases or r.left_out]
+        return Counter(asked).most_common(1)[0][0] if asked else "no case of it was selected"
+
+    @property
+    def cases_left_out(self) -> tuple[str, ...]:
+        """Node ids of all cases that were left out, sorted."""
+        return tuple(sorted({case for r in self.requirements for case in r.left_out}))
 
     @property
     def counts(self) -> Counter[Verdict]:
@@ -194,16 +217,25 @@ def judge(
     other_failures: Iterable[str] = (),
     *,
     interrupted: bool = False,
+    planned: Mapping[str, Sequence[str]] | None = None,
+    files_left_out: Iterable[str] = (),
 ) -> Results:
     """Merge what all cases say, in whatever order and from whichever worker they came.
 
     not_exercised: requirement id -> why no case of it ran.
+    planned: node id -> requirement ids, of all cases that should have run.
     For the rest see `Results`.
     """
     by_requirement: dict[str, list[CaseResult]] = {}
+    ran = set()
     for case in cases:
+        ran.add(case.case)
         for id in case.verdicts:
             by_requirement.setdefault(id, []).append(case)
+    left_out: dict[str, list[str]] = {}
+    for name, ids in (planned or {}).items():
+        for id in ids if name not in ran else ():
+            left_out.setdefault(id, []).append(name)
     seen = {id: worst(c.verdicts[id] for c in found) for id, found in by_requirement.items()}
     results = []
     for id, requirement in catalogue.items():
@@ -214,19 +246,23 @@ def judge(
             reason = not_exercised.get(id, "no case of it was selected")
             if reason.startswith(NOT_CLAIMED):
                 verdict = Verdict.NOT_CLAIMED
+            elif id in left_out:
+                reason = "its cases were left out"
         root = next((r for r in catalogue.roots(id) if seen.get(r) in FAILURES), "")
         if root and verdict in FAILURES:
             # The case ran before it was known that what it rests on is broken.
             verdict = Verdict.BLOCKED
         if verdict is Verdict.BLOCKED:
             reason = f"rests on {root}, which is {seen[root]}" if root else reason
-        results.append(RequirementResult(requirement, verdict, reason, found, root))
+        missing = tuple(left_out.get(id, ()))
+        results.append(RequirementResult(requirement, verdict, reason, found, root, missing))
     return Results(
         target,
         tuple(results),
         tuple(harness_faults),
         tuple(other_failures),
         interrupted,
+        tuple(files_left_out),
     )
 
 

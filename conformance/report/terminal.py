@@ -28,6 +28,7 @@ def summary_lines(results: Results, seconds: float, width: int = 80) -> Iterator
     yield from _deviations(results, width)
     yield from _claims(results, width)
     yield from _not_exercised(results, width)
+    yield from _left_out(results, width)
     for fault in results.harness_faults:
         yield from _paragraph(f"harness fault: {fault}", width)
     cases = {case.case for result in results.requirements for case in result.cases}
@@ -47,12 +48,24 @@ def verdict_line(results: Results) -> str:
             return f"{name}: interrupted; a run that did not end proves nothing"
         case Conclusion.NOT_CONFORMANT:
             broken = sum(counts[v] for v in FAILURES)
-            return f"{name}: not conformant; {broken} of {exercised} requirements do not hold"
+            failed = f"{broken} of {exercised} requirements do not hold"
+            return f"{name}: not conformant; {failed}{_selection(results)}"
+        case Conclusion.NOTHING_EXERCISED:
+            return f"{name}: nothing was exercised, so this run says nothing about it"
     noted = [f"{counts[v]} {v}" for v in (Verdict.DEVIATION, Verdict.NOT_CLAIMED) if counts[v]]
     if counts[Verdict.NOT_EXERCISED]:
         noted.append(f"{counts[Verdict.NOT_EXERCISED]} more not exercised")
     also = f" ({', '.join(noted)})" if noted else ""
-    return f"{name}: conformant; {counts[Verdict.HOLDS]} of {exercised} requirements hold{also}"
+    held = f"{counts[Verdict.HOLDS]} of {exercised} requirements hold{also}"
+    return f"{name}: conformant; {held}{_selection(results)}"
+
+
+def _selection(results: Results) -> str:
+    """What was left out, at the end of a sentence; "" if nothing was."""
+    counts = {"case": len(results.cases_left_out), "file": len(results.files_left_out)}
+    parts = [f"{n} {what}{'s' if n > 1 else ''}" for what, n in counts.items() if n]
+    were = "was" if sum(counts.values()) == 1 else "were"
+    return f"; a selection: {' and '.join(parts)} {were} left out" if parts else ""
 
 
 def duration(seconds: float) -> str:
@@ -151,6 +164,17 @@ def _not_exercised(results: Results, width: int) -> Iterator[str]:
     for reason, ids in by_reason.items():
         count = f"{len(ids)} requirement{'s' if len(ids) > 1 else ''}"
         yield from _paragraph(f"not exercised, {reason}: {count}", width)
+        if len(ids) <= _SHOWN_IDS:
+            yield from _listed(ids, width)
+
+
+def _left_out(results: Results, width: int) -> Iterator[str]:
+    ids = [r.requirement.id for r in results.requirements if r.left_out and r.cases]
+    if ids:
+        count = f"{len(ids)} requirement{'s' if len(ids) > 1 else ''}"
+        yield from _paragraph(
+            f"judged without some of its cases, which were left out: {count}", width
+        )
         if len(ids) <= _SHOWN_IDS:
             yield from _listed(ids, width)
 

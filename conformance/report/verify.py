@@ -25,6 +25,7 @@ _EXIT = {
     Conclusion.NOT_CONFORMANT: (1,),
     Conclusion.UNKNOWN: (3,),
     Conclusion.INTERRUPTED: (130,),
+    Conclusion.NOTHING_EXERCISED: (2,),
 }
 
 Document = Mapping[str, Any]
@@ -45,6 +46,7 @@ def problems(document: Document) -> Iterator[str]:
     for requirement in document["requirements"]:
         yield from _requirement(requirement, document)
     yield from _deviations(document)
+    yield from _left_out(document)
     yield from _of_suite(document)
 
 
@@ -57,6 +59,10 @@ def _conclusion(document: Document) -> Iterator[str]:
         due = said
     elif verdicts & REFUSES_CERTIFICATE:
         due = Conclusion.NOT_CONFORMANT
+    elif verdicts <= {Verdict.NOT_EXERCISED} or not any(
+        r["cases"] for r in document["requirements"]
+    ):
+        due = Conclusion.NOTHING_EXERCISED
     else:
         due = Conclusion.CONFORMANT
     if said is not due:
@@ -100,6 +106,18 @@ def _requirement(row: Document, document: Document) -> Iterator[str]:
         row["id"] in d["matched"] for d in _declared(document)
     ):
         yield f"{row['id']} is a deviation that nobody declared"
+
+
+def _left_out(document: Document) -> Iterator[str]:
+    """Certificates of earlier versions do not say what was left out."""
+    rows = document["requirements"]
+    ran = {case["case"] for row in rows for case in row["cases"]}
+    missing = {case for row in rows for case in row.get("left_out", ())}
+    said = document["run"].get("cases_left_out", 0)
+    if said != len(missing):
+        yield f"it speaks of {said} cases that were left out, and lists {len(missing)}"
+    if missing & ran:
+        yield f"{min(missing & ran)} was left out, and ran"
 
 
 def _deviations(document: Document) -> Iterator[str]:

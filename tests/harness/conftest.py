@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,11 +28,14 @@ def warm_ranks() -> Iterator[None]:
 
 @pytest.fixture
 def inside(warm_ranks: None, tmp_path: Path) -> Callable[..., Inside]:
-    """Runs a text as a file of cases in this process: `inside(text, "--requirement=...")`."""
+    """Runs a text as a file of cases in this process: `inside(text, "--requirement=...")`.
 
-    def run(text: str, *args: str) -> Inside:
+    paths: files and node ids instead of all of it.
+    """
+
+    def run(text: str, *args: str, paths: Sequence[str] = ()) -> Inside:
         path = tmp_path / "test_inside.py"
         path.write_text(text)
-        return run_inside(tmp_path, *args)
+        return run_inside(tmp_path, *args, paths=paths)
 
     return run

@@ -14,14 +14,14 @@ import re
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conformance.plugin import Certifier
+from conformance.certifier import Certifier
 from conformance.report.results import RequirementResult, Results
 from conformance.requirements import catalogue
 
@@ -133,15 +133,15 @@ class Inside:
         self.results = certifier.results
 
 
-def run_inside(folder: Path, *args: str) -> Inside:
-    """Run the cases of a folder in this process, with its warm ranks."""
+def run_inside(folder: Path, *args: str, paths: Sequence[str] = ()) -> Inside:
+    """Run the cases of a folder, or only those paths, in this process, with its warm ranks."""
     seen = Inside()
     options = ("--rootdir", str(folder), "-c", os.devnull, "--import-mode=importlib")
     quiet = ("-p", "no:xdist", "-p", "no:terminal", "-p", "no:junitxml", "-s")
     # It collects garbage ten times in each run, which takes as long as the run itself.
     quick = ("-p", "no:unraisableexception")
     target = () if any(arg.startswith("--target") for arg in args) else ("--target=torch",)
-    command = [str(folder), *PLUGIN[:-1], *options, *quiet, *quick, *target, *args]
+    command = [*(paths or [str(folder)]), *PLUGIN[:-1], *options, *quiet, *quick, *target, *args]
     try:
         seen.exit_status = int(pytest.main(command, plugins=[seen]))
     finally:

@@ -256,6 +256,11 @@ def test_gpu(ranks):
 def test_large(ranks):
     ranks.run(sums)
 
+@covers(r("small"))
+@world_sizes(2)
+def test_small(ranks):
+    ranks.run(sums)
+
 @covers(r("skipped"))
 @world_sizes(2)
 def test_skipped(ranks):

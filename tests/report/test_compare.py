@@ -91,3 +91,19 @@ def test_circumstances_that_changed_are_told() -> None:
         "torch": (before["environment"]["torch"], "9.9"),
         "selected profiles": ("everything", "['p2p']"),
     }
+
+
+def test_cases_that_were_left_out_are_told_though_no_verdict_changed() -> None:
+    two = case("test_two", "c/two")
+    before = certificate(two)
+    after = certificate(two, planned={"x.py::test_more": ["c/two"]}, files_left_out=["y.py"])
+    comparison = compare(before, after)
+    [change] = comparison.changes
+    assert (change.kind, change.requirement) == (Kind.EXERCISED_LESS, "c/two")
+    assert change.reason == "1 of its cases did not run"
+    assert comparison.circumstances == {
+        "cases left out": ("0", "1"),
+        "files left out": ("0", "1"),
+    }
+    assert not comparison.has_regressions
+    assert compare(after, before).changes == ()

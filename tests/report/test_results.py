@@ -72,6 +72,15 @@ def test_a_harness_fault_and_an_interruption_decide_the_conclusion() -> None:
     assert results(harness_faults=["x"], interrupted=True).conclusion is Conclusion.UNKNOWN
 
 
+def test_what_was_never_exercised_is_not_conformant() -> None:
+    skipped = case("test_root", "a/root", Verdict.NOT_EXERCISED, reason="no GPU")
+    run = results(skipped, planned={skipped.case: ["a/root"]})
+    assert (run.conclusion, run.why_nothing) == (Conclusion.NOTHING_EXERCISED, "no GPU")
+    assert run.cases_left_out == ()
+    refused = case("test_sparse", "b/sparse", Verdict.NOT_CLAIMED, lacks=("feature:sparse",))
+    assert results(skipped, refused).conclusion is Conclusion.CONFORMANT
+
+
 def test_claims_are_checked_in_both_directions() -> None:
     lacks = {"lacks": ("feature:sparse",)}
     works = case("test_1", "b/sparse", Verdict.NOT_CLAIMED, worked=True, **lacks)

@@ -60,6 +60,16 @@ def test_a_bad_run() -> None:
     )
 
 
+def test_what_was_left_out_is_told() -> None:
+    left_out = {"x.py::test_1": ["a/root"], "x.py::test_2": ["a/root", "d/none"]}
+    run = results(*GOOD, planned=left_out, files_left_out=["y.py"])
+    assert verdict_line(run).endswith("claimed); a selection: 2 cases and 1 file were left out")
+    text = "judged without some of its cases, which were left out: 1 requirement\n    a/root\n"
+    assert text in summary(run)
+    one = results(*GOOD, planned={"x.py::test_1": ["a/root"]})
+    assert verdict_line(one).endswith("; a selection: 1 case was left out")
+
+
 def test_the_verdict_says_when_a_run_proves_nothing() -> None:
     assert "the harness failed" in verdict_line(results(*GOOD, harness_faults=["x"]))
     assert "interrupted" in verdict_line(results(*GOOD, interrupted=True))

@@ -81,6 +81,18 @@ FIRST = WHOLE["requirements"][0]["id"]
         ),
         (lambda d: d["suite"].update(requirements=3), "it speaks of 3 requirements and has"),
         (lambda d: d["profiles"][0].update(cases=0), "it counts 0 cases of collectives"),
+        (
+            lambda d: d["run"].update(cases_left_out=2),
+            "it speaks of 2 cases that were left out, and lists 0",
+        ),
+        (
+            lambda d: requirement(d, left_out=[d["requirements"][0]["cases"][0]["case"]]),
+            "tests/test_x.py::test_0[ws2] was left out, and ran",
+        ),
+        (
+            lambda d: d.update(requirements=[{**r, "cases": []} for r in d["requirements"]]),
+            "it concludes conformant, and its verdicts amount to nothing exercised",
+        ),
         (lambda d: d.update(conclusion="not conformant"), "it concludes not conformant, and"),
         (lambda d: d.update(exit_status=1), "exit status 1 does not go with conformant"),
         (

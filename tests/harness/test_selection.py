@@ -1,0 +1,138 @@
+"""What a run leaves out is told; a run that exercises nothing, or breaks off, certifies nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conformance.report.results import Conclusion
+from conformance.report.terminal import verdict_line
+from conformance.report.verify import problems
+from conformance.verdict import Verdict
+from tests.harness.kit import Inside, Outside
+
+pytest_plugins = ["pytester"]
+
+CASES = """
+import pytest
+
+from conformance import covers, needs
+from conformance.requirements import MUST, Requirement
+
+
+def r(name):
+    return Requirement(id=f"mine/{name}", level=MUST, profile="faults", says="Yes.", source="me")
+
+
+ONE, OTHER = r("one"), r("other")
+
+@covers(ONE)
+def test_holds():
+    pass
+
+@covers(ONE, OTHER)
+def test_fails():
+    assert False
+
+@covers(r("third"))
+def test_third():
+    pass
+"""
+
+Run = Callable[..., Inside]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--deselect", "test_inside.py::test_fails"),
+        ("-k", "not fails"),
+        ("test_inside.py::test_holds", "test_inside.py::test_third"),
+    ],
+    ids=["deselect", "-k", "node ids"],
+)
+def test_a_requirement_says_which_of_its_cases_were_left_out(
+    inside: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conftest.py").write_text("")
+    paths = [o for o in options if "::" in o and "--deselect" not in options]
+    rest = [o for o in options if o not in paths]
+    run = inside(CASES, "--certificate=certificate", *rest, paths=paths)
+    one = run.result("mine/one")
+    assert (one.verdict, run.exit_status) == (Verdict.HOLDS, 0)
+    assert one.left_out == ("test_inside.py::test_fails",)
+    other = run.result("mine/other")
+    assert (other.verdict, other.reason) == (Verdict.NOT_EXERCISED, "its cases were left out")
+    assert run.result("mine/third").left_out == ()
+    assert run.results is not None
+    assert "; a selection: 1 case and " in verdict_line(run.results)
+    document = json.loads((tmp_path / "certificate" / "certificate.json").read_text())
+    [row] = [row for row in document["requirements"] if row["id"] == "mine/one"]
+    assert row["left_out"] == ["test_inside.py::test_fails"]
+    assert document["run"]["cases_left_out"] == 1
+    assert "conformance/cases/p2p/test_peers.py" in document["run"]["files_left_out"]
+    assert [line for line in problems(document) if "left out" in line] == []
+
+
+def test_what_the_suites_own_options_leave_out_is_no_gap(inside: Run) -> None:
+    run = inside(CASES.replace("assert False", "pass"), "--requirement=all_reduce/*", "-k", "x")
+    assert (run.exit_status, run.results) == (2, None)
+    probed = CASES.replace("assert False", "pass").replace(
+        "@covers(ONE)\n", '@covers(ONE)\n@needs("dtype:uint16")\n'
+    )
+    run = inside(probed, "--target=tests.harness.targets:PLAIN")
+    assert run.results is not None
+    assert run.results.cases_left_out == ()
+
+
+NOTHING = "ERROR: no requirement was exercised: "
+
+
+def test_a_run_that_exercises_nothing_is_refused(
+    inside: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "certificate"
+    skipped = CASES.replace("    pass", "    pytest.skip('not here')")
+    run = inside(skipped, "-k", "not fails", f"--certificate={folder}")
+    assert run.exit_status == 2
+    assert run.results is not None
+    assert run.results.conclusion is Conclusion.NOTHING_EXERCISED
+    assert "nothing was exercised" in verdict_line(run.results)
+    assert not (folder / "certificate.json").exists()
+    assert f"{NOTHING}not here\n" in capsys.readouterr().err
+
+
+def test_to_set_cases_up_is_not_to_run_them(outside: Outside) -> None:
+    outside.pytester.makepyfile(test_case=CASES)
+    run = outside.run("--setup-only")
+    assert (run.exit_status, run.certificate) == (2, None)
+    assert f"{NOTHING}its cases were left out" in run.err
+
+
+def test_an_internal_error_proves_nothing(inside: Run, tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "def pytest_runtest_logfinish(nodeid):\n"
+        "    if 'third' in nodeid:\n"
+        "        raise IndexError('a bug of a plugin')\n"
+    )
+    run = inside(CASES.replace("assert False", "pass"))
+    assert run.exit_status == 3
+    assert run.results is not None
+    assert run.results.conclusion is Conclusion.UNKNOWN
+    [fault] = run.results.harness_faults
+    assert fault == "an internal error of pytest: IndexError: a bug of a plugin"
+
+
+def test_workers_that_stop_at_a_failure_have_found_it(outside: Outside) -> None:
+    outside.pytester.makepyfile(test_case=CASES)
+    run = outside.run("-n2", "-x", "-k", "fails or third")
+    assert run.exit_status == 1, run.out + run.err
+    assert run.certificate is not None
+    assert run.certificate["conclusion"] == "not conformant"
+    assert "test_case.py::test_holds" in run.row("mine/one")["left_out"]
+    assert ": not conformant; 2 of " in run.out
+    assert outside.left_over() == []
