@@ -113,7 +113,7 @@ class Copies(GroupCore):
 
         def run(call: CallInfo, until: Deadline) -> None:
             source = sources[0] if len(sources) == 1 else torch.cat(sources)
-            gathered = torch.empty(source.numel() * self._size, dtype=source.dtype, device="cpu")
+            gathered = source.new_empty(source.numel() * self._size)
             self._comm.all_gather(gathered, source, call, until)
             for outputs in rooms:
                 for room, part in zip(outputs, gathered.chunk(expected), strict=False):
@@ -241,10 +241,7 @@ class Copies(GroupCore):
         rooms = [[lender.room(output) for output in outputs] for outputs in lists]
 
         def run(call: CallInfo, until: Deadline) -> None:
-            gathered = [
-                torch.empty(source.numel() * self._size, dtype=source.dtype, device="cpu")
-                for source in sources
-            ]
+            gathered = [source.new_empty(source.numel() * self._size) for source in sources]
             if flattening.is_wanted(self._comm, sources):
                 flattening.all_gather(self._comm, gathered, sources, call, until)
             else:

@@ -112,7 +112,7 @@ class Exchanges(GroupCore):
 
         def run(call: CallInfo, until: Deadline) -> None:
             received = [room.numel() for room in rooms]
-            gathered = torch.empty(sum(received), dtype=rooms[0].dtype, device="cpu")
+            gathered = rooms[0].new_empty(sum(received))
             sent = [source.numel() for source in sources]
             self._comm.all_to_all(gathered, torch.cat(sources), received, sent, call, until)
             for room, part in zip(rooms, gathered.split(received), strict=True):

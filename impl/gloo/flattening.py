@@ -40,7 +40,7 @@ def all_gather(
 ) -> None:
     """Each input (numel,) to its output (world_size * numel,). Dtypes may differ: bytes travel."""
     flat = torch.cat([each.view(torch.uint8) for each in inputs])
-    gathered = torch.empty(flat.numel() * comm.world_size, dtype=torch.uint8, device="cpu")
+    gathered = flat.new_empty(flat.numel() * comm.world_size)
     comm.all_gather(gathered, flat, call, until)
     rows = gathered.view(comm.world_size, -1)
     start = 0

@@ -269,7 +269,7 @@ class Reductions(GroupCore):
             travelling = chosen.stage(whole)
             result = memory
             if travelling is not whole:
-                result = torch.empty(memory.numel(), dtype=travelling.dtype, device="cpu")
+                result = travelling.new_empty(memory.numel())
             self._comm.reduce_scatter(result, travelling, chosen.combine, call, until)
             chosen.conclude(result, memory, self._size)
 
@@ -322,7 +322,7 @@ class Reductions(GroupCore):
                 travelling = chosen.stage(source)
                 result = memory
                 if travelling is not source:
-                    result = torch.empty(memory.numel(), dtype=travelling.dtype, device="cpu")
+                    result = travelling.new_empty(memory.numel())
                 self._comm.reduce_scatter(result, travelling, chosen.combine, call, until)
                 chosen.conclude(result, memory, self._size)
 

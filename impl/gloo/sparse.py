@@ -52,14 +52,12 @@ class SparseSum:
 
     def run(self, call: CallInfo, until: Deadline) -> None:
         counts = self._gather_counts(call, until)
-        indices = [
-            torch.empty(self._sparse_dim * n, dtype=torch.int64, device="cpu") for n in counts
-        ]
+        indices = [self._indices.new_empty(self._sparse_dim * n) for n in counts]
         self._comm.all_gather_v(indices, self._indices, call, until)
         # complex values travel as pairs of reals, so the width comes from what was read
         entries = max(self._local._nnz(), 1)
         width = self._values.numel() // entries if self._local._nnz() else self._value_width()
-        values = [torch.empty(n * width, dtype=self._values.dtype, device="cpu") for n in counts]
+        values = [self._values.new_empty(n * width) for n in counts]
         self._comm.all_gather_v(values, self._values, call, until)
         result = self._add_up(counts, indices, values)
         self.outputs += [self.lender.give_sparse(result, self._tensors)] * len(self._tensors)
@@ -77,12 +75,12 @@ class SparseSum:
         """(9,) int64 as Gloo's wire has it, or (1,) where signatures are compared already."""
         count = self._local._nnz()
         if self._comm.kind != "gloo":
-            return torch.tensor([count], device="cpu")
+            return self._indices.new_tensor([count])
         sizes = [0] * (2 * _WIRE_DIMS)
         shape = self._local.shape
         sizes[: self._sparse_dim] = shape[: self._sparse_dim]
         sizes[_WIRE_DIMS : _WIRE_DIMS + self._dense_dim] = shape[self._sparse_dim :]
-        return torch.tensor([*sizes, count], device="cpu")
+        return self._indices.new_tensor([*sizes, count])
 
     def _value_width(self) -> int:
         """Reals in one entry."""
@@ -109,13 +107,11 @@ class SparseSum:
             values = torch.view_as_complex(values.view(count, *entry_shape, 2))
         else:
             values = values.view(count, *entry_shape)
-        return torch.sparse_coo_tensor(
-            indices.view(self._sparse_dim, count),
-            values,
-            self._local.shape,
-            device="cpu",
-            check_invariants=False,
+        # torch.sparse_coo_tensor itself would put it on the program's default device
+        made: Tensor = torch.ops.aten._sparse_coo_tensor_unsafe(
+            indices.view(self._sparse_dim, count), values, self._local.shape
         )
+        return made
 
 
 def _refuse_dims(sparse_dim: int, dense_dim: int) -> NoReturn:
