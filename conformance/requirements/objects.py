@@ -10,7 +10,7 @@ ALL_GATHER = Requirement(
     profile="objects",
     says="all_gather_object leaves the object of group rank i at index i of every rank's list.",
     source="torch 2.13 docs, all_gather_object",
-    needs=("op:all_gather",),
+    needs=("op:all_gather", "dtype:uint8", "dtype:int64"),
 )
 ALL_GATHER_SIZES = Requirement(
     id="all_gather_object/differing-sizes",
@@ -38,7 +38,7 @@ GATHER = Requirement(
     says="gather_object leaves the object of group rank i at index i of the destination's list; "
     "other ranks pass None.",
     source="torch 2.13 docs, gather_object",
-    needs=("op:all_gather", "op:gather"),
+    needs=("op:all_gather", "op:gather", "dtype:uint8", "dtype:int64"),
 )
 GATHER_ARGUMENTS = Requirement(
     id="gather_object/arguments",
@@ -53,7 +53,7 @@ BROADCAST = Requirement(
     profile="objects",
     says="broadcast_object_list replaces every entry of the other ranks' lists by the source's.",
     source="torch 2.13 docs, broadcast_object_list",
-    needs=("op:broadcast",),
+    needs=("op:broadcast", "dtype:uint8", "dtype:int64"),
 )
 BROADCAST_SOURCE = Requirement(
     id="broadcast_object_list/source-keeps-its-own",
@@ -90,7 +90,7 @@ SCATTER = Requirement(
     says="scatter_object_list puts the source's object for this rank into the first entry of the "
     "output list, and leaves the other entries alone.",
     source="torch 2.13 docs, scatter_object_list",
-    needs=("op:broadcast", "op:scatter"),
+    needs=("op:broadcast", "op:scatter", "dtype:uint8", "dtype:int64"),
 )
 SCATTER_OTHERS = Requirement(
     id="scatter_object_list/input-of-others",
@@ -116,6 +116,7 @@ SEND_RECV = Requirement(
     "returns the global rank of the sender.",
     source="torch 2.13 docs, send_object_list and recv_object_list",
     rests_on=("p2p/delivers", "p2p/order"),
+    needs=("dtype:uint8", "dtype:int64"),
 )
 SEND_RECV_BATCH = Requirement(
     id="send_object_list/batch",

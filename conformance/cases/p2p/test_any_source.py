@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_each_rank, assert_that, covers, world_sizes
+from conformance import Me, Ranks, assert_each_rank, assert_that, covers, not_probed, world_sizes
 from conformance.oracle.messages import content
 
 
@@ -23,6 +23,7 @@ def one_from_each(me: Me) -> dict[int, Tensor]:
     return dict(sorted(got.items()))
 
 
+@not_probed()
 @covers("p2p/any-source")
 @world_sizes(2, 3, 4)
 def test_recv_from_anybody_returns_the_sender(ranks: Ranks) -> None:
@@ -45,6 +46,7 @@ def only_the_late_one(me: Me) -> int:
     return me.world_size - 1
 
 
+@not_probed()
 @covers("p2p/any-source", "p2p/source-rank")
 @world_sizes(2, 3)
 def test_a_waiting_receive_takes_whoever_comes(ranks: Ranks) -> None:
