@@ -113,6 +113,17 @@ class CountsItsOwnGroups(Replacing):
         return f"group {len(_own_groups())}"
 
 
+@breaks("new_group/different-memberships-synchronized-locally", says=r"(?i)raised .*timeout")
+class HashesItsOwnCount(Replacing):
+    """Of hashed names alone: the number of groups that this rank is in is a part of them."""
+
+    @staticmethod
+    def _process_group_name(right: Any, ranks: Any, use_hashed_name: bool) -> Any:
+        if not use_hashed_name:
+            return right(ranks, use_hashed_name)
+        return f"{'_'.join(map(str, ranks))} as group {len(_own_groups())}"
+
+
 def _own_groups() -> list[Any]:
     return list(distributed_c10d._world.pg_map)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -340,6 +341,22 @@ def test_ranks_with_different_memberships_meet_again(ranks: Ranks) -> None:
     everybody, ends = sum_of_marks(range(n)), sum_of_marks([0, n - 1])
     want = [[everybody, ends if rank in (0, n - 1) else sum_of_marks([rank])] for rank in range(n)]
     assert_each_rank(ranks.run(climb_a_staircase), want)
+
+
+def meet_by_a_hashed_name(me: Me) -> tuple[str, Tensor]:
+    """The same staircase; then all make a group whose name each of them works out by itself."""
+    for last in range(me.world_size - 1):
+        dist.new_group(list(range(last + 1)))
+    group = dist.new_group(use_local_synchronization=True, timeout=timedelta(seconds=4))
+    return group.group_name, sum_marks(me, group)
+
+
+@covers("new_group/different-memberships-synchronized-locally")
+@world_sizes(2, 3)
+def test_ranks_with_different_memberships_agree_on_a_hashed_name(ranks: Ranks) -> None:
+    got = ranks.run(meet_by_a_hashed_name)
+    want = sum_of_marks(range(ranks.world_size))
+    assert_same_on_all_ranks(got, (got[0][0], want), what="name and sum")
 
 
 def make_many_groups(me: Me, count: int) -> list[Tensor]:

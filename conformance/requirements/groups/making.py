@@ -105,6 +105,15 @@ DIFFERENT_MEMBERSHIPS = Requirement(
     source="pytorch#189073 and pytorch#190431",
     rests_on=("new_group/members",),
 )
+DIFFERENT_MEMBERSHIPS_LOCALLY = Requirement(
+    id="new_group/different-memberships-synchronized-locally",
+    level=SHOULD,
+    profile="groups",
+    says="With use_local_synchronization too, a group can be made of ranks in different "
+    "numbers of groups made before.",
+    source="pytorch#189073 and pytorch#190431",
+    rests_on=("new_group/different-memberships", "new_group/local-synchronization"),
+)
 MANY = Requirement(
     id="new_group/many",
     level=MUST,
