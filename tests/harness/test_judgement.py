@@ -20,8 +20,8 @@ REFUSED: list[Outcome] = [Raised("NotImplementedError", "no", "")] * 2
 
 
 def plan(*covers: str, **given: Any) -> Plan:
-    words: dict[str, Any] = {"own": (), "lacks": (), "lacks_part": False, "depth": 0, "gpus": 0}
-    return Plan(covers=covers or ("a/b",), **{**words, **given})
+    words: dict[str, Any] = {"own": (), "lacks": (), "lacks_part": False, "probed": True}
+    return Plan(covers=covers or ("a/b",), **{**words, "depth": 0, "gpus": 0, **given})
 
 
 def deviating(*requirements: str, expects: Verdict = Verdict.BROKEN) -> Target:
