@@ -449,10 +449,7 @@ def uses_python_reducer() -> bool:
     Asks only if dynamo is loaded: loading takes a second, and nobody else can have configured it.
     """
     dynamo = sys.modules.get("torch._dynamo")
-    return dynamo is not None and dynamo.config.optimize_ddp in (
-        "python_reducer",
-        "python_reducer_without_compiled_forward",
-    )
+    return dynamo is not None and bool(dynamo.config.optimize_ddp == "python_reducer")
 
 
 def active_ddp() -> nn.Module | None:

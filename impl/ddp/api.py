@@ -199,6 +199,7 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
             self._set_static_graph()
         if self._use_python_reducer:
             average_in_compiled_backward(self)
+            self.__dict__["forward"] = self._forward_to_compile
 
     def _sync_at_init(self, managed: ManagedParameters, *, include_buffers: bool) -> None:
         verify_params_across_processes(
@@ -284,6 +285,10 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
         finally:
             self._end_forward(outer)
 
+    def _forward_to_compile(self, *inputs: Any, **kwargs: Any) -> Any:
+        """The forward that compilers may look into: all else happens in the backward pass."""
+        return self.module(*inputs, **kwargs)
+
     @skipped_by_dynamo(with_callees=True)
     def _begin_forward(self) -> tuple[AbstractContextManager[Any], nn.Module | None]:
         range_in_profile = profiled("DistributedDataParallel.forward")
@@ -298,7 +303,7 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
 
     @skipped_by_dynamo(with_callees=True)
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if self._use_python_reducer or self._delay_all_reduce_all_params:
+        if self._delay_all_reduce_all_params:
             return inputs, kwargs
         if not self._lazy_init_ran:
             self._setup_in_backward_optimizers()
@@ -332,8 +337,6 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
 
     @skipped_by_dynamo(with_callees=True)
     def _post_forward(self, output: Any) -> Any:
-        if self._use_python_reducer:
-            return output
         if self._delayed is not None:
             self._delayed.attach()
         if self._delay_all_reduce_all_params:

@@ -282,7 +282,7 @@ class Reducer(ReducerControls):
 
         Comes before the hook counts.
         """
-        if self._expecting and not self._stands_by:
+        if self._expecting:
             self._lent.lend([self.params[index]])
             try:
                 self._reduction.fill_one(*self._slots[index])
@@ -298,7 +298,7 @@ class Reducer(ReducerControls):
         """
         with self._lock, self._errors_noted():
             indices = self._arrivals.take()
-            if self._expecting and not self._stands_by:
+            if self._expecting:
                 self._accept(indices)
             self._set_alarm()
 
