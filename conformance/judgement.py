@@ -15,7 +15,14 @@ LEAVES_NOTHING_BEHIND = "groups/leaves-nothing-behind"
 
 
 class LeftBehind(AssertionError):
-    """Ranks still held something after a case's groups were destroyed."""
+    """Ranks still held something after a case's groups were destroyed, or did not get that far.
+
+    verdict: the worst of what became of them.
+    """
+
+    def __init__(self, text: str, verdict: Verdict = Verdict.BROKEN) -> None:
+        super().__init__(text)
+        self.verdict = verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +75,7 @@ def judge_end(
 
 def verdict_of(error: BaseException) -> Verdict:
     """What an exception in a case's own process says of the target."""
-    if isinstance(error, RanksFailed):
+    if isinstance(error, RanksFailed | LeftBehind):
         return error.verdict
     # pytest's own is what `pytest.fail` and a `pytest.raises` without an exception raise.
     if isinstance(error, AssertionError | pytest.fail.Exception):

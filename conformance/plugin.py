@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from conformance import properties
 from conformance.board import Board, Planned
 from conformance.certifier import Certifier, attach, usage_error
 from conformance.harness.fuse import lights_fuse
@@ -28,7 +29,7 @@ from conformance.report.results import CaseResult
 from conformance.report.script import Example, write_script
 from conformance.selection import files_left_out, planned_cases
 from conformance.settings import Settings, UsageError, read_settings
-from conformance.verdict import FAILURES, Verdict
+from conformance.verdict import FAILURES, Verdict, worst
 
 # Longer than any deadline: a group that gives up first would hide which ranks hang, and where.
 _GROUP_TIMEOUT_S = 300.0
@@ -99,6 +100,7 @@ def pytest_configure(config: pytest.Config) -> None:
         certifier = Certifier(config, config.stash[_SETTINGS], config.stash[_BOARD])
         config.pluginmanager.register(certifier, "conformance-certifier")
     config.stash[_FOUND] = []
+    properties.use_unless_chosen()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -217,7 +219,8 @@ def _ranks(
     finally:
         world.renew()
     if world.leaks:
-        raise LeftBehind("\n".join(dict.fromkeys(map(str, world.leaks))))
+        text = "\n".join(dict.fromkeys(map(str, world.leaks)))
+        raise LeftBehind(text, worst(leak.verdict for leak in world.leaks))
 
 
 @pytest.hookimpl(tryfirst=True)

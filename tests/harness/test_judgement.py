@@ -103,3 +103,8 @@ def test_what_ranks_leave_behind_breaks_its_own_requirement() -> None:
     assert judged.verdicts == {LEAVES_NOTHING_BEHIND: Verdict.BROKEN}
     assert judged.reason == "rank 0 left behind: thread 'x'"
     assert judge_end(left, plan(), deviating("groups/*")).excused
+
+
+def test_a_rank_that_hangs_or_dies_while_leaving_is_judged_by_that() -> None:
+    left = LeftBehind("rank 1 left behind: it did not return", Verdict.TIMEOUT)
+    assert judge_end(left, plan(), TARGET).verdicts == {LEAVES_NOTHING_BEHIND: Verdict.TIMEOUT}

@@ -1,0 +1,27 @@
+"""How Hypothesis runs cases that draw their inputs: a profile, registered by importing this."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, Phase, settings
+
+PROFILE = "conformance"
+
+settings.register_profile(
+    PROFILE,
+    max_examples=30,
+    deadline=None,  # a machine under load is no defect of the target
+    database=None,
+    derandomize=True,  # the same examples in every run, so that a verdict can be seen again
+    print_blob=False,
+    report_multiple_bugs=False,
+    # Not Phase.explain: it traces every line of this process to guess which one is to blame,
+    # and the lines at fault are in other processes.
+    phases=[Phase.explicit, Phase.generate, Phase.shrink],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+def use_unless_chosen() -> None:
+    """Load the profile if the user has chosen none."""
+    if settings.get_current_profile_name() == "default":
+        settings.load_profile(PROFILE)
