@@ -4,6 +4,16 @@ In: `gradient / world_size`, as torch computes it, so that results agree bit for
 that is copied is multiplied by the reciprocal, one that already lives in the bucket is divided in
 place. Out: the reduced values go to `param.grad`; a parameter that no rank used is left alone.
 
+    a slot of the bucket      holds                                  `param.grad`
+    before `copy_in`          nothing, or an undivided gradient      anywhere, undivided
+    after it                  the gradient, divided                  the view, or as it was
+    after the reduction       the mean                               the view, or as it was
+    after `copy_out`          the mean                               the mean
+
+"The view" is for gradients that are left in buckets. Nothing remembers that a slot was divided: a
+gradient that lives in its bucket must come in once a pass, when nothing more will be added to it,
+and only if its bucket will be reduced.
+
 Nothing here communicates or decides when to copy.
 """
 

@@ -15,6 +15,21 @@ One synchronised iteration:
     _finish_backward            end of the backward pass: wait, hand results to `param.grad`
     _rebuild_buckets            before the second forward: buckets in the order of readiness
 
+Three flags say where it is:
+
+    _expecting   _unfinished   _unused_are_marked
+    no           no            either               between passes; hooks have no effect
+    yes          no            no                   forward is over; no hook has fired, or so few
+                                                    that nobody has looked at them
+    yes          yes           yes                  backward runs, or it ended before all buckets
+                                                    were reduced: each forward raises
+    yes          yes           no                   the same, after so few hooks; or backward has
+                                                    just ended, and recorded a static graph
+
+A backward pass that reduces everything leads back to the first line, and so does `_reset_state`.
+The second line is also left when buckets are rebuilt: if the backward pass of an earlier forward
+pass comes after all, `backward_begins` expects it anew.
+
 Backward passes without a synchronising forward (`no_sync`) run through the hooks without effect,
 other than to note which parameters they used.
 """
