@@ -34,6 +34,7 @@ CONFORMANCE = {
     # A run: its options, what is run, how it is judged.
     "settings": "requirements target",
     "options": "settings",
+    "properties": "",
     "board": "requirements",
     "plan": "requirements settings target",
     "judgement": "harness plan target verdict",
@@ -41,9 +42,9 @@ CONFORMANCE = {
     "selection": "plan settings",
     # What puts it all together.
     "certifier": "board plan report requirements settings",
-    "plugin": "board certifier harness judgement markers options plan report selection settings "
-    "verdict",
-    "conftest": "plugin",
+    "plugin": "board certifier harness judgement markers options plan properties report selection "
+    "settings verdict",
+    "conftest": "plugin properties",
     "bench": "harness target capabilities oracle checks",
     "cli": "__init__ capabilities options report requirements settings target version",
     "__main__": "settings version",
