@@ -20,7 +20,7 @@ from conformance.bench.models import MODELS
 from conformance.harness.me import Me
 from conformance.target import Target, resolve
 
-_WARM_UP = 3  # DDP rebuilds its buckets after the first step
+_WARM_UP = 11  # DDP rebuilds its buckets after the first step and times the first ten
 
 
 @dataclass(frozen=True, slots=True)
