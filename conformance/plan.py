@@ -10,6 +10,7 @@ from conformance.requirements import PART_OF_PROFILE, Requirement, UnknownRequir
 from conformance.requirements.model import requirements_of
 from conformance.settings import Settings, UsageError
 from conformance.target import Target
+from conformance.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,23 +96,26 @@ def select(
     return chosen
 
 
-def why_not_exercised(settings: Settings) -> dict[str, str]:
-    """For every requirement, why no case of it ran, as far as the options tell."""
+def why_not_exercised(settings: Settings) -> dict[str, tuple[Verdict, str]]:
+    """For every requirement the verdict if no case of it ran, and why, as far as options tell."""
     reasons = {}
     for id, requirement in catalogue().items():
         part = missing_part(settings.target, requirement.profile)
         lacks = settings.target.lacks(catalogue().needs(id))
         if not settings.selects(id):
-            reasons[id] = "not selected"
+            reasons[id] = Verdict.NOT_EXERCISED, "not selected"
         elif part:
-            reasons[id] = f"not claimed: the target has no {part} of its own"
+            said = f"not claimed: the target has no {part} of its own"
+            reasons[id] = Verdict.NOT_CLAIMED, said
         elif lacks:
-            reasons[id] = f"not claimed: it needs {', '.join(lacks)}, and cannot be probed"
+            said = f"not claimed: it needs {', '.join(lacks)}, and cannot be probed"
+            reasons[id] = Verdict.NOT_CLAIMED, said
         elif settings.world_sizes is not None:
             sizes = ", ".join(map(str, settings.world_sizes))
-            reasons[id] = f"no case of it ran (world sizes selected: {sizes})"
+            said = f"no case of it ran (world sizes selected: {sizes})"
+            reasons[id] = Verdict.NOT_EXERCISED, said
         else:
-            reasons[id] = "no case of it ran"
+            reasons[id] = Verdict.NOT_EXERCISED, "no case of it ran"
     return reasons
 
 

@@ -36,7 +36,7 @@ CONFORMANCE = {
     "options": "settings",
     "properties": "",
     "board": "requirements",
-    "plan": "requirements settings target",
+    "plan": "requirements settings target verdict",
     "judgement": "harness plan target verdict",
     "report": "verdict version requirements target checks harness settings",
     "selection": "plan settings",

@@ -13,6 +13,8 @@ from conformance.requirements.model import Catalogue, Requirement
 from conformance.target import Deviation, Target
 from conformance.verdict import FAILURES, REFUSES_CERTIFICATE, Verdict, worst
 
+_NOT_SELECTED = Verdict.NOT_EXERCISED, "no case of it was selected"
+
 
 class Conclusion(str, Enum):
     """What a whole run comes to. Only `CONFORMANT` is good news."""
@@ -212,7 +214,7 @@ def judge(
     catalogue: Catalogue,
     target: Target,
     cases: Iterable[CaseResult],
-    not_exercised: Mapping[str, str],
+    not_exercised: Mapping[str, tuple[Verdict, str]],
     harness_faults: Iterable[str] = (),
     other_failures: Iterable[str] = (),
     *,
@@ -222,7 +224,7 @@ def judge(
 ) -> Results:
     """Merge what all cases say, in whatever order and from whichever worker they came.
 
-    not_exercised: requirement id -> why no case of it ran.
+    not_exercised: requirement id -> the verdict if no case of it ran, and why.
     planned: node id -> requirement ids, of all cases that should have run.
     For the rest see `Results`.
     """
@@ -240,13 +242,12 @@ def judge(
     results = []
     for id, requirement in catalogue.items():
         found = tuple(by_requirement.get(id, ()))
-        verdict = seen.get(id, Verdict.NOT_EXERCISED)
-        reason = next((c.reason for c in found if c.verdicts[id] is verdict and c.reason), "")
-        if not found:
-            reason = not_exercised.get(id, "no case of it was selected")
-            if reason.startswith(NOT_CLAIMED):
-                verdict = Verdict.NOT_CLAIMED
-            elif id in left_out:
+        if found:
+            verdict = seen[id]
+            reason = next((c.reason for c in found if c.verdicts[id] is verdict and c.reason), "")
+        else:
+            verdict, reason = not_exercised.get(id, _NOT_SELECTED)
+            if verdict is Verdict.NOT_EXERCISED and id in left_out:
                 reason = "its cases were left out"
         root = next((r for r in catalogue.roots(id) if seen.get(r) in FAILURES), "")
         if root and verdict in FAILURES:
@@ -264,6 +265,3 @@ def judge(
         interrupted,
         tuple(files_left_out),
     )
-
-
-NOT_CLAIMED = "not claimed"

@@ -15,6 +15,7 @@ from conformance.plan import adopt_own, make_plan, missing_part, select, why_not
 from conformance.requirements import MUST, Requirement, catalogue
 from conformance.settings import Settings, UsageError, read_settings
 from conformance.target import Target
+from conformance.verdict import Verdict
 
 PLAIN = Target(name="plain", backend="gloo")
 
@@ -117,16 +118,19 @@ def test_a_target_without_a_part_is_not_probed_for_it() -> None:
     assert missing_part(PLAIN, "comm_hooks") == "ddp"
     assert missing_part(replace(PLAIN, ddp="m:DDP"), "ddp") == ""
     assert chosen([item("a", ddp.id)], settings()) == []
-    assert why_not_exercised(settings())[ddp.id] == "not claimed: the target has no ddp of its own"
+    verdict, reason = why_not_exercised(settings())[ddp.id]
+    assert verdict is Verdict.NOT_CLAIMED
+    assert reason == "not claimed: the target has no ddp of its own"
 
 
 def test_everything_that_did_not_run_has_a_reason() -> None:
     reasons = why_not_exercised(settings(profiles=("p2p",), world_sizes=(2,)))
-    assert reasons["all_reduce/sum"] == "not selected"
+    assert reasons["all_reduce/sum"] == (Verdict.NOT_EXERCISED, "not selected")
     assert set(reasons) == set(catalogue())
     p2p = catalogue().of_profile("p2p")[0].id
-    assert reasons[p2p] == "no case of it ran (world sizes selected: 2)"
-    assert why_not_exercised(settings())[p2p] == "no case of it ran"
+    said = "no case of it ran (world sizes selected: 2)"
+    assert reasons[p2p] == (Verdict.NOT_EXERCISED, said)
+    assert why_not_exercised(settings())[p2p] == (Verdict.NOT_EXERCISED, "no case of it ran")
 
 
 def own(id: str, **more: Any) -> Requirement:
@@ -203,5 +207,6 @@ def test_a_case_that_is_not_probed_is_left_out() -> None:
     one = item("a", "monitored_barrier/nobody-leaves", not_probed=())
     assert chosen([one], settings(NARROW)) == []
     assert chosen([one], settings()) == [one.nodeid]
-    reason = why_not_exercised(settings(NARROW))["monitored_barrier/nobody-leaves"]
+    verdict, reason = why_not_exercised(settings(NARROW))["monitored_barrier/nobody-leaves"]
+    assert verdict is Verdict.NOT_CLAIMED
     assert reason == "not claimed: it needs op:monitored_barrier, and cannot be probed"
