@@ -113,7 +113,8 @@ class Certifier:
         if self._gave_up and session.exitstatus == pytest.ExitCode.INTERRUPTED:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         nothing_selected = session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED
-        planned = Planned() if nothing_selected else self._board.planned()
+        nothing_wanted = nothing_selected or self._board.usage_error()
+        planned = Planned() if nothing_wanted else self._board.planned()
         if self._cases or self._harness_faults or planned.cases:
             self.results = judge(
                 catalogue(),

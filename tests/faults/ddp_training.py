@@ -175,10 +175,11 @@ class RunsTheModuleTwice(DDPFault):
 @breaks("ddp/constructed-without-grad-mode", says="gradient: rank 0 is wrong")
 class NeedsGradModeAtConstruction(DDPFault):
     @staticmethod
-    def _stand_by(reducer: Reducer, *_: Any) -> None:
-        reducer._stands_by = not torch.is_grad_enabled()
+    def _hear_nothing(reducer: Reducer, *_: Any) -> None:
+        if not torch.is_grad_enabled():
+            reducer._hooks.remove()
 
-    patched = afterwards(Reducer, "__init__", _stand_by)
+    patched = afterwards(Reducer, "__init__", _hear_nothing)
 
 
 @breaks("ddp/converted-module", says="not averaged")

@@ -41,9 +41,15 @@ class RemembersWhatWasUsed(DDPFault):
 
 @breaks("ddp/unused/nothing-used-on-a-rank", says="went on", verdict=Verdict.TIMEOUT)
 class WaitsForHooks(DDPFault):
-    patched = swap(
-        Reducer, "backward_begins", lambda right: lambda self, unused=None: right(self, None)
-    )
+    @staticmethod
+    def _mark(right: Any) -> Any:
+        def mark(self: Any) -> None:
+            if len(self.unused_params) < len(self.params):
+                right(self)
+
+        return mark
+
+    patched = swap(Reducer, "_mark_unused_once", _mark)
 
 
 @breaks("ddp/unused/output-left-out", says="Expected to have finished reduction")
@@ -93,7 +99,9 @@ class SkipsNoBucket(DDPFault):
 
 @breaks("ddp/unused/error-without-search", says="is not in ''")
 class SaysNothingOfMissingGradients(DDPFault):
-    patched = instead(Reducer, "_check_reducer_finalized", lambda self: None)
+    patched = instead(
+        Reducer, "_check_reducer_finalized", lambda self: setattr(self, "_final_order", [])
+    )
 
 
 @breaks("ddp/unused/error-with-names", says="named are")
@@ -110,6 +118,7 @@ class ComplainsOnce(DDPFault):
                 right(self)
             finally:
                 self._unfinished = False
+                self._final_order = []
 
         return check
 
