@@ -262,7 +262,8 @@ class EventLoop:
     def _handle(self, events: list[tuple[int, int]]) -> None:
         for fd, mask in events:
             if fd == self._wake_fd:
-                os.eventfd_read(self._wake_fd)
+                if not self._is_closed:  # that all pollers must hear of
+                    os.eventfd_read(self._wake_fd)
                 continue
             handler = self._handlers.get(fd)
             if handler is not None:
