@@ -90,14 +90,14 @@ def _detach() -> None:
     """A session of our own, so that Ctrl-C reaches the parent alone; and no life after the parent.
 
     The kernel sends SIGKILL when the parent's end of a pipe closes: that needs no thread and works
-    while this process is blocked in C. The parent itself kills the session's process group, with
-    whatever a case has started in it.
+    while this process is blocked in C. It goes to the session's process group, with whatever a case
+    has started in it; so does what the parent itself sends.
     """
     os.setsid()
     parent = multiprocessing.parent_process()
     assert parent is not None
     fd = parent.sentinel
-    fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(fd, _F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
     if not parent.is_alive():  # it died before the lines above

@@ -121,6 +121,8 @@ def test_a_fault_is_rejected_by_its_requirement(fault: Broken, tmp_path: Path) -
             *("-p", "no:terminal", "-p", "no:xdist", "-p", "no:cacheprovider", "-s"),
             # It collects garbage ten times in each run, which takes as long as the run itself.
             *("-p", "no:unraisableexception"),
+            # If this process dies, the outer run shows where.
+            *("-p", "no:faulthandler"),
             # Without it each run sweeps the folders that all others before it left behind.
             *("--basetemp", str(tmp_path / "run")),
         ],

@@ -138,8 +138,9 @@ def run_inside(folder: Path, *args: str, paths: Sequence[str] = ()) -> Inside:
     seen = Inside()
     options = ("--rootdir", str(folder), "-c", os.devnull, "--import-mode=importlib")
     quiet = ("-p", "no:xdist", "-p", "no:terminal", "-p", "no:junitxml", "-s")
-    # It collects garbage ten times in each run, which takes as long as the run itself.
-    quick = ("-p", "no:unraisableexception")
+    # It collects garbage ten times in each run, which takes as long as the run itself. And if this
+    # process dies, the outer run shows where.
+    quick = ("-p", "no:unraisableexception", "-p", "no:faulthandler")
     target = () if any(arg.startswith("--target") for arg in args) else ("--target=torch",)
     command = [*(paths or [str(folder)]), *PLUGIN[:-1], *options, *quiet, *quick, *target, *args]
     try:

@@ -38,7 +38,7 @@ def test_what_a_narrow_backend_claims_holds(tmp_path: Path) -> None:
             *("--profile", "collectives", "--deadline", "10"),
             *("-o", "addopts=", "--assert", "plain", "--basetemp", str(tmp_path / "run")),
             *("-p", "no:terminal", "-p", "no:xdist", "-p", "no:cacheprovider", "-s"),
-            *("-p", "no:unraisableexception"),
+            *("-p", "no:unraisableexception", "-p", "no:faulthandler"),
         ],
         plugins=[seen],
     )
