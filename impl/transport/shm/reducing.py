@@ -10,6 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from impl.transport.base import CallInfo, Combine, Deadline, Pace
+from impl.transport.memory import overlap
 from impl.transport.shm.segments import chunk_span, part_numel, spans
 from impl.transport.shm.slots import Slots, ends_the_group
 from impl.transport.shm.words import memcpy
@@ -180,7 +181,7 @@ class Reducing(Slots):
         address = input.data_ptr()
         room = part_numel(self._segment_nbytes, self._size, itemsize)
         # fold may write to `output` before it reads part 2 and later ones
-        in_place = me >= 2 and _overlap(output, input)
+        in_place = me >= 2 and overlap(output, input)
         rounds.announce(call)
         for start, stop in spans(numel, room):
             half = rounds.half()
@@ -199,8 +200,3 @@ class Reducing(Slots):
             if not in_place:
                 parts[me] = input[me * numel + start : me * numel + stop]
             combine.fold(output if stop == numel and start == 0 else output[start:stop], parts)
-
-
-def _overlap(a: Tensor, b: Tensor) -> bool:
-    a_start, b_start = a.data_ptr(), b.data_ptr()
-    return a_start < b_start + b.nbytes and b_start < a_start + a.nbytes
