@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 
+from impl.fsdp import FullyShardedDataParallel
 from impl.torch_private import ShardedTensor
 
 CPU = torch.device("cpu")
@@ -112,3 +115,22 @@ def differences(a: Any, b: Any, path: str = "") -> list[str]:
             for d in differences(x, y, f"{path}[{i}]")
         ]
     return [] if a == b else [f"{path}: {a} and {b}"]
+
+
+def wrapped(strategy: ShardingStrategy, orig: bool, **kwargs: Any) -> FullyShardedDataParallel:
+    """A model of `make_model`, each block a unit."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NO_SHARD is deprecated
+        return FullyShardedDataParallel(
+            make_model(),
+            auto_wrap_policy=BLOCK_POLICY,
+            sharding_strategy=strategy,
+            use_orig_params=orig,
+            **kwargs,
+        )
+
+
+def full_params(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of all parameters, whole, by name."""
+    with FullyShardedDataParallel.summon_full_params(model, writeback=False):
+        return {name: p.detach().clone() for name, p in model.named_parameters()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,13 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffload, MixedPrecision, ShardingStrategy
 
 from impl.fsdp import FullyShardedDataParallel
-from tests.impl.fsdp.models import BLOCK_POLICY, differences, loss_of, make_model
+from tests.impl.fsdp.models import (
+    differences,
+    full_params,
+    loss_of,
+    make_model,
+    wrapped,
+)
 from tests.impl.fsdp.ranks import Ranks
 
 FSDP = FullyShardedDataParallel
@@ -24,23 +29,6 @@ STRATEGIES = (
     ShardingStrategy.NO_SHARD,
 )
 KINDS = list(itertools.product(STRATEGIES, (False, True)))
-
-
-def wrapped(strategy: ShardingStrategy, orig: bool, **kwargs: Any) -> FullyShardedDataParallel:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # NO_SHARD is deprecated
-        return FSDP(
-            make_model(),
-            auto_wrap_policy=BLOCK_POLICY,
-            sharding_strategy=strategy,
-            use_orig_params=orig,
-            **kwargs,
-        )
-
-
-def full_params(model: nn.Module) -> dict[str, Tensor]:
-    with FSDP.summon_full_params(model, writeback=False):
-        return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:

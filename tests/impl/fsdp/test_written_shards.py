@@ -14,7 +14,13 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import ShardingStrategy, StateDictType
 
 from impl.fsdp import FullyShardedDataParallel, collectives
-from tests.impl.fsdp.models import BLOCK_POLICY, differences, loss_of, make_model
+from tests.impl.fsdp.models import (
+    differences,
+    full_params,
+    loss_of,
+    make_model,
+    wrapped,
+)
 from tests.impl.fsdp.ranks import Ranks
 
 FSDP = FullyShardedDataParallel
@@ -24,20 +30,6 @@ KINDS = [
     for orig in (False, True)
 ]
 each_kind = pytest.mark.parametrize(("strategy", "orig"), KINDS)
-
-
-def wrapped(strategy: ShardingStrategy, orig: bool) -> FullyShardedDataParallel:
-    return FSDP(
-        make_model(),
-        auto_wrap_policy=BLOCK_POLICY,
-        sharding_strategy=strategy,
-        use_orig_params=orig,
-    )
-
-
-def full_params(model: nn.Module) -> dict[str, Tensor]:
-    with FSDP.summon_full_params(model, writeback=False):
-        return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
 def write(params: Iterable[Tensor], how: str) -> None:
