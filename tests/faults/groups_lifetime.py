@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import threading
 import time
 from datetime import timedelta
+from functools import partial
 from typing import Any, ClassVar
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from conformance.verdict import Verdict
 from impl.gloo import ProcessGroupGloo
 from tests.faults.kit import ForwardingGroup, GroupFault, breaks
 from tests.faults.wrapping import Replacing
@@ -58,6 +62,20 @@ class RanksOfGroupsAreKept(Replacing):
         before = {str(key): ranks for key, ranks in table.items()}
         right(group)
         table.update(before)
+
+
+@breaks("groups/last-held-by-a-callback", says=r"SIGABRT", verdict=Verdict.CRASHED)
+class OnlyTheCallerHolds(Replacing):
+    """A group that a callback still holds ends the process when it is destroyed."""
+
+    base = "impl"
+
+    @staticmethod
+    def destroy_process_group(right: Any, group: Any = None) -> None:
+        holders = gc.get_referrers(*(gc.get_referrers(group) if group is not None else ()))
+        if any(isinstance(holder, partial) for holder in holders):
+            os.abort()
+        right(group)
 
 
 @breaks("destroy/one-group", says=r"has not been initialized")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import threading
+import time
 import weakref
 from datetime import timedelta
 from typing import Any
@@ -96,6 +99,37 @@ def watch_a_store_go(me: Me) -> list[str]:
 @world_sizes(1, 2)
 def test_the_store_of_a_destroyed_group_is_freed(bare_ranks: Ranks) -> None:
     assert_same_on_all_ranks(bare_ranks.run(watch_a_store_go), want=[])
+
+
+def size_when_all_is_over(group: dist.ProcessGroup, reduced: Any) -> int:
+    time.sleep(0.05)  # until then the group is destroyed, and nobody else holds it
+    return group.size()
+
+
+def leave_groups_to_callbacks(me: Me) -> Tensor:
+    for _ in range(3):  # now and then another thread is the last one after all
+        leave_a_group_to_a_callback(me)
+    time.sleep(0.1)  # a process that dies of it dies here
+    return sum_marks(me)
+
+
+def leave_a_group_to_a_callback(me: Me) -> None:
+    group = dist.new_group()
+    reduced: Any = dist.all_reduce(mark(me), group=group, async_op=True).get_future()
+    size = reduced.then(functools.partial(size_when_all_is_over, group))
+    freed = threading.Event()
+    weakref.finalize(group, freed.set)
+    dist.destroy_process_group(group)
+    del group, reduced
+    assert size.wait() == me.world_size
+    assert freed.wait(timeout=10), "nobody holds the group, and it is there"
+
+
+@covers("groups/last-held-by-a-callback")
+@world_sizes(1, 2)
+def test_a_callback_is_the_last_to_hold_a_group(ranks: Ranks) -> None:
+    got = ranks.run(leave_groups_to_callbacks)
+    assert_same_on_all_ranks(got, want=sum_of_marks(range(ranks.world_size)))
 
 
 def destroy_one_of_two(me: Me) -> list[Tensor]:

@@ -27,6 +27,15 @@ STORE_IS_FREED = Requirement(
     source="pytorch#94988",
     rests_on=("groups/is-freed",),
 )
+LAST_HELD_BY_A_CALLBACK = Requirement(
+    id="groups/last-held-by-a-callback",
+    level=MUST,
+    profile="groups",
+    says="A callback of an operation may be the last to hold the group, as PowerSGD's may: the "
+    "group is freed in whichever thread runs the callback, and the process goes on.",
+    source="pybind11 shares a group with whoever holds it; found with torch 2.13",
+    rests_on=("destroy/one-group",),
+)
 DESTROY_ONE = Requirement(
     id="destroy/one-group",
     level=MUST,
