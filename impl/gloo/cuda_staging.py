@@ -83,7 +83,7 @@ class CudaLender(Lender):
         return self._owe(self.read(tensor), tensor)
 
     def _owe(self, memory: Tensor, tensor: Tensor) -> Tensor:
-        self.needs_inference_mode |= tensor.is_inference()
+        self.expect_write(tensor)
         self._owed.append((memory, tensor))
         return memory
 

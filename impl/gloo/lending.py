@@ -43,10 +43,14 @@ class Lender:
         """(numel,): what the tensor holds now, to be replaced by a result."""
         return self._owe(dense.flat(tensor), tensor)
 
-    def _owe(self, memory: Tensor, tensor: Tensor) -> Tensor:
-        # torch lets only inference mode write to the tensors that it made
+    def expect_write(self, tensor: Tensor) -> None:
+        """The operation will write to this tensor: torch lets only inference mode write to the
+        tensors that it made."""
         if tensor.is_inference():
             self.needs_inference_mode = True
+
+    def _owe(self, memory: Tensor, tensor: Tensor) -> Tensor:
+        self.expect_write(tensor)
         if not dense.is_plain(tensor):
             self._owed.append((memory, tensor))
         return memory

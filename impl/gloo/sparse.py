@@ -46,6 +46,8 @@ class SparseSum:
             f"{self._dense_dim} dense dimensions"
         )
         self.lender = lender_for([self._local.values()])
+        for tensor in tensors:
+            self.lender.expect_write(tensor)
         self._indices = self.lender.read(self._local.indices())
         self._values = self.lender.read(self._local.values())
         self.outputs: list[Tensor] = []  # filled by `run`

@@ -94,6 +94,20 @@ def test_inference_mode_ends_with_the_call(transport: str) -> None:
     in_groups(2, run, transport=transport)
 
 
+@each_transport
+def test_inference_tensors_get_results_after_their_mode_has_ended(transport: str) -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        with torch.inference_mode():
+            plain, columns = filled(group.rank(), 4), filled(group.rank(), 4).view(2, 2).t()
+            sparse = columns.to_sparse()
+            works = [group.allreduce([x]) for x in (plain, columns, sparse)]
+        for work in works:
+            work.wait()
+        assert {x.sum().item() for x in (plain, columns, sparse)} == {12.0}
+
+    in_groups(2, run, transport=transport)
+
+
 def _factory_calls(path: Path) -> Iterator[str]:
     names: set[str] = {f.__name__ for f in _device_constructors()}
     for node in ast.walk(ast.parse(path.read_text())):

@@ -292,12 +292,15 @@ def test_a_thread_that_waits_may_close_the_group_itself() -> None:
     def exchange(comm: ShmCommunicator) -> None:
         if comm.rank == 0:
             finish(comm.post_send(torch.ones(1), 1, 0, SEND, soon()))
+            assert closed.wait(30.0)
             return
         second = comm.post_recv(torch.zeros(1), 0, 1, RECV, soon())
         comm.post_recv(torch.zeros(1), 0, 0, RECV, soon()).on_done(comm.close)
         assert second.wait(30.0)
+        closed.set()
         assert isinstance(second.error, errors.Aborted)
 
+    closed = threading.Event()
     on_ranks(2, exchange)
 
 
