@@ -21,11 +21,11 @@ def covers(*requirements: str | Requirement) -> pytest.MarkDecorator:
 def world_sizes(*sizes: int, at_least: int | None = None) -> pytest.MarkDecorator:
     """The case runs once for each of these world sizes.
 
-    at_least: instead of sizes: every selected world size from this one on (`--world-sizes`, or 1
-        to 4).
+    at_least: the case holds for every world size from this one on, and runs with all of those that
+        `--world-sizes` asks for; without sizes and that option, with those up to 4.
     """
-    if bool(sizes) == (at_least is not None):
-        raise ValueError("world_sizes() takes either sizes or at_least")
+    if not sizes and at_least is None:
+        raise ValueError("world_sizes() takes sizes, at_least or both")
     if any(size < 1 for size in (*sizes, at_least or 1)):
         raise ValueError(f"world sizes start at 1, got {sizes or at_least}")
     return pytest.mark.world_sizes(*sizes, at_least=at_least)

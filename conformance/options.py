@@ -17,7 +17,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "--world-sizes": {
         "metavar": "N,...",
-        "help": "world sizes to run (default: the cases decide)",
+        "help": "world sizes to run, up to 64 (default: the cases decide)",
     },
     "--profile": {"metavar": "NAME,...", "help": "only requirements of these profiles"},
     "--requirement": {

@@ -127,8 +127,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     mark = metafunc.definition.get_closest_marker("world_sizes")
     listed = tuple(mark.args) if mark else ()
-    at_least = mark.kwargs.get("at_least") if mark else None
-    sizes = metafunc.config.stash[_SETTINGS].sizes_for(listed, at_least or 1)
+    at_least = mark.kwargs.get("at_least") if mark else 1
+    sizes = metafunc.config.stash[_SETTINGS].sizes_for(listed, at_least)
     metafunc.parametrize("world_size", sizes, ids=[f"ws{n}" for n in sizes], scope="function")
 
 

@@ -56,15 +56,15 @@ class Settings:
         """Whether --profile or --requirement was given."""
         return self.profiles is not None or self.requirements is not None
 
-    def sizes_for(self, listed: tuple[int, ...], at_least: int) -> tuple[int, ...]:
+    def sizes_for(self, listed: tuple[int, ...], at_least: int | None) -> tuple[int, ...]:
         """The world sizes at which a case runs.
 
-        listed: the sizes that the case names, or () if it takes every one from `at_least` on.
+        listed: the sizes that the case names, or ().
+        at_least: the case takes every size from this one on that is asked for; None if it takes
+            only those that it names.
         """
-        if listed:
-            sizes = [n for n in listed if self.world_sizes is None or n in self.world_sizes]
-        else:
-            sizes = [n for n in self.world_sizes or DEFAULT_WORLD_SIZES if n >= at_least]
+        asked = self.world_sizes or listed or DEFAULT_WORLD_SIZES
+        sizes = [n for n in asked if n in listed or (at_least is not None and n >= at_least)]
         return tuple(n for n in sizes if n <= self.world_size_max)
 
 

@@ -28,7 +28,8 @@ def test_without_options_everything_is_selected() -> None:
     everything = settings()
     assert not everything.is_selective
     assert everything.selects("all_reduce/sum")
-    assert everything.sizes_for((1, 2, 3, 5), 1) == (1, 2, 3, 5)
+    assert everything.sizes_for((1, 2, 3, 5), None) == (1, 2, 3, 5)
+    assert everything.sizes_for((2, 3, 5), 2) == (2, 3, 5)
     assert everything.sizes_for((), 1) == (1, 2, 3, 4)
     assert everything.sizes_for((), 3) == (3, 4)
 
@@ -44,9 +45,10 @@ def test_profiles_and_requirements_select_together() -> None:
 def test_world_sizes_limit_what_cases_list_and_replace_what_they_leave_open() -> None:
     some = settings(world_sizes="6,2,2")
     assert some.world_sizes == (2, 6)
-    assert some.sizes_for((1, 2, 3), 1) == (2,)
+    assert some.sizes_for((1, 2, 3), None) == (2,)
+    assert some.sizes_for((3, 4), 3) == (6,)
     assert some.sizes_for((), 3) == (6,)
-    assert some.sizes_for((4,), 1) == ()
+    assert some.sizes_for((4,), None) == ()
 
 
 @pytest.mark.parametrize(

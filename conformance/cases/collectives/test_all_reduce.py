@@ -30,7 +30,7 @@ def all_reduced(me: Me) -> Tensor:
 
 
 @covers("all_reduce/sum")
-@world_sizes(1, 2, 3, 5)
+@world_sizes(1, 2, 3, 5, at_least=1)
 def test_all_reduce_adds_one_contribution_per_rank(ranks: Ranks) -> None:
     got = ranks.run(all_reduced)
     assert_each_rank(got, [sum_of_all(ranks.world_size)] * ranks.world_size)
@@ -47,14 +47,14 @@ FLOATS = dtypes("float16", "bfloat16", "float32", "float64")
 
 
 @covers("all_reduce/same-bits")
-@world_sizes(2, 3, 5)
+@world_sizes(2, 3, 5, at_least=2)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_all_reduce_leaves_the_same_bits_everywhere(ranks: Ranks, dtype: str) -> None:
     assert_same_on_all_ranks(ranks.run(all_reduced_noise, dtype, 1003))
 
 
 @covers("all_reduce/rounding")
-@world_sizes(2, 3, 5)
+@world_sizes(2, 3, 5, at_least=2)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_all_reduce_rounds_no_more_than_addition_does(ranks: Ranks, dtype: str) -> None:
     numel = 1003

@@ -19,7 +19,7 @@ def exchanged(me: Me) -> list[Tensor]:
 
 
 @covers("all_to_all/values")
-@world_sizes(1, 2, 3, 5)
+@world_sizes(1, 2, 3, 5, at_least=1)
 def test_all_to_all_transposes(ranks: Ranks) -> None:
     n = ranks.world_size
     want = [[of(source, salt=rank) for source in range(n)] for rank in range(n)]
@@ -42,7 +42,7 @@ def exchanged_uneven(me: Me) -> list[Tensor]:
 
 
 @covers("all_to_all/uneven")
-@world_sizes(2, 3, 5)
+@world_sizes(2, 3, 5, at_least=2)
 def test_all_to_all_of_uneven_tensors(ranks: Ranks) -> None:
     n = ranks.world_size
     want = [
@@ -60,7 +60,7 @@ def exchanged_single(me: Me) -> Tensor:
 
 
 @covers("all_to_all_single/even")
-@world_sizes(1, 2, 3, 5)
+@world_sizes(1, 2, 3, 5, at_least=1)
 def test_all_to_all_single_transposes_blocks(ranks: Ranks) -> None:
     n = ranks.world_size
     want = [torch.cat([of(source, salt=rank) for source in range(n)]) for rank in range(n)]

@@ -26,7 +26,7 @@ def one_comes_late(me: Me, late: int) -> bool:
 
 
 @covers("barrier/waits-for-all")
-@world_sizes(2, 3, 5, 6)
+@world_sizes(2, 3, 5, 6, at_least=2)
 def test_nobody_leaves_before_the_last_has_come(ranks: Ranks) -> None:
     for late in range(ranks.world_size):
         left = ranks.run(one_comes_late, late)[late]
@@ -45,7 +45,7 @@ def last_to_first(me: Me, rounds: int) -> list[int]:
 
 
 @covers("barrier/repeated")
-@world_sizes(1, 2, 3, 5)
+@world_sizes(1, 2, 3, 5, at_least=1)
 def test_barriers_in_a_row(ranks: Ranks) -> None:
     """Between the barriers of a round all have been counted in it, and none in the next one."""
     n = ranks.world_size

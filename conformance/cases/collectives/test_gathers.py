@@ -20,7 +20,7 @@ def all_gathered(me: Me) -> list[Tensor]:
 
 
 @covers("all_gather/values")
-@world_sizes(1, 2, 3, 5)
+@world_sizes(1, 2, 3, 5, at_least=1)
 def test_all_gather_puts_the_ranks_in_order(ranks: Ranks) -> None:
     n = ranks.world_size
     assert_each_rank(ranks.run(all_gathered), [[of(rank) for rank in range(n)]] * n)
@@ -34,7 +34,7 @@ def all_gathered_uneven(me: Me) -> list[Tensor]:
 
 
 @covers("all_gather/uneven")
-@world_sizes(2, 3, 5)
+@world_sizes(2, 3, 5, at_least=2)
 def test_all_gather_takes_other_sizes_from_other_ranks(ranks: Ranks) -> None:
     n = ranks.world_size
     want = [sample((rank, 2), "float32", rank) for rank in range(n)]
@@ -49,7 +49,7 @@ def gathered_into_one(me: Me, stacked: bool) -> Tensor:
 
 
 @covers("all_gather_into_tensor/concatenated")
-@world_sizes(1, 2, 3, 5)
+@world_sizes(1, 2, 3, 5, at_least=1)
 def test_all_gather_into_tensor_concatenates(ranks: Ranks) -> None:
     n = ranks.world_size
     want = torch.cat([of(rank) for rank in range(n)])
@@ -57,7 +57,7 @@ def test_all_gather_into_tensor_concatenates(ranks: Ranks) -> None:
 
 
 @covers("all_gather_into_tensor/stacked")
-@world_sizes(1, 2, 3, 5)
+@world_sizes(1, 2, 3, 5, at_least=1)
 def test_all_gather_into_tensor_stacks(ranks: Ranks) -> None:
     n = ranks.world_size
     want = torch.stack([of(rank) for rank in range(n)])

@@ -35,7 +35,7 @@ def waited_for_in_order(me: Me, order: list[int]) -> list[Tensor]:
 
 
 @covers("order/issued")
-@world_sizes(2, 3, 5)
+@world_sizes(2, 3, 5, at_least=2)
 @pytest.mark.parametrize(
     "order", [[0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [2, 5, 0, 4, 1, 3]], ids=str
 )
@@ -65,7 +65,7 @@ def of_all_kinds(me: Me) -> list[Tensor]:
 
 @covers("order/issued")
 @needs("op:broadcast", "op:all_gather", "op:barrier", "dtype:int64")
-@world_sizes(2, 3, 5)
+@world_sizes(2, 3, 5, at_least=2)
 def test_collectives_of_all_kinds_at_once(ranks: Ranks) -> None:
     n = ranks.world_size
     gathered = [sample((4,), "float32", rank, 2) for rank in range(n)]

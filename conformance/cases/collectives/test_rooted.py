@@ -22,7 +22,7 @@ def broadcast_from_each(me: Me) -> list[Tensor]:
 
 
 @covers("broadcast/values")
-@world_sizes(1, 2, 3, 5)
+@world_sizes(1, 2, 3, 5, at_least=1)
 def test_broadcast_copies_the_source(ranks: Ranks) -> None:
     got = ranks.run(broadcast_from_each)
     want = [of(source, salt=source) for source in range(ranks.world_size)]
@@ -55,7 +55,7 @@ def reduced_on_each(me: Me) -> list[Tensor]:
 
 
 @covers("reduce/sum")
-@world_sizes(1, 2, 3, 5)
+@world_sizes(1, 2, 3, 5, at_least=1)
 def test_reduce_adds_on_the_destination(ranks: Ranks) -> None:
     got = ranks.run(reduced_on_each)
     n = ranks.world_size
@@ -64,7 +64,7 @@ def test_reduce_adds_on_the_destination(ranks: Ranks) -> None:
 
 
 @covers("reduce/other-ranks-untouched")
-@world_sizes(2, 3, 5)
+@world_sizes(2, 3, 5, at_least=2)
 def test_reduce_leaves_the_other_ranks_tensors(ranks: Ranks) -> None:
     got = ranks.run(reduced_on_each)
     n = ranks.world_size
@@ -88,7 +88,7 @@ def large_reduced_on_each(me: Me) -> list[bool]:
 
 
 @covers("reduce/other-ranks-untouched")
-@world_sizes(2, 3, 5)
+@world_sizes(2, 3, 5, at_least=2)
 def test_reduce_leaves_large_tensors_too(ranks: Ranks) -> None:
     n = ranks.world_size
     want = [[to != rank for to in range(n)] for rank in range(n)]
@@ -120,7 +120,7 @@ def check_gathered(ranks: Ranks, elsewhere: list[Tensor] | None) -> None:
 
 
 @covers("gather/values")
-@world_sizes(1, 2, 3, 5)
+@world_sizes(1, 2, 3, 5, at_least=1)
 def test_gather_puts_the_ranks_in_order(ranks: Ranks) -> None:
     check_gathered(ranks, [])
 
@@ -184,7 +184,7 @@ def check_scattered(ranks: Ranks, elsewhere: list[Tensor] | None) -> None:
 
 
 @covers("scatter/values")
-@world_sizes(1, 2, 3, 5)
+@world_sizes(1, 2, 3, 5, at_least=1)
 def test_scatter_deals_the_list_out(ranks: Ranks) -> None:
     check_scattered(ranks, [])
 

@@ -19,7 +19,7 @@ def reduce_scattered(me: Me) -> Tensor:
 
 
 @covers("reduce_scatter/sum")
-@world_sizes(1, 2, 3, 5)
+@world_sizes(1, 2, 3, 5, at_least=1)
 def test_reduce_scatter_adds_each_ranks_own_part(ranks: Ranks) -> None:
     n = ranks.world_size
     assert_each_rank(ranks.run(reduce_scattered), [sum_of_all(n, salt=rank) for rank in range(n)])
@@ -33,7 +33,7 @@ def reduce_scattered_from_one(me: Me, stacked: bool) -> Tensor:
 
 
 @covers("reduce_scatter_tensor/concatenated")
-@world_sizes(1, 2, 3, 5)
+@world_sizes(1, 2, 3, 5, at_least=1)
 def test_reduce_scatter_tensor_cuts_along_the_first_dimension(ranks: Ranks) -> None:
     n = ranks.world_size
     got = ranks.run(reduce_scattered_from_one, False)
@@ -41,7 +41,7 @@ def test_reduce_scatter_tensor_cuts_along_the_first_dimension(ranks: Ranks) -> N
 
 
 @covers("reduce_scatter_tensor/stacked")
-@world_sizes(1, 2, 3, 5)
+@world_sizes(1, 2, 3, 5, at_least=1)
 def test_reduce_scatter_tensor_takes_a_stack(ranks: Ranks) -> None:
     n = ranks.world_size
     got = ranks.run(reduce_scattered_from_one, True)

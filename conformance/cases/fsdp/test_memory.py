@@ -398,7 +398,7 @@ def held(me: Me, recipe: Recipe) -> Held:
 
 
 @covers("fsdp/sharded-parameters", "fsdp/sharded-gradients", "fsdp/sharded-optimizer-state")
-@world_sizes(2, 3, 4)
+@world_sizes(2, 3, 4, at_least=2)
 def test_sizes_between_iterations(ranks: Ranks) -> None:
     chunks = sum(unit.chunk for unit in units_of(Net(), ranks.world_size))
     for strategy in ("FULL_SHARD", "SHARD_GRAD_OP"):
@@ -407,7 +407,7 @@ def test_sizes_between_iterations(ranks: Ranks) -> None:
 
 
 @covers("fsdp/sharded-parameters", "fsdp/sharded-gradients", "fsdp/sharded-optimizer-state")
-@world_sizes(2, 3, 4)
+@world_sizes(2, 3, 4, at_least=2)
 def test_sizes_of_original_parameters(ranks: Ranks) -> None:
     """A rank's parts of all parameters, without what lies between them."""
     chunks = sum(unit.chunk for unit in units_of(Net(), ranks.world_size, orig=True))

@@ -183,7 +183,7 @@ def trace_of_a_step(
 
 
 @covers("fsdp/gather-sizes", "fsdp/scatter-sizes", "fsdp/silent-construction", "fsdp/same-calls")
-@world_sizes(2, 3, 4)
+@world_sizes(2, 3, 4, at_least=2)
 @both_kinds
 def test_sizes_of_a_step(ranks: Ranks, orig: bool) -> None:
     recipe = Recipe(orig=orig)

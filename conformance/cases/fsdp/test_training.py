@@ -18,7 +18,7 @@ from conformance.cases.fsdp.training import (
 
 
 @covers("fsdp/losses", "fsdp/full-shard")
-@world_sizes(1, 2, 3, 4)
+@world_sizes(1, 2, 3, 4, at_least=1)
 @pytest.mark.parametrize("wrap", ["root", "blocks"])
 def test_full_shard(ranks: Ranks, wrap: str) -> None:
     check_training(ranks, Recipe(wrap=wrap))
@@ -67,7 +67,7 @@ def test_adam(ranks: Ranks, orig: bool) -> None:
 
 
 @covers("fsdp/uneven-sizes")
-@world_sizes(2, 3, 4)
+@world_sizes(2, 3, 4, at_least=2)
 @pytest.mark.parametrize("orig", [False, True], ids=["flat", "orig"])
 def test_units_smaller_than_the_world(ranks: Ranks, orig: bool) -> None:
     """Layers of one to three elements, each a unit."""
@@ -76,7 +76,7 @@ def test_units_smaller_than_the_world(ranks: Ranks, orig: bool) -> None:
 
 
 @covers("fsdp/tied-weights")
-@world_sizes(2, 3, 4)
+@world_sizes(2, 3, 4, at_least=2)
 @pytest.mark.parametrize("orig", [False, True], ids=["flat", "orig"])
 def test_tied_weights(ranks: Ranks, orig: bool) -> None:
     check_training(ranks, Recipe(net=Net(tied=True, blocks=1), orig=orig))

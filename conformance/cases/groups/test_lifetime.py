@@ -254,7 +254,7 @@ def go_on_without_rank_0(me: Me) -> list[Any]:
 
 
 @covers("init/again-with-fewer-ranks")
-@world_sizes(2, 3, 4)
+@world_sizes(2, 3, 4, at_least=2)
 def test_some_ranks_go_on_without_the_others(bare_ranks: Ranks) -> None:
     n = bare_ranks.world_size
     together, fewer = sum_of_marks(range(n)), sum_of_marks(range(1, n))

@@ -39,7 +39,7 @@ def sum_in_new_group(me: Me, members: list[int] | None) -> Tensor:
 
 
 @covers("new_group/members")
-@world_sizes(2, 3, 4)
+@world_sizes(2, 3, 4, at_least=2)
 @pytest.mark.parametrize("which", _MEMBERS)
 def test_only_members_contribute(ranks: Ranks, which: str) -> None:
     n = ranks.world_size
@@ -80,7 +80,7 @@ def look_at_the_order(me: Me, members: list[int], arguments: dict[str, Any]) -> 
 
 
 @covers("new_group/sorted-ranks")
-@world_sizes(2, 3, 4)
+@world_sizes(2, 3, 4, at_least=2)
 def test_ranks_are_sorted(ranks: Ranks) -> None:
     n = ranks.world_size
     order = list(range(n))
@@ -89,7 +89,7 @@ def test_ranks_are_sorted(ranks: Ranks) -> None:
 
 
 @covers("new_group/given-order")
-@world_sizes(2, 3, 4)
+@world_sizes(2, 3, 4, at_least=2)
 @_keeps_order
 def test_the_given_order_is_kept(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -257,7 +257,7 @@ def use_before_others_have_come(me: Me) -> tuple[Tensor, Tensor]:
 
 
 @covers("new_group/used-at-once")
-@world_sizes(2, 3, 4)
+@world_sizes(2, 3, 4, at_least=2)
 @needs("op:broadcast")
 def test_a_new_group_may_be_used_at_once(ranks: Ranks) -> None:
     got = ranks.run(use_before_others_have_come)
@@ -281,7 +281,7 @@ def make_local_groups(me: Me, count: int) -> tuple[list[Tensor], int, bool]:
 
 
 @covers("new_group/local-synchronization")
-@world_sizes(2, 3, 4)
+@world_sizes(2, 3, 4, at_least=2)
 def test_members_alone_make_a_group(ranks: Ranks) -> None:
     n = ranks.world_size
     got = ranks.run(make_local_groups, 1)
@@ -311,7 +311,7 @@ def names_of_groups(me: Me, memberships: list[list[int]]) -> list[str | None]:
 
 
 @covers("new_group/names")
-@world_sizes(2, 3, 4)
+@world_sizes(2, 3, 4, at_least=2)
 def test_names_are_shared_by_members_and_by_nobody_else(ranks: Ranks) -> None:
     n = ranks.world_size
     memberships = [list(range(n)), list(range(n)), [0], [n - 1], list(range(1, n))]

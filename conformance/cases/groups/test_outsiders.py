@@ -132,7 +132,7 @@ def use_roots(me: Me, by_group_rank: bool) -> list[Any]:
 
 
 @covers("groups/roots-are-global")
-@world_sizes(2, 3, 4)
+@world_sizes(2, 3, 4, at_least=2)
 @needs("op:broadcast", "op:reduce", "op:gather", "op:scatter")
 @pytest.mark.parametrize("by_group_rank", [False, True], ids=["global rank", "group rank"])
 def test_roots_in_a_group_without_rank_0(ranks: Ranks, by_group_rank: bool) -> None:

@@ -32,7 +32,7 @@ def translate(me: Me, members: list[int]) -> list[Any]:
 
 
 @covers("ranks/translation", "ranks/non-member")
-@world_sizes(2, 3, 4)
+@world_sizes(2, 3, 4, at_least=2)
 def test_ranks_are_translated_there_and_back(ranks: Ranks) -> None:
     n = ranks.world_size
     members = list(range(1, n))

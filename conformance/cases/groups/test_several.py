@@ -58,7 +58,7 @@ def _results(program: Program, world_size: int) -> list[dict[int, Tensor]]:
 
 
 @covers("groups/several-at-once")
-@world_sizes(2, 3, 4)
+@world_sizes(2, 3, 4, at_least=2)
 def test_overlapping_groups_at_once(ranks: Ranks) -> None:
     n = ranks.world_size
     groups = [list(range(n)), list(range(1, n)), list(range(n - 1)), [0, n - 1]]
@@ -78,7 +78,7 @@ def programs(draw: st.DrawFn, world_size: int) -> Program:
 
 
 @covers("groups/several-at-once")
-@world_sizes(2, 3, 4)
+@world_sizes(2, 3, 4, at_least=2)
 @given(data=st.data())
 @settings(max_examples=8)
 def test_any_groups_at_once(ranks: Ranks, data: st.DataObject) -> None:
@@ -107,7 +107,7 @@ def count_differently(me: Me) -> list[Tensor]:
 
 
 @covers("groups/different-numbers-of-operations")
-@world_sizes(2, 3, 4)
+@world_sizes(2, 3, 4, at_least=2)
 def test_groups_count_their_own_operations(ranks: Ranks) -> None:
     n = ranks.world_size
     everybody, ends = sum_of_marks(range(n)), sum_of_marks({0, n - 1})
@@ -151,7 +151,7 @@ def test_each_collective_is_counted(ranks: Ranks) -> None:
 
 
 @covers("sequence_numbers/agree")
-@world_sizes(2, 3, 4)
+@world_sizes(2, 3, 4, at_least=2)
 def test_members_agree_on_the_number(ranks: Ranks) -> None:
     by_rank = ranks.run(count_operations)
     assert_each_rank(by_rank, [by_rank[0]] * ranks.world_size)
@@ -201,7 +201,7 @@ def fall_behind(me: Me) -> tuple[int, int]:
 
 
 @covers("sequence_numbers/show-who-is-behind")
-@world_sizes(2, 3, 4)
+@world_sizes(2, 3, 4, at_least=2)
 def test_the_number_shows_who_is_behind(ranks: Ranks) -> None:
     n = ranks.world_size
     assert_each_rank(ranks.run(fall_behind), [*[(1, 1)] * (n - 1), (0, 1)])

@@ -32,7 +32,7 @@ def divide(me: Me, sizes: list[int]) -> list[tuple[Tensor, int, bool]]:
 
 
 @covers("new_subgroups/equal-parts")
-@world_sizes(1, 2, 3, 4)
+@world_sizes(1, 2, 3, 4, at_least=1)
 def test_the_world_is_divided_into_equal_parts(ranks: Ranks) -> None:
     n = ranks.world_size
     sizes = [size for size in range(1, n + 1) if n % size == 0]
@@ -104,7 +104,7 @@ def split_the_world(me: Me, times_before: int) -> tuple[Tensor, int, int] | None
 
 
 @covers("split_group/parts")
-@world_sizes(2, 3, 4)
+@world_sizes(2, 3, 4, at_least=2)
 @deadline(20)
 @pytest.mark.parametrize("times_before", [0, 1], ids=["at first", "later"])
 def test_a_group_is_split(bare_ranks: Ranks, times_before: int) -> None:
@@ -159,7 +159,7 @@ def _peers(rank: int, world_size: int, dimension: int) -> list[int]:
 
 
 @covers("device_mesh/dimensions")
-@world_sizes(1, 2, 3, 4)
+@world_sizes(1, 2, 3, 4, at_least=1)
 def test_each_dimension_of_a_mesh_has_its_groups(ranks: Ranks) -> None:
     n = ranks.world_size
     want = []

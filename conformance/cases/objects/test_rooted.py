@@ -32,7 +32,7 @@ def gather_at(me: Me, dst: int | None) -> list[Any] | None:
 
 
 @covers("gather_object/gathers")
-@world_sizes(1, 2, 3, 5)
+@world_sizes(1, 2, 3, 5, at_least=1)
 @pytest.mark.parametrize("root", ["default", "last"])
 def test_the_destination_has_every_object(ranks: Ranks, root: str) -> None:
     n = ranks.world_size
@@ -72,7 +72,7 @@ def _told_by(rank: int) -> list[Any]:
 
 
 @covers("broadcast_object_list/broadcasts")
-@world_sizes(1, 2, 3, 5)
+@world_sizes(1, 2, 3, 5, at_least=1)
 @pytest.mark.parametrize("root", ["default", "last"])
 def test_every_list_holds_the_objects_of_the_source(ranks: Ranks, root: str) -> None:
     src = None if root == "default" else ranks.world_size - 1
@@ -132,7 +132,7 @@ def scatter_from(me: Me, src: int | None, junk_elsewhere: bool) -> list[Any]:
 
 
 @covers("scatter_object_list/scatters")
-@world_sizes(1, 2, 3, 5)
+@world_sizes(1, 2, 3, 5, at_least=1)
 @pytest.mark.parametrize("root", ["default", "last"])
 def test_every_rank_gets_its_own_object(ranks: Ranks, root: str) -> None:
     n = ranks.world_size
@@ -185,7 +185,7 @@ def use_roots_in_a_subgroup(me: Me, by_group_rank: bool) -> list[Any]:
 
 
 @covers("objects/roots-in-subgroups")
-@world_sizes(2, 3, 4)
+@world_sizes(2, 3, 4, at_least=2)
 @pytest.mark.parametrize("by_group_rank", [False, True], ids=["global rank", "group rank"])
 def test_roots_in_a_subgroup_without_rank_0(ranks: Ranks, by_group_rank: bool) -> None:
     n = ranks.world_size

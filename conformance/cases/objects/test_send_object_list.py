@@ -56,7 +56,7 @@ def two_lists_to_each(me: Me) -> list[Any]:
 
 
 @covers("send_object_list/delivers")
-@world_sizes(2, 3, 4)
+@world_sizes(2, 3, 4, at_least=2)
 def test_lists_arrive_in_their_order(ranks: Ranks) -> None:
     want: list[Any] = [[[r] * r, [f"second to {r}"]] for r in range(1, ranks.world_size)]
     assert_each_rank(ranks.run(two_lists_to_each), [[], *want])

@@ -25,7 +25,7 @@ def one_from_each(me: Me) -> dict[int, Tensor]:
 
 @not_probed()
 @covers("p2p/any-source")
-@world_sizes(2, 3, 4)
+@world_sizes(2, 3, 4, at_least=2)
 def test_recv_from_anybody_returns_the_sender(ranks: Ranks) -> None:
     got = ranks.run(one_from_each)
     assert_each_rank(got[-1:], [{src: content(src, 6) for src in range(ranks.world_size - 1)}])
@@ -68,7 +68,7 @@ def a_stream_from_each(me: Me, count: int) -> dict[int, list[Tensor]]:
 
 
 @covers("p2p/any-source-each-once")
-@world_sizes(2, 3, 4)
+@world_sizes(2, 3, 4, at_least=2)
 def test_messages_from_anybody_come_once_and_in_order(ranks: Ranks) -> None:
     n = ranks.world_size
     got = ranks.run(a_stream_from_each, 5)

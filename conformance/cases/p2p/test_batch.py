@@ -26,7 +26,7 @@ def ring(me: Me, receive_first: bool) -> Tensor:
 
 
 @covers("p2p/batch")
-@world_sizes(2, 3, 5)
+@world_sizes(2, 3, 5, at_least=2)
 @pytest.mark.parametrize("receive_first", [False, True], ids=["send first", "receive first"])
 def test_a_batch_goes_around_a_ring(ranks: Ranks, receive_first: bool) -> None:
     n = ranks.world_size

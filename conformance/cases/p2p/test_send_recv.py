@@ -36,7 +36,7 @@ def exchange_around_a_ring(me: Me, sent: Tensor, empty: Tensor) -> Tensor:
 
 
 @covers("p2p/delivers")
-@world_sizes(2, 3, 5)
+@world_sizes(2, 3, 5, at_least=2)
 def test_messages_go_around_a_ring(ranks: Ranks) -> None:
     n = ranks.world_size
     sent = [content(rank, 7) for rank in range(n)]

@@ -106,7 +106,7 @@ def messages(draw: st.DrawFn, world_size: int) -> list[Message]:
 
 
 @covers("p2p/any-order-of-posts")
-@world_sizes(2, 3, 4)
+@world_sizes(2, 3, 4, at_least=2)
 @given(data=st.data())
 @settings(max_examples=20)
 def test_any_matching_program_of_messages_completes(ranks: Ranks, data: st.DataObject) -> None:
@@ -158,7 +158,7 @@ def collectives_between(me: Me, tag: int) -> tuple[Tensor, list[Tensor]]:
 
 
 @covers("p2p/beside-collectives")
-@world_sizes(2, 3, 4)
+@world_sizes(2, 3, 4, at_least=2)
 @pytest.mark.parametrize("tag", [0, 1, 2], ids=lambda tag: f"tag{tag}")
 def test_messages_and_collectives_do_not_disturb_each_other(ranks: Ranks, tag: int) -> None:
     n = ranks.world_size

@@ -38,7 +38,7 @@ def _two_a_rank(n: int) -> list[Entries]:
 
 
 @covers("sparse/sum")
-@world_sizes(1, 2, 3, 5)
+@world_sizes(1, 2, 3, 5, at_least=1)
 def test_sparse_tensors_are_summed(ranks: Ranks) -> None:
     inputs = [entries.tensor().coalesce() for entries in _two_a_rank(ranks.world_size)]
     got = ranks.run(reduce_one, inputs)
@@ -73,7 +73,7 @@ def reduce_to_parts(me: Me) -> tuple[Tensor, Tensor]:
 
 
 @covers("sparse/same-bits")
-@world_sizes(2, 3, 4)
+@world_sizes(2, 3, 4, at_least=2)
 def test_every_rank_ends_with_the_same_bits(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(reduce_to_parts))
 
@@ -103,7 +103,7 @@ def test_dense_dimensions_are_summed_too(ranks: Ranks, sparse_dim: int) -> None:
 
 
 @covers("sparse/differing-counts")
-@world_sizes(2, 3, 4)
+@world_sizes(2, 3, 4, at_least=2)
 @pytest.mark.parametrize("most_on", ["first", "last"])
 def test_ranks_hold_different_numbers_of_elements(ranks: Ranks, most_on: str) -> None:
     n = ranks.world_size

@@ -54,7 +54,7 @@ def test_ranks_that_do_not_vary_vary_between_them(ranks: Ranks) -> None:
 
 
 @covers("sync_batchnorm/one-value-a-rank")
-@world_sizes(2, 3, 4)
+@world_sizes(2, 3, 4, at_least=2)
 def test_one_value_on_each_rank(ranks: Ranks) -> None:
     xs = batches([1] * ranks.world_size, (2,), "float64")
     trained = train(ranks, _DOUBLE, xs)
@@ -71,7 +71,7 @@ def test_inputs_of_two_to_five_dimensions(ranks: Ranks, rest: tuple[int, ...]) -
 
 
 @covers("sync_batchnorm/empty-on-some-ranks")
-@world_sizes(2, 3, 4)
+@world_sizes(2, 3, 4, at_least=2)
 @pytest.mark.parametrize("empty", ["first", "last", "all but one"])
 def test_some_ranks_have_nothing(ranks: Ranks, empty: str) -> None:
     n = ranks.world_size
