@@ -34,7 +34,7 @@ LAST_HELD_BY_A_CALLBACK = Requirement(
     says="A callback of an operation may be the last to hold the group, as PowerSGD's may: the "
     "group is freed in whichever thread runs the callback, and the process goes on.",
     source="pybind11 shares a group with whoever holds it; found with torch 2.13",
-    rests_on=("destroy/one-group",),
+    rests_on=("destroy/one-group", "groups/is-freed"),
 )
 DESTROY_ONE = Requirement(
     id="destroy/one-group",
