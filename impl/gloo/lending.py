@@ -44,8 +44,8 @@ class Lender:
         return self._owe(dense.flat(tensor), tensor)
 
     def expect_write(self, tensor: Tensor) -> None:
-        """The operation will write to this tensor: torch lets only inference mode write to the
-        tensors that it made."""
+        """The operation will write to this tensor."""
+        # torch lets only inference mode write to the tensors that it made
         if tensor.is_inference():
             self.needs_inference_mode = True
 
