@@ -7,7 +7,7 @@ names by kind; whatever it does not list is probed instead of certified.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 OPS = (
@@ -137,6 +137,14 @@ class Capabilities:
         """Whether "kind:name" is claimed."""
         kind, _, name = capability.partition(":")
         return name in getattr(self, _KINDS[kind])
+
+    def without(self, absent: Iterable[str]) -> Capabilities:
+        """These, except for the ones named as "kind:name"."""
+        names: dict[str, set[str]] = {}
+        for capability in absent:
+            kind, _, name = capability.partition(":")
+            names.setdefault(_KINDS[kind], set()).add(name)
+        return replace(self, **{kind: getattr(self, kind) - gone for kind, gone in names.items()})
 
     def with_wrappers_of(self, other: Capabilities) -> Capabilities:
         """These, but what they say of wrappers is what the other ones say."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import importlib
+import importlib.metadata
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from conformance.capabilities import Capabilities, matters_on
+from packaging.specifiers import SpecifierSet
+
+from conformance.capabilities import Capabilities, check_capability, matters_on
 from conformance.requirements import PART_OF_PROFILE, catalogue
 from conformance.verdict import FAILURES, Verdict
 
@@ -34,6 +37,7 @@ class Deviation:
     requirements: shell patterns of requirement ids.
     expects: how they break ("broken", "timeout" or "crashed").
     example: a minimal program or sentence that shows it.
+    torch: the versions of torch with which they break, such as "<2.13"; "" stands for all.
     """
 
     requirements: tuple[str, ...]
@@ -41,6 +45,7 @@ class Deviation:
     link: str = ""
     example: str = ""
     expects: Verdict = Verdict.BROKEN
+    torch: str = ""
 
     def __post_init__(self) -> None:
         if not self.requirements or not self.reason:
@@ -48,10 +53,28 @@ class Deviation:
         if self.expects not in FAILURES:
             ways = ", ".join(sorted(map(str, FAILURES)))
             raise ValueError(f"a deviation expects one of {ways}, not {self.expects!s}")
+        SpecifierSet(self.torch)
 
     def covers(self, requirement: str) -> bool:
         """Whether one of the patterns matches this id."""
         return any(fnmatch.fnmatchcase(requirement, p) for p in self.requirements)
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """Capabilities that the target lacks with some versions of torch.
+
+    capabilities: as "kind:name", such as "op:all_to_all".
+    torch: the versions, such as "<2.13".
+    """
+
+    capabilities: tuple[str, ...]
+    torch: str
+
+    def __post_init__(self) -> None:
+        for capability in self.capabilities:
+            check_capability(capability)
+        SpecifierSet(self.torch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +92,7 @@ class Target:
     simulation: "module:attribute" of a callable without arguments that returns a text: how the
         backend would scale to many ranks, by its own reckoning.
     distributions: names of installed distributions whose versions belong in the certificate.
+    capabilities: what it claims; with some versions of torch, without its `absences`.
     """
 
     name: str
@@ -84,6 +108,7 @@ class Target:
     env: Mapping[str, str] = field(default_factory=dict)
     distributions: tuple[str, ...] = ()
     capabilities: Capabilities = field(default_factory=Capabilities)
+    absences: tuple[Absence, ...] = ()
     deviations: tuple[Deviation, ...] = ()
 
     def __post_init__(self) -> None:
@@ -123,11 +148,16 @@ def load_target(spec: str) -> Target:
     spec: a built-in name, the path of a TOML file, or "module:attribute" where the attribute is a
         `Target` or a callable without arguments that returns one. "A@B", of two of these, is A's
         DDP, FSDP and SyncBatchNorm on B's backend.
+    What it says of other versions of torch than the one that is installed is left out.
     Raises TargetError with one line that says what is wrong.
     """
     if "@" in spec:
         wrappers, _, backend = spec.partition("@")
         return _combined(load_target(wrappers), load_target(backend))
+    return _with_this_torch(_load(spec))
+
+
+def _load(spec: str) -> Target:
     built_in = BUILT_IN / f"{spec}.toml"
     if spec.isidentifier() and built_in.exists():
         return _from_file(built_in)
@@ -139,6 +169,21 @@ def load_target(spec: str) -> Target:
     raise TargetError(
         f"--target {spec}: not one of {', '.join(names)}, nor a path that ends in .toml, "
         "nor module:attribute"
+    )
+
+
+def _with_this_torch(target: Target) -> Target:
+    version = importlib.metadata.version("torch")
+
+    def about_this(one: Absence | Deviation) -> bool:
+        return SpecifierSet(one.torch).contains(version, prereleases=True)
+
+    absent = [c for absence in filter(about_this, target.absences) for c in absence.capabilities]
+    return replace(
+        target,
+        capabilities=target.capabilities.without(absent),
+        absences=(),
+        deviations=tuple(filter(about_this, target.deviations)),
     )
 
 
@@ -216,19 +261,32 @@ def _from_table(table: Mapping[str, object]) -> Target:
         values["capabilities"] = Capabilities.from_mapping(_table(values, "capabilities"))
     if "env" in values:
         values["env"] = {k: str(v) for k, v in _table(values, "env").items()}
+    if "absences" in values:
+        values["absences"] = tuple(map(_absence, _rows(values, "absences")))
     if "deviations" in values:
-        rows = values["deviations"]
-        values["deviations"] = tuple(map(_deviation, rows if isinstance(rows, list) else [rows]))
+        values["deviations"] = tuple(map(_deviation, _rows(values, "deviations")))
     return Target(**values)
 
 
-def _deviation(row: object) -> Deviation:
-    if not isinstance(row, Mapping):
-        raise ValueError("deviations are written as [[deviations]] tables")
+def _absence(row: Mapping[str, object]) -> Absence:
+    values = {"capabilities": (), "torch": "", **_known_keys(row, Absence, "absences: ")}
+    if not values["capabilities"] or not values["torch"]:
+        raise ValueError("absences: one names capabilities and versions of torch")
+    return Absence(**values)
+
+
+def _deviation(row: Mapping[str, object]) -> Deviation:
     values = {"requirements": (), "reason": "", **_known_keys(row, Deviation, "deviations: ")}
     if "expects" in values:
         values["expects"] = Verdict(values["expects"])
     return Deviation(**values)
+
+
+def _rows(values: Mapping[str, Any], key: str) -> list[Mapping[str, object]]:
+    rows = values[key] if isinstance(values[key], list) else [values[key]]
+    if not all(isinstance(row, Mapping) for row in rows):
+        raise ValueError(f"{key} are written as [[{key}]] tables")
+    return rows
 
 
 def _table(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:

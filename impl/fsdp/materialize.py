@@ -48,7 +48,9 @@ def choose_device_type(
                 f"{chosen.type} and {param.device.type}"
             )
         chosen = chosen or param.device
-    return chosen or torch.accelerator.current_accelerator() or torch.device("cpu")
+    # one that is there: a torch built for CUDA names it on machines without a device too
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return chosen or accelerator or torch.device("cpu")
 
 
 def explicit_device(

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from conformance import Me, Ranks, assert_each_rank, assert_that, covers, world_sizes
 from conformance.cases.collectives.waits import appears, tick, wait_for_ticks
+from conformance.cases.this_torch import needs_argument
 
 
 def one_comes_late(me: Me, late: int) -> bool:
@@ -107,6 +108,7 @@ def one_never_comes(me: Me) -> str:
 
 @covers("barrier/timeout")
 @world_sizes(2, 3)
+@needs_argument(dist.barrier, "timeout")
 def test_a_barrier_with_a_timeout(ranks: Ranks) -> None:
     words = ranks.run(one_never_comes)[0]
     assert_that("timed out" in words.lower(), f"rank 0's barrier ended with {words!r}", 0)

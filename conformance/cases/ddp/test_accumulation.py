@@ -27,6 +27,7 @@ from conformance.cases.ddp.training import (
     train,
 )
 from conformance.cases.raising import assert_raised
+from conformance.cases.this_torch import needs_batched_grad_copy
 from conformance.harness.traces import record
 from conformance.oracle.training import Step, optimizer_for, snapshot, train_whole
 
@@ -202,7 +203,11 @@ def test_means_add_up(ranks: Ranks, view: bool) -> None:
 @pytest.mark.parametrize("set_to_none", [False, True], ids=["zeros", "none"])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"gradient_as_bucket_view": True}, {"batched_grad_copy": True}],
+    [
+        {},
+        {"gradient_as_bucket_view": True},
+        pytest.param({"batched_grad_copy": True}, marks=needs_batched_grad_copy),
+    ],
     ids=lambda options: "-".join(options) or "default",
 )
 def test_both_ways_of_zeroing(ranks: Ranks, options: Options, set_to_none: bool) -> None:

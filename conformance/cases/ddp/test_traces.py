@@ -15,6 +15,7 @@ from conformance import Ranks, assert_that, covers, world_sizes
 from conformance.cases.ddp.models import WIDTH, Branching, Perceptron, Recipe, Typed, normal
 from conformance.cases.ddp.observing import trace, trace_both
 from conformance.cases.ddp.training import Options, batches, mine
+from conformance.cases.this_torch import has_batched_grad_copy, needs_forward_sync_buffers
 from conformance.checks.traces import assert_same_trace
 
 BYTE = 2**-20
@@ -92,7 +93,7 @@ def test_steps(ranks: Ranks, options: Options) -> None:
             "find_unused_parameters": st.just(True),
             "static_graph": st.just(True),
             "gradient_as_bucket_view": st.just(True),
-            "batched_grad_copy": st.just(True),
+            **({"batched_grad_copy": st.just(True)} if has_batched_grad_copy else {}),
         },
     ),
     data=st.data(),
@@ -136,6 +137,7 @@ def test_a_static_graph_with_unused_parameters(ranks: Ranks) -> None:
 @covers("ddp/traces/buffers")
 @world_sizes(2, 3)
 @pytest.mark.parametrize("sync", [True, False], ids=["synced", "apart"])
+@needs_forward_sync_buffers
 def test_steps_with_buffers(ranks: Ranks, sync: bool) -> None:
     steps = batches(ranks.world_size, 2, (2, WIDTH))
     assert_same_traces(

@@ -21,6 +21,7 @@ from conformance.cases.ddp.optimizers import (
 )
 from conformance.cases.ddp.training import Options, assert_grads, wrap
 from conformance.cases.raising import assert_raised
+from conformance.cases.this_torch import needs_forward_sync_buffers
 from conformance.target import resolve
 
 RATE = 0.1
@@ -238,7 +239,10 @@ def logging_data(me: Me, options: Options, steps: int) -> list[dict[str, Any]]:
     "options",
     [
         {},
-        {"bucket_cap_mb": 1, "gradient_as_bucket_view": True, "forward_sync_buffers": False},
+        pytest.param(
+            {"bucket_cap_mb": 1, "gradient_as_bucket_view": True, "forward_sync_buffers": False},
+            marks=needs_forward_sync_buffers,
+        ),
         {"find_unused_parameters": True},
     ],
     ids=lambda options: "-".join(options) or "default",

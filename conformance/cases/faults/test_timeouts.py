@@ -27,6 +27,7 @@ from conformance import (
 from conformance.cases.faults.operations import ALL_NEEDED, OPERATIONS
 from conformance.cases.groups.marks import mark, sum_marks, sum_of_marks
 from conformance.cases.groups.starting import start
+from conformance.cases.this_torch import needs_argument
 
 # Long enough to make a group within it on a busy machine.
 _GROUP_TIMEOUT_S = 2.0
@@ -161,6 +162,7 @@ def test_wait_has_a_timeout_of_its_own(ranks: Ranks) -> None:
 @world_sizes(2)
 @deadline(10)
 @needs("op:barrier")
+@needs_argument(dist.barrier, "timeout")
 def test_a_barrier_has_a_timeout_of_its_own(ranks: Ranks) -> None:
     ranks.run(wait_briefly, "barrier")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -23,9 +22,9 @@ from conformance import (
     world_sizes,
 )
 from conformance.cases.groups.marks import mark, sum_marks, sum_of_marks
+from conformance.cases.this_torch import needs_argument
 
-_CAN_KEEP_ORDER = "sort_ranks" in inspect.signature(dist.new_group).parameters
-_keeps_order = pytest.mark.skipif(not _CAN_KEEP_ORDER, reason="this torch has no sort_ranks")
+_keeps_order = needs_argument(dist.new_group, "sort_ranks")
 
 _MEMBERS: dict[str, Callable[[int], list[int]]] = {
     "all but the first": lambda n: list(range(1, n)),

@@ -6,9 +6,11 @@ turns deadlines, dead peers and aborts into errors on every rank. It moves no te
 [Note: waiting] A waiting rank looks at the word a few times, then lets other threads run between
 looks (`sched_yield`), then sleeps in the kernel. Looking is cheapest while the peer runs on another
 core; yielding hands the core to the peer when there are more ranks than cores, for a tenth of the
-price of a sleep and a wake-up; sleeping costs the others nothing, which matters as soon as the wait
-is longer than that price, and as soon as somebody computes meanwhile (`transport.background`). A
-sleeper wakes up now and then to see whether the peer is alive.
+price of a sleep and a wake-up; sleeping costs the others nothing, which matters when the wait is
+long, and as soon as somebody computes meanwhile (`transport.background`). A rank yields for several
+times what a small collective of more ranks than cores takes: with less, one rank that is late sends
+the others to sleep, their wake-ups make the next one late, and the group stays slow. A sleeper
+wakes up now and then to see whether the peer is alive.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from impl.transport.shm.mapping import Mapping
 from impl.transport.shm.placement import Placement
 
 LOOKS = 40  # about 2 us
-YIELDING_S = 200e-6
+YIELDING_S = 2e-3
 CHECK_EVERY_S = 0.1  # how long a sleeper goes without looking for dead peers
 
 # digest of operation and signature, the group's sequence number, digest of sizes, bytes of text

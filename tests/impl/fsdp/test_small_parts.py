@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.algorithms._comm_hooks.default_hooks import DefaultState
 from torch.distributed.fsdp import MixedPrecision
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
@@ -16,6 +16,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from impl.fsdp.collectives import divide_factors
 from impl.fsdp.config import Dtypes
 from impl.fsdp.groups import hybrid_rank_lists
+from impl.fsdp.ignored import Ignored
+from impl.fsdp.materialize import choose_device_type
 from impl.fsdp.state_dict import replace_prefix
 from impl.fsdp.tree import cast_floating, map_tensors, move, tensors_in
 
@@ -108,6 +110,19 @@ def test_nodes_and_places_in_them() -> None:
 def test_nodes_must_divide_the_world(world_size: int, ranks_per_node: int) -> None:
     with pytest.raises(ValueError, match="the ranks of a node divide"):
         hybrid_rank_lists(world_size, ranks_per_node)
+
+
+@pytest.mark.parametrize(("is_there", "expected"), [(True, "cuda"), (False, "cpu")])
+def test_it_runs_on_an_accelerator_that_is_there(
+    monkeypatch: pytest.MonkeyPatch, is_there: bool, expected: str
+) -> None:
+    def current(check_available: bool = False) -> torch.device | None:
+        """Of a torch that was built for CUDA."""
+        return torch.device("cuda") if is_there or not check_available else None
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", current)
+    ignored = Ignored(set(), set(), set())
+    assert choose_device_type(nn.Linear(1, 1), ignored, None).type == expected
 
 
 def test_prefixes_are_replaced_in_place() -> None:

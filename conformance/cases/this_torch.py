@@ -1,0 +1,26 @@
+"""What not every torch has: cases that need it are not exercised with a torch that lacks it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from torch.nn.parallel import DistributedDataParallel
+
+
+def takes(function: Callable[..., Any], argument: str) -> bool:
+    """Whether this torch's function has the argument."""
+    return argument in inspect.signature(function).parameters
+
+
+def needs_argument(function: Callable[..., Any], argument: str) -> pytest.MarkDecorator:
+    """The mark of a case that gives torch's function this argument."""
+    reason = f"this torch's {function.__name__} has no {argument}"
+    return pytest.mark.skipif(not takes(function, argument), reason=reason)
+
+
+has_batched_grad_copy = takes(DistributedDataParallel, "batched_grad_copy")
+needs_batched_grad_copy = needs_argument(DistributedDataParallel, "batched_grad_copy")
+needs_forward_sync_buffers = needs_argument(DistributedDataParallel, "forward_sync_buffers")
