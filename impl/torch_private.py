@@ -1,7 +1,6 @@
 """The private names of torch that `impl` cannot do without, each with its reason.
 
-Checked with torch 2.13.0. Torch 2.11 is supported but was not at hand; names that differ there are
-looked up in a way that works with both.
+Checked with torch 2.13.0 and 2.11.0; names that differ are looked up in a way that works with both.
 """
 
 from __future__ import annotations
@@ -400,6 +399,11 @@ TorchDDP: Any = torch.nn.parallel.DistributedDataParallel
 def default_group() -> dist.ProcessGroup:
     """The default process group; raises if there is none."""
     return dist.distributed_c10d._get_default_group()
+
+
+def is_registered(group: dist.ProcessGroup) -> bool:
+    """Whether torch knows the group: from when its maker has made it until it is destroyed."""
+    return group in dist.distributed_c10d._world.pg_map
 
 
 def is_in_group(group: Any) -> bool:

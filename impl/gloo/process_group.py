@@ -18,6 +18,7 @@ from impl.gloo.executor import Executor
 from impl.gloo.options import BACKEND_NAME, Device, Options
 from impl.gloo.point_to_point import PointToPoint
 from impl.gloo.reductions import Reductions
+from impl.torch_private import is_registered
 from impl.transport.base import Communicator
 
 
@@ -138,7 +139,9 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu"), torch.device("cuda")]
+        # torch 2.15 attaches a recorder to a new group unless it serves no device, as none does
+        # that is written in Python: the recorder wants backends of C++
+        return [torch.device("cpu"), torch.device("cuda")] if is_registered(self) else []
 
     def _get_backend(self, device: torch.device) -> BackendView:
         if torch.device(device).type not in ("cpu", "cuda"):

@@ -142,16 +142,13 @@ def start_by_a_method(me: Me, method: str, path: str) -> Tensor:
             server = tcp_store(me, path)
         port = me.store.get("port").decode()
         # With the agent's store, every rank is a client: nobody has to guess a free port.
-        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+        os.environ.update(
+            TORCHELASTIC_USE_AGENT_STORE="True", MASTER_ADDR="127.0.0.1", MASTER_PORT=port
+        )
     if method == "tcp":
         arguments["init_method"] = f"tcp://127.0.0.1:{port}"
     if method == "env":
-        os.environ.update(
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=port,
-            RANK=str(me.rank),
-            WORLD_SIZE=str(me.world_size),
-        )
+        os.environ.update(RANK=str(me.rank), WORLD_SIZE=str(me.world_size))
         arguments = {}
     dist.init_process_group(me.target.backend, pg_options=me.options, **arguments)
     total = sum_marks(me)

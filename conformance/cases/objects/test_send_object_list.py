@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import pytest
@@ -10,9 +9,7 @@ import torch.distributed as dist
 
 from conformance import Me, Ranks, assert_each_rank, covers, world_sizes
 from conformance.cases.objects.things import things_of
-
-# torch 2.11 may lack the argument
-_HAS_BATCH = "use_batch" in inspect.signature(dist.send_object_list).parameters
+from conformance.cases.this_torch import needs_argument
 
 
 def pass_things_on(me: Me, arguments: dict[str, Any]) -> tuple[int, list[Any]] | None:
@@ -35,7 +32,7 @@ def test_objects_are_sent_and_received(ranks: Ranks) -> None:
 
 @covers("send_object_list/batch")
 @world_sizes(2, 3)
-@pytest.mark.skipif(not _HAS_BATCH, reason="this torch has no use_batch")
+@needs_argument(dist.send_object_list, "use_batch")
 def test_objects_are_sent_in_batches(ranks: Ranks) -> None:
     got = ranks.run(pass_things_on, {"use_batch": True})
     assert_each_rank(got[-1:], [(0, things_of(0))])

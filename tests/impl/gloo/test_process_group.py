@@ -123,6 +123,7 @@ def test_what_torch_asks_a_group() -> None:
     def run(group: ProcessGroupGloo) -> None:
         assert (group.rank(), group.size()) == (group.getRank(), group.getSize())
         assert group.name() == group.getBackendName() == "pygloo"
+        assert group._device_types == [], "torch does not know it"
         assert group.group_name == "g"
         group._set_group_name("h")
         group._set_group_desc("data parallel")

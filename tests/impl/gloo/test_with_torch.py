@@ -83,6 +83,7 @@ def public_functions(rank: int, world_size: int, store_path: str) -> None:
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=7))
     assert dist.group.WORLD is not None
     world: Any = dist.group.WORLD
+    assert {device.type for device in world._device_types} == {"cpu", "cuda"}
     assert world.options._timeout == timedelta(seconds=7)
     dist.barrier()
     del world, group
