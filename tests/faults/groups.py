@@ -141,12 +141,13 @@ class NamesGroupsAfterTheirMembers(Replacing):
 
 @breaks("new_group/local-synchronization", says=r"at \[2\]: got False, want True")
 class StrangersGetAGroup(Replacing):
-    """A rank that is no member gets something that is not None."""
+    """A rank that is no member gets the default group."""
 
     @staticmethod
     def new_group(right: Any, *args: Any, **how: Any) -> Any:
         group = right(*args, **how)
-        return dist.GroupMember.NON_GROUP_MEMBER if group is None else group
+        is_member = group not in (None, dist.GroupMember.NON_GROUP_MEMBER)
+        return group if is_member else dist.group.WORLD
 
 
 @breaks("new_group/names", says=r"two groups are called alike")
