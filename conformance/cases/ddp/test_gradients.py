@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
@@ -215,3 +216,37 @@ def test_delayed_gradients(ranks: Ranks) -> None:
         for j, parameter in enumerate(module.parameters()):
             what = f"gradient {j} of step {i + 1}"
             assert_grads([mine[i][j] for mine in got], parameter.grad, what, within=1e-5)
+
+
+class LargeAndSmall(nn.Module):
+    """The gradient of `large` is there before that of `small`, and takes longer to reduce."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small = nn.Parameter(torch.ones(1))
+        self.large = nn.Parameter(torch.zeros(1 << 22))
+
+    def forward(self, factor: float) -> Tensor:
+        return ((self.large + self.small) * factor).sum()
+
+
+def delayed_and_large(me: Me) -> Tensor:
+    """Some elements of a delayed gradient, as soon as backward has returned."""
+    module = LargeAndSmall().to(me.device)
+    model = me.ddp(
+        module,
+        delay_all_reduce_named_params=[("large", module.large)],
+        param_to_hook_all_reduce=module.small,
+    )
+    model(me.rank + 1.0).backward()
+    assert module.large.grad is not None
+    some = module.large.grad[:: 1 << 16].clone()
+    dist.barrier()  # nobody leaves while another one's reduction may be under way
+    model.__dict__.clear()
+    return some
+
+
+@covers("ddp/gradients/delayed")
+@world_sizes(2)
+def test_delayed_gradients_are_there_when_backward_returns(ranks: Ranks) -> None:
+    assert_grads(ranks.run(delayed_and_large), torch.full((64,), 1.5), "delayed gradient")

@@ -84,7 +84,7 @@ DELAYED = Requirement(
     level=SHOULD,
     profile="ddp",
     says="With delay_all_reduce_named_params those gradients are averaged as well, together, once "
-    "the gradient of param_to_hook_all_reduce is there.",
+    "the gradient of param_to_hook_all_reduce is there, and before backward returns.",
     source="torch 2.13, argument delay_all_reduce_named_params",
     rests_on=("ddp/average",),
 )
