@@ -297,6 +297,8 @@ class GroupsShareTheirMessages(ForwardingGroup):
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
         super().__init__(store, rank, world_size, timeout)
+        # kept: dropped here, it would close its connections while another rank still makes them
+        self.connected = self.inner
         self.inner = self.shared.setdefault(world_size, self.inner)
 
 
