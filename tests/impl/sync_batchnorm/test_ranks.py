@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 
 import pytest
@@ -365,26 +366,23 @@ class TestLayout:
     def test_between_transposed_linear_layers(self) -> None:
         batches = random_batches([2, 3], (6, 4), torch.float64)
 
-        def network(norm: nn.Module) -> nn.ModuleList:
-            torch.manual_seed(0)
-            return nn.ModuleList([nn.Linear(4, 5).double(), norm, nn.Linear(5, 2).double()])
+        # made once: the ranks are threads, which share torch's generator
+        linears = nn.ModuleList([nn.Linear(4, 5), nn.Linear(5, 2)]).double()
 
-        def forward(layers: nn.ModuleList, x: Tensor) -> Tensor:
-            first, norm, last = layers
-            out: Tensor = last(norm(first(x).transpose(1, 2)).transpose(1, 2))
-            return out
+        def input_grad(norm: nn.Module, batch: Tensor) -> Tensor:
+            x = batch.clone().requires_grad_()
+            first, last = copy.deepcopy(linears)
+            last(norm(first(x).transpose(1, 2)).transpose(1, 2)).square().sum().backward()
+            assert x.grad is not None
+            return x.grad
 
         def body(exchange: RankExchange) -> Tensor:
             norm = SimulatedLayer(5, dtype=torch.float64)
             norm.exchange = exchange
-            x = batches[exchange.rank].clone().requires_grad_()
-            forward(network(norm), x).square().sum().backward()
-            assert x.grad is not None
-            return x.grad
+            return input_grad(norm, batches[exchange.rank])
 
-        whole = torch.cat(batches).requires_grad_()
-        forward(network(nn.BatchNorm1d(5, dtype=torch.float64)), whole).square().sum().backward()
-        torch.testing.assert_close(torch.cat(run_ranks(2, body)), whole.grad)
+        want = input_grad(nn.BatchNorm1d(5, dtype=torch.float64), torch.cat(batches))
+        torch.testing.assert_close(torch.cat(run_ranks(2, body)), want)
 
 
 def test_backward_twice() -> None:
