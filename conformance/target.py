@@ -53,7 +53,7 @@ class Deviation:
         if self.expects not in FAILURES:
             ways = ", ".join(sorted(map(str, FAILURES)))
             raise ValueError(f"a deviation expects one of {ways}, not {self.expects!s}")
-        SpecifierSet(self.torch)
+        SpecifierSet(self.torch)  # refuses what is no range
 
     def covers(self, requirement: str) -> bool:
         """Whether one of the patterns matches this id."""
@@ -74,7 +74,7 @@ class Absence:
     def __post_init__(self) -> None:
         for capability in self.capabilities:
             check_capability(capability)
-        SpecifierSet(self.torch)
+        SpecifierSet(self.torch)  # refuses what is no range
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,8 +139,8 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        # torch 2.15 attaches a recorder to a new group unless it serves no device, as none does
-        # that is written in Python: the recorder wants backends of C++
+        # to a new group that serves devices torch 2.15 attaches a recorder, which looks for a
+        # backend in C++ and finds none
         return [torch.device("cpu"), torch.device("cuda")] if is_registered(self) else []
 
     def _get_backend(self, device: torch.device) -> BackendView:

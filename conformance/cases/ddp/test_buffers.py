@@ -16,7 +16,6 @@ from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers
 from conformance.cases.ddp.models import WIDTH, Perceptron, Recipe, loss_of, normal
 from conformance.cases.ddp.observing import trace
 from conformance.cases.ddp.training import Options, assert_grads, batches, mine
-from conformance.cases.this_torch import needs_forward_sync_buffers
 from conformance.harness.traces import record
 
 
@@ -76,7 +75,6 @@ def test_buffers_that_are_replaced(ranks: Ranks) -> None:
 
 @covers("ddp/buffers/forward-sync-off")
 @world_sizes(2)
-@needs_forward_sync_buffers
 def test_buffers_of_each_rank(ranks: Ranks) -> None:
     got = ranks.run(counts, False, {"forward_sync_buffers": False}, ["train"] * 3)
     for rank, seen in enumerate(got):
@@ -379,7 +377,6 @@ def without_init_sync(me: Me) -> tuple[int, float, Tensor]:
 
 @covers("ddp/buffers/init-sync-off")
 @world_sizes(2)
-@needs_forward_sync_buffers
 def test_init_sync_off(ranks: Ranks) -> None:
     for rank, (issued, kept, grad) in enumerate(ranks.run(without_init_sync)):
         assert_that(issued == 0, f"construction issued {issued} collectives", rank)

@@ -17,7 +17,6 @@ from conformance.cases.ddp.training import (
     batches,
     train,
 )
-from conformance.cases.this_torch import needs_batched_grad_copy
 
 BYTE = 2**-20
 VIEW: Options = {"gradient_as_bucket_view": True}
@@ -152,7 +151,6 @@ def test_gradients_stay_the_same_objects(ranks: Ranks, options: Options) -> None
 @covers("ddp/gradients/batched-copy")
 @world_sizes(2, 3)
 @pytest.mark.parametrize("options", [{}, VIEW, {"bucket_cap_mb": 50 * BYTE}], ids=str)
-@needs_batched_grad_copy
 def test_batched_copies(ranks: Ranks, options: Options) -> None:
     steps = batches(ranks.world_size, 3, (2, WIDTH))
     train(ranks, Recipe(Perceptron), steps, {**options, "batched_grad_copy": True})

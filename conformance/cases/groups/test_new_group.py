@@ -263,8 +263,8 @@ def test_a_new_group_may_be_used_at_once(ranks: Ranks) -> None:
     assert_same_on_all_ranks(got, want=(sum_of_marks(range(ranks.world_size)), sum_of_marks([0])))
 
 
-def make_local_groups(me: Me, count: int) -> tuple[list[Tensor], int, bool]:
-    """Pairs of neighbours, and a last rank alone. Returns sums, how many names, and a refusal."""
+def make_local_groups(me: Me, count: int) -> tuple[list[Tensor], int]:
+    """Pairs of neighbours, and a last rank alone. Returns sums, and how many names."""
     first = me.rank // 2 * 2
     members = [rank for rank in (first, first + 1) if rank < me.world_size]
     groups = [dist.new_group(members, use_local_synchronization=True) for _ in range(count)]
@@ -274,11 +274,7 @@ def make_local_groups(me: Me, count: int) -> tuple[list[Tensor], int, bool]:
     works = [dist.all_reduce(tensors[i], group=groups[i], async_op=True) for i in indices]
     for work in works:
         work.wait()
-    names = {group.group_name for group in groups}
-    stranger = dist.new_group([(me.rank + 1) % me.world_size], use_local_synchronization=True)
-    # torch 2.14 and later give what they give everywhere else
-    is_none = stranger in (None, dist.GroupMember.NON_GROUP_MEMBER)
-    return tensors, len(names), is_none
+    return tensors, len({group.group_name for group in groups})
 
 
 @covers("new_group/local-synchronization")
@@ -287,7 +283,18 @@ def test_members_alone_make_a_group(ranks: Ranks) -> None:
     n = ranks.world_size
     got = ranks.run(make_local_groups, 1)
     pairs = [[r for r in (rank // 2 * 2, rank // 2 * 2 + 1) if r < n] for rank in range(n)]
-    assert_each_rank(got, [([sum_of_marks(pair)], 1, True) for pair in pairs])
+    assert_each_rank(got, [([sum_of_marks(pair)], 1) for pair in pairs])
+
+
+def join_without_being_a_member(me: Me) -> bool:
+    group = dist.new_group([(me.rank + 1) % me.world_size], use_local_synchronization=True)
+    return group is None
+
+
+@covers("new_group/local-synchronization")
+@world_sizes(2, 3, 4, at_least=2)
+def test_a_stranger_gets_none(ranks: Ranks) -> None:
+    assert_same_on_all_ranks(ranks.run(join_without_being_a_member), want=True)
 
 
 @covers("new_group/local-synchronization-twice")
@@ -296,7 +303,7 @@ def test_the_same_members_make_several_groups(ranks: Ranks) -> None:
     n = ranks.world_size
     got = ranks.run(make_local_groups, 3)
     pairs = [[rank // 2 * 2, rank // 2 * 2 + 1] for rank in range(n)]
-    want = [([sum_of_marks(pair) * 10**i for i in range(3)], 3, True) for pair in pairs]
+    want = [([sum_of_marks(pair) * 10**i for i in range(3)], 3) for pair in pairs]
     assert_each_rank(got, want)
 
 

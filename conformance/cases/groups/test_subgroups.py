@@ -119,7 +119,7 @@ def split_badly(me: Me) -> None:
     with pytest.raises(ValueError, match="None or empty"):
         dist.split_group(split_ranks=[])
     if me.device.type == "cpu":
-        with pytest.raises(RuntimeError, match=r"not safe to split|does not support splitting"):
+        with pytest.raises(RuntimeError, match="not safe to split"):
             dist.split_group(split_ranks=[[0]])
 
 

@@ -75,7 +75,7 @@ LOCAL_SYNC = Requirement(
     level=MUST,
     profile="groups",
     says="With use_local_synchronization the members alone make a group; any other rank that takes "
-    "part gets None, or what stands for a group that it is not in.",
+    "part gets None.",
     source="torch 2.13 docs, new_group, use_local_synchronization",
     rests_on=("new_group/members",),
 )
