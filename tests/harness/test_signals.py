@@ -19,6 +19,7 @@ pytest_plugins = ["pytester"]
 # What outlives any run: pytest's own folder, and the cache that torch makes for all processes of a
 # user when it imports its compiler, as every process with an optimizer does.
 OUTLIVING = ("pytest-of-", "torchinductor_")
+PATIENCE_S = 300  # three processes that import torch, beside others that do the same
 
 HANGING = """
 import os
@@ -76,7 +77,7 @@ def interrupt(outside: Outside, how: int, *args: str) -> Run:
             start_new_session=True,
         )
     try:
-        give_up_at = time.monotonic() + 120
+        give_up_at = time.monotonic() + PATIENCE_S
         while not all((folder / f"there{rank}").exists() for rank in range(2)):
             assert process.poll() is None, (folder / "out").read_text()
             assert time.monotonic() < give_up_at, (folder / "out").read_text()
@@ -85,7 +86,7 @@ def interrupt(outside: Outside, how: int, *args: str) -> Run:
             os.killpg(process.pid, how)  # a terminal tells the whole group
         else:
             process.send_signal(how)
-        process.wait(60)
+        process.wait(PATIENCE_S)
     finally:
         process.kill()
         process.wait()
