@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -381,6 +380,7 @@ BackendOptions = _CppBackend.Options
 
 # What `dist.all_reduce` hands to a group. The stubs do not know it.
 AllreduceOptions: Any = dist.distributed_c10d.AllreduceOptions
+OpType: Any = torch._C._distributed_c10d.OpType  # type: ignore[attr-defined]
 
 
 def preserve_version_counters(
@@ -473,42 +473,6 @@ def exchange_active_ddp(module: nn.Module | None) -> nn.Module | None:
 
 
 MixedPrecision: Any = torch.nn.parallel.distributed._MixedPrecision
-
-
-class _SkippedMethod:
-    """A method that dynamo must not trace. Finds out at each access whether there is a dynamo.
-
-    Loading dynamo takes a second, and as long as nobody has, nothing is compiled. A wrapping
-    function could not look this up: it would be a frame that dynamo traces.
-    """
-
-    def __init__(self, function: Callable[..., Any], with_callees: bool) -> None:
-        self.__doc__ = function.__doc__
-        self._function = function
-        self._with_callees = with_callees
-        self._disabled: Callable[..., Any] | None = None
-
-    def __get__(self, instance: Any, owner: type) -> Callable[..., Any]:
-        if instance is None:
-            return self._function
-        if "torch._dynamo" not in sys.modules:
-            return types.MethodType(self._function, instance)
-        if self._disabled is None:
-            self._disabled = torch.compiler.disable(self._function, recursive=self._with_callees)
-        return types.MethodType(self._disabled, instance)
-
-
-def skipped_by_dynamo(*, with_callees: bool) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Decorates a method that must run as it is under `torch.compile`.
-
-    Args:
-        with_callees: whether that also holds for what it calls; else that may be compiled.
-    """
-
-    def decorate(function: Callable[..., T]) -> Callable[..., T]:
-        return cast(Callable[..., T], _SkippedMethod(function, with_callees))
-
-    return decorate
 
 
 def fuse_compiled_reductions(bucket_bytes: int) -> None:

@@ -52,12 +52,13 @@ CONFORMANCE = {
 IMPL = {
     "errors": "",
     "torch_private": "",
+    "torch_dispatch": "",
     "schedules": "errors",
     "transport": "errors schedules torch_private",
-    "gloo": "errors schedules transport torch_private",
+    "gloo": "errors schedules transport torch_private torch_dispatch",
     "testing": "errors schedules transport gloo ddp fsdp torch_private",
     # These run on any backend, so they know torch.distributed alone.
-    "ddp": "errors torch_private",
+    "ddp": "errors torch_private torch_dispatch",
     "sync_batchnorm": "errors torch_private",
     "fsdp": "errors torch_private",
     "__init__": "",

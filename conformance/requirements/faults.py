@@ -128,7 +128,7 @@ WAIT_TIMEOUT = Requirement(
     level=MUST,
     profile="faults",
     says="wait(timeout) on the handle of a collective that cannot end raises once this timeout is "
-    "over, however long the group's is.",
+    "over, not before, however long the group's is.",
     source="pytorch#40948 and pytorch#41265",
     needs=("feature:timeouts",),
     rests_on=("all_reduce/sum",),

@@ -245,7 +245,8 @@ WAIT_TIMEOUT = Requirement(
     id="p2p/wait-timeout",
     level=MUST,
     profile="p2p",
-    says="wait(timeout) on a send or a receive without a partner raises soon after its timeout.",
+    says="wait(timeout) on a send or a receive without a partner raises soon after its timeout, "
+    "and not before.",
     source=_TIMEOUT_REPORTS,
     needs=("feature:timeouts",),
     rests_on=("p2p/delivers",),

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import SyncBatchNorm as TorchSyncBatchNorm
 
 from impl.ddp.bucketing import BYTES_PER_MB, BucketCaps, compute_bucket_assignment_by_size
 from impl.ddp.buffer_sync import BufferSync
@@ -43,12 +44,12 @@ from impl.ddp.parameters import ManagedParameters, managed_parameters
 from impl.ddp.reducer import Reducer
 from impl.ddp.reduction import profiled
 from impl.ddp.verification import verify_params_across_processes
+from impl.torch_dispatch import skipped_by_dynamo
 from impl.torch_private import (
     TorchDDP,
     cast_inputs,
     exchange_active_ddp,
     move_inputs,
-    skipped_by_dynamo,
     uses_python_reducer,
 )
 
@@ -249,7 +250,7 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
         sync_batch_norms = [
             m
             for m in self.module.modules()
-            if isinstance(m, nn.SyncBatchNorm) or getattr(m, "synchronises_batches", False)
+            if isinstance(m, TorchSyncBatchNorm) or getattr(m, "synchronises_batches", False)
         ]
         self.logger.set_construction_data_and_log(
             type(self.module).__name__,
@@ -260,10 +261,14 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
             static_graph,
         )
         # A subclass may work where torch's own SyncBatchNorm does not.
-        if self.device_type == "cpu" and any(type(m) is nn.SyncBatchNorm for m in sync_batch_norms):
+        if self.device_type == "cpu" and any(
+            type(m) is TorchSyncBatchNorm for m in sync_batch_norms
+        ):
             self._log_and_throw(ValueError, "SyncBatchNorm layers only work with GPU modules")
         if self.mixed_precision is not None:
-            precision = MixedPrecision(self.mixed_precision, self.module, self.reducer)
+            precision = MixedPrecision(
+                self.mixed_precision, self.module, self.reducer, self.parameters_to_ignore
+            )
             self._set_comm_hook(None, reduce_in_low_precision(precision))
             self._precision = precision
 
@@ -282,6 +287,9 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
         try:
             inputs, kwargs = self._pre_forward(*inputs, **kwargs)
             return self._post_forward(self.module(*inputs, **kwargs))
+        except BaseException:
+            self._forward_failed()
+            raise
         finally:
             self._end_forward(outer)
 
@@ -300,6 +308,11 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
         range_in_profile, outer_ddp = outer
         exchange_active_ddp(outer_ddp)
         range_in_profile.__exit__(None, None, None)
+
+    @skipped_by_dynamo(with_callees=True)
+    def _forward_failed(self) -> None:
+        if self._precision is not None:
+            self._precision.forward_failed()
 
     @skipped_by_dynamo(with_callees=True)
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -8,16 +8,18 @@ What lives where, for a parameter of a floating dtype:
     backward          low precision       low precision, as autograd delivers it
     after backward    full precision      full precision, the reduced values
 
-The full precision data wait in `_fp_param`, the low precision copy has its storage only while it
-is needed. Changing a parameter's dtype gives it a new AccumulateGrad node, on which the reducer's
-own hooks would not fire; new ones are installed on all parameters with each forward pass.
+The low precision copy has its storage only while it is needed. What is written to a parameter
+counts, whichever of the two it holds at that time. Changing a parameter's dtype gives it a new
+AccumulateGrad node, on which the reducer's own hooks would not fire; new ones are installed on all
+parameters with each forward pass.
 
 torch 2.13 has this for accelerators only; here the host works too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -39,15 +41,76 @@ class MixedPrecisionConfig(Protocol):
     buffer_dtype: torch.dtype | None
 
 
+@dataclass
+class _Precisions:
+    """The two forms of one parameter; torch's names for them are set on the parameter, too."""
+
+    param: Any
+    full: Tensor
+    low: Tensor
+    is_low: bool = False
+    version: int = 0  # of the parameter when it became low
+
+    @classmethod
+    def of(cls, param: Tensor, dtype: torch.dtype) -> _Precisions:
+        low = torch.zeros_like(param, dtype=dtype, requires_grad=param.requires_grad)
+        free_storage(low)
+        precisions = cls(param, param.data, low)
+        precisions._name()
+        return precisions
+
+    def lower(self) -> None:
+        param, low = self.param, self.low
+        self._take_in()
+        allocate_storage(low, param.shape)
+        low.copy_(self.full)
+        if param.grad is not None:
+            # Autograd adds to what is there, and does not mix dtypes.
+            param.grad.data = param.grad.to(low.dtype)
+        param.data = low
+        self.is_low, self.version = True, param._version
+        self._name()
+
+    def restore(self) -> None:
+        param = self.param
+        self._take_in()
+        param.data = self.full
+        free_storage(self.low)
+        if param.grad is not None:
+            param.grad.data = param.grad.to(param.dtype)
+        self.is_low = False
+        self._name()
+
+    def _take_in(self) -> None:
+        """What somebody may have written to the parameter, or put in the place of its data."""
+        data = self.param.data
+        if not self.is_low or data.data_ptr() != self.low.data_ptr():
+            self.full = data.to(self.full.dtype) if self.is_low else data
+        elif self.param._version != self.version:
+            self.full.copy_(self.low)
+
+    def _name(self) -> None:
+        # a freed storage could be saved with the parameter, but not loaded
+        self.param._mp_param = self.low if self.is_low else self.low.new_empty(0)
+        self.param._fp_param = self.full
+
+
 class MixedPrecision:
     """Switches a module between its precisions."""
 
-    def __init__(self, config: MixedPrecisionConfig, module: nn.Module, reducer: Reducer) -> None:
+    def __init__(
+        self,
+        config: MixedPrecisionConfig,
+        module: nn.Module,
+        reducer: Reducer,
+        ignored: Collection[str],
+    ) -> None:
         """
         Args:
             config: the dtypes.
             module: the user's module; its floating buffers are cast here, once and for all.
             reducer: of its gradients.
+            ignored: names of parameters and buffers that keep their dtype.
         """
         self._config = config
         self._module = module
@@ -58,53 +121,39 @@ class MixedPrecision:
         self._copied: dict[nn.Module, Any] = {}  # events, on accelerators
         self._hooks: dict[int, Any] = {}  # by index of the parameter
         self._is_low = False
-        self._cast_buffers()
+        self._began_high = False  # the forward pass that was the last to begin
+        self._params: dict[Tensor, _Precisions] = {}
+        self._cast_buffers(ignored)
         if config.param_dtype is not None:
-            for param in self._cast_params():
-                param._mp_param = torch.zeros_like(
-                    param, dtype=config.param_dtype, requires_grad=param.requires_grad
-                )
-                free_storage(param._mp_param)
-                param._fp_param = param.data
+            for name, param in module.named_parameters():
+                if param.is_floating_point() and name not in ignored:
+                    self._params[param] = _Precisions.of(param, config.param_dtype)
             reducer._set_mixed_precision_param_dtype(config.param_dtype)
             reducer.before_delivery = self.restore
             if self._device.has_streams:
                 for submodule in module.modules():
                     submodule.register_forward_pre_hook(self._wait_for_copies)
 
-    def _cast_buffers(self) -> None:
+    def _cast_buffers(self, ignored: Collection[str]) -> None:
         if self._config.buffer_dtype is None:
             return
-        for buffer in self._module.buffers():
-            if buffer.is_floating_point() and not getattr(buffer, "_ddp_ignored", False):
+        for name, buffer in self._module.named_buffers():
+            if buffer.is_floating_point() and name not in ignored:
                 buffer.data = buffer.to(self._config.buffer_dtype)
-
-    def _cast_params(self) -> Iterator[Any]:
-        for param in self._module.parameters():
-            if param.is_floating_point() and not getattr(param, "_ddp_ignored", False):
-                yield param
 
     def lower(self) -> None:
         """Before forward: give every parameter its low precision data."""
         if self._config.param_dtype is None:
             return
-        self._is_low = True
+        self._began_high, self._is_low = not self._is_low, True
         with torch.no_grad(), self._device.on(self._copy_stream):
             for submodule in self._module.modules():
                 for param in submodule.parameters(recurse=False):
-                    if hasattr(param, "_mp_param"):
-                        self._lower_one(param)
+                    if param in self._params:
+                        self._params[param].lower()
                 self._copied[submodule] = self._device.record_event()
         if torch.is_grad_enabled():
             self._hook_params()
-
-    def _lower_one(self, param: Any) -> None:
-        allocate_storage(param._mp_param, param.shape)
-        param._mp_param.copy_(param._fp_param)
-        if param.grad is not None:
-            # Autograd adds to what is there, and does not mix dtypes.
-            param.grad.data = param.grad.to(self._config.param_dtype)
-        param.data = param._mp_param
 
     def _wait_for_copies(self, submodule: nn.Module, _inputs: Any) -> None:
         event = self._copied.pop(submodule, None)
@@ -138,11 +187,14 @@ class MixedPrecision:
         self._hooks.clear()
         self._copied.clear()
         with torch.no_grad():
-            for param in self._cast_params():
-                param.data = param._fp_param
-                free_storage(param._mp_param)
-                if param.grad is not None:
-                    param.grad.data = param.grad.to(param.dtype)
+            for precisions in self._params.values():
+                if precisions.is_low:
+                    precisions.restore()
+
+    def forward_failed(self) -> None:
+        """There will be no backward pass, unless an earlier forward pass waits for its own."""
+        if self._began_high:
+            self.restore()
 
     def reduce_hook(self, _state: Any, bucket: GradBucket) -> Any:
         """Communication hook: the average, in `reduce_dtype`.

@@ -265,8 +265,6 @@ class WrapperControls(nn.Module):
         self._build_reducer(managed_parameters(self.module, self.parameters_to_ignore), was_static)
         if was_static:
             self._set_static_graph()
-        for hook, hook_state in self._comm_hooks:
-            self.reducer.register_comm_hook(hook_state, hook)
 
     def _delayed_all_reduce(self) -> DelayedAllReduce:
         (trigger,) = self._delay_all_reduce_trigger

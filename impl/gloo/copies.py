@@ -13,6 +13,7 @@ from torch.distributed import Work
 
 from impl.gloo import dense, flattening, validation
 from impl.gloo.core import GroupCore, as_list, as_lists
+from impl.gloo.dispatching import dispatched
 from impl.gloo.lending import lender_for
 from impl.gloo.settings import Settings, settings
 from impl.transport.base import CallInfo, Deadline
@@ -28,6 +29,7 @@ def _described(dtype: torch.dtype, shape: torch.Size, extra: str = "") -> tuple[
 class Copies(GroupCore):
     """Operations that copy elements between ranks. Any dtype that has a size in bytes."""
 
+    @dispatched("broadcast", 1)
     def broadcast(
         self,
         tensors: Tensor | Sequence[Tensor],
@@ -65,6 +67,7 @@ class Copies(GroupCore):
 
     # -- to every rank
 
+    @dispatched("allgather", 2)
     def allgather(
         self,
         output_tensors: Sequence[Tensor] | Sequence[Sequence[Tensor]],
@@ -151,12 +154,14 @@ class Copies(GroupCore):
             lender,
         )
 
+    @dispatched("all_gather_single", 2, formerly="_allgather_base")
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         """Every rank's input, one after the other, in `output`, of which `input` may be a part."""
         return self._all_gather_singles("all_gather_into_tensor", [output], [input], settings(opts))
 
     _allgather_base = all_gather_single  # torch 2.11's name
 
+    @dispatched("all_gather_single_coalesced", 2, formerly="allgather_into_tensor_coalesced")
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
@@ -203,6 +208,7 @@ class Copies(GroupCore):
             lender,
         )
 
+    @dispatched("allgather_coalesced", 2)
     def allgather_coalesced(
         self,
         output_lists: Sequence[Sequence[Tensor]],
@@ -264,6 +270,7 @@ class Copies(GroupCore):
 
     # -- to and from a root
 
+    @dispatched("gather", 2)
     def gather(
         self,
         output_tensors: Sequence[Tensor] | Sequence[Sequence[Tensor]],
@@ -301,6 +308,7 @@ class Copies(GroupCore):
             method, signature, shown, run, outputs, asked.timeout_s, asked.asynchronous, lender
         )
 
+    @dispatched("scatter", 2)
     def scatter(
         self,
         output_tensors: Tensor | Sequence[Tensor],
@@ -341,6 +349,7 @@ class Copies(GroupCore):
             method, signature, shown, run, outputs, asked.timeout_s, asked.asynchronous, lender
         )
 
+    @dispatched("barrier", 0)
     def barrier(self, opts: Any = None, *, timeout: timedelta | None = None) -> Work:
         """Done once every rank has called it, and after the collectives issued before it."""
         asked = settings(opts, timeout=timeout)

@@ -12,6 +12,7 @@ from torch.distributed import Work
 
 from impl.gloo import dense, validation
 from impl.gloo.core import GroupCore
+from impl.gloo.dispatching import dispatched
 from impl.gloo.lending import lender_for
 from impl.gloo.settings import settings
 from impl.transport.base import CallInfo, Deadline
@@ -20,6 +21,7 @@ from impl.transport.base import CallInfo, Deadline
 class Exchanges(GroupCore):
     """The two forms of all-to-all. Sizes may differ between pairs of ranks; the dtype may not."""
 
+    @dispatched("all_to_all_single", 2, formerly="alltoall_base")
     def all_to_all_single(
         self,
         output: Tensor,
@@ -80,6 +82,7 @@ class Exchanges(GroupCore):
 
     alltoall_base = all_to_all_single  # torch 2.11's name
 
+    @dispatched("alltoall", 2)
     def alltoall(
         self,
         output_tensors: Sequence[Tensor],

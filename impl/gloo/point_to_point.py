@@ -14,6 +14,7 @@ from torch.distributed import Work
 
 from impl.gloo import dense, monitored_barrier, validation
 from impl.gloo.core import GroupCore, as_list
+from impl.gloo.dispatching import dispatched
 from impl.gloo.lending import lender_for
 from impl.gloo.options import BACKEND_NAME
 from impl.gloo.settings import settings
@@ -27,6 +28,7 @@ _NO_RANGE = contextlib.nullcontext()
 class PointToPoint(GroupCore):
     """Messages between two ranks, matched by source and tag; independent of collectives."""
 
+    @dispatched("send", 1)
     def send(self, tensors: Tensor | Sequence[Tensor], dstRank: int, tag: int = 0) -> Work:  # noqa: N803  # torch's name
         """Done once the tensor may be reused, which may be before it is received."""
         tensor = self._checked("send", tensors, dstRank, tag)
@@ -38,10 +40,12 @@ class PointToPoint(GroupCore):
             transfer = self._comm.post_send(memory, dstRank, tag, call, self._deadline())
         return TransferWork(call, self._name, tensor, transfer, None, self._executor.call_soon)
 
+    @dispatched("recv", 1)
     def recv(self, tensors: Tensor | Sequence[Tensor], srcRank: int, tag: int = 0) -> Work:  # noqa: N803  # torch's name
         """A message of exactly the tensor's size in bytes."""
         return self._receive("recv", self._checked("recv", tensors, srcRank, tag), srcRank, tag)
 
+    @dispatched("recv_anysource", 1)
     def recv_anysource(self, tensors: Tensor | Sequence[Tensor], tag: int = 0) -> Work:
         """The first message with this tag from any rank; `source_rank` of the work says which."""
         tensor = self._checked("recvAnysource", tensors, self._rank, tag)

@@ -13,9 +13,11 @@ from torch.distributed import ReduceOp, Work
 
 from impl.gloo import dense, flattening, sparse, validation
 from impl.gloo.core import GroupCore, as_list, as_lists
+from impl.gloo.dispatching import dispatched, is_direct
 from impl.gloo.lending import lender_for
 from impl.gloo.reduce_ops import AnyReduceOp, Reduction, check_complex, op_name, reduction
 from impl.gloo.settings import Settings, own_timeout_s, settings
+from impl.torch_dispatch import never_traced
 from impl.torch_private import AllreduceOptions
 from impl.transport.base import CallInfo, Deadline, PacedCommunicator
 
@@ -52,6 +54,7 @@ def _described_soon(op: ReduceOp, tensor: Tensor) -> tuple[Reduction, str, str]:
 class Reductions(GroupCore):
     """Operations that combine elements of all ranks. See `reduce_ops` for the arithmetic."""
 
+    @never_traced
     def allreduce(
         self,
         tensors: Tensor | Sequence[Tensor],
@@ -69,11 +72,14 @@ class Reductions(GroupCore):
         if len(given) == 1 and type(opts) is AllreduceOptions:
             tensor = given[0]
             # the common case is the one that is worth microseconds
-            if tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous():
+            is_dense = tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous()
+            if is_dense and is_direct(tensor) and dense.is_raw(tensor):
                 chosen, signature, shown = _described_soon(opts.reduceOp, tensor)
-                if dense.is_raw(tensor) and not chosen.is_average:
+                if not chosen.is_average:
                     return self._allreduce_raw(tensor, opts, chosen, signature, shown)
-        return self._allreduce_any(given, settings(opts, op=op, timeout=timeout))
+        if op is None and timeout is None:
+            return self._allreduce_any(given, opts)
+        return self._allreduce_any(given, opts, timeout, op=op)
 
     def _allreduce_raw(
         self, tensor: Tensor, opts: Any, chosen: Reduction, signature: str, shown: str
@@ -94,8 +100,17 @@ class Reductions(GroupCore):
             opts.asyncOp,
         )
 
-    def _allreduce_any(self, tensors: list[Tensor], asked: Settings) -> Work:
+    @dispatched("allreduce", 1)
+    def _allreduce_any(
+        self,
+        tensors: list[Tensor],
+        opts: Any,
+        timeout: timedelta | None = None,
+        *,
+        op: AnyReduceOp | None = None,
+    ) -> Work:
         method = "allreduce"
+        asked = settings(opts, op=op, timeout=timeout)
         validation.check_not_empty(method, tensors)
         validation.check_same_layout(method, tensors)
         validation.check_like(method, tensors, tensors[0])
@@ -181,6 +196,7 @@ class Reductions(GroupCore):
             exchange.lender,
         )
 
+    @dispatched("allreduce_coalesced", 1)
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
         """Reduce each tensor over all ranks; one place in the group's order for all of them."""
         method = "allreduce_coalesced"
@@ -196,6 +212,7 @@ class Reductions(GroupCore):
         dense.check_writable(method, given)
         return self._allreduce_dense(method, [[tensor] for tensor in given], given, asked)
 
+    @dispatched("reduce", 1)
     def reduce(
         self,
         tensors: Tensor | Sequence[Tensor],
@@ -235,6 +252,7 @@ class Reductions(GroupCore):
             method, signature, shown, run, given, asked.timeout_s, asked.asynchronous, lender
         )
 
+    @dispatched("reduce_scatter", 2)
     def reduce_scatter(
         self,
         output_tensors: Tensor | Sequence[Tensor],
@@ -244,7 +262,10 @@ class Reductions(GroupCore):
         *,
         op: AnyReduceOp | None = None,
     ) -> Work:
-        """Rank r's output = the reduction of every rank's input r. All are of one shape."""
+        """Rank r's output = the reduction of every rank's input r.
+
+        Inputs may differ in shape, as long as all ranks' lists do in the same way.
+        """
         method = "reduce_scatter"
         asked = settings(opts, op=op, timeout=timeout)
         outputs, lists = as_list(output_tensors), as_lists(input_tensors)
@@ -257,8 +278,11 @@ class Reductions(GroupCore):
             validation.refuse(method, "invalid input tensor list size, must be world size")
         validation.check_dense(method, [output, *inputs])
         validation.check_device(method, [output, *inputs])
-        validation.check_like(method, inputs, output)
+        validation.check_like(method, [inputs[self._rank]], output, self._rank)
+        validation.check_dtypes(method, inputs, output.dtype)
         dense.check_writable(method, outputs)
+        if len({given.numel() for given in inputs}) > 1:
+            return self._reduce_scatter_uneven(output, inputs, asked)
         chosen, signature, shown = _described(method, asked.op, output.dtype, output.shape, "")
         lender = lender_for(outputs)
         memory = lender.room(output)
@@ -277,6 +301,35 @@ class Reductions(GroupCore):
             method, signature, shown, run, outputs, asked.timeout_s, asked.asynchronous, lender
         )
 
+    def _reduce_scatter_uneven(self, output: Tensor, inputs: list[Tensor], asked: Settings) -> Work:
+        method = "reduce_scatter"
+        numels = ",".join(str(given.numel()) for given in inputs)
+        chosen, signature, shown = _described(
+            method, asked.op, output.dtype, output.shape, f" of numels={numels}"
+        )
+        lender = lender_for([output])
+        memory = lender.room(output)
+        sources = [lender.read(given) for given in inputs]
+
+        def run(call: CallInfo, until: Deadline) -> None:
+            own = chosen.stage(sources[self._rank].clone())
+            for rank, source in enumerate(sources):
+                travelling = own if rank == self._rank else chosen.stage(source)
+                self._comm.reduce(travelling, rank, chosen.combine, call, until)
+            chosen.conclude(own, memory, self._size)
+
+        return self._issue(
+            method,
+            signature.replace(f"numel={output.numel()} ", ""),
+            shown,
+            run,
+            [output],
+            asked.timeout_s,
+            asked.asynchronous,
+            lender,
+        )
+
+    @dispatched("reduce_scatter_single", 2, formerly="_reduce_scatter_base")
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         """Rank r's output = chunk r of the reduction of all inputs; `output` may be that chunk."""
         return self._reduce_scatter_singles(
@@ -285,6 +338,7 @@ class Reductions(GroupCore):
 
     _reduce_scatter_base = reduce_scatter_single  # torch 2.11's name
 
+    @dispatched("reduce_scatter_single_coalesced", 2, formerly="reduce_scatter_tensor_coalesced")
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:

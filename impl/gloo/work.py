@@ -17,9 +17,32 @@ from torch.distributed import Work
 
 from impl import errors
 from impl.gloo.lending import Lender
+from impl.torch_private import OpType
 from impl.transport.base import CallInfo, Transfer
 
 _FOREVER = timedelta(0)  # torch's way to say: no timeout of one's own
+
+_OP_TYPES = {
+    "broadcast": OpType.BROADCAST,
+    "all_reduce": OpType.ALLREDUCE,
+    "allreduce_coalesced": OpType.ALLREDUCE_COALESCED,
+    "reduce": OpType.REDUCE,
+    "all_gather": OpType.ALLGATHER,
+    "all_gather_into_tensor": OpType.ALLGATHER,
+    "allgather_into_tensor_coalesced": OpType.ALLGATHER_COALESCED,
+    "allgather_coalesced": OpType.ALLGATHER_COALESCED,
+    "gather": OpType.GATHER,
+    "scatter": OpType.SCATTER,
+    "reduce_scatter": OpType.REDUCE_SCATTER,
+    "reduce_scatter_tensor": OpType._REDUCE_SCATTER_BASE,
+    "reduce_scatter_tensor_coalesced": OpType.REDUCE_SCATTER_TENSOR_COALESCED,
+    "all_to_all_single": OpType.ALLTOALL,
+    "all_to_all": OpType.ALLTOALL,
+    "send": OpType.SEND,
+    "recv": OpType.RECV,
+    "recv_anysource": OpType.RECVANYSOURCE,
+    "barrier": OpType.BARRIER,
+}
 
 
 class GlooWork(Work):
@@ -137,6 +160,10 @@ class GlooWork(Work):
         if already:
             self._resolve()
         return future
+
+    def _get_op_type(self) -> int:
+        """torch's number for the kind of operation."""
+        return int(_OP_TYPES.get(self._call.operation, OpType.UNKNOWN))
 
     def source_rank(self) -> int:
         raise RuntimeError(

@@ -173,6 +173,16 @@ class ReduceScattersOneTooFar(ForwardingGroup):
         return super().reduce_scatter(outputs, [[*inputs[0][1:], inputs[0][0]]], opts)
 
 
+@breaks("reduce_scatter/uneven", says=r"sizes of the list differ")
+class ReduceScattersEqualParts(ForwardingGroup):
+    """Cuts one buffer into equal parts, and refuses others."""
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        if len({part.numel() for part in inputs[0]}) > 1:
+            raise RuntimeError("the sizes of the list differ")
+        return super().reduce_scatter(outputs, inputs, opts)
+
+
 @breaks("reduce_scatter_tensor/concatenated", says=r"rank 0 is wrong")
 class ReduceScattersTheNextBlock(ForwardingGroup):
     """Rank r gets the block of rank r + 1."""

@@ -9,9 +9,10 @@ from typing import Any
 from unittest import mock
 
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import _functional_collectives as functional
 
-from tests.faults.kit import Patch, breaks
+from tests.faults.kit import ForwardingGroup, Patch, breaks
 
 
 class Functional(Patch):
@@ -36,6 +37,23 @@ class AlwaysAdds(Functional):
     @staticmethod
     def all_reduce(right: Any, x: Any, op: str, *args: Any) -> Any:
         return right(x, "sum", *args)
+
+
+@breaks("functional/unwaited-in-place", says=r"rank \d is wrong")
+class TakesPendingResultsForCopies(ForwardingGroup):
+    """What a functional collective returned is read, and keeps its value."""
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        own = [tensor if type(tensor) is Tensor else tensor.clone() for tensor in tensors]
+        return super().allreduce(own, opts)
+
+
+@breaks("functional/compiled", says=r"OpaqueObject|Unsupported|Dynamo|rank \d is wrong")
+class CompilersLookInside(ForwardingGroup):
+    """Python code that a compiler tries to trace, and can not."""
+
+    def broadcast(self, tensors: Any, opts: Any) -> Any:
+        return self.inner.broadcast(tensors, opts)
 
 
 @breaks("functional/broadcast", says=r"rank 0 is wrong")

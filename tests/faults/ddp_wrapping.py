@@ -357,6 +357,16 @@ class LoadsARecordedGraph(DDPFault):
     patched = afterwards(WrapperControls, "__setstate__", _end)
 
 
+@breaks("ddp/copies/hook", says="gradient 1: rank 0 is wrong")
+class CopiesKeepTheirHook(DDPFault):
+    @staticmethod
+    def _end(ddp: Any, _: Any) -> None:
+        for hook, state in ddp._comm_hooks:
+            ddp.reducer.register_comm_hook(state, hook)
+
+    patched = afterwards(WrapperControls, "__setstate__", _end)
+
+
 @breaks("ddp/copies/deepcopy", says="apart: rank 0 is wrong")
 class CopiesShareTheModule(DDPFault):
     @staticmethod

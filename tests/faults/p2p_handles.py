@@ -118,6 +118,20 @@ class ReturnsAtTheTimeout(_ChangesHandles):
     handle = _ForgivesTimeouts
 
 
+class _HasNoPatience(Wrapped):
+    def wait(self, *timeout: Any) -> bool:
+        if timeout and not self.work.is_completed():
+            raise RuntimeError("not completed yet")
+        return bool(self.work.wait())
+
+
+@breaks("p2p/wait-timeout", says=r"wait gave up after 0\.0\d* s of 0\.1 s|not completed yet")
+class GivesUpAtOnce(_ChangesHandles):
+    """wait with a timeout does not wait."""
+
+    handle = _HasNoPatience
+
+
 class _FromTheFirst(Wrapped):
     def _source_rank(self) -> int:
         return 0

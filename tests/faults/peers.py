@@ -205,7 +205,7 @@ class KeepsBrokenGroups(GroupFault, ProcessGroupGloo):
             super().shutdown()
 
 
-@breaks("timeouts/of-the-group", says=r"gave up after 0\.\d+ s of 2\.0 s")
+@breaks("timeouts/of-the-group", says=r"gave up after 0\.\d+ s of 3\.0 s")
 class GivesUpTooSoon(ForwardingGroup):
     """Operations of a group have a tenth of its timeout; its ranks have all of it to meet."""
 
@@ -232,6 +232,30 @@ class WaitHasNoTimeout(_ChangesReductions):
     """wait looks at the group's timeout alone."""
 
     handle = _Patient
+
+
+class _HasNoPatience(Relayed):
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if timeout is not None and not self.is_completed():
+            raise RuntimeError("not completed yet")
+        return super().wait()
+
+
+@breaks("timeouts/of-wait", says=r"wait gave up after 0\.\d* s of 0\.2 s|not completed yet")
+class WaitGivesUpAtOnce(_ChangesReductions):
+    """wait with a timeout does not wait."""
+
+    handle = _HasNoPatience
+
+
+@breaks("timeouts/of-barrier", says=r"barrier gave up after 0\.\d* s of 0\.2 s|cannot wait so long")
+class BarriersCannotWait(ForwardingGroup):
+    """A barrier with a timeout of its own is refused."""
+
+    def barrier(self, opts: Any) -> Any:
+        if opts.timeout < timedelta(minutes=2):
+            raise RuntimeError("cannot wait so long")
+        return super().barrier(opts)
 
 
 @breaks("barrier/timeout", says=r"rank 0's barrier ended with ''")

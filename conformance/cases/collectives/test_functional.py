@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -49,6 +50,59 @@ def reduced_functionally(me: Me, op: str) -> Tensor:
 def test_all_reduce(ranks: Ranks, op: str) -> None:
     got = ranks.run(reduced_functionally, op)
     assert_same_on_all_ranks(got, want=reduced(op, all_of(ranks.world_size)))
+
+
+def reduce_what_nobody_waited_for(me: Me, how: str) -> Tensor:
+    given = torch.full((3,), me.rank + 1.0, device=me.device)
+    pending: Tensor = functional.all_reduce(given, "sum", everyone())
+    calls: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(pending),
+        "async": lambda: dist.all_reduce(pending, async_op=True).wait(),
+        "broadcast": lambda: dist.broadcast(pending, 0),
+    }
+    calls[how]()
+    return pending + torch.zeros_like(given)
+
+
+@covers("functional/unwaited-in-place")
+@world_sizes(2)
+@pytest.mark.parametrize(
+    "how", ["all_reduce", "async", pytest.param("broadcast", marks=needs("op:broadcast"))]
+)
+def test_what_nobody_waited_for(ranks: Ranks, how: str) -> None:
+    got = ranks.run(reduce_what_nobody_waited_for, how)
+    want = torch.full((3,), 3.0 if how == "broadcast" else 6.0)
+    assert_same_on_all_ranks(got, want=want)
+
+
+def compile_and_call(me: Me, how: str) -> Tensor:
+    calls: dict[str, Callable[[Tensor], object]] = {
+        "all_reduce": lambda y: dist.all_reduce(y, async_op=True).wait(),
+        "broadcast": lambda y: dist.broadcast(y, 1),
+        "messages": lambda y: (dist.recv if me.rank == 0 else dist.send)(y, 1 - me.rank),
+    }
+
+    def doubled(x: Tensor) -> Tensor:
+        y = x * 2
+        calls[how](y)
+        return y + 1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # where the compiler gives up; that it may
+        compiled = torch.compile(doubled, backend="eager")
+        result: Tensor = compiled(torch.full((3,), me.rank + 1.0, device=me.device))
+    return result
+
+
+@covers("functional/compiled")
+@world_sizes(2)
+@pytest.mark.parametrize(
+    "how", ["all_reduce", pytest.param("broadcast", marks=needs("op:broadcast")), "messages"]
+)
+def test_collectives_in_a_compiled_function(ranks: Ranks, how: str) -> None:
+    got = ranks.run(compile_and_call, how)
+    want = torch.full((3,), 7.0 if how == "all_reduce" else 5.0)
+    assert_same_on_all_ranks(got, want=want)
 
 
 def broadcast_functionally(me: Me) -> Tensor:

@@ -109,6 +109,25 @@ def test_a_hundred_at_once(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(many_pending), want=want)
 
 
+def many_in_a_row(me: Me) -> Tensor:
+    """2,100 one-element reductions, a hundred at a time; the counts of each value that came out."""
+    seen = torch.zeros(8, dtype=torch.int64)
+    for _ in range(21):
+        xs = torch.full((100,), float(me.rank + 1), device=me.device)
+        for work in [dist.all_reduce(x, async_op=True) for x in xs.unbind()]:
+            work.wait()
+        seen += torch.bincount(xs.cpu().long(), minlength=8)
+    return seen
+
+
+@covers("order/many-in-a-row")
+@world_sizes(2)
+def test_two_thousand_in_a_row(ranks: Ranks) -> None:
+    want = torch.zeros(8, dtype=torch.int64)
+    want[3] = 2100
+    assert_same_on_all_ranks(ranks.run(many_in_a_row), want=want)
+
+
 def in_two_groups(me: Me) -> list[Tensor]:
     """Two groups of the same ranks; each rank issues in them in an order of its own."""
     groups = [dist.new_group(), dist.new_group()]

@@ -10,6 +10,7 @@ from torch import Tensor
 from conformance import Me, Ranks, assert_each_rank, covers, world_sizes
 from conformance.cases.collectives.contributions import mine, sum_of_all
 from conformance.cases.collectives.perform import reduce_scatter_tensor
+from conformance.cases.parameters import reduce_ops
 
 
 def reduce_scattered(me: Me) -> Tensor:
@@ -23,6 +24,26 @@ def reduce_scattered(me: Me) -> Tensor:
 def test_reduce_scatter_adds_each_ranks_own_part(ranks: Ranks) -> None:
     n = ranks.world_size
     assert_each_rank(ranks.run(reduce_scattered), [sum_of_all(n, salt=rank) for rank in range(n)])
+
+
+def reduce_scattered_unevenly(me: Me, op: str) -> Tensor:
+    """The i-th tensor has i rows, its elements i + rank."""
+    inputs = [
+        torch.full((to, 3), float(to + me.rank), device=me.device) for to in range(me.world_size)
+    ]
+    output = torch.full_like(inputs[me.rank], -1.0)
+    dist.reduce_scatter(output, inputs, getattr(dist.ReduceOp, op.upper()))
+    return output
+
+
+@covers("reduce_scatter/uneven")
+@world_sizes(2, 3)
+@pytest.mark.parametrize("op", reduce_ops("sum", "max"))
+def test_reduce_scatter_of_parts_of_different_sizes(ranks: Ranks, op: str) -> None:
+    n = ranks.world_size
+    offset, factor = {"sum": (sum(range(n)), n), "max": (n - 1, 1)}[op]
+    want = [torch.full((rank, 3), float(offset + factor * rank)) for rank in range(n)]
+    assert_each_rank(ranks.run(reduce_scattered_unevenly, op), want)
 
 
 def reduce_scattered_from_one(me: Me, stacked: bool) -> Tensor:

@@ -32,10 +32,6 @@ class Kit:
         """A list of so many tensors; one for each rank by default."""
         return [self.x(numel, dtype) for _ in range(self.n if count is None else count)]
 
-    def last_other(self, numel: int) -> list[Tensor]:
-        """A list of which the last tensor has so many elements."""
-        return [*self.xs(self.n - 1), self.x(numel)]
-
 
 def all_reduce_of_a_list(k: Kit) -> None:
     wrong: Any = [k.x()]
@@ -375,8 +371,8 @@ def splits_for_too_many_ranks(k: Kit) -> None:
 SPLITS = [splits_of_too_few_rows, splits_into_too_few_rows, splits_for_too_many_ranks]
 
 
-def reduce_scatter_of_one_longer(k: Kit) -> None:
-    dist.reduce_scatter(k.x(), k.last_other(5))
+def reduce_scatter_into_shorter_ones(k: Kit) -> None:
+    dist.reduce_scatter(k.x(), [k.x(5 + rank) for rank in range(k.n)])
 
 
 def all_to_all_single_of_odd_rows(k: Kit) -> None:

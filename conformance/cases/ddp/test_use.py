@@ -151,6 +151,42 @@ def assert_copies_average(ranks: Ranks, way: str, options: Options) -> None:
         assert_grads([grads[i] for _, grads in got], want, f"gradient of the {who}")
 
 
+def summing(group: Any, bucket: Any) -> Any:
+    work: Any = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
+
+
+summing.__annotations__.clear()  # torch would have them name its own GradBucket
+
+
+def copied_with_a_hook(me: Me) -> list[Tensor]:
+    """Gradients of the original, of its copy, and of the copy once it has the hook too."""
+    model = me.ddp(Recipe(Perceptron)().to(me.device))
+    model.register_comm_hook(None, summing)
+    twin = copy.deepcopy(model)
+    grads = []
+    for number, each in enumerate((model, twin, twin)):
+        if number == 2:
+            each.register_comm_hook(None, summing)
+        each.zero_grad()
+        loss_of(each(normal((2, WIDTH), me.rank).to(me.device))).backward()
+        grads.append(each.module.layers[0].weight.grad)
+    return grads
+
+
+@covers("ddp/copies/hook")
+@world_sizes(2)
+def test_copied_with_a_hook(ranks: Ranks) -> None:
+    module = Recipe(Perceptron)()
+    for rank in range(2):
+        loss_of(module(normal((2, WIDTH), rank))).backward()
+    summed = module.get_parameter("layers.0.weight").grad
+    assert summed is not None
+    got = ranks.run(copied_with_a_hook)
+    for i, want in enumerate((summed, summed / 2, summed)):
+        assert_grads([grads[i] for grads in got], want, f"gradient {i}")
+
+
 def save_with_group(me: Me) -> None:
     save(me.ddp(Recipe(Perceptron)().to(me.device), process_group=dist.new_group()))
 

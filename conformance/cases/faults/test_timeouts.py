@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -30,22 +32,28 @@ from conformance.cases.groups.starting import start
 from conformance.cases.this_torch import needs_argument
 
 # Long enough to make a group within it on a busy machine.
-_GROUP_TIMEOUT_S = 2.0
+_GROUP_TIMEOUT_S = 3.0
 
 
-def _ends(call: Callable[[], object]) -> str:
-    """How a call ends that has nobody to end it; "" if as it should, after the group's timeout."""
-    began = time.monotonic()
+@dataclass(frozen=True)
+class _Ending:
+    """When a call began and ended, on a clock that all ranks have, and how; "" if by giving up."""
+
+    began_s: float
+    ended_s: float
+    how: str
+
+
+def _ending_of(call: Callable[[], object]) -> _Ending:
+    began_s = time.time()
     try:
         call()
+        how = "returned"
     except RuntimeError:
-        took_s = time.monotonic() - began
-        # A quarter for coarse timers, and for a rank that began earlier, whose time is up first.
-        early = took_s < 0.75 * _GROUP_TIMEOUT_S
-        return f"gave up after {took_s:.2f} s of {_GROUP_TIMEOUT_S} s" if early else ""
+        how = ""
     except Exception as error:
-        return f"raised {error!r}"
-    return "returned"
+        how = f"raised {error!r}"
+    return _Ending(began_s, time.time(), how)
 
 
 def _try_all(
@@ -53,25 +61,39 @@ def _try_all(
 ) -> dict[str, str]:
     """Make every call at once, each in a thread and a group of its own; those that end wrongly.
 
+    They have nobody to end them, and should end by themselves when the timeout of the rank that
+    began first is over.
+
     names: of all groups, the same on every rank.
     calls: those of this rank, which may be none: then it makes the groups, and waits until the
         other ranks are through.
     """
     timeout = timedelta(seconds=_GROUP_TIMEOUT_S)
     groups = {name: dist.new_group(timeout=timeout) for name in names}
-    ended: dict[str, str] = {}
+    endings: dict[str, _Ending] = {}
 
     def attempt(name: str) -> None:
-        ended[name] = _ends(lambda: calls[name](groups[name]))
+        endings[name] = _ending_of(lambda: calls[name](groups[name]))
 
     threads = [threading.Thread(target=attempt, args=(name,)) for name in calls]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    me.store.set(f"rank {me.rank} is through", "1")
-    me.store.wait([f"rank {rank} is through" for rank in range(me.world_size)])
-    return {name: how for name, how in ended.items() if how}
+    began_s = {name: ending.began_s for name, ending in endings.items()}
+    me.store.set(f"rank {me.rank} is through", json.dumps(began_s))
+    began_by_rank = [
+        json.loads(me.store.get(f"rank {rank} is through")) for rank in range(me.world_size)
+    ]
+    wrong = {}
+    for name, ending in endings.items():
+        first_s = min(began[name] for began in began_by_rank if name in began)
+        took_s = ending.ended_s - first_s
+        if ending.how:
+            wrong[name] = ending.how
+        elif took_s < 0.75 * _GROUP_TIMEOUT_S:  # a quarter for coarse timers
+            wrong[name] = f"gave up after {took_s:.2f} s of {_GROUP_TIMEOUT_S} s"
+    return wrong
 
 
 def wait_in_every_collective(me: Me) -> dict[str, str]:
@@ -145,10 +167,42 @@ def wait_briefly(me: Me, how: str) -> None:
             "wait": lambda: dist.all_reduce(mark(me), async_op=True).wait(brief),
             "barrier": lambda: dist.barrier(timeout=brief),
         }
+        began_s = time.monotonic()
         with pytest.raises(RuntimeError):
             calls[how]()
+        took_s = time.monotonic() - began_s
+        assert_that(took_s > 0.15, f"{how} gave up after {took_s:.3f} s of 0.2 s", me.rank)
         me.store.set("rank 0 is through", "1")
     me.store.wait(["rank 0 is through"])
+
+
+def wait_patiently(me: Me, how: str) -> None:
+    """Rank 0 waits, for up to a minute, before rank 1 comes."""
+    minute = timedelta(minutes=1)
+    calls: dict[str, Callable[[], object]] = {
+        "wait": lambda: dist.all_reduce(mark(me), async_op=True).wait(minute),
+        "barrier": lambda: dist.barrier(timeout=minute),
+    }
+    if me.rank == 0:
+        me.store.set("rank 0 waits", "1")
+    else:
+        me.store.wait(["rank 0 waits"])
+        time.sleep(0.1)  # being late
+    calls[how]()
+
+
+@covers("timeouts/of-wait")
+@world_sizes(2)
+def test_wait_has_the_patience_of_its_timeout(ranks: Ranks) -> None:
+    ranks.run(wait_patiently, "wait")
+
+
+@covers("timeouts/of-barrier")
+@world_sizes(2)
+@needs("op:barrier")
+@needs_argument(dist.barrier, "timeout")
+def test_a_barrier_has_the_patience_of_its_timeout(ranks: Ranks) -> None:
+    ranks.run(wait_patiently, "barrier")
 
 
 @covers("timeouts/of-wait")
@@ -284,13 +338,13 @@ def test_each_group_has_its_own_timeout(ranks: Ranks) -> None:
 
 
 def come_late_again_and_again(me: Me) -> list[Tensor]:
-    """Five operations to which rank 1 comes half a second late: longer in all than the timeout."""
+    """Five operations to which rank 1 comes a little late: longer in all than the timeout."""
     group = dist.new_group(timeout=timedelta(seconds=_GROUP_TIMEOUT_S))
     sums = []
     for number in range(5):
         if me.rank == 1:
             me.store.wait([f"rank 0 is waiting for number {number}"])
-            time.sleep(0.5)  # this is what it means to be late; nothing depends on how long it is
+            time.sleep(_GROUP_TIMEOUT_S / 4)  # this is what it means to be late
         else:
             me.store.set(f"rank 0 is waiting for number {number}", "1")
         sums.append(sum_marks(me, group))

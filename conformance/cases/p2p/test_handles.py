@@ -98,10 +98,13 @@ def poll_until_completed(me: Me, limit_s: float) -> tuple[bool, bool]:
     """Whether a send and a receive say that they are over, without a wait."""
     sending = post(content(me.rank, 8).to(me.device), 1 - me.rank, is_send=True)
     receiving = post(torch.zeros(8, device=me.device), 1 - me.rank, is_send=False)
+    me.store.set(f"rank {me.rank} has posted", "1")
+    me.store.wait([f"rank {1 - me.rank} has posted"])
     give_up_at = time.monotonic() + limit_s
     while time.monotonic() < give_up_at:
         if sending.is_completed() and receiving.is_completed():
             break
+        time.sleep(1e-3)
     states = sending.is_completed(), receiving.is_completed()
     sending.wait()
     receiving.wait()
@@ -111,8 +114,8 @@ def poll_until_completed(me: Me, limit_s: float) -> tuple[bool, bool]:
 @covers("p2p/completes-without-wait")
 @world_sizes(2)
 def test_polling_sees_the_end_of_a_message(ranks: Ranks) -> None:
-    # Two seconds stand for ever: the message itself takes less than a thousandth of that.
-    for rank, (sent, received) in enumerate(ranks.run(poll_until_completed, 2.0)):
+    # Five seconds stand for ever: the message itself takes less than a thousandth of that.
+    for rank, (sent, received) in enumerate(ranks.run(poll_until_completed, 5.0)):
         assert_that(sent, "isend never became completed without a wait", rank)
         assert_that(received, "irecv never became completed without a wait", rank)
 
@@ -196,8 +199,11 @@ def wait_for_a_peer_that_never_comes(me: Me, is_send: bool) -> None:
     """Rank 0 waits for 100 ms for a message that nobody else posts; large, so not buffered."""
     if me.rank == 0:
         work = post(torch.zeros(1 << 22, device=me.device), 1, is_send=is_send)
+        began = time.monotonic()
         with pytest.raises(RuntimeError):
             work.wait(timedelta(milliseconds=100))
+        took_s = time.monotonic() - began
+        assert_that(took_s > 0.075, f"wait gave up after {took_s:.3f} s of 0.1 s", me.rank)
         me.store.set("over", "1")
     me.store.wait(["over"])
 
@@ -208,3 +214,22 @@ def wait_for_a_peer_that_never_comes(me: Me, is_send: bool) -> None:
 @pytest.mark.parametrize("is_send", [True, False], ids=["isend", "irecv"])
 def test_wait_gives_up_after_its_timeout(ranks: Ranks, is_send: bool) -> None:
     ranks.run(wait_for_a_peer_that_never_comes, is_send)
+
+
+def wait_for_a_late_peer(me: Me, is_send: bool) -> bool:
+    """Rank 0 begins to wait, for up to a minute, before rank 1 posts its side; did it end well?"""
+    x = torch.zeros(1 << 22, device=me.device)
+    if me.rank == 0:
+        work = post(x, 1, is_send=is_send)
+        me.store.set("rank 0 waits", "1")
+        return bool(work.wait(timedelta(minutes=1)))
+    me.store.wait(["rank 0 waits"])
+    time.sleep(0.1)  # being late
+    return bool(post(x, 0, is_send=not is_send).wait())
+
+
+@covers("p2p/wait-timeout")
+@world_sizes(2)
+@pytest.mark.parametrize("is_send", [True, False], ids=["isend", "irecv"])
+def test_wait_has_the_patience_of_its_timeout(ranks: Ranks, is_send: bool) -> None:
+    assert_each_rank(ranks.run(wait_for_a_late_peer, is_send), [True, True])

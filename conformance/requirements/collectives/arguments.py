@@ -74,11 +74,11 @@ REDUCE_SCATTER = _must(
     needs=("op:reduce_scatter",),
     rests_on=("reduce_scatter/sum",),
 )
-REDUCE_SCATTER_LAST = _must(
-    id="arguments/reduce_scatter-one-size",
-    says="reduce_scatter refuses, before anything is sent, a list of which one tensor has another "
-    "size.",
-    source="torch 2.13 docs, reduce_scatter",
+REDUCE_SCATTER_OUTPUT = _must(
+    id="arguments/reduce_scatter-output",
+    says="reduce_scatter refuses, before anything is sent, an output of another size than the "
+    "rank's own tensor of the list.",
+    source="observed, torch 2.13.0 gloo",
     needs=("op:reduce_scatter",),
     rests_on=("reduce_scatter/sum",),
 )

@@ -16,6 +16,21 @@ ALL_REDUCE = _functional(
     source=_SOURCE,
     rests_on=("all_reduce/async",),
 )
+UNWAITED = _functional(
+    id="functional/unwaited-in-place",
+    says="The other collectives take what a functional one returned before anybody waited for it.",
+    source=f"{_SOURCE}, AsyncCollectiveTensor",
+    rests_on=("functional/all_reduce",),
+)
+COMPILED = Requirement(
+    id="functional/compiled",
+    level=SHOULD,
+    profile="collectives",
+    says="A function that torch.compile has compiled may call collectives and messages of "
+    "torch.distributed, also those that the compiler does not know.",
+    source="torch 2.13, torch.compile: what cannot be traced breaks the graph",
+    rests_on=("functional/all_reduce", "broadcast/values", "p2p/delivers"),
+)
 BROADCAST = _functional(
     id="functional/broadcast",
     says="The functional broadcast returns the source's tensor.",

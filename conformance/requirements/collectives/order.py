@@ -25,6 +25,12 @@ MANY = _must(
     source="derived",
     rests_on=("order/issued",),
 )
+THOUSANDS = _must(
+    id="order/many-in-a-row",
+    says="A group goes on after thousands of operations; nothing that counts them runs over.",
+    source="derived: sequence numbers, tags and slots that wrap",
+    rests_on=("order/many-pending",),
+)
 GROUPS = _must(
     id="order/groups-are-apart",
     says="Collectives of different groups never match, whatever the order in which each rank "

@@ -22,6 +22,13 @@ REDUCE_SCATTER_SHAPES = _list(
     source="torch 2.13 docs, reduce_scatter",
     rests_on=("reduce_scatter/sum",),
 )
+REDUCE_SCATTER_UNEVEN = _list(
+    id="reduce_scatter/uneven",
+    says="reduce_scatter takes lists whose tensors differ in size: rank i's output has that of the "
+    "i-th.",
+    source="observed, torch 2.13.0 gloo",
+    rests_on=("reduce_scatter/sum",),
+)
 REDUCE_SCATTER_STRIDED = _list(
     id="reduce_scatter/strided",
     says="reduce_scatter reads and writes the elements of strided views.",

@@ -104,6 +104,14 @@ DEEPCOPY = Requirement(
     source=f"{OBSERVED}: __getstate__ serves copies too",
     rests_on=("ddp/average",),
 )
+COPY_HOOK = Requirement(
+    id="ddp/copies/hook",
+    level=SHOULD,
+    profile="ddp",
+    says="A copy of a wrapper with a communication hook averages, until it is given a hook itself.",
+    source=f"{OBSERVED}: __setstate__ makes a reducer without a hook",
+    rests_on=("ddp/copies/deepcopy",),
+)
 UPDATE_GROUP = Requirement(
     id="ddp/update-group/average",
     level=SHOULD,

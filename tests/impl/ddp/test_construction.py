@@ -89,7 +89,6 @@ def test_ignored_parameters_and_buffers_are_left_alone() -> None:
 @pytest.mark.parametrize("way", ["pickle", "copy"])
 def test_copies_work_like_the_original(way: str) -> None:
     wrapped = DDP(TwoLayers(), gradient_as_bucket_view=True, static_graph=True)
-    wrapped.register_comm_hook(None, default_hooks.allreduce_hook)
     wrapped(X).sum().backward()
     if way == "copy":
         twin = copy.deepcopy(wrapped)
@@ -105,6 +104,22 @@ def test_copies_work_like_the_original(way: str) -> None:
             module.zero_grad()
             module(X).sum().backward()
         assert same_gradients(wrapped, twin)
+
+
+def test_a_copy_has_no_hook_until_it_is_given_one() -> None:
+    def doubling(_state: object, bucket: dist.GradBucket) -> FutureTensor:
+        future: FutureTensor = torch.futures.Future()
+        future.set_result(bucket.buffer() * 2)
+        return future
+
+    wrapped: Any = DDP(nn.Linear(3, 1))
+    wrapped.register_comm_hook(None, doubling)
+    twin = copy.deepcopy(wrapped)
+    for module in (wrapped, twin):
+        module(torch.ones(1, 3)).sum().backward()
+    assert grad_of(wrapped.module.bias).item() == 2.0
+    assert grad_of(twin.module.bias).item() == 1.0
+    twin.register_comm_hook(None, default_hooks.allreduce_hook)
 
 
 def test_parameters_are_listed_and_named() -> None:
@@ -145,6 +160,13 @@ def test_the_wrapper_that_runs_is_known() -> None:
 def test_other_layers_that_synchronise_batches_are_noted() -> None:
     assert DDP(nn.Linear(2, 1))._get_ddp_logging_data()["has_sync_bn"] == 0
     assert DDP(SyncBatchNorm(2))._get_ddp_logging_data()["has_sync_bn"] == 1
+
+
+def test_layers_that_took_the_place_of_torchs_may_run_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nn, "SyncBatchNorm", SyncBatchNorm)
+    DDP(nn.Sequential(nn.Linear(1, 2), nn.SyncBatchNorm(2)))(torch.ones(3, 1))
 
 
 def test_copies_delay_reductions_too() -> None:

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -96,6 +96,52 @@ def public_functions(rank: int, world_size: int, store_path: str) -> None:
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_public_functions(world_size: int, store_path: str) -> None:
     on_processes(world_size, public_functions, store_path)
+
+
+def compiled_functions(rank: int, world_size: int, store_path: str) -> list[list[float]]:
+    join(rank, world_size, store_path)
+    other = 1 - rank
+
+    def exchange(y: torch.Tensor) -> None:
+        requests = dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, y.clone(), other), dist.P2POp(dist.irecv, y, other)]
+        )
+        for request in requests:
+            request.wait()
+
+    def gather(y: torch.Tensor) -> None:
+        parts = [torch.zeros(2), torch.zeros(2)] if rank == 0 else None
+        dist.gather(y, parts)
+        y += 0 if parts is None else parts[1]
+
+    calls: list[Callable[[torch.Tensor], Any]] = [
+        lambda y: dist.broadcast(y, 1),
+        lambda y: cast(dist.Work, dist.all_reduce(y, async_op=True)).wait(),
+        lambda y: dist.reduce(y, 0),
+        lambda y: dist.send(y, 1) if rank == 0 else dist.recv(y, 0),
+        gather,
+        exchange,
+    ]
+    results = []
+    for call in calls:
+
+        @torch.compile(backend="eager")
+        def compiled(x: torch.Tensor, call: Callable[[torch.Tensor], Any] = call) -> torch.Tensor:
+            y = x * 2
+            call(y)
+            return y / 2
+
+        results.append(compiled(torch.ones(2) + rank).tolist())
+    dist.destroy_process_group()
+    return results
+
+
+def test_collectives_in_compiled_functions(store_path: str) -> None:
+    low, high, both = [1.0, 1.0], [2.0, 2.0], [3.0, 3.0]
+    assert on_processes(2, compiled_functions, store_path) == [
+        [high, both, both, low, both, high],
+        [high, both, high, low, high, low],
+    ]
 
 
 def functional_collectives(rank: int, world_size: int, store_path: str) -> None:
