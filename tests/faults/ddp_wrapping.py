@@ -357,7 +357,7 @@ class LoadsARecordedGraph(DDPFault):
     patched = afterwards(WrapperControls, "__setstate__", _end)
 
 
-@breaks("ddp/copies/hook", says="gradient 1: rank 0 is wrong")
+@breaks("ddp/copies/hook", says="can only be called once")
 class CopiesKeepTheirHook(DDPFault):
     @staticmethod
     def _end(ddp: Any, _: Any) -> None:
