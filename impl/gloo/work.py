@@ -17,6 +17,7 @@ from torch.distributed import Work
 
 from impl import errors
 from impl.gloo.lending import Lender
+from impl.torch_dispatch import dispatch_modes_are_active
 from impl.torch_private import OpType
 from impl.transport.base import CallInfo, Transfer
 
@@ -208,7 +209,8 @@ class CollectiveWork(GlooWork):
         self._help = help_with
 
     def _await(self, timeout_s: float | None) -> bool:
-        if self._help is not None and timeout_s is None:
+        # a dispatch mode of this thread must not see how the operation is done
+        if self._help is not None and timeout_s is None and not dispatch_modes_are_active():
             self._help(self)
         with self._future_lock:
             if self._is_done:

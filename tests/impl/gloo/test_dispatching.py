@@ -148,6 +148,19 @@ def test_fake_tensors_are_not_communicated() -> None:
     assert in_groups(2, run) == [2.0, 2.0]
 
 
+def test_waiting_under_a_mode_for_what_was_issued_before() -> None:
+    def run(group: ProcessGroupGloo) -> float:
+        real = torch.ones(4)[::2]
+        options = dist.AllreduceOptions()
+        options.asyncOp = True
+        work = group.allreduce([real], options)
+        with FakeTensorMode():
+            work.wait()
+        return real.sum().item()
+
+    assert in_groups(2, run) == [4.0, 4.0]
+
+
 def summed(group: ProcessGroupGloo, x: Tensor) -> Tensor:
     y = x.clone()
     group.allreduce([y]).wait()
