@@ -27,8 +27,15 @@ OVERRIDES_NOTHING: Any = torch._C._disabled_torch_dispatch_impl  # `__torch_disp
 
 
 def dispatch_modes_are_active() -> bool:
-    """Whether a `TorchDispatchMode` sees what this thread does."""
-    return bool(torch._C._len_torch_dispatch_stack())
+    """Whether a `TorchDispatchMode` sees what this thread does.
+
+    Not counting one that stands for a device (its class says so, `simulates_a_device`): it has to
+    see what an operation does to memory.
+    """
+    if not torch._C._len_torch_dispatch_stack():
+        return False
+    modes = _get_current_dispatch_mode_stack()
+    return not all(getattr(mode, "simulates_a_device", False) for mode in modes)
 
 
 def group_without_backend(rank: int, world_size: int) -> dist.ProcessGroup:

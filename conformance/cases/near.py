@@ -11,13 +11,19 @@ from conformance.checks.compare import describe
 from conformance.oracle.near import Near
 
 
-def assert_near(got: Sequence[Tensor | None], want: Sequence[Near], what: str) -> None:
+def assert_near(
+    got: Sequence[Tensor | None],
+    want: Sequence[Near],
+    what: str,
+    ranks: Sequence[int] | None = None,
+) -> None:
     """Rank r returned `want[r]`, up to the error that it allows.
 
-    what: a word for what is compared.
+    what: a word for what is compared. ranks: whose values these are, if not all are judged.
     Raises CheckFailed with the first element of the first rank that is too far off.
     """
-    for rank, (mine, near) in enumerate(zip(got, want, strict=True)):
+    judged = range(len(want)) if ranks is None else ranks
+    for rank, mine, near in zip(judged, got, want, strict=True):
         found = _difference(mine, near)
         if found:
             raise CheckFailed(f"{what}: rank {rank} is wrong\n{found}", rank)

@@ -66,7 +66,7 @@ class CutsWholeBlocks(ForwardingGroup):
         return work
 
 
-@breaks("all_reduce/subgroup", says=r"rank 0 is wrong")
+@breaks("all_reduce/subgroup", says=r"rank 1 is wrong")
 class ReducesTwiceInSubgroups(ForwardingGroup):
     """A group whose ranks are not those of the world adds the result to itself."""
 

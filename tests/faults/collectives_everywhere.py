@@ -104,13 +104,13 @@ class RefusesTensorsWithoutElements(AroundTorch):
         return right(taken, *rest)
 
 
-@breaks("all_gather/subgroup", says=r"rank 0 is wrong\nat \[0\]")
-@breaks("all_gather_into_tensor/subgroup", says=r"rank 0 is wrong")
-@breaks("gather/subgroup", says=r"rank 0 is wrong\nat \[0\]")
-@breaks("reduce/subgroup", says=r"rank 0 is wrong")
-@breaks("reduce_scatter/subgroup", says=r"rank 0 is wrong")
-@breaks("reduce_scatter_tensor/subgroup", says=r"rank 0 is wrong")
-@breaks("scatter/subgroup", says=r"rank 0 is wrong")
+@breaks("all_gather/subgroup", says=r"rank 1 is wrong\nat \[0\]")
+@breaks("all_gather_into_tensor/subgroup", says=r"rank 1 is wrong")
+@breaks("gather/subgroup", says=r"rank 1 is wrong\nat \[0\]")
+@breaks("reduce/subgroup", says=r"rank 1 is wrong")
+@breaks("reduce_scatter/subgroup", says=r"rank 1 is wrong")
+@breaks("reduce_scatter_tensor/subgroup", says=r"rank 1 is wrong")
+@breaks("scatter/subgroup", says=r"rank 1 is wrong")
 class CountsMembersFromTheEnd(ForwardingGroup):
     """A group of some ranks has its last member's part first, and reduces to the last one."""
 

@@ -170,7 +170,7 @@ class _WaitedFor(Wrapped):
         return True
 
 
-@breaks("p2p/any-source-tag", says=r"rank 0 is wrong\nat \[0\]: 2 of 2 elements differ")
+@breaks("p2p/any-source-tag", says=r"rank 1 is wrong\nat \[0\]: 2 of 2 elements differ")
 class TagsAreForNamedSources(ForwardingGroup):
     """A receive from anybody takes what came first, whatever its tag."""
 

@@ -147,7 +147,7 @@ class WaitsForTheReceiver(ForwardingGroup):
         return Finished()
 
 
-@breaks("p2p/tags", says=r"rank 0 is wrong\nat \[0\]: 4 of 4 elements differ")
+@breaks("p2p/tags", says=r"rank 1 is wrong\nat \[0\]: 4 of 4 elements differ")
 class IgnoresTags(ForwardingGroup):
     """All messages go under one tag."""
 
@@ -158,7 +158,7 @@ class IgnoresTags(ForwardingGroup):
         return self.inner.recv(tensors, src, 0)
 
 
-@breaks("p2p/tags", says=r"tags=\(1, 257, 65537\)[\s\S]*rank 0 is wrong")
+@breaks("p2p/tags", says=r"tags=\(1, 257, 65537\)[\s\S]*rank 1 is wrong")
 class ConfusesDistantTags(ForwardingGroup):
     """Tags are cut to eight bits."""
 

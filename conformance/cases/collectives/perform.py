@@ -130,11 +130,16 @@ def reduce_scatter_tensor(*args: Any, **kwargs: Any) -> Any:
     return getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)(*args, **kwargs)
 
 
-def assert_taken(call: Call, seen: Sequence[Seen], *, within_ulps: int = 0) -> None:
-    """Every rank that the call gives a result has what the oracle says."""
+def assert_taken(
+    call: Call, seen: Sequence[Seen], *, within_ulps: int = 0, ranks: Sequence[int] | None = None
+) -> None:
+    """Every rank that the call gives a result has what the oracle says.
+
+    ranks: the members of the group, if these are not all ranks.
+    """
     want = [after(call, rank, len(seen)).taken for rank in range(len(seen))]
     got = [s.taken if receives(call, r) else want[r] for r, s in enumerate(seen)]
-    assert_each_rank(got, want, within_ulps=within_ulps, what=str(call))
+    assert_each_rank(got, want, within_ulps=within_ulps, what=str(call), ranks=ranks)
 
 
 def assert_nothing_else(call: Call, seen: Sequence[Seen], placements: Sequence[Placement]) -> None:

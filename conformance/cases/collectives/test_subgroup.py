@@ -45,7 +45,7 @@ def test_members_alone_take_part(ranks: Ranks, op: str, members: list[int]) -> N
     calls = [Call(op, (3,), root=root, salt=root) for root in roots]
     got = ranks.run(perform_in_group, members, calls)
     for index, call in enumerate(calls):
-        assert_taken(call, [got[rank][index] for rank in members])
+        assert_taken(call, [got[rank][index] for rank in members], ranks=members)
 
 
 def by_group_rank(me: Me, op: str) -> Tensor | Bystander:
@@ -96,4 +96,5 @@ ROOTED = [
 def test_a_root_by_its_rank_in_the_group(ranks: Ranks, op: str) -> None:
     got = ranks.run(by_group_rank, op)
     judged = [3] if op == "reduce" else [1, 3]
-    assert_each_rank([got[r] for r in judged], [expected_by_group_rank(op, r) for r in judged])
+    want = [expected_by_group_rank(op, r) for r in judged]
+    assert_each_rank([got[r] for r in judged], want, ranks=judged)

@@ -178,7 +178,7 @@ def check_flat_outputs(got: list[Tensor], op: str) -> None:
     n = len(got)
     judged = [0] if op == "reduce" else range(n)
     want = [flat(after(Call(op), rank, n).taken) for rank in judged]
-    assert_each_rank([got[rank] for rank in judged], want)
+    assert_each_rank([got[rank] for rank in judged], want, ranks=judged)
 
 
 @covers("work/result")

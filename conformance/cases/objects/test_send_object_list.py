@@ -77,7 +77,7 @@ def send_in_a_subgroup(me: Me, by_group_rank: bool) -> tuple[int, list[Any]] | N
 @pytest.mark.parametrize("by_group_rank", [False, True], ids=["global rank", "group rank"])
 def test_objects_are_sent_in_a_subgroup(ranks: Ranks, by_group_rank: bool) -> None:
     got = ranks.run(send_in_a_subgroup, by_group_rank)
-    assert_each_rank(got[1:2], [(2, ["from 2"])])
+    assert_each_rank(got[1:2], [(2, ["from 2"])], ranks=[1])
 
 
 def name_no_peer(me: Me) -> None:

@@ -298,4 +298,4 @@ def recv_from_a_named_source(me: Me) -> list[int]:
 @world_sizes(2, 3)
 def test_recv_returns_the_source_that_it_was_given(ranks: Ranks) -> None:
     got = ranks.run(recv_from_a_named_source)
-    assert_each_rank([got[1]], [[r for r in range(ranks.world_size) if r != 1]])
+    assert_each_rank([got[1]], [[r for r in range(ranks.world_size) if r != 1]], ranks=[1])

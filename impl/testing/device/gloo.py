@@ -26,7 +26,6 @@ from impl.gloo.core import as_list
 from impl.gloo.device import substituted_handle
 from impl.gloo.executor import Executor
 from impl.gloo.reductions import Reductions
-from impl.gloo.settings import settings
 from impl.gloo.work import CollectiveWork, GlooWork
 from impl.testing.device.future import SimulatedFuture
 from impl.testing.device.memory import Place
@@ -80,7 +79,7 @@ def simulated_gloo(device: SimulatedDevice) -> Iterator[None]:
 
     def allreduce(self: Reductions, tensors: Any, opts: Any = None, *args: Any, **more: Any) -> Any:
         """Without the short cut for CPU tensors."""
-        return self._allreduce_any(as_list(tensors), settings(opts, *args, **more))
+        return self._allreduce_any(as_list(tensors), opts, *args, **more)
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(substituted_handle(GlooHandle(device)))

@@ -47,6 +47,8 @@ _COPIES = frozenset(["copy_", "_to_copy", "_foreach_copy_"])
 class Interception(TorchDispatchMode):
     """Active on one thread: hands every operation to the device."""
 
+    simulates_a_device = True
+
     def __init__(self, device: SimulatedDevice) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
