@@ -8,7 +8,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from impl.ddp.api import DistributedDataParallel
 from impl.ddp.buckets import Bucket
-from impl.ddp.mixed_precision import MixedPrecision
+from impl.ddp.mixed_precision import MixedPrecision, _Precisions
 from impl.ddp.reduction import Reduction
 from tests.faults.ddp_kit import DDPFault, afterwards, beforehand, instead, swap
 from tests.faults.kit import breaks
@@ -36,29 +36,30 @@ class TakesNoSyncForTheFirstStep(DDPFault):
 
 @breaks("ddp/mixed-precision/dtypes", says="dtypes: rank 0 is wrong")
 class BuffersKeepTheirPrecision(DDPFault):
-    patched = instead(MixedPrecision, "_cast_buffers", lambda self: None)
+    patched = instead(MixedPrecision, "_cast_buffers", lambda self, ignored: None)
 
 
-def _raise_gradient(precision: MixedPrecision, param: Any) -> None:
-    if param.grad is not None:
-        param.grad.data = param.grad.float() + 1
+def _raise_gradient(precisions: _Precisions) -> None:
+    grad = precisions.param.grad
+    if grad is not None:
+        grad.data = grad.float() + 1
 
 
 @breaks("ddp/mixed-precision/kept-gradients", says="raised|gradient of step")
 class KeepsHighGradientsInBackward(DDPFault):
-    patched = afterwards(MixedPrecision, "_lower_one", _raise_gradient)
+    patched = afterwards(_Precisions, "lower", _raise_gradient)
 
 
-def _drop_gradient(precision: MixedPrecision, param: Any) -> None:
-    if param.grad is not None:
-        param.grad.zero_()
+def _drop_gradient(precisions: _Precisions) -> None:
+    if precisions.param.grad is not None:
+        precisions.param.grad.zero_()
 
 
 @breaks("ddp/mixed-precision/kept-gradients", says="sum after step 2: rank 0 is wrong")
 class ReplacesTheKeptGradient(DDPFault):
     """What a step brings stands in the place of what there was."""
 
-    patched = afterwards(MixedPrecision, "_lower_one", _drop_gradient)
+    patched = afterwards(_Precisions, "lower", _drop_gradient)
 
 
 @breaks("ddp/mixed-precision/average", says="gradient of step 1")

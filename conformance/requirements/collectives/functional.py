@@ -29,6 +29,7 @@ COMPILED = Requirement(
     says="A function that torch.compile has compiled may call collectives and messages of "
     "torch.distributed, also those that the compiler does not know.",
     source="torch 2.13, torch.compile: what cannot be traced breaks the graph",
+    needs=("feature:compiled_calls",),
     rests_on=("functional/all_reduce", "broadcast/values", "p2p/delivers"),
 )
 BROADCAST = _functional(
