@@ -36,7 +36,6 @@ _OP_TYPES = {
     "scatter": OpType.SCATTER,
     "reduce_scatter": OpType.REDUCE_SCATTER,
     "reduce_scatter_tensor": OpType._REDUCE_SCATTER_BASE,
-    "reduce_scatter_tensor_coalesced": OpType.REDUCE_SCATTER_TENSOR_COALESCED,
     "all_to_all_single": OpType.ALLTOALL,
     "all_to_all": OpType.ALLTOALL,
     "send": OpType.SEND,
