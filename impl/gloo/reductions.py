@@ -304,9 +304,10 @@ class Reductions(GroupCore):
     def _reduce_scatter_uneven(self, output: Tensor, inputs: list[Tensor], asked: Settings) -> Work:
         method = "reduce_scatter"
         numels = ",".join(str(given.numel()) for given in inputs)
-        chosen, signature, shown = _described(
+        chosen, _, shown = _described(
             method, asked.op, output.dtype, output.shape, f" of numels={numels}"
         )
+        plain = validation.plain_dtype(output.dtype)
         lender = lender_for([output])
         memory = lender.room(output)
         sources = [lender.read(given) for given in inputs]
@@ -320,7 +321,7 @@ class Reductions(GroupCore):
 
         return self._issue(
             method,
-            signature.replace(f"numel={output.numel()} ", ""),
+            f"op={chosen.op_name} dtype={plain} numels={numels}",
             shown,
             run,
             [output],

@@ -80,18 +80,17 @@ def test_wait_says_true(ranks: Ranks, op: str) -> None:
 
 
 def polls_in_vain(me: Me, op: str) -> bool:
-    """Whether is_completed stays false long after all ranks have issued the operation.
+    """Whether is_completed stays false for seconds after all ranks have issued the operation.
 
-    Thousands of messages to the store and back, and seconds: a rank that sleeps in between gives
-    the operation a chance to end.
+    Sleeping in between gives the operation a chance to end.
     """
     work, _ = start(me, op)
     tick(me.store, "issued", of=me.world_size)
     wait_for_ticks(me.store, "issued")
-    give_up_at = time.monotonic() + 3.0
+    give_up_at = time.monotonic() + 5.0
     while not work.is_completed():
         if time.monotonic() > give_up_at:
-            return not any(work.is_completed() for _ in rounds_of_messages(me, 4000))
+            return True
         time.sleep(1e-3)
     return False
 
