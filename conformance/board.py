@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,11 @@ from conformance.requirements import catalogue
 # Not the name of any requirement.
 _USAGE_ERROR = "usage error"
 _PLANNED = "planned"
+_MADE = "made"
+_NOT_MADE = "not made"
+
+# A target may fail once by bad luck. Each try may cost a deadline.
+_TRIES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +37,9 @@ class Planned:
 
 
 class Board:
-    """A folder with one empty file for each broken requirement, one for a usage error and one for
-    what was planned: safe to write to and to read from several processes, and gone at the end of
-    the run."""
+    """A folder with one empty file for each broken requirement and each default group that could
+    not be made, one for a usage error and one for what was planned: safe to write to and to read
+    from several processes, and gone at the end of the run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -55,6 +61,17 @@ class Board:
         roots = {root for id in requirements for root in catalogue().roots(id)}
         broken = (root for root in roots.difference(requirements) if self._note(root).exists())
         return min(broken, default="")
+
+    def note_default_group(self, ranks: str, *, was_made: bool) -> None:
+        """Tell every worker whether such ranks ("2 ranks on cpu") could make a default group."""
+        said = f"{_MADE} {ranks}" if was_made else f"{_NOT_MADE} {ranks} {uuid.uuid4().hex}"
+        (self.folder / said).touch()
+
+    def has_no_default_group(self, ranks: str) -> bool:
+        """Whether it failed more than once, and never worked: it will not work for others."""
+        if (self.folder / f"{_MADE} {ranks}").exists():
+            return False
+        return len(list(self.folder.glob(f"{_NOT_MADE} {ranks} *"))) >= _TRIES
 
     def note_usage_error(self, message: str) -> None:
         """Tell the controller that the cases cannot be run as they are written."""

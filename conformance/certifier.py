@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 import pytest
 
 from conformance.board import Board, Planned
+from conformance.first_look import FirstLook, look_at
 from conformance.plan import why_not_exercised
 from conformance.report.certificate import (
     CERTIFICATE,
@@ -21,7 +22,7 @@ from conformance.report.certificate import (
 from conformance.report.results import CaseResult, Conclusion, Results, judge
 from conformance.report.terminal import summary_lines, verdict_line
 from conformance.requirements import Requirement, catalogue
-from conformance.settings import FirstLook, Settings, look_at
+from conformance.settings import Settings
 
 EXIT_USAGE = 2
 EXIT_HARNESS_FAULT = 3
@@ -54,7 +55,7 @@ class Certifier:
         self._config = config
         self._settings = settings
         self._board = board
-        self._look = FirstLook("", {})
+        self._look = FirstLook("")
         self._cases: list[CaseResult] = []
         self._harness_faults: list[str] = []
         self._other_failures: list[str] = []

@@ -46,19 +46,20 @@ class Judgement:
 
 
 def judge_end(
-    error: BaseException | None, plan: Plan, target: Target, blocked_by: str = ""
+    error: BaseException | None, plan: Plan, target: Target, why_blocked: str = ""
 ) -> Judgement:
     """The verdicts of a case that ended with this exception, or without one.
 
-    blocked_by: the broken requirement because of which the case was skipped, or "".
+    why_blocked: what is known to fail, because of which the case was skipped, or "".
     """
     if error is None:
         verdict = Verdict.NOT_CLAIMED if plan.lacks else Verdict.HOLDS
         reason = f"works, although {', '.join(plan.lacks)} is not claimed" if plan.lacks else ""
         return Judgement(Verdict.HOLDS, dict.fromkeys(plan.covers, verdict), reason, True)
     if isinstance(error, pytest.skip.Exception):
-        skipped = Verdict.BLOCKED if blocked_by else Verdict.NOT_EXERCISED
-        return Judgement(skipped, dict.fromkeys(plan.covers, skipped), str(error.msg), False)
+        skipped = Verdict.BLOCKED if why_blocked else Verdict.NOT_EXERCISED
+        reason = why_blocked or str(error.msg)
+        return Judgement(skipped, dict.fromkeys(plan.covers, skipped), reason, False)
     seen = verdict_of(error)
     reason = error.brief if isinstance(error, RanksFailed) else _first_line(error)
     if plan.lacks and isinstance(error, RanksFailed) and error.is_clean_refusal:

@@ -203,7 +203,7 @@ def _ranks(
     spec = WorldSpec(
         target=settings.target,
         world_size=world_size,
-        device="cuda" if item.get_closest_marker("gpu") else settings.device,
+        device=_device(item, settings),
         seed=zlib.crc32(item.nodeid.encode()),
         default_group=default_group,
         group_timeout_s=_GROUP_TIMEOUT_S,
@@ -218,6 +218,9 @@ def _ranks(
         yield world
     finally:
         world.renew()
+        if default_group and world.was_made is not None:
+            which = _which_ranks(world_size, spec.device)
+            item.config.stash[_BOARD].note_default_group(which, was_made=world.was_made)
     if world.leaks:
         text = "\n".join(dict.fromkeys(map(str, world.leaks)))
         raise LeftBehind(text, worst(leak.verdict for leak in world.leaks))
@@ -233,10 +236,32 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if found < plan.gpus:
             needed = f"{plan.gpus} CUDA device{'s' if plan.gpus > 1 else ''}"
             pytest.skip(f"needs {needed}, and there {'is' if found == 1 else 'are'} {found}")
-    root = item.config.stash[_BOARD].broken_root(plan.covers)
+    why = _why_blocked(item)
+    if why:
+        item.stash[_BLOCKED] = why
+        pytest.skip(f"blocked: {why}")
+
+
+def _why_blocked(item: pytest.Item) -> str:
+    """What is known to fail that the case cannot do without, or ""."""
+    board = item.config.stash[_BOARD]
+    root = board.broken_root(item.stash[_PLAN].covers)
     if root:
-        item.stash[_BLOCKED] = root
-        pytest.skip(f"blocked: it rests on {root}, which does not hold")
+        return f"it rests on {root}, which does not hold"
+    world_size = world_size_of(item)
+    if world_size is not None:
+        ranks = _which_ranks(world_size, _device(item, item.config.stash[_SETTINGS]))
+        if board.has_no_default_group(ranks):
+            return f"{ranks} could not make a default group in other cases"
+    return ""
+
+
+def _which_ranks(world_size: int, device: str) -> str:
+    return f"{world_size} rank{'s' if world_size > 1 else ''} on {device}"
+
+
+def _device(item: pytest.Item, settings: Settings) -> str:
+    return "cuda" if item.get_closest_marker("gpu") else settings.device
 
 
 @pytest.hookimpl(wrapper=True)

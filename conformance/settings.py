@@ -1,22 +1,16 @@
-"""The options of a run, checked; and the first look at the target before anything starts."""
+"""The options of a run, checked."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
 import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import torch
 
 from conformance.requirements import PROFILES, UnknownRequirement, catalogue
-from conformance.target import Target, TargetError, load_target, on_device, resolve
+from conformance.target import Target, TargetError, load_target, on_device
 
 WORLD_SIZE_MAX = 64
 DEFAULT_WORLD_SIZES = (1, 2, 3, 4)
@@ -139,97 +133,3 @@ def _writable(folder: str | None) -> Path | None:
     except OSError as error:
         raise UsageError(f"--certificate {folder}: cannot write there: {error.strerror}") from error
     return path
-
-
-@dataclass(frozen=True, slots=True)
-class FirstLook:
-    """What a fresh process saw of the target. error is one line, "" if all could be imported."""
-
-    error: str
-    versions: dict[str, str]
-
-
-def look_at(target: Target) -> FirstLook:
-    """See whether everything is there that the target names.
-
-    Modules that are not loaded yet are imported in a process of their own: they may register
-    backends, start threads or crash, and none of that may happen here.
-    """
-    names = (target.ddp, target.fsdp, target.sync_batchnorm, target.options, target.activate)
-    given = tuple(name for name in names if name)
-    there = tuple(name for name in given if name.partition(":")[0] in sys.modules)
-    try:
-        for name in there:
-            resolve(name)
-    except AttributeError as missing:
-        return FirstLook(f"cannot find {name!r}: AttributeError: {missing}", {})
-    imports = tuple(name for name in target.imports if name not in sys.modules)
-    elsewhere = tuple(name for name in given if name not in there)
-    env = tuple(sorted(target.env.items()))
-    error = _import_elsewhere(imports, elsewhere, env) if imports or elsewhere else ""
-    return FirstLook(error, {} if error else {n: _version(n) for n in target.distributions})
-
-
-def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed as a distribution"
-
-
-_LOOK_DEADLINE_S = 120.0
-
-
-@cache
-def _import_elsewhere(
-    imports: tuple[str, ...],
-    references: tuple[str, ...],
-    env: tuple[tuple[str, str], ...],
-) -> str:
-    """What goes wrong when a fresh process imports these, in one line; "" if nothing does.
-
-    The process answers through a file: modules may print at any time, and after everything else.
-    """
-    with tempfile.NamedTemporaryFile("r", prefix="conformance-look-") as answer:
-        task = json.dumps([imports, references, answer.name])
-        path = os.pathsep.join(filter(None, sys.path))
-        try:
-            seen = subprocess.run(
-                [sys.executable, "-c", _IMPORT, task],
-                env={**os.environ, **dict(env), "PYTHONPATH": path},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-                timeout=_LOOK_DEADLINE_S,
-            )
-        except subprocess.TimeoutExpired:
-            return f"importing it did not end within {_LOOK_DEADLINE_S:g} s"
-        told = answer.read()
-    if not told:
-        why = (seen.stderr.strip().splitlines() or [f"exit code {seen.returncode}"])[-1]
-        return f"importing it ended the process: {why}"
-    error: str = json.loads(told)
-    return error
-
-
-_IMPORT = """
-import importlib, json, sys
-imports, references, answer = json.loads(sys.argv[1])
-error = ""
-try:
-    for name in imports:
-        step = f"cannot import {name!r}"
-        importlib.import_module(name)
-    for reference in references:
-        step = f"cannot find {reference!r}"
-        module, _, attribute = reference.partition(":")
-        found = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-except Exception as e:
-    error = f"{step}: {type(e).__name__}: {e}".splitlines()[0]
-with open(answer, "w") as file:
-    json.dump(error, file)
-"""

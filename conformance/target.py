@@ -23,6 +23,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+_WAYS_TO_FAIL = tuple(sorted(map(str, FAILURES)))
+
 BUILT_IN = Path(__file__).parent / "targets"
 
 
@@ -51,7 +53,7 @@ class Deviation:
         if not self.requirements or not self.reason:
             raise ValueError("a deviation names requirements and gives a reason")
         if self.expects not in FAILURES:
-            ways = ", ".join(sorted(map(str, FAILURES)))
+            ways = ", ".join(_WAYS_TO_FAIL)
             raise ValueError(f"a deviation expects one of {ways}, not {self.expects!s}")
         SpecifierSet(self.torch)  # refuses what is no range
 
@@ -278,8 +280,14 @@ def _absence(row: Mapping[str, object]) -> Absence:
 def _deviation(row: Mapping[str, object]) -> Deviation:
     values = {"requirements": (), "reason": "", **_known_keys(row, Deviation, "deviations: ")}
     if "expects" in values:
-        values["expects"] = Verdict(values["expects"])
+        values["expects"] = _failure(values["expects"])
     return Deviation(**values)
+
+
+def _failure(word: object) -> Verdict:
+    if word not in _WAYS_TO_FAIL:
+        raise ValueError(f"a deviation expects one of {', '.join(_WAYS_TO_FAIL)}, not {word!r}")
+    return Verdict(word)
 
 
 def _rows(values: Mapping[str, Any], key: str) -> list[Mapping[str, object]]:

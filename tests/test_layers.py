@@ -33,6 +33,7 @@ CONFORMANCE = {
     "torch_private",
     # A run: its options, what is run, how it is judged.
     "settings": "requirements target",
+    "first_look": "target",
     "options": "settings",
     "properties": "",
     "board": "requirements",
@@ -41,7 +42,7 @@ CONFORMANCE = {
     "report": "verdict version requirements target checks harness settings",
     "selection": "plan settings",
     # What puts it all together.
-    "certifier": "board plan report requirements settings",
+    "certifier": "board first_look plan report requirements settings",
     "plugin": "board certifier harness judgement markers options plan properties report selection "
     "settings verdict",
     "conftest": "plugin properties",

@@ -45,6 +45,7 @@ class Ranks:
         self._pool = pool
         self._spec = spec
         self._joined = False
+        self.was_made: bool | None = None  # whether a world ever was; None if none was needed
         self.deadline_s = deadline_s
         self.leaks: list[Leak] = []
         self.last_run: LastRun | None = None
@@ -159,7 +160,9 @@ class Ranks:
         self._joined = True
         spec = self._spec_now()
         outcomes = self._pool.join(spec, self.deadline_s)
-        if not all(isinstance(o, Returned) for o in outcomes):
+        is_made = all(isinstance(o, Returned) for o in outcomes)
+        self.was_made = self.was_made or is_made
+        if not is_made:
             args: Sequence[Sequence[Any]] = [()] * len(outcomes)
             self.last_run = LastRun(spec, join_world, args, outcomes, self._pool.outputs())
             self.renew()

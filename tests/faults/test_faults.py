@@ -15,10 +15,10 @@ from hypothesis import Phase, settings
 import conformance.conftest  # noqa: F401  # it registers the profile of cases
 import tests.faults
 from conformance.certifier import Certifier
+from conformance.first_look import FirstLook
 from conformance.harness.pool import SHARED_POOL
 from conformance.report.results import Results
 from conformance.requirements import catalogue
-from conformance.settings import FirstLook
 from conformance.verdict import Verdict
 from tests.faults.anywhere import AnyMachine
 from tests.faults.kit import FAULTS, Broken
@@ -86,7 +86,7 @@ def warm_ranks() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def known_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     """The modules of all faults are imported here already: no process of its own looks at each."""
-    monkeypatch.setattr("conformance.certifier.look_at", lambda target: FirstLook("", {}))
+    monkeypatch.setattr("conformance.certifier.look_at", lambda target: FirstLook(""))
 
 
 @pytest.fixture(autouse=True)

@@ -18,3 +18,11 @@ DEVIATING = Target(
         Deviation(("mine/no-such-*",), reason="matches nothing"),
     ),
 )
+
+
+def no_options() -> object:
+    """What a backend does that cannot be made."""
+    raise ValueError("no options")
+
+
+NO_GROUP = Target(name="no-group", backend="gloo", options=f"{__name__}:no_options")

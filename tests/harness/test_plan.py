@@ -180,11 +180,19 @@ def test_a_board_tells_of_broken_roots_until_it_is_removed() -> None:
         assert board.broken_root(["all_reduce/same-bits", "all_reduce/sum"]) == ""
         assert board.broken_root(["all_reduce/sum"]) == ""
         assert board.usage_error() == ""
+        for failures in range(2):
+            assert not board.has_no_default_group("2 ranks on cpu"), failures
+            board.note_default_group("2 ranks on cpu", was_made=False)
+        assert Board(board.folder).has_no_default_group("2 ranks on cpu")
+        assert not board.has_no_default_group("12 ranks on cpu")
+        board.note_default_group("2 ranks on cpu", was_made=True)
+        assert not board.has_no_default_group("2 ranks on cpu"), "it may work"
         board.note_usage_error("no")
         assert Board(board.folder).usage_error() == "no"
     finally:
         board.remove()
     assert not board.folder.exists()
+    assert not board.has_no_default_group("2 ranks on cpu")
     assert board.broken_root(["all_reduce/same-bits"]) == ""
 
 

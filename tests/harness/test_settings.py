@@ -1,4 +1,4 @@
-"""The options of a run, and the first look at a target."""
+"""The options of a run."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from conformance.settings import FirstLook, Settings, UsageError, look_at, read_settings
-from conformance.target import Target
+from conformance.settings import Settings, UsageError, read_settings
 
 
 def settings(**given: Any) -> Settings:
@@ -72,61 +71,3 @@ def test_the_folder_of_the_certificate_is_made(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     assert settings(certificate=str(folder)).certificate == folder
     assert list(folder.iterdir()) == []
-
-
-def test_a_first_look_imports_what_the_target_names_and_reads_versions() -> None:
-    target = Target(
-        name="x",
-        backend="gloo",
-        imports=("json",),
-        ddp="torch.nn.parallel:DistributedDataParallel",
-        distributions=("torch", "no-such-distribution"),
-    )
-    look = look_at(target)
-    assert look.error == ""
-    assert look.versions["torch"][0].isdigit()
-    assert look.versions["no-such-distribution"] == "not installed as a distribution"
-
-
-def test_a_target_that_names_nothing_needs_no_look() -> None:
-    assert look_at(Target(name="x", backend="gloo")) == FirstLook("", {})
-
-
-def test_a_first_look_names_what_is_missing() -> None:
-    target = Target(name="x", backend="gloo", imports=("json",), fsdp="json:FSDP")
-    look = look_at(target)
-    assert look.error.startswith("cannot find 'json:FSDP': AttributeError")
-
-
-def look_at_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> str:
-    """The error of a first look at a target with this module."""
-    name = f"looked_at_{len(source)}"
-    (tmp_path / f"{name}.py").write_text(source)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    target = Target(name="x", backend="gloo", imports=(name,), env={"LOOKED_AT": "yes"})
-    return look_at(target).error
-
-
-def test_a_module_may_print_when_it_is_imported_and_at_exit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = "import atexit, os\nos.write(1, b'hello ')\natexit.register(print, 'goodbye')\n"
-    assert look_at_module(tmp_path, monkeypatch, source) == ""
-
-
-def test_a_module_sees_the_environment_of_the_target(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = "import os\nassert os.environ['LOOKED_AT'] == 'yes'\n"
-    assert look_at_module(tmp_path, monkeypatch, source) == ""
-
-
-def test_an_import_that_ends_the_process_or_does_not_end_is_an_error_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    exits = "import os\nos._exit(3)\n"
-    assert "ended the process: exit code 3" in look_at_module(tmp_path, monkeypatch, exits)
-    monkeypatch.setattr("conformance.settings._LOOK_DEADLINE_S", 2.0)
-    hangs = "import time\ntime.sleep(60)\n"
-    said = look_at_module(tmp_path, monkeypatch, hangs)
-    assert said == "importing it did not end within 2 s"

@@ -194,7 +194,12 @@ def test_what_is_no_target_is_refused(spec: str, says: str) -> None:
         (
             "name = 'x'\nbackend = 'x'\n[[deviations]]\nrequirements = ['a/b']\nreason = 'r'\n"
             "expects = 'holds'",
-            "expects one of broken, crashed, timeout, not holds",
+            "expects one of broken, crashed, timeout, not 'holds'",
+        ),
+        (
+            "name = 'x'\nbackend = 'x'\n[[deviations]]\nrequirements = ['a/b']\nreason = 'r'\n"
+            "expects = 'brokn'",
+            "expects one of broken, crashed, timeout, not 'brokn'",
         ),
         (
             "name = 'x'\nbackend = 'x'\n[[deviations]]\nrequirements = ['a/b']\nreason = 'r'\n"

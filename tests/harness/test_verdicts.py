@@ -116,6 +116,51 @@ def test_both(ranks):
     assert run.exit_status == 1
 
 
+def test_ranks_that_cannot_make_a_default_group_are_not_asked_a_third_time(inside: Run) -> None:
+    run = inside(
+        CASES
+        + """
+@pytest.mark.parametrize("n", range(3))
+@covers(r("three"))
+@world_sizes(2)
+def test_three(ranks, n):
+    ranks.run(sums)
+
+@covers(r("another"))
+@world_sizes(2)
+def test_another(ranks):
+    ranks.run(sums)
+
+@covers(r("bare"))
+@world_sizes(2)
+def test_bare(bare_ranks):
+    bare_ranks.run(hangs)
+
+@covers(r("alone"))
+@world_sizes(1)
+def test_alone(bare_ranks):
+    bare_ranks.run(returns)
+
+def returns(me):
+    return me.rank
+""",
+        "--target=tests.harness.targets:NO_GROUP",
+    )
+    assert run.result("mine/three").verdict is Verdict.BROKEN
+    assert "no options" in run.result("mine/three").reason
+    assert [c.seen for c in run.result("mine/three").cases] == [
+        Verdict.BROKEN,
+        Verdict.BROKEN,
+        Verdict.BLOCKED,
+    ]
+    for name in ("another", "bare"):
+        blocked = run.result(f"mine/{name}")
+        assert blocked.verdict is Verdict.BLOCKED
+        assert blocked.reason == "2 ranks on cpu could not make a default group in other cases"
+    assert run.result("mine/alone").verdict is Verdict.HOLDS
+    assert run.exit_status == 1
+
+
 def test_declared_deviations_are_excused_and_no_others(inside: Run) -> None:
     run = inside(
         CASES

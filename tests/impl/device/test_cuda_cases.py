@@ -8,8 +8,8 @@ import pytest
 
 import conformance.cases.cuda
 from conformance.certifier import Certifier
+from conformance.first_look import FirstLook
 from conformance.report.results import Results
-from conformance.settings import FirstLook
 from conformance.verdict import Verdict
 from tests.faults.anywhere import AnyMachine
 
@@ -45,7 +45,7 @@ class Keeper(AnyMachine):
 
 @pytest.mark.parametrize("target", ["impl", SIMULATED])
 def test_cases_hold_without_a_device(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conformance.certifier.look_at", lambda target: FirstLook("", {}))
+    monkeypatch.setattr("conformance.certifier.look_at", lambda target: FirstLook(""))
     keeper = Keeper()
     pytest.main(
         [

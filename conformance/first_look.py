@@ -1,0 +1,127 @@
+"""The first look at a target, before anything starts: is everything there that it names?"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import torch.distributed as dist
+
+from conformance.target import Target, resolve
+
+_DEADLINE_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class FirstLook:
+    """What was seen of the target. error is one line, "" if all is there.
+
+    versions: of the distributions that the target names.
+    """
+
+    error: str
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+def look_at(target: Target) -> FirstLook:
+    """See whether everything is there that the target names.
+
+    Modules that are not loaded yet are imported in a process of their own: they may register
+    backends, start threads or crash, and none of that may happen here.
+    """
+    error = _error(target)
+    return FirstLook(error, {} if error else {n: _version(n) for n in target.distributions})
+
+
+def _error(target: Target) -> str:
+    names = (target.ddp, target.fsdp, target.sync_batchnorm, target.options, target.activate)
+    given = tuple(name for name in names if name)
+    there = tuple(name for name in given if name.partition(":")[0] in sys.modules)
+    imports = tuple(name for name in target.imports if name not in sys.modules)
+    elsewhere = tuple(name for name in given if name not in there)
+    # What is entered in each rank may register the backend.
+    backend = "" if target.activate else target.backend
+    if not imports and not elsewhere:
+        return missing((), there, backend)
+    env = tuple(sorted(target.env.items()))
+    return missing((), there, "") or _missing_elsewhere(imports, elsewhere, backend, env)
+
+
+def missing(imports: Sequence[str], references: Sequence[str], backend: str) -> str:
+    """What is not there when a process imports these, in one line; "" if all is.
+
+    references: "module:attribute" each.
+    backend: as `init_process_group` takes it, or "" for one that cannot be told yet.
+    """
+    step = ""
+    try:
+        for module in imports:
+            step = f"cannot import {module!r}"
+            importlib.import_module(module)
+        for reference in references:
+            step = f"cannot find {reference!r}"
+            resolve(reference)
+    except Exception as error:
+        return f"{step}: {type(error).__name__}: {error}".splitlines()[0]
+    for name in backend.split(",") if backend else ():
+        if not dist.is_backend_available(name.rpartition(":")[2]):
+            return f"there is no backend {name!r}, and nothing that it imports registers one"
+    return ""
+
+
+@cache
+def _missing_elsewhere(
+    imports: tuple[str, ...],
+    references: tuple[str, ...],
+    backend: str,
+    env: tuple[tuple[str, str], ...],
+) -> str:
+    """As `missing`, in a fresh process with these environment variables.
+
+    The process answers through a file: modules may print at any time, and after everything else.
+    """
+    with tempfile.NamedTemporaryFile("r", prefix="conformance-look-") as answer:
+        task = json.dumps([imports, references, backend])
+        path = os.pathsep.join(filter(None, sys.path))
+        try:
+            seen = subprocess.run(
+                [sys.executable, "-c", f"import {__name__} as it; it.tell()", task, answer.name],
+                env={**os.environ, **dict(env), "PYTHONPATH": path},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                timeout=_DEADLINE_S,
+            )
+        except subprocess.TimeoutExpired:
+            return f"importing it did not end within {_DEADLINE_S:g} s"
+        told = answer.read()
+    if not told:
+        why = (seen.stderr.strip().splitlines() or [f"exit code {seen.returncode}"])[-1]
+        return f"importing it ended the process: {why}"
+    error: str = json.loads(told)
+    return error
+
+
+def tell() -> None:
+    """The fresh process: the task is its first argument, the file of the answer the second."""
+    imports, references, backend = json.loads(sys.argv[1])
+    error = missing(imports, references, backend)
+    with open(sys.argv[2], "w") as file:
+        json.dump(error, file)
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed as a distribution"
