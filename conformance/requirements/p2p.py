@@ -381,3 +381,12 @@ BATCH_ARGUMENTS = Requirement(
     "are no P2POp, and operations of different groups, with a ValueError.",
     source="torch/distributed/distributed_c10d.py of torch 2.13, _check_op and _check_p2p_op_list",
 )
+KEEPS_NOTHING = Requirement(
+    id="p2p/keeps-nothing",
+    level=MUST,
+    profile="p2p",
+    says="When messages have arrived and their handles are dropped, the group has let go of their "
+    "tensors, but for a few of the last ones, and memory does not grow with their number.",
+    source="derived: a pipeline sends millions of them",
+    rests_on=("p2p/does-not-block",),
+)

@@ -1,12 +1,14 @@
-"""Collectives that take views for what they are not, or write where they should not."""
+"""Collectives that take views for what they are not, write where they should not, or keep all."""
 
 from __future__ import annotations
 
 import os
 import signal
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from conformance.verdict import Verdict
@@ -184,3 +186,42 @@ class RejectsEmptyTensors(ForwardingGroup):
         if tensors[0].numel() == 0:
             raise RuntimeError("nothing to reduce")
         return super().allreduce(tensors, opts)
+
+
+@breaks("work/keeps-nothing", says=r"rank 0 still has tensors of 100 of 100 operations")
+class RemembersWhatItReduced(ForwardingGroup):
+    """A list of all that was ever issued, to tell of it when something fails."""
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
+        super().__init__(store, rank, world_size, timeout)
+        self.issued: list[Tensor] = []
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        self.issued += tensors
+        return super().allreduce(tensors, opts)
+
+
+@breaks("work/keeps-nothing", says=r"rank 0 has \d\d MiB more after 48 operations of 1 MiB")
+class AStageForEachBroadcast(ForwardingGroup):
+    """What is broadcast is copied to memory that nobody ever frees."""
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
+        super().__init__(store, rank, world_size, timeout)
+        self.stages: list[Tensor] = []
+
+    def broadcast(self, tensors: Any, opts: Any) -> Any:
+        self.stages += [tensor.clone() for tensor in tensors]
+        return super().broadcast(tensors, opts)
+
+
+@breaks("p2p/keeps-nothing", says=r"rank 0 still has tensors of 100 of 100 operations")
+class RemembersWhatItSent(ForwardingGroup):
+    """A message is kept in case it must be sent again."""
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
+        super().__init__(store, rank, world_size, timeout)
+        self.sent: list[Tensor] = []
+
+    def send(self, tensors: Any, dst: int, tag: int) -> Any:
+        self.sent += tensors
+        return super().send(tensors, dst, tag)

@@ -99,3 +99,9 @@ PEER_GONE = Requirement(
     needs=("feature:timeouts",),
     rests_on=("all_reduce/async",),
 )
+KEEPS_NOTHING = _must(
+    id="work/keeps-nothing",
+    says="When collectives are over and their handles are dropped, the group has let go of their "
+    "tensors, but for a few of the last ones, and memory does not grow with their number.",
+    source="derived: a job issues millions of them",
+)
