@@ -9,6 +9,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parameter import UninitializedParameter
 
 from conformance.verdict import Verdict
@@ -293,6 +294,17 @@ def _in_full(right: Any) -> Any:
 @breaks("ddp/autocast", says="dtype: rank 0 is wrong")
 class LeavesAutocast(DDPFault):
     patched = swap(DistributedDataParallel, "forward", _in_full)
+
+
+def _compress(ddp: DistributedDataParallel, *_: Any, **__: Any) -> None:
+    ddp.register_comm_hook(None, bf16_compress_hook)
+
+
+@breaks("ddp/autocast", says="gradients: rank 0 is wrong")
+class SendsWhatAutocastComputes(DDPFault):
+    """Gradients are summed in the precision in which they were computed."""
+
+    patched = afterwards(DistributedDataParallel, "__init__", _compress)
 
 
 @breaks("ddp/tensors-made-in-forward", says="raised AttributeError: 'NoneType'")
