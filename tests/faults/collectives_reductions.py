@@ -96,6 +96,16 @@ class EndsAtTheGreatestNumber(ForwardingGroup):
         return work
 
 
+@breaks("reductions/subnormals", says=r"sum: rank 0 is wrong[\s\S]*got -?0.0")
+class FlushesToZero(ForwardingGroup):
+    """What is less than the least normal number is zero."""
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        for x in tensors:
+            x[x.abs() < torch.finfo(x.dtype).smallest_normal] = 0
+        return super().allreduce(tensors, opts)
+
+
 @breaks("reductions/nan-in-min-max", says=r"(min|max): rank 0 is wrong[\s\S]*want nan")
 class SkipsNaN(GroupFault, ProcessGroupGloo):
     """MIN and MAX take NaN for an infinity that never wins."""

@@ -158,6 +158,27 @@ def test_infinities_and_nan_in_a_sum(ranks: Ranks, dtype: str) -> None:
     check_everywhere(ranks, contributions, "sum", want)
 
 
+@covers("reductions/subnormals")
+@world_sizes(2, 3)
+@pytest.mark.parametrize("dtype", dtypes("float16", "bfloat16", "float32", "float64"))
+def test_numbers_too_small_to_be_normal(ranks: Ranks, dtype: str) -> None:
+    """Multiples of the least number there is; the last sum is the least normal number."""
+    kind = getattr(torch, dtype)
+    info = torch.finfo(kind)
+    least = info.smallest_normal * info.eps
+    steps = round(1 / info.eps)
+    contributions = [
+        torch.tensor([least, (rank + 1) * least, -3 * least, 0.0], dtype=kind)
+        for rank in range(ranks.world_size)
+    ]
+    contributions[0][3] = (steps - 1) * least
+    contributions[-1][3] = least
+    total = sum(range(1, ranks.world_size + 1))
+    multiples = [ranks.world_size, total, -3 * ranks.world_size, steps]
+    want = torch.tensor([m * least for m in multiples], dtype=kind)
+    check_everywhere(ranks, contributions, "sum", want)
+
+
 @covers("reductions/nan-in-min-max")
 @world_sizes(2, 3)
 @pytest.mark.parametrize("op", reduce_ops("min", "max"))

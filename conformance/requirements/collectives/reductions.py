@@ -73,6 +73,13 @@ INFINITIES = _must(
     needs=("reduce_op:sum",),
     rests_on=("all_reduce/sum",),
 )
+SUBNORMALS = _should(
+    id="reductions/subnormals",
+    says="Numbers too small to be normal are summed as numbers, and not taken for zero.",
+    source="IEEE 754; observed, torch 2.13.0 gloo",
+    needs=("reduce_op:sum",),
+    rests_on=("all_reduce/sum",),
+)
 NAN = _should(
     id="reductions/nan-in-min-max",
     says="A NaN on any rank is the result of MIN and MAX, whichever rank has it.",
