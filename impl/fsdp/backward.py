@@ -18,6 +18,8 @@ gradients are reduced at its end.
 from __future__ import annotations
 
 import functools
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -68,7 +70,7 @@ def arm_post_backward(state: FSDPState, handle: FlatParamHandle) -> None:
     assert function is not None
     accumulator = function.next_functions[0][0]
     assert accumulator is not None
-    hook = accumulator.register_hook(functools.partial(_post_backward, state, handle))
+    hook = accumulator.register_hook(_weakly(_post_backward, state, handle))
     handle.post_backward_hook = (accumulator, hook)
 
 
@@ -81,10 +83,26 @@ def arm_post_backward_of_frozen(state: FSDPState, handle: FlatParamHandle, input
     ):
         return
     tensors = [tensor for tensor in tree.tensors_in(inputs) if tensor.requires_grad]
-    hook = register_multi_grad_hook(
-        tensors, functools.partial(_post_backward_of_frozen, state, handle)
-    )
+    hook = register_multi_grad_hook(tensors, _weakly(_post_backward_of_frozen, state, handle))
     handle.post_backward_hook = (hook,)
+
+
+def _weakly(
+    hook: Callable[..., None], state: FSDPState, handle: FlatParamHandle
+) -> Callable[..., None]:
+    """The hook, for a node of autograd that `handle` keeps alive.
+
+    What such a node holds no collector sees, so with it the model would live for ever if no
+    backward came to remove the hook. In a backward the pre-backward hooks hold the model.
+    """
+    state_ref, handle_ref = weakref.ref(state), weakref.ref(handle)
+
+    def held_by_a_node(*grads: object) -> None:
+        state, handle = state_ref(), handle_ref()
+        if state is not None and handle is not None:
+            hook(state, handle, *grads)
+
+    return held_by_a_node
 
 
 # Hooks, in the backward

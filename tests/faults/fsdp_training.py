@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any
 
 import torch
@@ -306,6 +307,13 @@ class StaysInTheForwardThatRaised(Swapped):
     """As torch 2.13 does."""
 
     swaps = ((forward, "abandon", nothing),)
+
+
+@breaks("fsdp/freed-with-the-model", says="rank 0 still has a model nobody holds")
+class HeldByAutograd(Swapped):
+    """As torch 2.13 does."""
+
+    swaps = ((backward, "_weakly", lambda _: functools.partial),)
 
 
 @breaks("fsdp/hybrid-of-single-ranks", says="is wrong")

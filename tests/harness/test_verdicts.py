@@ -16,6 +16,7 @@ from tests.harness.kit import Inside
 
 CASES = """
 import os
+import threading
 import time
 
 import pytest
@@ -170,6 +171,15 @@ def test_declared_deviations_are_excused_and_no_others(inside: Run) -> None:
 def test_broken(ranks):
     assert_same_on_all_ranks(ranks.run(disagrees))
 
+@covers(r("keeps"))
+@world_sizes(2)
+def test_keeps(ranks):
+    ranks.run(keeps_a_thread)
+
+def keeps_a_thread(me):
+    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+    assert False, "and breaks off"
+
 @covers(r("hangs"))
 @deadline(1)
 @world_sizes(2)
@@ -195,12 +205,13 @@ def test_holds(ranks):
     assert run.exit_status == 0
     assert run.results is not None
     assert run.results.conclusion is Conclusion.CONFORMANT
-    broken, hanging, dying, holding, idle = run.results.deviations
+    broken, hanging, dying, holding, idle, keeping = run.results.deviations
     assert broken.matched == ("mine/broken",)
     assert hanging.matched == ("mine/hangs",)
     assert dying.idle == ("mine/dies",)
     assert holding.needless == ("mine/holds",)
     assert idle.idle == ("mine/no-such-*",)
+    assert keeping.matched == ("mine/keeps",)
 
 
 def test_a_deviation_that_breaks_in_another_way_is_not_excused(inside: Run) -> None:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from conformance import Me, Ranks, assert_each_rank, assert_that, covers, world_sizes
 from conformance.cases.collectives.waits import appears, tick, wait_for_ticks
+from conformance.cases.polling import rounds_of_messages
 from conformance.cases.this_torch import needs_argument
 
 
@@ -60,7 +61,7 @@ def one_goes_ahead(me: Me) -> tuple[bool, bool]:
         dist.barrier()
         return False, True
     work = dist.barrier(async_op=True)
-    early = work.is_completed()
+    early = any(work.is_completed() for _ in rounds_of_messages(me, 20))
     me.store.set("issued", "")
     work.wait()
     return early, work.is_completed()

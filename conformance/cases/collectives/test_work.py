@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +15,7 @@ from torch import Tensor
 from conformance import Me, Ranks, assert_each_rank, assert_that, covers, needs, world_sizes
 from conformance.cases.collectives.perform import issue
 from conformance.cases.collectives.waits import tick, wait_for_ticks
+from conformance.cases.polling import rounds_of_messages
 from conformance.cases.raising import returned
 from conformance.harness.outcome import Died, Raised
 from conformance.oracle.collectives import Call, after, before
@@ -93,12 +92,6 @@ def polls_in_vain(me: Me, op: str) -> bool:
             return True
         time.sleep(1e-3)
     return False
-
-
-def rounds_of_messages(me: Me, limit: int) -> Iterator[int]:
-    for number in itertools.islice(itertools.count(), limit):
-        yield number
-        me.store.add("a message to the store and back", 1)
 
 
 @covers("work/completes-unwaited")

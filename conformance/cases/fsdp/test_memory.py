@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +22,7 @@ from conformance.cases.fsdp.custom import inputs, linear
 from conformance.cases.fsdp.models import Net, Network
 from conformance.cases.fsdp.test_passes import branches, loss_of_one_branch
 from conformance.cases.fsdp.test_traces import replace_network, units_of
-from conformance.cases.fsdp.training import Recipe
+from conformance.cases.fsdp.training import STRATEGIES, Recipe, wrap
 
 both_kinds = pytest.mark.parametrize("orig", [False, True], ids=["flat", "orig"])
 _NET = Net(blocks=3)
@@ -442,3 +444,32 @@ def test_gradients_under_no_sync(ranks: Ranks, orig: bool) -> None:
     for rank, (numel, own) in enumerate(ranks.run(gradients_under_no_sync, Recipe(orig=orig))):
         _check(numel, whole, "elements of gradients", rank)
         assert_that(own, "the gradients are not those of the rank's own batch", rank)
+
+
+def let_go_of_a_model(me: Me, strategy: str, orig: bool, step_first: bool) -> bool:
+    """Whether a model is freed whose last forward had no backward."""
+    strategies = {"sharding_strategy": ShardingStrategy[strategy], "use_orig_params": orig}
+    inner = wrap(me, linear(3, 3, 1), **strategies)
+    model = wrap(me, nn.Sequential(inner, linear(3, 2, 2)), **strategies)
+    x = inputs(me.rank, 0).to(me.device)
+    if step_first:
+        model(x).sum().backward()
+    model(x)
+    seen = weakref.ref(model)
+    del inner, model
+    gc.collect()
+    left = seen()
+    if left is None:
+        return True
+    left(x).sum().backward()  # what held it ends, or it would stay with its group
+    return False
+
+
+@covers("fsdp/freed-with-the-model")
+@world_sizes(2)
+@both_kinds
+@pytest.mark.parametrize("step_first", [False, True], ids=["new", "trained"])
+def test_a_model_goes_without_a_backward(ranks: Ranks, step_first: bool, orig: bool) -> None:
+    for strategy in STRATEGIES:
+        for rank, freed in enumerate(ranks.run(let_go_of_a_model, strategy, orig, step_first)):
+            assert_that(freed, f"{strategy}: rank {rank} still has a model nobody holds", rank)

@@ -319,7 +319,7 @@ class Moody(nn.Linear):
         return super().forward(x)
 
 
-def refuse_once(me: Me, strategy: str, orig: bool) -> tuple[list[int], Run]:
+def refuse_once(me: Me, strategy: str, orig: bool, with_grad: bool) -> tuple[list[int], Run]:
     """A forward that raises in an inner unit between two steps of training."""
     moods: list[Moody] = []
 
@@ -336,7 +336,7 @@ def refuse_once(me: Me, strategy: str, orig: bool) -> tuple[list[int], Run]:
     ) -> list[Tensor]:
         moods[0].refuses = True
         try:
-            with torch.no_grad():
+            with torch.set_grad_enabled(with_grad):
                 model(inputs(rank, step).to(device))
         except KeyError:
             keys.append(len(model.state_dict()))
@@ -354,10 +354,11 @@ def two_layers(unit: Unit) -> Any:
 @covers("fsdp/forward-that-raises")
 @world_sizes(2)
 @both_kinds
-def test_a_forward_that_raises(ranks: Ranks, orig: bool) -> None:
+@pytest.mark.parametrize("with_grad", [False, True], ids=["no-grad", "grad"])
+def test_a_forward_that_raises(ranks: Ranks, orig: bool, with_grad: bool) -> None:
     want = train_custom_whole(two_layers, one_pass, ranks.world_size)
     for strategy in STRATEGIES:
-        got = ranks.run(refuse_once, strategy, orig)
+        got = ranks.run(refuse_once, strategy, orig, with_grad)
         counts = [keys for keys, _ in got]
         assert_same_on_all_ranks(counts, [4] * 3, what="entries of state dicts")
         check_runs([run for _, run in got], want)

@@ -54,6 +54,11 @@ FREED_AT_THE_END = must(
     says="After a backward no unit is unsharded, the root included.",
     source=DOCS,
 )
+FREED_WITH_MODEL = must(
+    id="fsdp/freed-with-the-model",
+    says="A model that nobody holds is freed, although its last forward had no backward.",
+    source="derived: a script that evaluates without no_grad and then makes its next model",
+)
 FREED_UNUSED = must(
     id="fsdp/freed-when-unused",
     says="At the end of a backward a unit whose output is not in the loss is sharded too.",

@@ -246,7 +246,6 @@ OPTIM_UNKNOWN = must(
 )
 OPTIM_SHAPE = must(
     id="fsdp/optimizer-state-of-wrong-shape",
-    says="Optimizer state whose shape is not the parameter's raises an error on every rank, and "
-    "none is loaded.",
+    says="Optimizer state whose shape is not the parameter's raises an error on every rank.",
     source="torch 2.13, _flatten_optim_state",
 )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import sys
 import types
 import warnings
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -65,6 +67,32 @@ def test_training_equals_that_of_the_bare_module(use_orig_params: bool, tied: bo
     full = FSDP.optim_state_dict(model, optimizers[1])
     rekeyed = FSDP.rekey_optim_state_dict(full, OptimStateKeyType.PARAM_ID, bare)
     assert differences(optimizers[0].state_dict()["state"], rekeyed["state"]) == []
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_forward_without_a_backward_does_not_keep_the_model(frozen: bool) -> None:
+    model = FSDP(nn.Linear(2, 2).requires_grad_(not frozen))
+    x = torch.ones(1, 2, requires_grad=True)
+    model(x)
+    seen = weakref.ref(model)
+    del model
+    gc.collect()
+    assert seen() is None
+
+
+def test_a_graph_keeps_the_model_until_its_backward() -> None:
+    x = torch.ones(1, 2, requires_grad=True)
+    model = FSDP(nn.Linear(2, 2))
+    loss = model(x).sum()
+    seen = weakref.ref(model)
+    del model
+    gc.collect()
+    assert seen() is not None
+    loss.backward()
+    assert x.grad is not None
+    del loss
+    gc.collect()
+    assert seen() is None
 
 
 def test_the_wrapper_is_transparent() -> None:
