@@ -244,6 +244,15 @@ class ReducesTheFirstSegmentAlone(ForwardingGroup):
         return super().allreduce(tensors, opts)
 
 
+@breaks("order/larger-than-buffers", says=r"rank \d is wrong from element \[8388608\] on")
+class CountsBytesIn25Bits(ForwardingGroup):
+    """What lies beyond 32 MiB is not broadcast."""
+
+    def broadcast(self, tensors: Any, opts: Any) -> Any:
+        within = [x.view(-1)[: (1 << 25) // x.element_size()] for x in tensors]
+        return super().broadcast(within, opts)
+
+
 @breaks("order/world-of-one", says=r"missing connection between rank 0 and rank 0")
 class WantsACompanion(ForwardingGroup):
     """A group of one rank looks for a connection to itself."""

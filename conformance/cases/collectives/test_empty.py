@@ -1,11 +1,18 @@
-"""Tensors without elements, groups of one rank, and tensors of some MiB."""
+"""Tensors without elements, groups of one rank, and large tensors."""
 
 from __future__ import annotations
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from conformance import Ranks, covers, world_sizes
-from conformance.cases.collectives.perform import assert_taken, perform
+from conformance import Me, Ranks, assert_that, covers, needs, world_sizes
+from conformance.cases.collectives.perform import (
+    all_gather_into_tensor,
+    assert_taken,
+    perform,
+    reduce_scatter_tensor,
+)
 from conformance.cases.parameters import ops
 from conformance.oracle.collectives import Call
 
@@ -62,3 +69,42 @@ def test_large_tensors(ranks: Ranks, op: str) -> None:
     """A prime number of elements; more than 2 MiB where all of a rank's tensor is one block."""
     call = Call(op, (524_309,) if op in ("all_reduce", "reduce", "broadcast") else (150_001,))
     assert_taken(call, ranks.run(perform, call))
+
+
+def of_64_mib(me: Me, op: str) -> list[int]:
+    """Where the result of a collective of int32 differs from what it must be, if it does.
+
+    Elements tell their index and their rank, so each one stands for itself alone.
+    """
+    n = me.world_size
+    elements = (1 << 24) + n
+    index = torch.arange(elements, dtype=torch.int32, device=me.device)
+    mine = index * n + me.rank
+    match op:
+        case "all_reduce":
+            dist.all_reduce(mine)
+            got, want = mine, index * (n * n) + n * (n - 1) // 2
+        case "broadcast":
+            dist.broadcast(mine, n - 1)
+            got, want = mine, index * n + (n - 1)
+        case "all_gather_into_tensor":
+            got = torch.zeros(n * elements, dtype=torch.int32, device=me.device)
+            all_gather_into_tensor(got, mine)
+            want = torch.cat([index * n + rank for rank in range(n)])
+        case _:
+            got = torch.zeros(elements // n, dtype=torch.int32, device=me.device)
+            reduce_scatter_tensor(got, mine)
+            want = (index * (n * n) + n * (n - 1) // 2).view(n, -1)[me.rank]
+    return (got != want).nonzero().flatten()[:1].tolist()
+
+
+@covers("order/larger-than-buffers")
+@needs("dtype:int32")
+@pytest.mark.parametrize(
+    "op",
+    ["all_reduce", *ops("broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")],
+)
+@world_sizes(2)
+def test_tensors_of_64_mib(ranks: Ranks, op: str) -> None:
+    for rank, wrong in enumerate(ranks.run(of_64_mib, op)):
+        assert_that(not wrong, f"{op}: rank {rank} is wrong from element {wrong} on", rank)

@@ -50,6 +50,13 @@ LARGE = _must(
     source="derived",
     rests_on=("all_reduce/sum",),
 )
+HUGE = _must(
+    id="order/larger-than-buffers",
+    says="Tensors of 64 MiB and more, larger than any buffer or segment, come out right from their "
+    "first element to their last.",
+    source="derived: the flat gradients of a large model",
+    rests_on=("order/large",),
+)
 ALONE = _must(
     id="order/world-of-one",
     says="Every collective works in a group of one rank.",
