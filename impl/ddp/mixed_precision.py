@@ -64,12 +64,14 @@ class _Precisions:
         self._take_in()
         allocate_storage(low, param.shape)
         low.copy_(self.full)
-        if param.grad is not None:
-            # Autograd adds to what is there, and does not mix dtypes.
-            param.grad.data = param.grad.to(low.dtype)
         param.data = low
         self.is_low, self.version = True, param._version
         self._name()
+
+    def lower_gradient(self) -> None:
+        """Autograd adds to the gradient that is there, and does not mix dtypes."""
+        if self.param.grad is not None:
+            self.param.grad.data = self.param.grad.to(self.low.dtype)
 
     def restore(self) -> None:
         param = self.param
@@ -91,7 +93,8 @@ class _Precisions:
 
     def _name(self) -> None:
         # a freed storage could be saved with the parameter, but not loaded
-        self.param._mp_param = self.low if self.is_low else self.low.new_empty(0)
+        nothing = torch.empty(0, dtype=self.low.dtype, device=self.low.device)
+        self.param._mp_param = self.low if self.is_low else nothing
         self.param._fp_param = self.full
 
 
@@ -146,14 +149,24 @@ class MixedPrecision:
         if self._config.param_dtype is None:
             return
         self._began_high, self._is_low = not self._is_low, True
-        with torch.no_grad(), self._device.on(self._copy_stream):
+        with torch.no_grad():
+            for precisions in self._params.values():
+                precisions.lower_gradient()
+            self._copy_params()
+        if torch.is_grad_enabled():
+            self._hook_params()
+
+    def _copy_params(self) -> None:
+        # The copies read what the optimizer wrote on the current stream, and take memory that the
+        # last backward pass read there.
+        before = self._device.record_event()
+        with self._device.on(self._copy_stream):
+            self._device.wait_for_event(before)
             for submodule in self._module.modules():
                 for param in submodule.parameters(recurse=False):
                     if param in self._params:
                         self._params[param].lower()
                 self._copied[submodule] = self._device.record_event()
-        if torch.is_grad_enabled():
-            self._hook_params()
 
     def _wait_for_copies(self, submodule: nn.Module, _inputs: Any) -> None:
         event = self._copied.pop(submodule, None)

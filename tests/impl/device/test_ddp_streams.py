@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.parallel.distributed import _MixedPrecision
 
 import impl.ddp
-from impl.ddp import DistributedDataParallel
+from impl.ddp import DistributedDataParallel, mixed_precision
 from impl.ddp.device import substituted_handle
 from impl.testing.device.group import ImaginedGroup
 from impl.testing.device.handles import DdpHandle
@@ -32,8 +36,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:find_unused_parameters=True:User
 
 ON_DEVICE: Any = {"device": "cpu"}
 FILES = [f"ddp/{path.name}" for path in sorted(Path(impl.ddp.__file__).parent.glob("*.py"))]
-# They resize storages themselves, or stand for the device: the simulation does not follow them.
-UNSEEN = {"ddp/device.py", "ddp/mixed_precision.py", "ddp/optimizer_in_backward.py"}
+# They stand for the device, or step an optimizer in the backward pass, which is not followed.
+UNSEEN = {"ddp/device.py", "ddp/optimizer_in_backward.py"}
 PROGRAMS: dict[str, Program] = {}
 
 
@@ -94,9 +98,10 @@ def train(
     *,
     stream_count: int = 0,
     with_optional: bool = True,
+    adds_up: bool = False,
     **options: Any,
 ) -> list[Tensor]:
-    with substituted_handle(DdpHandle(device)), device:
+    with substituted_handle(DdpHandle(device)), storages_of(device), device:
         torch.manual_seed(5)
         streams = [device.new_stream(f"layer {i}") for i in range(stream_count)]
         group: Any = ImaginedGroup(device, 2)
@@ -104,7 +109,8 @@ def train(
         model = DistributedDataParallel(net, process_group=group, init_sync=False, **options)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         for step in range(3):
-            optimizer.zero_grad()
+            if not adds_up:
+                optimizer.zero_grad()
             x = torch.arange(8.0, **ON_DEVICE).view(2, 4) * 0.1 + step
             loss = model(x, with_optional).sum()
             loss.backward()
@@ -119,6 +125,25 @@ def train(
         return host_values(device, *(param.detach() for param in net.parameters()))
 
 
+@contextlib.contextmanager
+def storages_of(device: SimulatedDevice) -> Iterator[None]:
+    """Inside, the device gives and takes the memory of what mixed precision resizes."""
+
+    def allocate(tensor: Tensor, shape: torch.Size) -> None:
+        if not tensor.untyped_storage().nbytes():
+            device.resize(tensor, shape.numel())
+
+    def free(tensor: Tensor) -> None:
+        if tensor.untyped_storage().nbytes():
+            device.resize(tensor, 0)
+
+    with (
+        mock.patch.object(mixed_precision, "allocate_storage", allocate),
+        mock.patch.object(mixed_precision, "free_storage", free),
+    ):
+        yield
+
+
 def program(name: str, **options: Any) -> None:
     PROGRAMS[name] = functools.partial(train, **options)
 
@@ -130,6 +155,8 @@ program("static", static_graph=True)
 program("streams", stream_count=3)
 program("streams_and_small_buckets", stream_count=3, bucket_cap_mb=0.00001)
 program("streams_and_large_gradients", stream_count=3, batched_grad_copy=False)
+program("mixed", mixed_precision=_MixedPrecision(torch.bfloat16, torch.bfloat16))
+program("mixed_sum", mixed_precision=_MixedPrecision(torch.bfloat16), adds_up=True)
 program("unused", find_unused_parameters=True, with_optional=False)
 
 
