@@ -97,6 +97,10 @@ class DeviceHandle:
     def wait_for_event(self, event: Any) -> None:
         """What is submitted from now on waits for `event`."""
 
+    def new_future(self) -> torch.futures.Future[Any]:
+        """Whoever waits for it comes after the stream that was current when it was resolved."""
+        return torch.futures.Future()
+
 
 class StreamDeviceHandle(DeviceHandle):
     """An accelerator with streams."""
@@ -137,6 +141,9 @@ class StreamDeviceHandle(DeviceHandle):
 
     def wait_for_event(self, event: Any) -> None:
         event.wait(self.current_stream())
+
+    def new_future(self) -> torch.futures.Future[Any]:
+        return torch.futures.Future(devices=[self.device])
 
 
 _substitute: DeviceHandle | None = None

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from impl.ddp.buckets import GradBucket
@@ -61,11 +60,12 @@ class OptimizerInBackward:
             for param, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
                 if has_optimizer(param):
                     self._step(param, grad)
+            # the reducer, which waits for each bucket, thereby comes after this stream
+            done = self._device.new_future()
+            done.set_result(bucket.buffer())
         if not self._callback_is_queued:
             self._callback_is_queued = True
             queue_backward_callback(self._end_of_backward)
-        done: Any = torch.futures.Future()
-        done.set_result(bucket.buffer())
         return done
 
     def _step(self, param: Any, grad: Tensor) -> None:
@@ -75,8 +75,6 @@ class OptimizerInBackward:
 
     def _end_of_backward(self) -> None:
         self._callback_is_queued = False
-        if self._stream is not None:
-            self._device.wait_for_stream(self._stream)
         for param in self._params:
             if has_optimizer(param):
                 param.grad = None

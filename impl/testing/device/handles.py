@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from impl.ddp.device import HostMark, Mark, StreamDeviceHandle
+from impl.testing.device.future import SimulatedFuture
 from impl.testing.device.simulated import SimulatedDevice, SimulatedEvent, SimulatedStream
 
 
@@ -107,3 +108,6 @@ class DdpHandle(StreamDeviceHandle):
 
     def record_event(self) -> SimulatedEvent:
         return self._simulated.current_stream().record_event()
+
+    def new_future(self) -> SimulatedFuture:
+        return SimulatedFuture(self._simulated)

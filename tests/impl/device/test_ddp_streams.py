@@ -1,9 +1,10 @@
-"""`impl.ddp` on the simulated device: buckets, the map of used parameters, mixed precision."""
+"""`impl.ddp` on the simulated device: buckets, used parameters, mixed precision, optimizers."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:find_unused_parameters=True:User
 
 ON_DEVICE: Any = {"device": "cpu"}
 FILES = [f"ddp/{path.name}" for path in sorted(Path(impl.ddp.__file__).parent.glob("*.py"))]
-# They stand for the device, or step an optimizer in the backward pass, which is not followed.
-UNSEEN = {"ddp/device.py", "ddp/optimizer_in_backward.py"}
+# It stands for the device.
+UNSEEN = {"ddp/device.py"}
 PROGRAMS: dict[str, Program] = {}
 
 
@@ -99,6 +100,7 @@ def train(
     stream_count: int = 0,
     with_optional: bool = True,
     adds_up: bool = False,
+    steps_in_backward: bool = False,
     **options: Any,
 ) -> list[Tensor]:
     with substituted_handle(DdpHandle(device)), storages_of(device), device:
@@ -106,6 +108,8 @@ def train(
         streams = [device.new_stream(f"layer {i}") for i in range(stream_count)]
         group: Any = ImaginedGroup(device, 2)
         net = Net(device, streams)
+        if steps_in_backward:
+            step_in_backward(net.branches[0])
         model = DistributedDataParallel(net, process_group=group, init_sync=False, **options)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         for step in range(3):
@@ -123,6 +127,13 @@ def train(
                     device.record_stream(param.grad, device.current_stream())
             optimizer.step()
         return host_values(device, *(param.detach() for param in net.parameters()))
+
+
+def step_in_backward(layer: nn.Module) -> None:
+    with warnings.catch_warnings():  # importing it warns of what torch itself uses
+        warnings.simplefilter("ignore")
+        from torch.distributed.optim import _apply_optimizer_in_backward
+    _apply_optimizer_in_backward(torch.optim.SGD, list(layer.parameters()), {"lr": 0.1})
 
 
 @contextlib.contextmanager
@@ -157,6 +168,8 @@ program("streams_and_small_buckets", stream_count=3, bucket_cap_mb=0.00001)
 program("streams_and_large_gradients", stream_count=3, batched_grad_copy=False)
 program("mixed", mixed_precision=_MixedPrecision(torch.bfloat16, torch.bfloat16))
 program("mixed_sum", mixed_precision=_MixedPrecision(torch.bfloat16), adds_up=True)
+program("steps_in_backward", steps_in_backward=True, bucket_cap_mb=0.00001)
+program("static_steps_in_backward", steps_in_backward=True, static_graph=True)
 program("unused", find_unused_parameters=True, with_optional=False)
 
 
