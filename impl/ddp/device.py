@@ -54,7 +54,9 @@ class StreamMark:
         return self._wall_ns
 
     def ns_since(self, earlier: StreamMark) -> int | None:
-        # torch waits for the two events here as well; they belong to the previous iteration.
+        # Torch waits for the two events here as well; they belong to the previous iteration. They
+        # may be on two streams, so the later one says nothing of the earlier one.
+        earlier._event.synchronize()
         self._event.synchronize()
         elapsed_ms = earlier._event.elapsed_time(self._event)
         return int(elapsed_ms * 1e6) if elapsed_ms >= 0 else None

@@ -1,4 +1,4 @@
-"""The used map, agreement on buckets, outputs, options, parameters."""
+"""The used map, agreement on buckets, outputs, options, parameters, times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from impl.ddp.bucket_agreement import agree_on_buckets, decode, encode
-from impl.ddp.device import DeviceHandle
+from impl.ddp.device import DeviceHandle, StreamMark
 from impl.ddp.messages import ready_twice, unfinished_reduction
 from impl.ddp.options import buffer_policy, choose_devices, choose_group
 from impl.ddp.outputs import find_tensors, notify_at, pass_through
@@ -229,6 +229,36 @@ class WithOwnParameter(nn.Module):
 def test_ignored_parameters_may_be_spelled_with_or_without_the_dot(spelling: str) -> None:
     managed = managed_parameters(WithOwnParameter(), {spelling, "layer.bias"})
     assert managed.names == {0: "layer.weight"}
+
+
+# ---- times of a device
+
+
+class Point:
+    """An event of a device, which happens when somebody waits for it."""
+
+    def __init__(self, at_ms: float) -> None:
+        self.at_ms = at_ms
+        self.is_over = False
+
+    def synchronize(self) -> None:
+        self.is_over = True
+
+    def elapsed_time(self, later: Point) -> float:
+        if not (self.is_over and later.is_over):
+            raise RuntimeError("Both events must be completed before calculating elapsed time.")
+        return later.at_ms - self.at_ms
+
+
+def marked(at_ms: float) -> StreamMark:
+    mark = StreamMark.__new__(StreamMark)
+    mark._event = Point(at_ms)  # type: ignore[assignment]  # stands for a device's
+    return mark
+
+
+def test_time_between_marks_of_two_streams() -> None:
+    assert marked(3.5).ns_since(marked(1.0)) == 2_500_000
+    assert marked(1.0).ns_since(marked(3.5)) is None
 
 
 # ---- messages
