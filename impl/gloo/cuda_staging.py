@@ -27,6 +27,7 @@ Kept apart from the CPU path, so that it costs that path nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -124,6 +125,16 @@ class CudaLender(Lender):
                     tensor.data.copy_(_shaped(host, tensor), non_blocking=True)
                 device.record_stream(tensor, device.up)
             self._arrived = device.up.record_event()
+
+    def _run(self, operation: Callable[[], None]) -> None:
+        try:
+            super()._run(operation)
+        except BaseException:
+            if self._pace is not None and self._fetched is not None:
+                # parts of the tensor may be on their way, and nobody will wait for them
+                self._fetched.synchronize()
+                self._device.up.record_event().synchronize()
+            raise
 
     def give_sparse(self, result: Tensor, tensors: list[Tensor]) -> Tensor:
         # their sum was fetched, so what the caller's stream held at the call is over

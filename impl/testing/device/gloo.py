@@ -73,9 +73,10 @@ def simulated_gloo(device: SimulatedDevice) -> Iterator[None]:
         return complete(self, error)
 
     def wait_and_know(self: GlooWork, *timeout: Any) -> bool:
-        done = wait(self, *timeout)
-        device.take_over(self.__dict__.get("known_when_done", {}))
-        return done
+        try:
+            return wait(self, *timeout)
+        finally:
+            device.take_over(self.__dict__.get("known_when_done", {}))
 
     def allreduce(self: Reductions, tensors: Any, opts: Any = None, *args: Any, **more: Any) -> Any:
         """Without the short cut for CPU tensors."""

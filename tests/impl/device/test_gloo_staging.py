@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from impl.errors import PeerLost
 from impl.gloo import Options, ProcessGroupGloo, cuda_staging
 from impl.testing.device.gloo import simulated_gloo, watched
 from impl.testing.device.schedule import Drawn, Eager
@@ -91,6 +92,22 @@ def large_sum_in_segments(device: SimulatedDevice, group: ProcessGroupGloo) -> l
     for work in works:
         work.wait()
     return [x * 2, y * 2]
+
+
+@program
+def large_sum_that_fails_half_way(device: SimulatedDevice, group: ProcessGroupGloo) -> list[Tensor]:
+    """The tensor is filled anew at once, and no part of the sum comes into it any more."""
+
+    def fail(flat: Tensor, combine: Any, call: Any, until: Any, pace: Any) -> None:
+        pace.will_read(1000)
+        pace.has_written(1000)
+        raise PeerLost("rank 1 is gone")
+
+    x = torch.arange(3000.0, **ON_DEVICE)
+    with mock.patch.object(group._comm, "all_reduce_paced", fail), pytest.raises(PeerLost):
+        group.allreduce([x]).wait()
+    x.fill_(5.0)
+    return [x + 1]
 
 
 @program
