@@ -1,8 +1,12 @@
 """Certify on a machine with CUDA: `ci/gpu`.
 
     ci/gpu                              # all targets, all profiles
-    ci/gpu --profile cuda -x            # arguments go on to the suite
+    ci/gpu impl torch_gloo              # these targets
+    ci/gpu impl --profile cuda -x       # arguments go on to the suite
     PYTHON=/opt/torch/bin/python ci/gpu
+
+Each target is a run of its own, of some minutes; where the time for a command is limited, name one
+at a time. A run that is cut off leaves no certificate.
 
 Uses the Python that runs it, with the torch that it has (2.11 or later); the network is not needed.
 Packages of the suite that are missing beside torch (pytest and the like) are installed into
@@ -20,6 +24,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import itertools
 import os
 import re
 import subprocess
@@ -48,7 +53,8 @@ NEEDED = {
 
 # A rank keeps a context of about half a gigabyte, and a worker keeps ranks for several world sizes.
 GIB_PER_WORKER = 10
-WORKERS_MAX = 4
+WORKERS_MAX = 6
+CPUS_PER_WORKER = 2
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,7 @@ def main(given: Sequence[str]) -> int:
         missing = missing_packages()
         if missing:
             return run_in_venv(missing, given)
-        runs = planned(*look_for_devices())
+        runs, given = chosen(planned(*look_for_devices()), given)
     except CannotRun as reason:
         print(f"ci/gpu: {reason}", file=sys.stderr)
         return CANNOT_RUN
@@ -133,12 +139,18 @@ def look_for_devices() -> tuple[int, float, bool]:
 # ---- what is run
 
 
-def planned(device_count: int, memory_gib: float, has_nccl: bool) -> list[Run]:
-    """The certificates that can be had with so many devices."""
-    workers = (
-        "-n",
-        str(max(1, min(WORKERS_MAX, int(memory_gib * device_count) // GIB_PER_WORKER))),
-    )
+def planned(
+    device_count: int, memory_gib: float, has_nccl: bool, cpu_count: int | None = None
+) -> list[Run]:
+    """The certificates that can be had with so many devices.
+
+    cpu_count: how many processors there are; by default those that this process may use.
+    """
+    cpu_count = cpu_count or len(os.sched_getaffinity(0))
+    by_memory = int(memory_gib * device_count) // GIB_PER_WORKER
+    # as many as processors allow, but several: one rank that hangs must not hold up everything
+    by_cpus = max(4, cpu_count // CPUS_PER_WORKER)
+    workers = ("-n", str(max(1, min(WORKERS_MAX, by_memory, by_cpus))))
     runs = [
         Run("impl", ("--target", "impl", "--device", "cuda", *workers)),
         Run("torch_gloo", ("--target", "torch", "--device", "cuda", *workers)),
@@ -150,6 +162,16 @@ def planned(device_count: int, memory_gib: float, has_nccl: bool) -> list[Run]:
             Run("torch_nccl", ("--target", "torch_nccl", "--world-sizes", sizes, "-n", "1"))
         )
     return runs
+
+
+def chosen(runs: Sequence[Run], given: Sequence[str]) -> tuple[list[Run], list[str]]:
+    """The runs whose names the arguments begin with, all if there is none, and what follows."""
+    named = list(itertools.takewhile(lambda argument: not argument.startswith("-"), given))
+    by_name = {run.name: run for run in runs}
+    for name in named:
+        if name not in by_name:
+            raise CannotRun(f"there is no target {name!r} here, but {', '.join(by_name)}")
+    return [by_name[name] for name in named or by_name], list(given[len(named) :])
 
 
 def certify(run: Run, given: Sequence[str]) -> int:

@@ -72,12 +72,24 @@ def test_what_is_too_old_or_missing_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_is_certified_with_one_device() -> None:
-    runs = {run.name: run.arguments for run in gpu.planned(1, 79.2, True)}
+    runs = {run.name: run.arguments for run in gpu.planned(1, 79.2, True, cpu_count=16)}
     assert list(runs) == ["impl", "torch_gloo", "torch_nccl"]
-    assert runs["impl"] == ("--target", "impl", "--device", "cuda", "-n", "4")
+    assert runs["impl"] == ("--target", "impl", "--device", "cuda", "-n", "6")
     assert runs["torch_nccl"][2:4] == ("--world-sizes", "1")
     assert [run.name for run in gpu.planned(1, 8.0, False)] == ["impl", "torch_gloo"]
     assert gpu.planned(1, 8.0, False)[0].arguments[-1] == "1"
+    assert gpu.planned(1, 79.2, False, cpu_count=2)[0].arguments[-1] == "4"
+
+
+def test_targets_can_be_chosen() -> None:
+    runs = gpu.planned(1, 79.2, False)
+    names = [run.name for run in runs]
+    assert gpu.chosen(runs, []) == (runs, [])
+    assert gpu.chosen(runs, ["-k", "impl"]) == (runs, ["-k", "impl"])
+    picked, rest = gpu.chosen(runs, ["torch_gloo", "--profile", "cuda"])
+    assert ([run.name for run in picked], rest) == (["torch_gloo"], ["--profile", "cuda"])
+    with pytest.raises(gpu.CannotRun, match=f"no target 'torch_nccl' here, but {names[0]}"):
+        gpu.chosen(runs, ["impl", "torch_nccl"])
 
 
 def test_nccl_gets_a_rank_for_each_device() -> None:
