@@ -252,6 +252,8 @@ def _device(join: Join) -> torch.device:
         return torch.device("cpu")
     device = torch.device(join.device, join.rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
+    # Convolutions in float32 would otherwise have ten bits, and be judged by what a CPU computes.
+    torch.backends.cudnn.allow_tf32 = False
     _warm_up(device)
     return device
 

@@ -142,6 +142,7 @@ def join_the_world(world: World, rank: int, port: int, stack: contextlib.ExitSta
     if world.device != "cpu":
         device = torch.device(world.device, rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
+        torch.backends.cudnn.allow_tf32 = False
     random.seed(world.seed)
     np.random.seed(world.seed % 2**32)
     torch.manual_seed(world.seed)
