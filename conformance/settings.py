@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from conformance.requirements import PROFILES, UnknownRequirement, catalogue
-from conformance.target import Target, TargetError, load_target, on_device
+from conformance.target import DEVICES, Target, TargetError, load_target, on_device
 
 WORLD_SIZE_MAX = 64
 DEFAULT_WORLD_SIZES = (1, 2, 3, 4)
@@ -79,10 +79,9 @@ def read_settings(
         raise UsageError(str(error)) from error
     except UnknownRequirement as error:
         raise UsageError(f"--requirement: {error.args[0]}") from error
-    if device is not None:
-        if device not in ("cpu", "cuda"):
-            raise UsageError(f"--device {device}: must be cpu or cuda")
-        found = on_device(found, device)
+    if device is not None and device not in DEVICES:
+        raise UsageError(f"--device {device}: must be cpu or cuda")
+    found = on_device(found, device or found.device)
     if found.device == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"target {found.name} is on cuda, and there is no CUDA device here")
     if not deadline_s > 0:

@@ -26,6 +26,7 @@ else:
 _WAYS_TO_FAIL = tuple(sorted(map(str, FAILURES)))
 
 BUILT_IN = Path(__file__).parent / "targets"
+DEVICES = ("cpu", "cuda")
 
 
 class TargetError(ValueError):
@@ -40,6 +41,7 @@ class Deviation:
     expects: how they break ("broken", "timeout" or "crashed").
     example: a minimal program or sentence that shows it.
     torch: the versions of torch with which they break, such as "<2.13"; "" stands for all.
+    device: where they break, "cpu" or "cuda"; "" stands for both.
     """
 
     requirements: tuple[str, ...]
@@ -48,8 +50,10 @@ class Deviation:
     example: str = ""
     expects: Verdict = Verdict.BROKEN
     torch: str = ""
+    device: str = ""
 
     def __post_init__(self) -> None:
+        _check_device(self.device, "", *DEVICES)
         if not self.requirements or not self.reason:
             raise ValueError("a deviation names requirements and gives a reason")
         if self.expects not in FAILURES:
@@ -64,16 +68,19 @@ class Deviation:
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """Capabilities that the target lacks with some versions of torch.
+    """Capabilities that the target lacks with some versions of torch, or on one device.
 
     capabilities: as "kind:name", such as "op:all_to_all".
-    torch: the versions, such as "<2.13".
+    torch: the versions, such as "<2.13"; "" stands for all.
+    device: "cpu" or "cuda"; "" stands for both.
     """
 
     capabilities: tuple[str, ...]
-    torch: str
+    torch: str = ""
+    device: str = ""
 
     def __post_init__(self) -> None:
+        _check_device(self.device, "", *DEVICES)
         for capability in self.capabilities:
             check_capability(capability)
         SpecifierSet(self.torch)  # refuses what is no range
@@ -94,7 +101,8 @@ class Target:
     simulation: "module:attribute" of a callable without arguments that returns a text: how the
         backend would scale to many ranks, by its own reckoning.
     distributions: names of installed distributions whose versions belong in the certificate.
-    capabilities: what it claims; with some versions of torch, without its `absences`.
+    capabilities: what it claims; with some versions of torch and on some devices, without its
+        `absences`.
     """
 
     name: str
@@ -116,8 +124,7 @@ class Target:
     def __post_init__(self) -> None:
         if not self.name or not self.backend:
             raise ValueError("a target has a name and a backend")
-        if self.device not in ("cpu", "cuda"):
-            raise ValueError(f'device must be "cpu" or "cuda", not {self.device!r}')
+        _check_device(self.device, *DEVICES)
         for key in _REFERENCES:
             reference = getattr(self, key)
             if reference and not _is_reference(reference):
@@ -150,7 +157,8 @@ def load_target(spec: str) -> Target:
     spec: a built-in name, the path of a TOML file, or "module:attribute" where the attribute is a
         `Target` or a callable without arguments that returns one. "A@B", of two of these, is A's
         DDP, FSDP and SyncBatchNorm on B's backend.
-    What it says of other versions of torch than the one that is installed is left out.
+    What it says of other versions of torch than the one that is installed is left out. What it says
+    of devices is left to `on_device`.
     Raises TargetError with one line that says what is wrong.
     """
     if "@" in spec:
@@ -180,11 +188,12 @@ def _with_this_torch(target: Target) -> Target:
     def about_this(one: Absence | Deviation) -> bool:
         return SpecifierSet(one.torch).contains(version, prereleases=True)
 
-    absent = [c for absence in filter(about_this, target.absences) for c in absence.capabilities]
+    absences = list(filter(about_this, target.absences))
+    absent = [c for absence in absences if not absence.device for c in absence.capabilities]
     return replace(
         target,
         capabilities=target.capabilities.without(absent),
-        absences=(),
+        absences=tuple(absence for absence in absences if absence.device),
         deviations=tuple(filter(about_this, target.deviations)),
     )
 
@@ -271,9 +280,9 @@ def _from_table(table: Mapping[str, object]) -> Target:
 
 
 def _absence(row: Mapping[str, object]) -> Absence:
-    values = {"capabilities": (), "torch": "", **_known_keys(row, Absence, "absences: ")}
-    if not values["capabilities"] or not values["torch"]:
-        raise ValueError("absences: one names capabilities and versions of torch")
+    values = {"capabilities": (), **_known_keys(row, Absence, "absences: ")}
+    if not values["capabilities"] or not (values.get("torch") or values.get("device")):
+        raise ValueError("absences: one names capabilities and versions of torch, or a device")
     return Absence(**values)
 
 
@@ -325,5 +334,21 @@ def _known_keys(table: Mapping[str, object], shape: type, where: str) -> dict[st
 
 
 def on_device(target: Target, device: str) -> Target:
-    """The same target with its ranks on another device."""
-    return replace(target, device=device)
+    """The same target with its ranks on a device; what it says of the other one is left out."""
+
+    def about_this(one: Absence | Deviation) -> bool:
+        return one.device in ("", device)
+
+    absent = [c for absence in filter(about_this, target.absences) for c in absence.capabilities]
+    return replace(
+        target,
+        device=device,
+        capabilities=target.capabilities.without(absent),
+        absences=(),
+        deviations=tuple(filter(about_this, target.deviations)),
+    )
+
+
+def _check_device(device: str, *allowed: str) -> None:
+    if device not in allowed:
+        raise ValueError(f'device must be "cpu" or "cuda", not {device!r}')

@@ -131,6 +131,30 @@ torch = "{versions}"
     assert load_target(f"{HERE}:OF_OLD").deviations == ()
 
 
+def test_what_is_said_of_another_device_is_left_out(target_file: Path) -> None:
+    rows = [
+        f"""
+[[absences]]
+capabilities = ["op:{op}"]
+device = "{device}"
+
+[[deviations]]
+requirements = ["{op}/*"]
+reason = "not yet"
+device = "{device}"
+"""
+        for op, device in (("barrier", "cpu"), ("broadcast", "cuda"))
+    ]
+    target_file.write_text('name = "mine"\nbackend = "mine"\n' + "".join(rows))
+    target = load_target(str(target_file))
+    for device, op in (("cpu", "barrier"), ("cuda", "broadcast")):
+        there = on_device(target, device)
+        assert Capabilities().ops - there.capabilities.ops == {op}
+        assert [d.requirements for d in there.deviations] == [(f"{op}/*",)]
+    assert on_device(load_target("torch"), "cuda").lacks(("op:send",)) == ("op:send",)
+    assert on_device(load_target("torch"), "cpu").lacks(("op:send",)) == ()
+
+
 @pytest.mark.parametrize(("attribute", "name"), [("OBJECT", "object"), ("make", "made")])
 def test_objects_and_callables_are_targets(attribute: str, name: str) -> None:
     assert load_target(f"{HERE}:{attribute}").name == name
@@ -213,6 +237,14 @@ def test_what_is_no_target_is_refused(spec: str, says: str) -> None:
         ),
         ("name = 'x'\nbackend = 'x'\nabsences = 3", "absences are written as"),
         ("name = 'x'\nbackend = 'x'\n[[absences]]\ntorch = '<3'", "one names capabilities and"),
+        (
+            "name = 'x'\nbackend = 'x'\n[[absences]]\ncapabilities = ['op:send']",
+            "one names capabilities and",
+        ),
+        (
+            "name = 'x'\nbackend = 'x'\n[[absences]]\ncapabilities = ['op:send']\ndevice = 'tpu'",
+            'must be "cpu" or "cuda"',
+        ),
         (
             "name = 'x'\nbackend = 'x'\n[[absences]]\ncapabilities = ['op:fly']\ntorch = '<3'",
             "unknown capability 'op:fly'",
