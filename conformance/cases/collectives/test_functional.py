@@ -97,7 +97,12 @@ def compile_and_call(me: Me, how: str) -> Tensor:
 @covers("functional/compiled")
 @world_sizes(2)
 @pytest.mark.parametrize(
-    "how", ["all_reduce", pytest.param("broadcast", marks=needs("op:broadcast")), "messages"]
+    "how",
+    [
+        "all_reduce",
+        pytest.param("broadcast", marks=needs("op:broadcast")),
+        pytest.param("messages", marks=needs("op:send")),
+    ],
 )
 def test_collectives_in_a_compiled_function(ranks: Ranks, how: str) -> None:
     got = ranks.run(compile_and_call, how)

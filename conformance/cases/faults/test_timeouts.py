@@ -24,6 +24,7 @@ from conformance import (
     covers,
     deadline,
     needs,
+    not_probed,
     world_sizes,
 )
 from conformance.cases.faults.operations import ALL_NEEDED, OPERATIONS
@@ -155,6 +156,8 @@ def wait_for_messages(me: Me) -> dict[str, str]:
 @covers("timeouts/point-to-point")
 @world_sizes(2)
 @deadline(20)
+@needs("op:send")
+@not_probed()
 def test_messages_give_up(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(wait_for_messages), want={})
 
@@ -307,6 +310,7 @@ def test_a_longer_timeout_counts(bare_ranks: Ranks) -> None:
 @covers("timeouts/lengthened-for-messages")
 @world_sizes(2)
 @deadline(20)
+@needs("op:send")
 def test_a_longer_timeout_counts_for_messages(bare_ranks: Ranks) -> None:
     got = bare_ranks.run(lengthen_the_timeout, ["recv"])
     assert_same_on_all_ranks(got, want=[sum_of_marks([1])])

@@ -15,6 +15,7 @@ from conformance import (
     assert_each_rank,
     assert_same_on_all_ranks,
     covers,
+    needs,
     world_sizes,
 )
 from conformance.cases.groups.marks import mark, sum_marks, sum_of_marks
@@ -89,6 +90,7 @@ def work_in_detail(me: Me) -> list[Tensor]:
 
 @covers("debug_level/detail")
 @world_sizes(1, 2, 3)
+@needs("op:send")
 def test_groups_at_the_level_detail_give_the_same(bare_ranks: Ranks) -> None:
     n = bare_ranks.world_size
     total, first = sum_of_marks(range(n)), sum_of_marks([0])
