@@ -85,6 +85,7 @@ class CudaLender(Lender):
 
     def _owe(self, memory: Tensor, tensor: Tensor) -> Tensor:
         self.expect_write(tensor)
+        self.expect_write(memory)
         self._owed.append((memory, tensor))
         return memory
 

@@ -45,12 +45,14 @@ class Lender:
 
     def expect_write(self, tensor: Tensor) -> None:
         """The operation will write to this tensor."""
-        # torch lets only inference mode write to the tensors that it made
+        # torch lets only inference mode write to the tensors that it made; the lent memory is one
+        # of them if the operation was issued there
         if tensor.is_inference():
             self.needs_inference_mode = True
 
     def _owe(self, memory: Tensor, tensor: Tensor) -> Tensor:
         self.expect_write(tensor)
+        self.expect_write(memory)
         if not dense.is_plain(tensor):
             self._owed.append((memory, tensor))
         return memory

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +19,7 @@ from torch.utils._device import _device_constructors
 
 import impl
 from impl.gloo import Options, ProcessGroupGloo
+from impl.gloo.device import substituted_handle
 from tests.impl.gloo.ranks import in_groups, on_threads
 
 each_transport = pytest.mark.parametrize("transport", ["shm", "tcp", "gloo"])
@@ -106,6 +111,59 @@ def test_inference_tensors_get_results_after_their_mode_has_ended(transport: str
         assert {x.sum().item() for x in (plain, columns, sparse)} == {12.0}
 
     in_groups(2, run, transport=transport)
+
+
+@pytest.mark.parametrize("is_staged", [False, True], ids=["host", "staged"])
+def test_tensors_of_outside_get_results_in_inference_mode(is_staged: bool) -> None:
+    """The memory that is lent for them is made in that mode, and written to by the worker."""
+
+    def run(group: ProcessGroupGloo) -> None:
+        columns, outputs = filled(group.rank(), 4).view(2, 2).t(), [filled(9, 4) for _ in range(2)]
+        with torch.inference_mode():
+            works = [
+                group.allreduce([columns]),
+                group.allgather([outputs], [filled(group.rank(), 4)]),
+            ]
+        for work in works:
+            while not work.is_completed():  # so that the worker does it, not who waits
+                time.sleep(0.001)
+            work.wait()
+        assert columns.unique().tolist() == [3.0]
+        assert [output.unique().tolist() for output in outputs] == [[1.0], [2.0]]
+
+    with substituted_handle(HostAsDevice()) if is_staged else contextlib.nullcontext():
+        in_groups(2, run)
+
+
+class HostAsDevice:
+    """Tensors of the host are staged as if they were on a device whose copies take no time."""
+
+    def __init__(self) -> None:
+        self.down = self.up = self
+
+    def current_stream(self) -> HostAsDevice:
+        return self
+
+    def wait_event(self, event: Any) -> None:
+        pass
+
+    def record_event(self) -> HostAsDevice:
+        return self
+
+    def synchronize(self) -> None:
+        pass
+
+    def use_stream(self, stream: Any) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def pinned(self, numel: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(numel, dtype=dtype, device="cpu")
+
+    def record_stream(self, tensor: Tensor, stream: Any) -> None:
+        pass
+
+    def new_future(self) -> torch.futures.Future[Any]:
+        return torch.futures.Future()
 
 
 def _factory_calls(path: Path) -> Iterator[str]:
