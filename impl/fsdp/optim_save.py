@@ -209,6 +209,7 @@ class _StateInfo:
 
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     others: ParamState = field(default_factory=dict)
+    has_elements: bool = False  # whether a tensor among them has any
 
 
 def _gather_orig_states(
@@ -252,15 +253,19 @@ def _describe(state: ParamState) -> _StateInfo:
     for name, value in state.items():
         if torch.is_tensor(value) and value.dim() > 0:
             info.dtypes[name] = value.dtype
+            info.has_elements |= value.numel() > 0
         else:
             info.others[name] = value.cpu() if torch.is_tensor(value) else value
     return info
 
 
 def _agreed_others(param: str, infos: list[_StateInfo]) -> ParamState:
-    """Scalars and other objects, which all ranks that have them must agree on."""
+    """Scalars and other objects, which all ranks that hold part of the parameter must agree on.
+
+    Adagrad has state for a parameter that is not in this rank's shard too, and never steps it.
+    """
     agreed: ParamState = {}
-    for info in infos:
+    for info in [info for info in infos if info.has_elements or not info.dtypes] or infos:
         for name, value in info.others.items():
             if name in agreed and not _equal(agreed[name], value):
                 raise AssertionError(

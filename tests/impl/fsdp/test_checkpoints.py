@@ -264,6 +264,22 @@ def test_frozen_parameters_have_no_state(two_ranks: Ranks) -> None:
     two_ranks.run(run_frozen_and_subset)
 
 
+def run_state_made_ahead(rank: int, world_size: int) -> None:
+    saved = []
+    for use_orig_params in (False, True):
+        model = FSDP(make_model(), auto_wrap_policy=BLOCK_POLICY, use_orig_params=use_orig_params)
+        optimizer = torch.optim.Adagrad(model.parameters())
+        train_step(model, optimizer, rank, 0)
+        saved.append(FSDP.optim_state_dict(model, optimizer)["state"])
+    assert not all(state["step"] for state in optimizer.state.values())
+    assert differences(*saved) == []
+
+
+def test_state_of_what_a_rank_does_not_step(two_ranks: Ranks) -> None:
+    """Adagrad makes state for every parameter at once, and steps those in this rank's shard."""
+    two_ranks.run(run_state_made_ahead)
+
+
 # Other jobs
 
 
