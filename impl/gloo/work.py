@@ -17,7 +17,7 @@ from torch.distributed import Work
 
 from impl import errors
 from impl.gloo.lending import Lender
-from impl.torch_dispatch import dispatch_modes_are_active
+from impl.torch_dispatch import dispatch_modes_are_active, never_traced
 from impl.torch_private import OpType
 from impl.transport.base import CallInfo, Transfer
 
@@ -103,6 +103,7 @@ class GlooWork(Work):
 
     # -- for whoever holds it
 
+    @never_traced  # whoever waits may run the operation
     def wait(self, timeout: timedelta = _FOREVER) -> bool:
         """Block until the operation is done; raise its error.
 

@@ -168,6 +168,25 @@ def test_an_interrupt_belongs_to_the_thread_that_waits(executor: Executor) -> No
     assert own.wait()
 
 
+def test_compilers_do_not_look_at_what_whoever_waits_runs() -> None:
+    traced: list[bool] = []
+
+    def run(helped: CollectiveWork) -> None:
+        traced.append(torch.compiler.is_compiling())
+        helped.complete(None)
+
+    @torch.compile(backend="eager")
+    def waits(x: torch.Tensor, work: CollectiveWork) -> torch.Tensor:
+        y = x * 2
+        work.wait()
+        return y / 2
+
+    work = new_work()
+    work.help_by(run)
+    assert waits(torch.ones(2), work).tolist() == [1.0, 1.0]
+    assert traced == [False]
+
+
 def test_result_before_completion_is_refused_in_torchs_words(executor: Executor) -> None:
     gate = threading.Event()
     tensor = torch.ones(1)
