@@ -22,6 +22,7 @@ Kwargs = dict[str, Any]
 
 def root_pre_forward(state: FSDPState, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
     """What only the root does, before anything else: settle streams, move inputs."""
+    _refuse_if_summoned(state)
     backward.be_ready(state)
     if not state.is_root:
         return args, kwargs
@@ -43,6 +44,25 @@ def root_pre_forward(state: FSDPState, args: Args, kwargs: Kwargs) -> tuple[Args
     if precision.cast_root_forward_inputs and not forces_full and not in_full_precision_eval:
         args, kwargs = tree.cast_floating((args, kwargs), precision.param_dtype)
     return args, kwargs
+
+
+def _refuse_if_summoned(state: FSDPState) -> None:
+    """A forward would leave shards where the end of `summon_full_params` expects full parameters.
+
+    With original parameters and nothing to write back it does no harm. (torch 2.13 raises at the
+    end of the context, or with original parameters writes wrong values back.)
+    """
+    handle = state.handle
+    if (
+        handle is not None
+        and handle.config.is_sharded
+        and state.training_state == TrainingState.SUMMON_FULL_PARAMS
+        and (state.writes_back_summoned or handle.orig_views is None)
+    ):
+        raise AssertionError(
+            "Cannot run a forward while full parameters are summoned"
+            + ("" if handle.orig_views is None else " with writeback=True")
+        )
 
 
 def pre_forward(state: FSDPState, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:

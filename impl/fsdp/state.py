@@ -125,6 +125,7 @@ class FSDPState:
     is_root: bool | None = None  # None until lazy initialisation
     context: RootContext | None = None
     sync_gradients: bool = True
+    writes_back_summoned: bool = False  # meaningful while the training state is SUMMON_FULL_PARAMS
     comm_hook: Callable[..., Any] | None = None
     comm_hook_state: object = None
     # State dicts

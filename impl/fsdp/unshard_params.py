@@ -76,6 +76,7 @@ def summon_one(state: FSDPState, options: SummonOptions) -> Iterator[None]:
         )
     with unsharded(state, options):
         state.training_state = TrainingState.SUMMON_FULL_PARAMS
+        state.writes_back_summoned = options.writeback
         try:
             yield
         finally:

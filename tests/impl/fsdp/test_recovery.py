@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 from collections.abc import Callable
@@ -209,3 +210,25 @@ def run_forward_that_raises_after_prefetching(rank: int, world_size: int) -> Non
 
 def test_a_forward_that_raises_frees_what_was_gathered_early(two_ranks: Ranks) -> None:
     two_ranks.run(run_forward_that_raises_after_prefetching)
+
+
+def run_forward_while_summoned(rank: int, world_size: int) -> None:
+    for strategy, orig in KINDS:
+        model = wrapped(strategy, orig)
+        before, expected = full_params(model), loss_of(model, rank, 0)
+        for writeback in (True, False):
+            works = strategy == ShardingStrategy.NO_SHARD or (orig and not writeback)
+            with (
+                contextlib.nullcontext()
+                if works
+                else pytest.raises(AssertionError, match="forward while"),
+                FSDP.summon_full_params(model, writeback=writeback),
+            ):
+                assert torch.equal(loss_of(model, rank, 0), expected)
+            assert differences(before, full_params(model)) == []
+        loss_of(model, rank, 0).backward()
+
+
+def test_a_forward_while_parameters_are_summoned(two_ranks: Ranks) -> None:
+    """It must not leave shards where the end of the context writes full parameters back."""
+    two_ranks.run(run_forward_while_summoned)
