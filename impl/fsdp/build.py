@@ -141,7 +141,11 @@ def _make_handle(
 
 
 def resolve_strategy(strategy: ShardingStrategy | None, world_size: int) -> ShardingStrategy:
-    """The strategy to use: with one rank there is nothing to shard."""
+    """The strategy to use: with one rank there is nothing to shard.
+
+    Raises:
+        KeyError: for anything but a `ShardingStrategy`, such as the name of one.
+    """
     wanted = strategy or ShardingStrategy.FULL_SHARD
     if world_size == 1:
         if wanted != ShardingStrategy.NO_SHARD:
@@ -151,6 +155,8 @@ def resolve_strategy(strategy: ShardingStrategy | None, world_size: int) -> Shar
                 stacklevel=4,
             )
         return ShardingStrategy.NO_SHARD
+    if not isinstance(wanted, ShardingStrategy):
+        raise KeyError(wanted)
     if wanted == ShardingStrategy.NO_SHARD:
         warnings.warn(
             "The `NO_SHARD` sharding strategy is deprecated. If having issues, please use "

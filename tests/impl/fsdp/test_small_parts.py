@@ -13,6 +13,7 @@ from torch.distributed.algorithms._comm_hooks.default_hooks import DefaultState
 from torch.distributed.fsdp import MixedPrecision
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
+from impl.fsdp.build import resolve_strategy
 from impl.fsdp.collectives import divide_factors
 from impl.fsdp.config import Dtypes
 from impl.fsdp.groups import hybrid_rank_lists
@@ -100,6 +101,12 @@ def test_a_gradient_flows_through_a_cast() -> None:
     out: Tensor = cast_floating({"x": x}, BF16)["x"]
     out.float().sum().backward()
     assert x.grad is not None
+
+
+def test_a_strategy_is_not_its_name() -> None:
+    name: Any = "FULL_SHARD"
+    with pytest.raises(KeyError, match="FULL_SHARD"):
+        resolve_strategy(name, 2)
 
 
 def test_nodes_and_places_in_them() -> None:
