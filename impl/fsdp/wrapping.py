@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -55,9 +55,10 @@ def auto_wrap(
         return
     _keep_in_full_precision(root, full_precision_classes)
 
+    asked = cast("Callable[..., bool]", policy)
+
     def decide(module: nn.Module, recurse: bool, nonwrapped_numel: int) -> bool:
-        assert callable(policy)
-        if policy(module=module, recurse=recurse, nonwrapped_numel=nonwrapped_numel):
+        if asked(module=module, recurse=recurse, nonwrapped_numel=nonwrapped_numel):
             return True
         # Modules that stay in full precision are sought everywhere.
         return mixed_precision is not None and (

@@ -232,6 +232,11 @@ def test_wrapping_by_annotation() -> None:
             "should not include FSDP modules",
         ),
         (
+            lambda: FSDP(nn.Sequential(nn.Linear(2, 2)), auto_wrap_policy=3),  # type: ignore[arg-type]  # the error
+            TypeError,
+            "not callable",
+        ),
+        (
             lambda: FSDP(nn.Linear(2, 2, device="meta"), param_init_fn=3),  # type: ignore[arg-type]  # the error
             ValueError,
             "to be callable",
