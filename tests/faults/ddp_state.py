@@ -30,6 +30,15 @@ class BuffersStayLocal(DDPFault):
     patched = instead(BufferSync, "will_sync_module_buffers", lambda self: False)
 
 
+@breaks("ddp/buffers/in-eval", says=BEFORE)
+class BroadcastsInTrainingAlone(DDPFault):
+    patched = swap(
+        BufferSync,
+        "will_sync_module_buffers",
+        lambda right: lambda self: right(self) and self.training,
+    )
+
+
 @breaks("ddp/buffers/reassigned", says=BEFORE)
 class KnowsTheFirstBuffersAlone(DDPFault):
     patched = swap(

@@ -42,13 +42,18 @@ class Counting(nn.Module):
 
 
 def counts(me: Me, replace: bool, options: Options, modes: list[str]) -> list[float]:
-    """What the buffer was at the beginning of each forward."""
+    """What the buffer was at the beginning of each forward.
+
+    modes: of each forward: "train", "no_sync", "eval" with grad mode, or "no_grad", which is in
+        evaluation mode as well.
+    """
     module = Counting(step=me.rank + 1, replace=replace)
     module.count += 10 * me.rank
     model = me.ddp(module.to(me.device), **options)
     for mode in modes:
         x = torch.ones(1, WIDTH, dtype=torch.float64, device=me.device)
-        if mode == "eval":
+        model.train(mode in ("train", "no_sync"))
+        if mode == "no_grad":
             with torch.no_grad():
                 model(x)
         elif mode == "no_sync":
@@ -64,6 +69,17 @@ def counts(me: Me, replace: bool, options: Options, modes: list[str]) -> list[fl
 def test_buffers_are_rank_0s(ranks: Ranks) -> None:
     got = ranks.run(counts, False, {}, ["train"] * 3)
     assert_same_on_all_ranks(got, [0.0, 1.0, 2.0], what="buffer before each forward")
+
+
+@covers("ddp/buffers/in-eval")
+@world_sizes(2)
+@pytest.mark.parametrize("mode", ["eval", "no_grad"])
+def test_buffers_are_rank_0s_in_evaluation_mode(ranks: Ranks, mode: str) -> None:
+    """Only the first of several forwards without grad mode synchronises buffers."""
+    modes = ["train", "train", mode] + [mode] * (mode == "eval")
+    got = ranks.run(counts, False, {}, modes)
+    want = [float(i) for i in range(len(modes))]
+    assert_same_on_all_ranks(got, want, what="buffer before each forward")
 
 
 @covers("ddp/buffers/reassigned")

@@ -10,6 +10,15 @@ BEFORE_FORWARD = Requirement(
     says="Before each forward in training every rank's buffers get rank 0's values.",
     source=f"{DOCS}: buffers are broadcast from rank 0 in every iteration; pytorch#63917",
 )
+IN_EVAL = Requirement(
+    id="ddp/buffers/in-eval",
+    level=MUST,
+    profile="ddp",
+    says="In evaluation mode buffers get rank 0's values too: before each forward with grad mode, and "
+    "before the first one without it.",
+    source=f"{DOCS}, argument forward_sync_buffers, which names no mode; {OBSERVED}",
+    rests_on=("ddp/buffers/before-forward",),
+)
 REASSIGNED = Requirement(
     id="ddp/buffers/reassigned",
     level=MUST,
