@@ -10,7 +10,14 @@ from pathlib import Path
 import torch
 
 from conformance.requirements import PROFILES, UnknownRequirement, catalogue
-from conformance.target import DEVICES, Target, TargetError, load_target, on_device
+from conformance.target import (
+    DEVICES,
+    Target,
+    TargetError,
+    load_target,
+    on_device,
+    with_front_end,
+)
 
 WORLD_SIZE_MAX = 64
 DEFAULT_WORLD_SIZES = (1, 2, 3, 4)
@@ -81,7 +88,7 @@ def read_settings(
         raise UsageError(f"--requirement: {error.args[0]}") from error
     if device is not None and device not in DEVICES:
         raise UsageError(f"--device {device}: must be cpu or cuda")
-    found = on_device(found, device or found.device)
+    found = on_device(with_front_end(found), device or found.device)
     if found.device == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"target {found.name} is on cuda, and there is no CUDA device here")
     if not deadline_s > 0:

@@ -9,6 +9,7 @@ import importlib.metadata
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ else:
 _WAYS_TO_FAIL = tuple(sorted(map(str, FAILURES)))
 
 BUILT_IN = Path(__file__).parent / "targets"
+_FRONT_END = Path(__file__).with_name("front_end.toml")
 DEVICES = ("cpu", "cuda")
 
 
@@ -183,19 +185,31 @@ def _load(spec: str) -> Target:
 
 
 def _with_this_torch(target: Target) -> Target:
-    version = importlib.metadata.version("torch")
-
-    def about_this(one: Absence | Deviation) -> bool:
-        return SpecifierSet(one.torch).contains(version, prereleases=True)
-
-    absences = list(filter(about_this, target.absences))
+    absences = list(filter(_about_this_torch, target.absences))
     absent = [c for absence in absences if not absence.device for c in absence.capabilities]
     return replace(
         target,
         capabilities=target.capabilities.without(absent),
         absences=tuple(absence for absence in absences if absence.device),
-        deviations=tuple(filter(about_this, target.deviations)),
+        deviations=tuple(filter(_about_this_torch, target.deviations)),
     )
+
+
+def _about_this_torch(one: Absence | Deviation) -> bool:
+    version = importlib.metadata.version("torch")
+    return SpecifierSet(one.torch).contains(version, prereleases=True)
+
+
+def with_front_end(target: Target) -> Target:
+    """The target, excused for what torch's own code in front of every backend breaks."""
+    return replace(target, deviations=(*target.deviations, *deviations_of_front_end()))
+
+
+@cache
+def deviations_of_front_end() -> tuple[Deviation, ...]:
+    """What torch's own code breaks on any backend, with the version that is installed."""
+    table = tomllib.loads(_FRONT_END.read_text(encoding="utf-8"))
+    return tuple(filter(_about_this_torch, map(_deviation, _rows(table, "deviations"))))
 
 
 def _combined(wrappers: Target, backend: Target) -> Target:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from inspect import signature
 from typing import Any
 
 import torch
@@ -43,8 +44,14 @@ class Me:
         return resolve(self.target.ddp)(module, **kwargs)
 
     def fsdp(self, module: torch.nn.Module, **kwargs: Any) -> Any:
-        """The module in the target's FullyShardedDataParallel, on this rank's device."""
-        return resolve(self.target.fsdp)(module, **{"device_id": self.device, **kwargs})
+        """The module in the target's FullyShardedDataParallel, on this rank's device.
+
+        On the CPU, one without `device_id` has no other choice.
+        """
+        wrapper = resolve(self.target.fsdp)
+        if self.device.type != "cpu" or "device_id" in signature(wrapper).parameters:
+            kwargs.setdefault("device_id", self.device)
+        return wrapper(module, **kwargs)
 
     def sync_batchnorm(self) -> Any:
         """The target's SyncBatchNorm class."""

@@ -12,6 +12,7 @@ import functools
 import inspect
 import mmap
 import struct
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -109,6 +110,7 @@ class Recorder:
     def __init__(self, page: Page) -> None:
         self._page = page
         self._counts: Counter[tuple[str, str]] = Counter()
+        self._calls = threading.local()  # .outer: the call that this thread is in
         for name in RECORDED:
             operation = getattr(distributed_c10d, name, None)
             if operation is not None:  # torch 2.11 lacks the newest names
@@ -129,11 +131,17 @@ class Recorder:
         @functools.wraps(operation)
         def recorded(*args: Any, **kwargs: Any) -> Any:
             group = args[group_at] if len(args) > group_at else kwargs.get("group")
-            self._page.write(self._describe(name, group, args, kwargs), in_it=True)
+            outer: str = getattr(self._calls, "outer", "")
+            self._calls.outer = self._describe(name, group, args, kwargs)
+            self._page.write(self._calls.outer, in_it=True)
             try:
                 return operation(*args, **kwargs)
             finally:
-                self._page.returned()
+                self._calls.outer = outer
+                if outer:  # which goes on
+                    self._page.write(outer, in_it=True)
+                else:
+                    self._page.returned()
 
         _ORIGINALS[recorded] = operation
         return recorded

@@ -8,7 +8,15 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from conformance.harness.recorder import PAGE_BYTES, LastCollective, Page, _group_name, _tensors
+from conformance.harness import recorder
+from conformance.harness.recorder import (
+    PAGE_BYTES,
+    LastCollective,
+    Page,
+    Recorder,
+    _group_name,
+    _tensors,
+)
 
 
 @pytest.fixture
@@ -52,3 +60,25 @@ def test_tensors_and_groups_are_described() -> None:
     assert list(_tensors(values)) == ["float32 (2, 3)", "[4 x int8 (1,)]"]
     assert _group_name(None) == "default"
     assert _group_name("7") == "7"
+
+
+def test_a_call_that_makes_others_is_still_under_way(
+    pages: tuple[Page, Page], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank, parent = pages
+    monkeypatch.setattr(recorder, "RECORDED", ())
+    wrap = Recorder(rank)._wrap
+    seen = []
+
+    def inner(group: object = None) -> None:
+        seen.append(parent.read())
+
+    def outer(group: object = None) -> None:
+        recorded_inner()
+        seen.append(parent.read())
+
+    recorded_inner, recorded_outer = wrap("irecv", inner), wrap("recv", outer)
+    recorded_outer()
+    of_outer = LastCollective("recv #1 on group 'default'", in_it=True)
+    assert seen == [LastCollective("irecv #1 on group 'default'", in_it=True), of_outer]
+    assert parent.read() == LastCollective("recv #1 on group 'default'", in_it=False)

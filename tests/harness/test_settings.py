@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from conformance.settings import Settings, UsageError, read_settings
+from conformance.target import deviations_of_front_end, load_target
 
 
 def settings(**given: Any) -> Settings:
@@ -31,6 +32,16 @@ def test_without_options_everything_is_selected() -> None:
     assert everything.sizes_for((2, 3, 5), 2) == (2, 3, 5)
     assert everything.sizes_for((), 1) == (1, 2, 3, 4)
     assert everything.sizes_for((), 3) == (3, 4)
+
+
+def test_no_target_answers_for_torchs_own_front_end() -> None:
+    shared = deviations_of_front_end()
+    assert shared
+    for target in ("torch", "impl", "impl@torch"):
+        assert settings(target=target).target.deviations[-len(shared) :] == shared
+        assert not {id for d in shared for id in d.requirements} & {
+            id for d in load_target(target).deviations for id in d.requirements
+        }
 
 
 def test_profiles_and_requirements_select_together() -> None:
