@@ -24,12 +24,13 @@ def assert_near(
     """
     judged = range(len(want)) if ranks is None else ranks
     for rank, mine, near in zip(judged, got, want, strict=True):
-        found = _difference(mine, near)
+        found = difference(mine, near)
         if found:
             raise CheckFailed(f"{what}: rank {rank} is wrong\n{found}", rank)
 
 
-def _difference(got: Tensor | None, want: Near) -> str:
+def difference(got: Tensor | None, want: Near) -> str:
+    """Where the tensor is too far off, for a report; "" where it is not."""
     wanted = want.value.to(want.dtype)
     if got is None or got.dtype != want.dtype or got.shape != want.value.shape:
         return f"got {'None' if got is None else describe(got)}, want {describe(wanted)}"

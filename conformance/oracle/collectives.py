@@ -16,8 +16,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from conformance.oracle.data import bits, blank, factors, positive, sample
-from conformance.oracle.reduction import reduced
+from conformance.oracle.data import (
+    bits,
+    blank,
+    factors,
+    noise,
+    noisy_factors,
+    positive,
+    sample,
+)
+from conformance.oracle.near import Near
+from conformance.oracle.reduction import reduced, rounded
 
 Shape = tuple[int, ...]
 
@@ -32,6 +41,7 @@ class Call:
         for the operations whose blocks may differ: all_to_all, all_to_all_single.
     stacked: the one-tensor forms lay blocks along a new dimension instead of along the first.
     raw: contributions are any bits, for what is only moved.
+    noisy: contributions are random floats, whose sum or product is a matter of rounding.
     salt: tells apart the contributions of several calls.
     """
 
@@ -43,6 +53,7 @@ class Call:
     splits: tuple[tuple[int, ...], ...] = ()
     stacked: bool = False
     raw: bool = False
+    noisy: bool = False
     salt: int = 0
 
     def block_shape(self, source: int, destination: int) -> Shape:
@@ -61,12 +72,18 @@ class Buffers:
 
 
 _MAKERS = {"product": factors, "avg": positive}
+_NOISY_MAKERS = {"product": noisy_factors}
 
 
 def contribution(call: Call, rank: int, to: int = 0) -> Tensor:
     """What `rank` puts in; where every destination gets something of its own, what it puts in
     for rank `to`."""
-    make = bits if call.raw else _MAKERS.get(call.reduce_op, sample)
+    if call.raw:
+        make = bits
+    elif call.noisy:
+        make = _NOISY_MAKERS.get(call.reduce_op, noise)
+    else:
+        make = _MAKERS.get(call.reduce_op, sample)
     return make(call.block_shape(rank, to), call.dtype, rank, call.salt + 17 * to)
 
 
@@ -103,6 +120,14 @@ def after(call: Call, rank: int, world_size: int) -> Buffers:
     """The same tensors when the call is done; what is given has not changed."""
     given = before(call, rank, world_size).given
     return Buffers(given, _outputs(call, rank, world_size))
+
+
+def rounded_after(call: Call, rank: int, world_size: int) -> Near:
+    """What a reducing call leaves in the one tensor that `rank` takes, if it receives anything; of
+    complex tensors, as real ones with a dimension more."""
+    scatters = call.op in ("reduce_scatter", "reduce_scatter_tensor")
+    to = rank if scatters else 0
+    return rounded(call.reduce_op, [contribution(call, s, to) for s in range(world_size)])
 
 
 def receives(call: Call, rank: int) -> bool:

@@ -96,12 +96,27 @@ def blank(shape: Sequence[int], dtype: str) -> Tensor:
 
 
 def noise(shape: Sequence[int], dtype: str, rank: int, salt: int = 0) -> Tensor:
-    """Random floats of widely different size, whose sum depends on the order of addition."""
+    """Random floats of widely different size, whose sum depends on the order of addition.
+
+    They need every bit that the dtype has; of complex numbers, both parts do.
+    """
     kind = dtype_named(dtype)
+    if kind.is_complex:
+        return torch.view_as_complex(noise((*shape, 2), _real_part(dtype), rank, salt))
     generator = torch.Generator().manual_seed(1000 * salt + rank)
     size = tuple(shape)
     scale = torch.randint(-6, 7, size, generator=generator).to(torch.float64).exp2()
     return (torch.randn(size, generator=generator, dtype=torch.float64) * scale).to(kind)
+
+
+def noisy_factors(shape: Sequence[int], dtype: str, rank: int, salt: int = 0) -> Tensor:
+    """Random floats of both signs, of sizes from 1/2 to 2: a product of five, in whatever order,
+    stays far from the ends of every dtype, and needs every bit that the dtype has."""
+    generator = torch.Generator().manual_seed(1000 * salt + rank)
+    size = tuple(shape)
+    exponents = torch.rand(size, generator=generator, dtype=torch.float64) * 2 - 1
+    signs = torch.randint(0, 2, size, generator=generator) * 2 - 1
+    return (exponents.exp2() * signs).to(dtype_named(dtype))
 
 
 def _mixed(numel: int, rank: int, salt: int) -> Tensor:

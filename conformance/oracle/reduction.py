@@ -2,9 +2,9 @@
 
 [Note: which results are exact]
 Integers and bool have one right result, also where it wraps around. MIN, MAX and the bitwise
-operations do not round. A floating-point SUM or PRODUCT depends on the order, so it is exact only
-for contributions as `oracle.data` makes them; for others `sum_error_bound` says how far off any
-order may be.
+operations do not round. A floating-point SUM, PRODUCT or AVG depends on the order, so it is exact
+only for contributions as `oracle.data` makes them; for others `rounded` says how far off any order
+may be.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from conformance.oracle.near import Near
 
 Array = npt.NDArray[Any]
 
@@ -55,15 +57,28 @@ def reduced(op: str, contributions: Sequence[Tensor]) -> Tensor:
     return torch.from_numpy(np.asarray(result)).to(first.dtype).reshape(first.shape)
 
 
-def sum_error_bound(contributions: Sequence[Tensor]) -> Tensor:
-    """How far a SUM may be from the exact one, element by element, in float64.
+def rounded(op: str, contributions: Sequence[Tensor]) -> Near:
+    """A SUM, PRODUCT or AVG of floating-point tensors, up to what their own arithmetic may be off.
 
-    Each of n-1 additions in the tensors' own dtype is off by at most half a unit in the last place
-    of a partial sum, and no partial sum is greater than the sum of absolute values.
+    Each operation is off by at most half a unit in the last place of its result, and no partial sum
+    is greater than the sum of absolute values. n-1 additions or multiplications make a SUM or a
+    PRODUCT; an AVG also rounds 1/n, and multiplies by it, before or after. One operation more makes
+    up for products of errors. Here the same operations are done in float64, which rounds as well.
+    Complex tensors are taken as real ones with a dimension more.
     """
-    total = torch.stack([c.to(torch.float64).abs() for c in contributions]).sum(0)
-    info = torch.finfo(contributions[0].dtype)
-    return len(contributions) * (total * info.eps / 2 + info.smallest_normal)
+    parts = [torch.view_as_real(c) if c.is_complex() else c for c in contributions]
+    stacked = torch.stack([p.detach().to(torch.float64) for p in parts])
+    count = len(parts)
+    if op == "product":
+        value = stacked.prod(0)
+        size = value.abs()
+    else:
+        divisor = count if op == "avg" else 1
+        value, size = stacked.sum(0) / divisor, stacked.abs().sum(0) / divisor
+    operations = count + 2 if op == "avg" else count
+    info, own = torch.finfo(parts[0].dtype), torch.finfo(torch.float64)
+    within = operations * (size * (info.eps + own.eps) / 2 + info.smallest_normal)
+    return Near(value, within, parts[0].dtype)
 
 
 _PLAIN: dict[str, np.ufunc] = {

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conformance.oracle.collectives import Call, after, before, contribution, receives
+from conformance.oracle.collectives import (
+    Call,
+    after,
+    before,
+    contribution,
+    receives,
+    rounded_after,
+)
 from conformance.oracle.reduction import reduced
 
 OPS = [
@@ -37,6 +44,15 @@ def test_all_reduce_is_reduce_everywhere() -> None:
     everywhere = [after(Call("all_reduce"), rank, 3).taken[0] for rank in range(3)]
     at_root = [after(Call("reduce", root=rank), rank, 3).taken[0] for rank in range(3)]
     assert all(torch.equal(a, b) for a, b in zip(everywhere, at_root, strict=True))
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"])
+@pytest.mark.parametrize("reduce_op", ["sum", "product", "avg"])
+def test_what_rounds_is_near_to_what_is_reduced(op: str, reduce_op: str) -> None:
+    call = Call(op, (20,), "float32", reduce_op, root=1, noisy=True)
+    near = rounded_after(call, 1, 3)
+    assert not near.off(after(call, 1, 3).taken[0]).any()
+    assert near.off(contribution(call, 1)).all()
 
 
 def test_reduce_leaves_the_others() -> None:

@@ -13,6 +13,7 @@ from conformance.oracle.data import (
     factors,
     name_of,
     noise,
+    noisy_factors,
     positive,
     sample,
 )
@@ -84,6 +85,24 @@ def test_noise_is_the_same_each_time_and_depends_on_order() -> None:
     assert torch.equal(noise((20,), "float32", 1), noise((20,), "float32", 1))
     a, b, c = (noise((1000,), "float32", rank) for rank in range(3))
     assert not torch.equal((a + b) + c, a + (b + c))
+
+
+def test_both_parts_of_complex_noise_are_noise() -> None:
+    parts = torch.view_as_real(noise((50,), "complex64", 1))
+    assert parts.dtype is torch.float32
+    assert not torch.equal(parts, parts.half().float())
+    assert not torch.equal(parts[:, 0], parts[:, 1])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_a_product_of_five_noisy_factors_is_a_normal_number(dtype: str) -> None:
+    made = [noisy_factors((500,), dtype, rank) for rank in range(5)]
+    sizes = torch.stack(made).to(torch.float64).abs()
+    assert 0.5 <= sizes.min() < 0.6
+    assert 1.9 < sizes.max() <= 2
+    assert {-1.0, 1.0} == set(made[0].sign().tolist())
+    assert not torch.equal(made[0], made[1])
+    assert not torch.equal(made[0], noisy_factors((500,), dtype, 0, salt=1))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

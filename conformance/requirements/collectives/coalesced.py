@@ -19,6 +19,13 @@ REDUCE_OPS = _must(
     source="torch 2.13 docs, all_reduce_coalesced",
     rests_on=("all_reduce_coalesced/values",),
 )
+REDUCE_PRECISION = _must(
+    id="all_reduce_coalesced/precision",
+    says="all_reduce_coalesced of floating-point tensors rounds no more than their dtype's own "
+    "arithmetic does, and MIN and MAX not at all.",
+    source="torch 2.13 docs, all_reduce_coalesced; pytorch#152300, gloo#446",
+    rests_on=("all_reduce_coalesced/values", "all_reduce/rounding"),
+)
 REDUCE_STRIDED = _must(
     id="all_reduce_coalesced/strided",
     says="all_reduce_coalesced reduces the elements of strided views and leaves the rest alone.",
@@ -87,6 +94,13 @@ MANAGER_REDUCE_OP = _must(
     says="all_reduce calls inside of a coalescing manager reduce by the operation that they name.",
     source="torch 2.13, _coalescing_manager",
     rests_on=("coalescing/all_reduce",),
+)
+MANAGER_PRECISION = _must(
+    id="coalescing/precision",
+    says="Reductions of floating-point tensors inside of a coalescing manager round no more than "
+    "their dtype's own arithmetic does, and MIN and MAX not at all.",
+    source="torch 2.13, _coalescing_manager; pytorch#152300, gloo#446",
+    rests_on=("coalescing/all_reduce", "all_reduce/rounding"),
 )
 MANAGER_GATHER = _must(
     id="coalescing/all_gather_into_tensor",

@@ -71,6 +71,13 @@ COALESCED = _functional(
     needs=("feature:coalescing",),
     rests_on=("all_reduce_coalesced/values",),
 )
+PRECISION = _functional(
+    id="functional/precision",
+    says="Functional reductions of floating-point tensors round no more than their dtype's own "
+    "arithmetic does, and MIN and MAX not at all.",
+    source=f"{_SOURCE}; pytorch#152300, gloo#446",
+    rests_on=("functional/all_reduce", "all_reduce/rounding"),
+)
 INPUT = _functional(
     id="functional/input-untouched",
     says="Functional collectives do not change their input.",

@@ -51,6 +51,20 @@ BXOR = _must(
     needs=("reduce_op:bxor",),
     rests_on=("all_reduce/sum",),
 )
+ROUNDING = _must(
+    id="reductions/rounding",
+    says="A floating-point SUM, PRODUCT or AVG is, by each collective that reduces, no further off "
+    "than computing in the tensors' dtype, in some order, can be.",
+    source="pytorch#152300, gloo#446",
+    needs=("reduce_op:sum",),
+    rests_on=("all_reduce/rounding",),
+)
+MIN_MAX_BITS = _must(
+    id="reductions/min-max-bits",
+    says="MIN and MAX return one of the contributions to its last bit.",
+    source="torch 2.13 docs, ReduceOp, torch.minimum; IEEE 754: comparing does not round",
+    rests_on=("all_reduce/sum",),
+)
 WRAPS = _must(
     id="reductions/integers-wrap",
     says="Integer SUM and PRODUCT wrap around as the dtype's own arithmetic does.",
