@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
+import threading
 import zlib
 from collections.abc import Generator, Iterator
 from dataclasses import replace
@@ -23,7 +26,7 @@ from conformance.markers import DOCUMENTED
 from conformance.options import OPTIONS
 from conformance.plan import Plan, adopt_own, make_plan, select, world_size_of
 from conformance.report.again import Invocation, command_again
-from conformance.report.certificate import ALONE, JUNIT
+from conformance.report.certificate import ALONE, JUNIT, remove_certificate
 from conformance.report.failure import FailedCase, failure_text
 from conformance.report.results import CaseResult
 from conformance.report.script import Example, write_script
@@ -40,7 +43,7 @@ _FOUND = pytest.StashKey[list[pytest.Item]]()
 _PLAN = pytest.StashKey[Plan]()
 _WORLD = pytest.StashKey[Ranks]()
 _BLOCKED = pytest.StashKey[str]()
-_DEVIATES = pytest.StashKey[bool]()
+_EXCUSED = pytest.StashKey[bool]()
 _TEMPORARY = pytest.StashKey[pytest.TempPathFactory]()
 
 
@@ -71,6 +74,9 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
         if at is not None:
             settings = _join_torchrun(at, settings, option)
     except UsageError as error:
+        if option.certificate:  # nothing may stay there that could be taken for this run's
+            with contextlib.suppress(OSError):
+                remove_certificate(Path(option.certificate))
         return usage_error(str(error))
     config.stash[_SETTINGS] = settings
     if settings.certificate is not None and not _is_worker(config):
@@ -100,8 +106,22 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_BOARD] = Board.make()
         certifier = Certifier(config, config.stash[_SETTINGS], config.stash[_BOARD])
         config.pluginmanager.register(certifier, "conformance-certifier")
+        _end_in_order_when_terminated(config)
     config.stash[_FOUND] = []
     properties.use_unless_chosen()
+
+
+def _end_in_order_when_terminated(config: pytest.Config) -> None:
+    """Take SIGTERM, as from `timeout` or a CI that gives up, for Ctrl-C: report and certificate of
+    what was done so far are written, and no process is left."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if in_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        config.add_cleanup(_die_when_terminated)
+
+
+def _die_when_terminated() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -223,7 +243,7 @@ def _ranks(
             which = _which_ranks(world_size, spec.device)
             item.config.stash[_BOARD].note_default_group(which, was_made=world.was_made)
     # A case that broke off as the target says leaves something behind, which is part of it.
-    if world.leaks and not item.stash.get(_DEVIATES, False):
+    if world.leaks and not item.stash.get(_EXCUSED, False):
         text = "\n".join(dict.fromkeys(map(str, world.leaks)))
         raise LeftBehind(text, worst(leak.verdict for leak in world.leaks))
 
@@ -278,7 +298,7 @@ def pytest_runtest_makereport(
     settings = item.config.stash[_SETTINGS]
     judgement = judge_end(error, item.stash[_PLAN], settings.target, item.stash.get(_BLOCKED, ""))
     if judgement.verdicts:
-        item.stash[_DEVIATES] = Verdict.DEVIATION in judgement.verdicts.values()
+        item.stash[_EXCUSED] = judgement.excused
         _record(item, report, judgement, call.duration)
         _show(item, report, judgement, error, settings)
     elif error is not None and report.failed and _WORLD in item.stash:

@@ -13,6 +13,7 @@ from pathlib import Path
 # Threads that torch starts once and keeps for the life of a process; they belong to no case.
 _FOR_LIFE = ("pt_autograd", "OMP", "libgomp", "cuda", "kineto", "python-watchdog")
 _SETTLE_S = 3.0
+_SHOWN_OF_COMMAND = 80
 
 # Devices that a driver opens when it first needs them, and keeps open.
 _DRIVERS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
@@ -26,12 +27,14 @@ class Holdings:
     python_threads: thread id -> name as Python has it.
     descriptors: what the open descriptors refer to, counted ("socket", "/tmp/x", "pipe").
     shared_memory: names of mapped files in shared memory.
+    children: process id -> command line.
     """
 
     threads: dict[int, str]
     python_threads: dict[int, str]
     descriptors: Counter[str]
     shared_memory: Counter[str]
+    children: dict[int, str]
 
 
 def take_census() -> Holdings:
@@ -41,6 +44,7 @@ def take_census() -> Holdings:
         python_threads={t.native_id or 0: t.name for t in threading.enumerate()},
         descriptors=_descriptors(),
         shared_memory=_shared_memory(),
+        children=_children(),
     )
 
 
@@ -69,6 +73,9 @@ def _difference(before: Holdings, now: Holdings) -> tuple[str, ...]:
         leaks.append(f"{count} descriptor{'s' if count > 1 else ''} of {name}")
     for name, count in (now.shared_memory - before.shared_memory).items():
         leaks.append(f"shared memory {name}{f' ({count} mappings)' if count > 1 else ''}")
+    for id, command in now.children.items():
+        if id not in before.children:
+            leaks.append(f"process {id}: {command or 'a zombie'}")
     return tuple(leaks)
 
 
@@ -101,4 +108,21 @@ def _shared_memory() -> Counter[str]:
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and fields[5].startswith(("/dev/shm/", "/memfd:")):
             found[fields[5]] += 1
+    return found
+
+
+def _children() -> dict[int, str]:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # there are none, which is quickly told
+        return {}
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+            words = (process / "cmdline").read_bytes().decode(errors="replace")
+        except OSError:  # it has ended since
+            continue
+        if int(parent) == os.getpid():
+            found[int(process.name)] = " ".join(words.split("\0"))[:_SHOWN_OF_COMMAND].strip()
     return found

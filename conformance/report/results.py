@@ -169,14 +169,12 @@ class Results:
 
     @property
     def over_claims(self) -> list[str]:
-        """Capabilities that the target claims and that a broken requirement needs."""
-        needed = {
-            need
-            for result in self.requirements
-            if result.verdict in FAILURES
-            for need in result.requirement.needs
-        }
-        return sorted(need for need in needed if not self.target.lacks((need,)))
+        """Capabilities that the target claims, and of which nothing holds but something is broken.
+
+        A requirement is of a capability if it names it itself.
+        """
+        broken = self._needed_by(FAILURES) - self._needed_by(frozenset({Verdict.HOLDS}))
+        return sorted(need for need in broken if not self.target.lacks((need,)))
 
     def _deviation(self, deviation: Deviation) -> DeviationResult:
         covered = [r for r in self.requirements if deviation.covers(r.requirement.id)]
@@ -202,6 +200,10 @@ class Results:
             and self.target.deviation(id, case.seen) is deviation
             for case in result.cases
         )
+
+    def _needed_by(self, verdicts: frozenset[Verdict]) -> set[str]:
+        came_to = (r.requirement for r in self.requirements if r.verdict in verdicts)
+        return {need for requirement in came_to for need in requirement.needs}
 
     def _any(self, verdicts: frozenset[Verdict]) -> bool:
         return any(r.verdict in verdicts for r in self.requirements)

@@ -225,3 +225,28 @@ class RemembersWhatItSent(ForwardingGroup):
     def send(self, tensors: Any, dst: int, tag: int) -> Any:
         self.sent += tensors
         return super().send(tensors, dst, tag)
+
+
+@breaks(
+    "work/leaves-the-process-alone", says="rank 0 finds changed: torch's random generator, grad"
+)
+class DrawsAndStopsGradients(ForwardingGroup):
+    """A broadcast picks its tree at random; an all_reduce runs, and leaves, without gradients."""
+
+    def broadcast(self, tensors: Any, opts: Any) -> Any:
+        torch.rand(())
+        return super().broadcast(tensors, opts)
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        torch.set_grad_enabled(False)
+        return super().allreduce(tensors, opts)
+
+
+@breaks("work/leaves-the-process-alone", says="rank 0 finds changed: working directory, environ")
+class GoesElsewhere(ForwardingGroup):
+    """A group works in its own directory, and says so."""
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
+        super().__init__(store, rank, world_size, timeout)
+        os.chdir("/")
+        os.environ["GROUP_AT"] = "/"

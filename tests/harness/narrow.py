@@ -13,8 +13,7 @@ from torch import Tensor
 
 from conformance.capabilities import Capabilities
 from conformance.harness.forwarding import OPERATIONS
-from conformance.target import Deviation, Target, load_target
-from conformance.verdict import Verdict
+from conformance.target import Target, load_target
 from tests.faults.kit import ForwardingGroup
 
 Op = dist.ReduceOp
@@ -24,12 +23,6 @@ CLAIMED = Capabilities(
     dtypes=frozenset({"float32", "float64", "int64"}),
     reduce_ops=frozenset({"sum", "max"}),
     features=frozenset({"sequence_numbers", "timeouts"}),
-)
-
-_UNWRAPPED = Deviation(
-    ("mismatch/debug-detail*",),
-    reason="torch wraps groups of C++ alone in what looks at the ranks' calls, and Gloo dies",
-    expects=Verdict.CRASHED,
 )
 
 _OPS = CLAIMED.ops | {"recv"}
@@ -83,5 +76,4 @@ def narrow() -> Target:
         backend="narrow",
         imports=(__name__,),
         capabilities=CLAIMED,
-        deviations=(*base.deviations, _UNWRAPPED),
     )

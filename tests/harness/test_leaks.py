@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import subprocess
 import sys
 import threading
 from collections import Counter
@@ -23,6 +24,7 @@ BEFORE = Holdings(
     python_threads={1: "MainThread"},
     descriptors=Counter({"socket": 2, "pipe": 1}),
     shared_memory=Counter(),
+    children={},
 )
 
 
@@ -46,12 +48,24 @@ BEFORE = Holdings(
             replace(BEFORE, shared_memory=Counter({"/dev/shm/a": 2, "/memfd:b": 1})),
             ("shared memory /dev/shm/a (2 mappings)", "shared memory /memfd:b"),
         ),
+        (replace(BEFORE, children={9: "sleep 9", 8: ""}), ("process 9: sleep", "process 8: a zo")),
     ],
 )
 def test_only_what_is_new_is_a_leak(now: Holdings, leaks: tuple[str, ...]) -> None:
     found = _difference(BEFORE, now)
     assert len(found) == len(leaks)
     assert all(text.startswith(start) for text, start in zip(found, leaks, strict=True))
+
+
+def test_a_census_sees_processes() -> None:
+    before = take_census()
+    child = subprocess.Popen(["sleep", "300"])
+    try:
+        assert f"process {child.pid}: sleep 300" in _difference(before, take_census())
+    finally:
+        child.kill()
+        child.wait()
+    assert find_leaks(before) == ()
 
 
 def test_a_census_sees_threads_descriptors_and_shared_memory() -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C, and a parent that is killed: how the run ends, and that nothing is left behind."""
+"""Ctrl-C, SIGTERM, a parent that is killed: how the run ends, and that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -93,11 +93,12 @@ def interrupt(outside: Outside, how: int, *args: str) -> Run:
     return outside.ended(process.returncode, (folder / "out").read_text())
 
 
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("args", [("-n0",), ("-n1",)], ids=["one process", "a worker"])
-def test_ctrl_c_ends_a_run_and_its_ranks(
-    outside: Outside, temporary: Path, args: tuple[str, ...]
+def test_a_signal_ends_a_run_and_its_ranks(
+    outside: Outside, temporary: Path, args: tuple[str, ...], how: signal.Signals
 ) -> None:
-    run = interrupt(outside, signal.SIGINT, *args)
+    run = interrupt(outside, how, *args)
     assert run.exit_status == 130, run.out
     assert "KeyboardInterrupt" in run.out
     assert "conformant;" not in run.out

@@ -89,6 +89,15 @@ def test_bad_input_is_refused_in_one_line(
     assert fnmatchcase(line, f"ERROR: {says}"), line
 
 
+@pytest.mark.parametrize("wrong", ["--profile=dpp", "--target=lost.toml"])
+def test_no_earlier_certificate_is_left_for_that_of_a_refused_run(
+    folder: Path, capsys: pytest.CaptureFixture[str], wrong: str
+) -> None:
+    (folder / "certificate.json").write_text("{}")
+    refusal(folder, capsys, wrong, f"--certificate={folder}")
+    assert not (folder / "certificate.json").exists()
+
+
 def test_a_cuda_target_needs_a_cuda_device(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,13 @@ PEER_GONE = Requirement(
     needs=("feature:timeouts",),
     rests_on=("all_reduce/async",),
 )
+LEAVES_ALONE = _must(
+    id="work/leaves-the-process-alone",
+    says="A group and its operations change nothing else of the process: not the state of random "
+    "generators, grad mode, default dtype or number of threads, not the working directory, the "
+    "environment or the handlers of signals.",
+    source="derived: runs could not be repeated otherwise",
+)
 KEEPS_NOTHING = _must(
     id="work/keeps-nothing",
     says="When collectives are over and their handles are dropped, the group has let go of their "
