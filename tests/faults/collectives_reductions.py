@@ -53,6 +53,22 @@ class MultipliesItselfTwice(ForwardingGroup):
         return super().reduce(tensors, opts)
 
 
+@breaks("reductions/product", says=r"reduce_op='product'[\s\S]*is wrong[\s\S]*\[ws5-product")
+@breaks("reductions/max", says=r"reduce_op='max'[\s\S]*is wrong[\s\S]*\[ws5-max")
+@breaks("reductions/bxor", says=r"reduce_op='bxor'[\s\S]*is wrong[\s\S]*\[ws5-bxor")
+class CountsToFour(ForwardingGroup):
+    """Of five ranks and more, the first four count in a PRODUCT, MAX and BXOR."""
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        if self.rank() >= 4:
+            for x in tensors:
+                info = torch.finfo(x.dtype) if x.is_floating_point() else torch.iinfo(x.dtype)
+                for op, neutral in ((Op.PRODUCT, 1), (Op.BXOR, 0), (Op.MAX, info.min)):
+                    if opts.reduceOp == op:
+                        x.fill_(neutral)
+        return super().allreduce(tensors, opts)
+
+
 @breaks("reductions/integers-wrap", says=r"got 255, want 44")
 class Saturates(ForwardingGroup):
     """Integer sums stop at the greatest value."""
@@ -188,6 +204,24 @@ class AveragesByMultiplying(GroupFault, ProcessGroupGloo):
         work.wait()
         if opts is not None and opts.reduceOp == Op.AVG and not tensors[0].is_floating_point():
             tensors[0].zero_()
+        return work
+
+
+@breaks("reductions/average-of-integers", says=r"avg: rank 0 is wrong[\s\S]*got -\d+, want -\d+")
+class RoundsAveragesDown(GroupFault, ProcessGroupGloo):
+    """The quotient of a sum below zero is the next integer below."""
+
+    base = "impl"
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+        if opts is None or opts.reduceOp != Op.AVG or tensors[0].is_floating_point():
+            return super().allreduce(tensors, opts)
+        opts.reduceOp = Op.SUM
+        wide = [x.to(torch.int64) for x in tensors]
+        work = super().allreduce(wide, opts)
+        work.wait()
+        for x, total in zip(tensors, wide, strict=True):
+            x.copy_(total.div(self.size(), rounding_mode="floor"))
         return work
 
 

@@ -66,8 +66,8 @@ def test_a_world_of_one(ranks: Ranks, op: str) -> None:
 @pytest.mark.parametrize("op", EACH)
 @world_sizes(2, 3)
 def test_large_tensors(ranks: Ranks, op: str) -> None:
-    """A prime number of elements; more than 2 MiB where all of a rank's tensor is one block."""
-    call = Call(op, (524_309,) if op in ("all_reduce", "reduce", "broadcast") else (150_001,))
+    """A prime number of elements: of 1 MiB in each block, and of 2 where there is one block."""
+    call = Call(op, (524_309,) if op in ("all_reduce", "reduce", "broadcast") else (262_147,))
     assert_taken(call, ranks.run(perform, call))
 
 

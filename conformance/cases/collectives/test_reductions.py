@@ -22,7 +22,13 @@ from conformance import (
     not_probed,
     world_sizes,
 )
-from conformance.cases.collectives.perform import REDUCE_OPS, Seen, assert_taken, perform
+from conformance.cases.collectives.perform import (
+    REDUCE_OPS,
+    Seen,
+    assert_taken,
+    perform,
+    reduce_scatter_tensor,
+)
 from conformance.cases.parameters import dtypes, ops, reduce_ops
 from conformance.harness.failure import Bystander
 from conformance.oracle.collectives import Call
@@ -62,7 +68,7 @@ def claimed_dtypes(ranks: Ranks, reduce_op: str) -> list[str]:
 
 @pytest.mark.parametrize("op", REDUCING)
 @pytest.mark.parametrize("reduce_op", OPS)
-@world_sizes(2, 3)
+@world_sizes(2, 3, 5)
 def test_a_reduce_operation_in_each_collective(ranks: Ranks, op: str, reduce_op: str) -> None:
     for dtype in claimed_dtypes(ranks, reduce_op):
         call = Call(op, (7,), dtype, reduce_op)
@@ -91,6 +97,12 @@ def reduced_everywhere(me: Me, contributions: list[Tensor], op: str) -> list[Ten
         by_reduce_scatter = torch.empty_like(mine)
         dist.reduce_scatter(by_reduce_scatter, [mine] * me.world_size, reduce_op)
         results.append(by_reduce_scatter)
+    if me.target.capabilities.has("op:reduce_scatter_tensor"):
+        by_reduce_scatter_tensor = torch.empty_like(mine)
+        reduce_scatter_tensor(
+            by_reduce_scatter_tensor, torch.cat([mine] * me.world_size), reduce_op
+        )
+        results.append(by_reduce_scatter_tensor)
     return results
 
 
@@ -274,14 +286,17 @@ def test_average_divides_by_the_ranks_of_the_group(ranks: Ranks, op: str) -> Non
 
 @covers("reductions/average-of-integers")
 @world_sizes(2, 3)
-@pytest.mark.parametrize("dtype", dtypes("uint8", "int32", "int64"))
+@pytest.mark.parametrize("dtype", dtypes("uint8", "int8", "int32", "int64"))
 def test_average_of_integers(ranks: Ranks, dtype: str) -> None:
-    contributions = [
-        torch.tensor([4 + 2 * rank, rank, 7, 10 * rank], dtype=getattr(torch, dtype))
-        for rank in range(ranks.world_size)
-    ]
-    got = ranks.run(all_reduced, contributions, "avg")
-    assert_same_on_all_ranks(got, want=reduced("avg", contributions))
+    """Of those that have a sign, also sums below zero that the number of ranks does not divide."""
+    kind = getattr(torch, dtype)
+    contributions = []
+    for rank in range(ranks.world_size):
+        values = [4 + 2 * rank, rank, 7, 10 * rank]
+        if kind.is_signed:
+            values += [-20 - rank * rank, -5 if rank == 0 else 0, -1 - 2 * rank, 1 - 3 * rank]
+        contributions.append(torch.tensor(values, dtype=kind))
+    check_everywhere(ranks, contributions, "avg", reduced("avg", contributions))
 
 
 @covers("reductions/average-in-range")

@@ -46,7 +46,8 @@ REPEATED = _must(
 )
 LARGE = _must(
     id="order/large",
-    says="Every collective takes tensors of some MiB, of a size that nothing divides.",
+    says="Every collective takes tensors of some MiB, in blocks of a MiB and more, of a size that "
+    "nothing divides.",
     source="derived",
     rests_on=("all_reduce/sum",),
 )
