@@ -120,7 +120,7 @@ def _world_sizes(text: str | None) -> tuple[int, ...] | None:
 def _profiles(text: str | None) -> tuple[str, ...] | None:
     if text is None:
         return None
-    names = tuple(text.split(","))
+    names = tuple(name.strip() for name in text.split(","))
     for name in names:
         if name not in PROFILES:
             raise UsageError(f"--profile: no profile {name!r}; there are {', '.join(PROFILES)}")

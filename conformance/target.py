@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from packaging.specifiers import SpecifierSet
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from conformance.capabilities import Capabilities, check_capability, matters_on
 from conformance.requirements import PART_OF_PROFILE, catalogue
@@ -61,7 +61,7 @@ class Deviation:
         if self.expects not in FAILURES:
             ways = ", ".join(_WAYS_TO_FAIL)
             raise ValueError(f"a deviation expects one of {ways}, not {self.expects!s}")
-        SpecifierSet(self.torch)  # refuses what is no range
+        _check_range(self.torch)
 
     def covers(self, requirement: str) -> bool:
         """Whether one of the patterns matches this id."""
@@ -85,7 +85,7 @@ class Absence:
         _check_device(self.device, "", *DEVICES)
         for capability in self.capabilities:
             check_capability(capability)
-        SpecifierSet(self.torch)  # refuses what is no range
+        _check_range(self.torch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,6 +361,14 @@ def on_device(target: Target, device: str) -> Target:
         absences=(),
         deviations=tuple(filter(about_this, target.deviations)),
     )
+
+
+def _check_range(versions: str) -> None:
+    try:
+        SpecifierSet(versions)
+    except InvalidSpecifier:
+        words = f'torch must be versions such as "<2.13", not {versions!r}'
+        raise ValueError(words) from None
 
 
 def _check_device(device: str, *allowed: str) -> None:

@@ -45,7 +45,7 @@ def test_no_target_answers_for_torchs_own_front_end() -> None:
 
 
 def test_profiles_and_requirements_select_together() -> None:
-    some = settings(profiles="collectives,p2p", requirements=["all_reduce/*", "barrier/async"])
+    some = settings(profiles="collectives, p2p", requirements=["all_reduce/*", "barrier/async"])
     assert some.is_selective
     assert some.selects("all_reduce/sum")
     assert not some.selects("all_gather/values")
