@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -13,21 +14,28 @@ from conformance import Me
 class CountersApart(dist.Store):
     """A store written in Python that keeps what `add` counts apart from what `set` stores.
 
-    On such a store, `get` of a counter fails: whoever mixes the two on one key is found out.
+    On such a store, `get` of a counter fails: whoever mixes the two on one key is found out. It has
+    every method that torch looks for in Python, by the name by which torch looks for it.
     """
+
+    timeout: timedelta
 
     def __init__(self, inner: dist.Store) -> None:
         super().__init__()
-        self._values = dist.PrefixStore("values", inner)
+        # Any, as torch's annotations know only some of the methods.
+        self._inner: Any = inner
+        self._values: Any = dist.PrefixStore("values", inner)
         self._counters = dist.PrefixStore("counters", inner)
+        self._clones: list[dist.Store] = []
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._values.set(key, value)  # type: ignore[arg-type]  # torch takes bytes too
+        self._values.set(key, value)
 
     def get(self, key: str) -> bytes:
-        if self._counters.check([key]):
-            raise RuntimeError(f"{key!r} is a counter, and was read as a value")
-        return self._values.get(key)
+        self._refuse_counter(key)
+        self._values.wait([key], self.timeout)
+        value: bytes = self._values.get(key)
+        return value
 
     def add(self, key: str, amount: int) -> int:
         if self._values.check([key]):
@@ -35,19 +43,45 @@ class CountersApart(dist.Store):
         return self._counters.add(key, amount)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        self._values.wait(keys, timeout or timedelta(seconds=60))
+        self._values.wait(keys, timeout or self.timeout)
 
     def check(self, keys: list[str]) -> bool:
-        return self._values.check(keys)
+        return bool(self._values.check(keys))
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        return self._values.compare_set(key, expected, desired)
+        self._refuse_counter(key)
+        held: bytes = self._values.compare_set(key, expected, desired)
+        return held
 
-    def delete_key(self, key: str) -> bool:
-        return self._values.delete_key(key)
+    def append(self, key: str, value: str) -> None:
+        self._refuse_counter(key)
+        self._values.append(key, value)
 
-    def set_timeout(self, timeout: timedelta) -> None:
-        self._values.set_timeout(timeout)
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return [self.get(key) for key in keys]
+
+    def multi_set(self, keys: list[str], values: list[str]) -> None:
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def has_extended_api(self) -> bool:
+        return bool(self._values.has_extended_api())
+
+    def deleteKey(self, key: str) -> bool:  # noqa: N802  # torch's name
+        deleted = [store.delete_key(key) for store in (self._values, self._counters)]
+        return any(deleted)
+
+    def getNumKeys(self) -> int:  # noqa: N802  # torch's name
+        return int(self._inner.num_keys())
+
+    def clone(self) -> dist.Store:
+        # Held: torch loses what a Python store does with the object.
+        self._clones.append(CountersApart(self._inner.clone()))
+        return self._clones[-1]
+
+    def _refuse_counter(self, key: str) -> None:
+        if self._counters.check([key]):
+            raise RuntimeError(f"{key!r} is a counter, and was used as a value")
 
 
 class NobodyElseComes(dist.Store):
