@@ -1,4 +1,8 @@
-"""Ranks that die, ranks that hang, and giving up."""
+"""Ranks that die, ranks that hang, and giving up.
+
+Without `feature:peer_loss`, `feature:timeouts` or `feature:abort` ranks may wait for ever, so
+nothing that needs one of them is probed.
+"""
 
 from conformance.requirements.model import MUST, SHOULD, Requirement
 
@@ -11,6 +15,7 @@ NEIGHBOUR = Requirement(
     says="Of two ranks, the one that is left gets a RuntimeError soon after the other has died, "
     "whatever it does with it: it neither hangs nor goes on with wrong data.",
     source="observed, torch 2.13.0 gloo",
+    needs=("feature:peer_loss",),
     rests_on=("all_reduce/sum",),
 )
 EVERY_RANK = Requirement(
@@ -29,6 +34,7 @@ POINT_TO_POINT = Requirement(
     profile="faults",
     says="A send to and a receive from a dead rank raise.",
     source="observed, torch 2.13.0 gloo",
+    needs=("feature:peer_loss",),
     rests_on=("p2p/delivers",),
 )
 FROM_ANYBODY = Requirement(
@@ -37,7 +43,7 @@ FROM_ANYBODY = Requirement(
     profile="faults",
     says="A receive without a source raises once every rank that could send has died.",
     source="derived: torch 2.13.0 gloo waits for the timeout",
-    needs=("feature:any_source",),
+    needs=("feature:peer_loss", "feature:any_source"),
     rests_on=("p2p/any-source",),
 )
 HOWEVER = Requirement(
@@ -47,6 +53,7 @@ HOWEVER = Requirement(
     says="It is noticed whether a rank was killed, ended with exit code 0, or left its groups "
     "behind when it ended.",
     source="derived",
+    needs=("feature:peer_loss",),
     rests_on=("peer_loss/of-a-pair",),
 )
 WORK = Requirement(
@@ -56,6 +63,7 @@ WORK = Requirement(
     says="wait on the handle of an operation that a dead rank had part in raises, each time; the "
     "handle is completed, not successful, and has the exception, and so has its future.",
     source="derived: wait reported success of an operation that had failed",
+    needs=("feature:peer_loss",),
     rests_on=("peer_loss/of-a-pair",),
 )
 AFTERWARDS = Requirement(
@@ -64,6 +72,7 @@ AFTERWARDS = Requirement(
     profile="faults",
     says="Every later operation of a group that has lost a rank raises too.",
     source="observed, torch 2.13.0 gloo",
+    needs=("feature:peer_loss",),
     rests_on=("peer_loss/of-a-pair",),
 )
 OTHER_GROUPS = Requirement(
@@ -81,6 +90,7 @@ CLEAN_UP = Requirement(
     says="destroy_process_group returns although a rank has died, and leaves no thread, descriptor "
     "or shared memory.",
     source="torch 2.13 docs, destroy_process_group",
+    needs=("feature:peer_loss",),
     rests_on=("peer_loss/of-a-pair", "groups/leaves-nothing-behind"),
 )
 REBUILD = Requirement(
@@ -90,6 +100,7 @@ REBUILD = Requirement(
     says="The ranks that are left can destroy everything and make a new default group without the "
     "dead one.",
     source="torch elastic, restarts",
+    needs=("feature:peer_loss",),
     rests_on=("peer_loss/of-a-pair", "init/again-with-fewer-ranks"),
 )
 REBUILD_LARGE = Requirement(
@@ -117,8 +128,9 @@ P2P_TIMEOUT = Requirement(
     id="timeouts/point-to-point",
     level=MUST,
     profile="faults",
-    says="A blocking recv that nobody sends to, and a send that nobody receives, end with a "
-    "RuntimeError once the group's timeout is over.",
+    says="A blocking recv that nobody sends to ends with a RuntimeError once the group's timeout "
+    "is over; so does a send that nobody receives, or it is over at once, where sends are "
+    "buffered.",
     source="torch 2.13 docs, init_process_group, timeout",
     needs=("feature:timeouts",),
     rests_on=("p2p/delivers",),

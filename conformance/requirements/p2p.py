@@ -245,8 +245,8 @@ WAIT_TIMEOUT = Requirement(
     id="p2p/wait-timeout",
     level=MUST,
     profile="p2p",
-    says="wait(timeout) on a send or a receive without a partner raises soon after its timeout, "
-    "and not before.",
+    says="wait(timeout) on a receive without a partner raises soon after its timeout, and not "
+    "before; on a send it does so too, or the send is over, where sends are buffered.",
     source=_TIMEOUT_REPORTS,
     needs=("feature:timeouts",),
     rests_on=("p2p/delivers",),

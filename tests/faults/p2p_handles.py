@@ -111,11 +111,33 @@ class _ForgivesTimeouts(Wrapped):
             return False
 
 
-@breaks("p2p/wait-timeout", says="DID NOT RAISE")
-class ReturnsAtTheTimeout(_ChangesHandles):
-    """wait returns when its timeout is over, as if the message had come."""
+@breaks("p2p/wait-timeout", says="wait returned before the send was over")
+class SendsEndAtTheTimeout(_ChangesHandles):
+    """wait for a send returns when its timeout is over, as if the message had gone."""
 
-    handle = _ForgivesTimeouts
+    def send(self, tensors: Any, dst: int, tag: int) -> Any:
+        return _ForgivesTimeouts(self.inner.send(tensors, dst, tag))
+
+
+class _Patient(Wrapped):
+    def wait(self, *timeout: Any) -> bool:
+        return bool(self.work.wait())
+
+
+@breaks("p2p/wait-timeout", says=r"is_send=True", verdict=Verdict.TIMEOUT)
+class SendsHaveNoTimeout(_ChangesHandles):
+    """wait for a send looks at the group's timeout alone."""
+
+    def send(self, tensors: Any, dst: int, tag: int) -> Any:
+        return _Patient(self.inner.send(tensors, dst, tag))
+
+
+@breaks("p2p/wait-timeout", says="wait returned, and nothing had been sent")
+class ReceivesEndAtTheTimeout(_ChangesHandles):
+    """wait for a receive returns when its timeout is over, as if the message had come."""
+
+    def recv(self, tensors: Any, src: int, tag: int) -> Any:
+        return _ForgivesTimeouts(self.inner.recv(tensors, src, tag))
 
 
 class _HasNoPatience(Wrapped):

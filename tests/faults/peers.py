@@ -227,6 +227,14 @@ class _Patient(Relayed):
         return super().wait()
 
 
+@breaks("timeouts/point-to-point", says=r"rank 0 is wrong\ngot keys \['send'\], want \[\]")
+class SendsGiveUpTooSoon(ForwardingGroup):
+    """A send that nobody receives is given up at once, whatever the timeout."""
+
+    def send(self, tensors: Any, dst: int, tag: int) -> Any:
+        return _WaitsFor(super().send(tensors, dst, tag), timedelta(milliseconds=100))
+
+
 @breaks("timeouts/of-wait", says=r"rank 0 went on after all_reduce", verdict=Verdict.TIMEOUT)
 class WaitHasNoTimeout(_ChangesReductions):
     """wait looks at the group's timeout alone."""

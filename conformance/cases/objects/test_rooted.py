@@ -15,6 +15,7 @@ from conformance import (
     assert_same_on_all_ranks,
     covers,
     deadline,
+    not_probed,
     world_sizes,
 )
 from conformance.cases.raising import assert_raised
@@ -113,6 +114,7 @@ def broadcast_lists_of_differing_lengths(me: Me) -> list[Any]:
 @covers("broadcast_object_list/lists-of-differing-lengths")
 @world_sizes(2, 3)
 @deadline(5)
+@not_probed()
 def test_lists_of_differing_lengths_raise_everywhere(ranks: Ranks) -> None:
     assert_raised(ranks.outcomes(broadcast_lists_of_differing_lengths))
 

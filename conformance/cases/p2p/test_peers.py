@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_each_rank, covers, deadline, world_sizes
+from conformance import Me, Ranks, assert_each_rank, covers, deadline, not_probed, world_sizes
 from conformance.cases.p2p.posting import post
 from conformance.oracle.messages import content
 
@@ -128,6 +128,7 @@ def messages_of_another_size(me: Me, sent: int, received: int) -> None:
 @covers("p2p/longer-message")
 @world_sizes(2)
 @deadline(5)
+@not_probed()
 def test_a_message_longer_than_the_tensor_is_refused(ranks: Ranks) -> None:
     ranks.run(messages_of_another_size, 8, 4)
 
@@ -135,6 +136,7 @@ def test_a_message_longer_than_the_tensor_is_refused(ranks: Ranks) -> None:
 @covers("p2p/shorter-message")
 @world_sizes(2)
 @deadline(5)
+@not_probed()
 def test_a_message_shorter_than_the_tensor_is_refused(ranks: Ranks) -> None:
     ranks.run(messages_of_another_size, 4, 8)
 

@@ -1,8 +1,8 @@
 """Ranks that do not make the same call.
 
 torch asks callers never to do this, and its backends hang, crash or mix the bytes. A target that
-claims `feature:mismatch_errors` tells every rank instead; of any other these cases only learn that
-it does not return wrong data in silence.
+claims `feature:mismatch_errors` tells every rank instead; of any other nothing of this is asked,
+as what does not look for a mistake cannot refuse it either.
 """
 
 from functools import partial

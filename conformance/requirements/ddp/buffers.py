@@ -14,8 +14,8 @@ IN_EVAL = Requirement(
     id="ddp/buffers/in-eval",
     level=MUST,
     profile="ddp",
-    says="In evaluation mode buffers get rank 0's values too: before each forward with grad mode, and "
-    "before the first one without it.",
+    says="In evaluation mode buffers get rank 0's values too: before each forward with grad mode, "
+    "and before the first one without it.",
     source=f"{DOCS}, argument forward_sync_buffers, which names no mode; {OBSERVED}",
     rests_on=("ddp/buffers/before-forward",),
 )
