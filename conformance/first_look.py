@@ -52,7 +52,8 @@ def _error(target: Target) -> str:
     if not imports and not elsewhere:
         return missing((), there, backend)
     env = tuple(sorted(target.env.items()))
-    return missing((), there, "") or _missing_elsewhere(imports, elsewhere, backend, env)
+    # All of them, loaded here or not: they may be what registers the backend.
+    return missing((), there, "") or _missing_elsewhere(target.imports, elsewhere, backend, env)
 
 
 def missing(imports: Sequence[str], references: Sequence[str], backend: str) -> str:
