@@ -204,7 +204,7 @@ class RanksWrapAround(Replacing):
         right(*args, **{**how, "rank": how["rank"] % how["world_size"]})
 
 
-@breaks("init/barrier", says=r"is a counter, and was read as a value")
+@breaks("init/barrier", says=r"is a counter, and was used as a value")
 class ReadsCounters(Replacing):
     """The barrier of a store reads with `get` what it counted with `add`."""
 

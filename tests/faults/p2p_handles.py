@@ -69,7 +69,7 @@ class _SentByWait:
         return bool(self.send().wait(*timeout))
 
 
-@breaks("p2p/dropped-handles", says=r"rank 1 went on after irecv #1", verdict=Verdict.TIMEOUT)
+@breaks("p2p/dropped-handles", says=r"rank 1 waited in recv #1", verdict=Verdict.TIMEOUT)
 class SendsWhenWaitedFor(ForwardingGroup):
     """A message goes out when its handle is waited for: never, if that is dropped."""
 
