@@ -188,42 +188,36 @@ class RejectsEmptyTensors(ForwardingGroup):
         return super().allreduce(tensors, opts)
 
 
-@breaks("work/keeps-nothing", says=r"rank 0 still has tensors of 100 of 100 operations")
-class RemembersWhatItReduced(ForwardingGroup):
-    """A list of all that was ever issued, to tell of it when something fails."""
-
+class _Keeps(ForwardingGroup):
     def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
         super().__init__(store, rank, world_size, timeout)
-        self.issued: list[Tensor] = []
+        self.kept: list[Tensor] = []
+
+
+@breaks("work/keeps-nothing", says=r"rank 0 still has tensors of 100 of 100 operations")
+class RemembersWhatItReduced(_Keeps):
+    """A list of all that was ever issued, to tell of it when something fails."""
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
-        self.issued += tensors
+        self.kept += tensors
         return super().allreduce(tensors, opts)
 
 
 @breaks("work/keeps-nothing", says=r"rank 0 has \d\d MiB more after 48 operations of 1 MiB")
-class AStageForEachBroadcast(ForwardingGroup):
+class AStageForEachBroadcast(_Keeps):
     """What is broadcast is copied to memory that nobody ever frees."""
 
-    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
-        super().__init__(store, rank, world_size, timeout)
-        self.stages: list[Tensor] = []
-
     def broadcast(self, tensors: Any, opts: Any) -> Any:
-        self.stages += [tensor.clone() for tensor in tensors]
+        self.kept += [tensor.clone() for tensor in tensors]
         return super().broadcast(tensors, opts)
 
 
 @breaks("p2p/keeps-nothing", says=r"rank 0 still has tensors of 100 of 100 operations")
-class RemembersWhatItSent(ForwardingGroup):
+class RemembersWhatItSent(_Keeps):
     """A message is kept in case it must be sent again."""
 
-    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
-        super().__init__(store, rank, world_size, timeout)
-        self.sent: list[Tensor] = []
-
     def send(self, tensors: Any, dst: int, tag: int) -> Any:
-        self.sent += tensors
+        self.kept += tensors
         return super().send(tensors, dst, tag)
 
 

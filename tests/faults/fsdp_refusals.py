@@ -162,6 +162,22 @@ def _with_zeros(right: Any) -> Any:
     return wrong
 
 
+def _after_forgetting(right: Any) -> Any:
+    def wrong(model: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        for state in optimizer.state.values():
+            state["exp_avg"].zero_()
+        return right(model, optimizer, *args, **kwargs)
+
+    return staticmethod(wrong)
+
+
+@breaks("fsdp/optimizer-state-of-wrong-shape", says="the optimizer was changed")
+class ForgetsBeforeItLoads(Swapped):
+    """The state that an optimizer has is dropped before the new one was looked at."""
+
+    swaps = ((api.FullyShardedDataParallel, "optim_state_dict_to_load", _after_forgetting),)
+
+
 @breaks("fsdp/optimizer-state-of-wrong-shape", says="was to raise")
 class BeginsAnewWhereShapesDiffer(Swapped):
     swaps = ((optim_load, "_flatten_tensors", _with_zeros),)

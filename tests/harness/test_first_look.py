@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,19 @@ def test_what_activates_a_target_may_register_its_backend() -> None:
 def test_a_module_may_register_the_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = "import torch.distributed as d\nd.Backend.register_backend('looked_for', print)\n"
     assert look_at_module(tmp_path, monkeypatch, source, "cpu:looked_for") == ""
+
+
+def test_a_backend_is_known_elsewhere_by_a_module_that_is_loaded_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register = "import torch.distributed as d\nd.Backend.register_backend"
+    (tmp_path / "loaded_here.py").write_text(f"{register}('loaded_here', print, devices=['cpu'])")
+    (tmp_path / "not_loaded_here.py").write_text("class DDP: pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("loaded_here")
+    ddp = "not_loaded_here:DDP"
+    target = Target(name="x", backend="loaded_here", imports=("loaded_here",), ddp=ddp)
+    assert look_at(target).error == ""
 
 
 def test_a_module_may_print_when_it_is_imported_and_at_exit(

@@ -384,7 +384,13 @@ def load_spoilt(me: Me, spoil: Callable[[dict[str, Any]], None]) -> None:
     model, optimizer = trained(me, adam())
     state = saved(model, optimizer, FULL, ON_DEVICE)
     spoil(state)
-    loadable(model, optimizer, state, FULL, ON_DEVICE)
+    before = copy.deepcopy(optimizer.state_dict())
+    try:
+        loadable(model, optimizer, state, FULL, ON_DEVICE)
+    except (KeyError, RuntimeError, ValueError):
+        found = first_difference(optimizer.state_dict(), before)
+        assert_that(found is None, f"the optimizer was changed: {found}", me.rank)
+        raise
 
 
 def add_a_name(state: dict[str, Any]) -> None:

@@ -246,6 +246,7 @@ OPTIM_UNKNOWN = must(
 )
 OPTIM_SHAPE = must(
     id="fsdp/optimizer-state-of-wrong-shape",
-    says="Optimizer state whose shape is not the parameter's raises an error on every rank.",
+    says="Optimizer state whose shape is not the parameter's raises an error on every rank, and "
+    "none is loaded.",
     source="torch 2.13, _flatten_optim_state",
 )
