@@ -18,6 +18,7 @@ class Me:
     """One rank of a world, as its function sees it.
 
     store: a store of this world alone, for groups that a case makes by itself.
+    host: where all ranks of the world can reach a server of rank 0.
     seed: differs between cases, equal on all ranks of one; `generator` differs between ranks too.
     """
 
@@ -28,6 +29,7 @@ class Me:
     store: dist.Store
     seed: int
     group_timeout_s: float
+    host: str = "127.0.0.1"
 
     @cached_property
     def generator(self) -> torch.Generator:

@@ -6,11 +6,12 @@ import fcntl
 import importlib
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, reduction
 from multiprocessing.context import ForkServerContext
@@ -24,6 +25,9 @@ _PRELOAD = "conformance.harness.preload"
 _OUTPUT_BYTES_KEPT = 64 * 1024
 _OUTPUT_BYTES_MAX = 16 * 1024 * 1024
 _STACKS_WAIT_S = 2.0
+_PLACE_IN_A_JOB = re.compile(
+    r"MASTER_(ADDR|PORT)|((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE))|ROLE_NAME|TORCHELASTIC_\w+"
+)
 
 
 class HarnessFault(Exception):
@@ -41,7 +45,13 @@ def fork_server_context(also: Sequence[str] = ()) -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([_PRELOAD, *also])
     # The server does not take our sys.path, and its BLAS must not start threads before it forks.
-    with _environment(PYTHONPATH=os.pathsep.join(filter(None, sys.path)), OPENBLAS_NUM_THREADS="1"):
+    # Nor do ranks inherit our place in a job of a launcher's: a group that a case makes from the
+    # environment or a URL would look for that job's store.
+    changes: dict[str, str | None] = {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+    with _environment(changes | dict.fromkeys(filter(_PLACE_IN_A_JOB.fullmatch, os.environ))):
         try:
             forkserver.ensure_running()
         except OSError as error:  # "AF_UNIX path too long": its socket lies in TMPDIR
@@ -51,17 +61,22 @@ def fork_server_context(also: Sequence[str] = ()) -> ForkServerContext:
 
 
 @contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
+def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
+    """The environment with these variables, and without those that are None."""
+    before = {name: os.environ.get(name) for name in changes}
+    _change_environment(changes)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        _change_environment(before)
+
+
+def _change_environment(changes: Mapping[str, str | None]) -> None:
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 class RankProcess:

@@ -170,6 +170,7 @@ class Worker:
             store=store,
             seed=join.seed,
             group_timeout_s=join.group_timeout_s,
+            host=join.host,
         )
         if join.target.activate:
             self._undo.enter_context(resolve(join.target.activate)())

@@ -83,6 +83,7 @@ class Me:
     store: dist.Store
     seed: int
     group_timeout_s: float
+    host: str = "127.0.0.1"
 
     @cached_property
     def generator(self) -> torch.Generator:

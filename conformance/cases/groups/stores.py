@@ -114,7 +114,7 @@ def tcp_store(me: Me, path: str) -> dist.Store:
     """
     port = 0 if me.rank == 0 else int(me.store.get("port"))
     store = dist.TCPStore(
-        "127.0.0.1", port, is_master=me.rank == 0, wait_for_workers=False, use_libuv=False
+        me.host, port, is_master=me.rank == 0, wait_for_workers=False, use_libuv=False
     )
     if me.rank == 0:
         me.store.set("port", str(store.port))

@@ -143,10 +143,11 @@ def start_by_a_method(me: Me, method: str, path: str) -> Tensor:
         port = me.store.get("port").decode()
         # With the agent's store, every rank is a client: nobody has to guess a free port.
         os.environ.update(
-            TORCHELASTIC_USE_AGENT_STORE="True", MASTER_ADDR="127.0.0.1", MASTER_PORT=port
+            TORCHELASTIC_USE_AGENT_STORE="True", MASTER_ADDR=me.host, MASTER_PORT=port
         )
     if method == "tcp":
-        arguments["init_method"] = f"tcp://127.0.0.1:{port}"
+        host = f"[{me.host}]" if ":" in me.host else me.host
+        arguments["init_method"] = f"tcp://{host}:{port}"
     if method == "env":
         os.environ.update(RANK=str(me.rank), WORLD_SIZE=str(me.world_size))
         arguments = {}
