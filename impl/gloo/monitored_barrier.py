@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -88,11 +89,24 @@ def _await_each(transfers: dict[int, Transfer], timeout_s: float, wait_all_ranks
         text = f"[Rank 0]: Rank {min(to_blame)} failed to pass monitoredBarrier in {waited_ms} ms"
         _log.error(text)
         if not wait_all_ranks:
+            reason = f"{transfer.error}"
+            if isinstance(transfer.error, errors.CollectiveTimeout):
+                reason = f"{_out_of_time(waited_ms, [*transfers], rank)}\n{reason}"
             raise errors.CommunicationError(
-                f"{text}\n Original exception: \n{transfer.error}"
+                f"{text}\n Original exception: \n{reason}"
             ) from transfer.error
     if failed:
         ranks = ", ".join(map(str, sorted(failed)))
         raise errors.CommunicationError(
             f"[Rank 0]: Ranks {ranks} failed to pass monitoredBarrier in {waited_ms} ms"
         )
+
+
+def _out_of_time(waited_ms: int, awaited: Sequence[int], missing: int) -> str:
+    """Which ranks had come when the time was over; they are waited for in order."""
+    came = ", ".join(map(str, awaited[: awaited.index(missing)]))
+    return f"Rank 0 timed out in monitoredBarrier after {waited_ms} ms.\n" + (
+        f"Successfully processed ranks: {came}"
+        if came
+        else "No ranks successfully processed in monitoredBarrier."
+    )

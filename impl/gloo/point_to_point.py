@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from impl.torch_private import profiler_is_on
 from impl.transport.base import ANY_SOURCE, CallInfo, Deadline
 
 _NO_RANGE = contextlib.nullcontext()
+_NO_TIME = timedelta(0)
 
 
 class PointToPoint(GroupCore):
@@ -103,10 +105,13 @@ class PointToPoint(GroupCore):
         """A barrier that names the ranks which did not reach it in time. `timeout` may be options.
 
         Rank 0 waits for each other rank; with `wait_all_ranks` it names all that failed, otherwise
-        the first. The words of its errors are torch's.
+        the first. A timeout of zero asks who is there already. The words of its errors are torch's.
         """
-        asked = settings(timeout)
-        span_s = self._timeout_s if asked.timeout_s is None else asked.timeout_s
+        if timeout == _NO_TIME:
+            span_s = 0.0
+        else:
+            asked_s = settings(timeout).timeout_s
+            span_s = self._timeout_s if asked_s is None else asked_s
         sequence = self._sequence
         self._sequence = sequence + 2  # as many messages to each rank, as on Gloo's wire
         monitored_barrier.run(self._comm, sequence, span_s, wait_all_ranks)

@@ -162,6 +162,33 @@ def test_monitored_barrier_names_the_missing_in_torchs_words(wait_all_ranks: boo
     in_groups(4, run)
 
 
+def test_monitored_barrier_without_time_fails_at_once() -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        if group.rank() == 0:
+            with pytest.raises(
+                RuntimeError,
+                match=r"Rank 1 failed to pass monitoredBarrier in 0 ms\n.*\n"
+                r"Rank 0 timed out in monitoredBarrier after 0 ms\.\n"
+                "No ranks successfully processed in monitoredBarrier",
+            ):
+                group.monitored_barrier(timedelta(0))
+            over.set()
+        assert over.wait(30)
+
+    over = threading.Event()
+    in_groups(2, run)
+
+
+def test_monitored_barrier_says_who_came_in_time() -> None:
+    heard: dict[int, Transfer] = {}
+    for rank in (1, 2, 3):
+        transfer = PostedTransfer()
+        transfer.finish(errors.CollectiveTimeout("rank 3 is late") if rank == 3 else None)
+        heard[rank] = transfer
+    with pytest.raises(errors.CommunicationError, match=r"Successfully processed ranks: 1, 2\n"):
+        monitored_barrier._await_each(heard, 0.2, wait_all_ranks=False)
+
+
 @pytest.mark.parametrize("noticed_by", [0, 3])
 @pytest.mark.parametrize("wait_all_ranks", [True, False])
 def test_monitored_barrier_blames_the_dead_alone(noticed_by: int, wait_all_ranks: bool) -> None:
