@@ -50,7 +50,7 @@ class Copies(GroupCore):
         is_root = asked.root == self._rank
         source = given[asked.root_tensor]
         targets = [tensor for tensor in given if not is_root or tensor is not source]
-        dense.check_writable(method, targets)
+        dense.check_writable(method, dense.distinct(targets))
         signature, shown = _described(source.dtype, source.shape, f" root={asked.root}")
         lender = lender_for(given)
         memory = lender.read(source) if is_root else lender.room(source)

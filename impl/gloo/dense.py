@@ -60,6 +60,18 @@ def put_back(memory: Tensor, tensor: Tensor) -> None:
         tensor.data.copy_(memory.view(tensor.shape))
 
 
+def first_uses(tensors: Sequence[Tensor]) -> list[bool]:
+    """For each tensor, whether no earlier one is made of the same elements of memory."""
+    uses = [(tensor.data_ptr(), tensor.stride(), tensor.shape) for tensor in tensors]
+    firsts = {use: index for index, use in reversed(list(enumerate(uses)))}
+    return [firsts[use] == index for index, use in enumerate(uses)]
+
+
+def distinct(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors without those that are an earlier one once more."""
+    return list(itertools.compress(tensors, first_uses(tensors)))
+
+
 def check_writable(operation: str, tensors: Sequence[Tensor]) -> None:
     """Refuse outputs whose elements share memory with each other or with another output's.
 

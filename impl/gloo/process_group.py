@@ -29,22 +29,27 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
     `CollectiveTimeout` if one does not. `import impl.gloo` registers the class as "pygloo".
 
     store: shared by the ranks; keys are prefixed by whoever creates the group. timeout: how long an
-    operation may take, rendezvous included. `options`, if given, brings its own.
+    operation may take, rendezvous included. `options`, if given, brings its own, and may stand in
+    the timeout's place.
     """
+
+    _Options = Options  # torch's name for them
 
     def __init__(
         self,
         store: dist.Store,
         rank: int,
         size: int,
-        timeout: timedelta | None = None,
+        timeout: timedelta | Options | None = None,
         options: Options | None = None,
         *,
         name: str = "",
     ) -> None:
         if not 0 <= rank < size:
             raise ValueError(f"rank {rank} is not a rank of a group of {size}")
-        if options is None:
+        if isinstance(timeout, Options):
+            options = timeout
+        elif options is None:
             options = Options(default_pg_timeout if timeout is None else timeout)
         super().__init__(store, rank, size, options, name or "undefined")
         options.tell_timeout(self._follow_timeout)

@@ -134,7 +134,7 @@ class Reductions(GroupCore):
             for bundle in bundles
         ]
         for bundle in bundles:
-            dense.check_writable(operation, bundle)
+            dense.check_writable(operation, dense.distinct(bundle))
         lender = lender_for(outputs)
         memories = [[lender.update(tensor) for tensor in bundle] for bundle in bundles]
         pace = None
@@ -209,8 +209,14 @@ class Reductions(GroupCore):
         validation.check_device(method, given)
         if given[0].layout is not torch.strided:
             validation.refuse(method, "unsupported layout")
-        dense.check_writable(method, given)
-        return self._allreduce_dense(method, [[tensor] for tensor in given], given, asked)
+        dense.check_writable(method, dense.distinct(given))
+        # a tensor's second place is reduced as well, for the ranks where it is another tensor, but
+        # in a copy: the result is the same, and adding twice to one memory would not be
+        bundles = [
+            [tensor if is_first else tensor.detach().clone()]
+            for tensor, is_first in zip(given, dense.first_uses(given), strict=True)
+        ]
+        return self._allreduce_dense(method, bundles, given, asked)
 
     @dispatched("reduce", 1)
     def reduce(

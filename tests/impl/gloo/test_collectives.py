@@ -323,6 +323,28 @@ def test_an_output_given_twice_is_refused() -> None:
 
 
 @each_world
+def test_a_tensor_given_twice_where_all_get_one_result(world_size: int) -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        total = torch.stack([of_rank(r, 2) for r in ranks_of(group)]).sum(0)
+        twice, once = own(group, 2), own(group, 2)
+        given = [twice, twice, once] if group.rank() == 0 else [twice, once, own(group, 2)]
+        future = group.allreduce_coalesced(given).get_future()
+        assert all(torch.equal(result, total) for result in future.wait())
+        assert torch.equal(twice, total) and torch.equal(once, total)
+        tensor = own(group, 2)
+        group.allreduce([tensor, tensor[:]]).wait()
+        assert torch.equal(tensor, 2 * total)
+        source, target = own(group, 2), torch.zeros(2)
+        group.broadcast([source, target, target], root=0).wait()
+        assert torch.equal(target, of_rank(0, 2))
+        buffer = torch.zeros(3)
+        with pytest.raises(RuntimeError, match="shares memory"):
+            group.allreduce_coalesced([buffer[:2], buffer[1:]])
+
+    in_groups(world_size, run)
+
+
+@each_world
 def test_all_to_all_in_place(world_size: int) -> None:
     def run(group: ProcessGroupGloo) -> None:
         tensor = own(group, world_size)

@@ -83,6 +83,16 @@ def test_the_timeout_of_a_call_and_of_the_group() -> None:
     in_groups(2, run)
 
 
+def test_options_stand_in_the_place_of_the_timeout() -> None:
+    options = ProcessGroupGloo._Options()
+    options._timeout = timedelta(seconds=7)
+    options._devices = [ProcessGroupGloo.create_device(interface="lo")]
+    group = ProcessGroupGloo(dist.HashStore(), 0, 1, options)
+    assert group.options is options
+    assert group._timeout_s == 7.0
+    group.shutdown()
+
+
 def test_the_time_of_an_operation_runs_from_its_turn() -> None:
     def run(group: ProcessGroupGloo) -> None:
         tensors = [torch.ones(1), torch.ones(1)]
