@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
+import tempfile
 import threading
 import zlib
 from collections.abc import Generator, Iterator
@@ -90,8 +92,15 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 def _join_torchrun(at: Place, settings: Settings, option: Any) -> Settings:
     if getattr(option, "numprocesses", None):
         raise UsageError("-n cannot be used under torchrun, which has one set of ranks")
-    SHARED_POOL.crew = Crew(at)
+    SHARED_POOL.crew = Crew(at, _folder_of_tmp_path(option))
     return replace(settings, world_size_max=at.world_size)
+
+
+def _folder_of_tmp_path(option: Any) -> Path:
+    """An existing folder on the file system that pytest's `tmp_path` is on."""
+    if option.basetemp:
+        return Path(option.basetemp).absolute().parent
+    return Path(os.environ.get("PYTEST_DEBUG_TEMPROOT") or tempfile.gettempdir())
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -258,6 +267,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if found < plan.gpus:
             needed = f"{plan.gpus} CUDA device{'s' if plan.gpus > 1 else ''}"
             pytest.skip(f"needs {needed}, and there {'is' if found == 1 else 'are'} {found}")
+    crew = SHARED_POOL.crew
+    if (
+        crew is not None
+        and not crew.shares_files
+        and "tmp_path" in getattr(item, "fixturenames", ())
+    ):
+        pytest.skip("needs files that all hosts see, as with --basetemp on a shared file system")
     why = _why_blocked(item)
     if why:
         item.stash[_BLOCKED] = why

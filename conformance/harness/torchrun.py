@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Client, Connection, Listener, wait
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -50,9 +52,10 @@ def place() -> Place | None:
 
 @dataclass(frozen=True, slots=True)
 class _Hello:
-    """What an agent says first."""
+    """What an agent says first. sees_files: whether a file that rank 0 made is there for it."""
 
     rank: int
+    sees_files: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,19 +182,27 @@ class RemoteRank:
 
 
 class Crew:
-    """Rank 0's side: the agents of all other ranks, once they have reported."""
+    """Rank 0's side: the agents of all other ranks, once they have reported.
 
-    def __init__(self, at: Place) -> None:
+    shares_files: whether files that rank 0 makes in `folder` are there on all hosts.
+    """
+
+    def __init__(self, at: Place, folder: Path) -> None:
         self.host = at.host
+        self.shares_files = True
         key = secrets.token_bytes(_KEY_BYTES)
-        with Listener((at.host, 0), authkey=key) as listener:
+        with (
+            Listener((at.host, 0), authkey=key) as listener,
+            tempfile.NamedTemporaryFile(dir=folder) as seen_by_all,
+        ):
             port = listener.address[1]
-            _store(at).set("conformance/agents", f"{port} {key.hex()}")
+            _store(at).set("conformance/agents", f"{port} {key.hex()} {seen_by_all.name}")
             self._agents: dict[int, RemoteRank] = {}
             while len(self._agents) < at.world_size - 1:
                 connection = listener.accept()
                 hello: _Hello = connection.recv()
                 self._agents[hello.rank] = RemoteRank(connection)
+                self.shares_files &= hello.sees_files
 
     def rank(self, index: int) -> RankProcess | RemoteRank:
         """Rank `index`, warm: rank 0 in a process of ours, every other one beside its agent."""
@@ -209,9 +220,9 @@ class Crew:
 
 def serve(at: Place) -> None:
     """An agent's whole life: pass messages on until rank 0 ends the run or is gone."""
-    port, key = _store(at).get("conformance/agents").decode().split()
+    port, key, file = _store(at).get("conformance/agents").decode().split(maxsplit=2)
     connection = Client((at.host, int(port)), authkey=bytes.fromhex(key))
-    connection.send(_Hello(at.rank))
+    connection.send(_Hello(at.rank, sees_files=Path(file).exists()))
     rank: RankProcess | None = RankProcess(at.rank)  # on all hosts at the same time
     life = 0
     try:

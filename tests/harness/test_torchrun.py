@@ -5,7 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch.distributed as dist
+
+from conformance.harness import torchrun
 
 
 def test_groups_are_made_under_torchrun_as_anywhere(tmp_path: Path) -> None:
@@ -25,3 +33,24 @@ def test_groups_are_made_under_torchrun_as_anywhere(tmp_path: Path) -> None:
     requirements = json.loads((tmp_path / "certificate.json").read_text())["requirements"]
     verdicts = {each["id"]: each["verdict"] for each in requirements}
     assert [verdicts[name] for name in names] == ["holds"] * len(names)
+
+
+@pytest.mark.parametrize("on_one_host", [True, False])
+def test_rank_0_knows_whether_the_hosts_share_files(
+    on_one_host: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = dist.HashStore()
+    monkeypatch.setattr(torchrun, "_store", lambda at: store)
+    if not on_one_host:  # an agent cannot see what rank 0 made
+        monkeypatch.setattr(Path, "exists", lambda path: False)
+    monkeypatch.setattr(
+        torchrun, "RankProcess", lambda rank: SimpleNamespace(waitables=[], kill=lambda: None)
+    )
+    at = torchrun.Place(rank=0, world_size=2, host="127.0.0.1")
+    agent = threading.Thread(target=torchrun.serve, args=(replace(at, rank=1),))
+    agent.start()
+    crew = torchrun.Crew(at, tmp_path)
+    crew.end()
+    agent.join()
+    assert crew.shares_files is on_one_host
+    assert not list(tmp_path.iterdir())
