@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _get_current_dispatch_mode_stack,
@@ -23,7 +24,19 @@ from torch.utils._python_dispatch import (
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
+_NOTHING_TO_LEAVE = contextlib.nullcontext()
+
 OVERRIDES_NOTHING: Any = torch._C._disabled_torch_dispatch_impl  # `__torch_dispatch__` of Tensor
+
+
+def transforms_are_active() -> bool:
+    """Whether this thread is inside a transform of `torch.func`: grad, jvp, vmap and the like."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def outside_transforms() -> contextlib.AbstractContextManager[Any]:
+    """Until left, no transform of `torch.func` sees what happens: new tensors are plain ones."""
+    return temporarily_clear_interpreter_stack() if transforms_are_active() else _NOTHING_TO_LEAVE
 
 
 def dispatch_modes_are_active() -> bool:

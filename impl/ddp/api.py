@@ -44,7 +44,7 @@ from impl.ddp.parameters import ManagedParameters, managed_parameters
 from impl.ddp.reducer import Reducer
 from impl.ddp.reduction import profiled
 from impl.ddp.verification import verify_params_across_processes
-from impl.torch_dispatch import skipped_by_dynamo
+from impl.torch_dispatch import outside_transforms, skipped_by_dynamo, transforms_are_active
 from impl.torch_private import (
     TorchDDP,
     cast_inputs,
@@ -329,11 +329,12 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
             self.reducer._set_forward_pass_work_handle(work, self._divide_by_initial_world_size)
         # Before the module runs, and not after: peak memory comes in the middle of forward and
         # backward, and for a moment old and new buckets exist side by side.
-        if torch.is_grad_enabled() and self.reducer._rebuild_buckets():
-            _log.info("Reducer buckets have been rebuilt in this iteration.")
-            self._has_rebuilt_buckets = True
-        if self._check_sync_bufs_pre_fwd():
-            self._sync_buffers()
+        with outside_transforms():
+            if torch.is_grad_enabled() and self.reducer._rebuild_buckets():
+                _log.info("Reducer buckets have been rebuilt in this iteration.")
+                self._has_rebuilt_buckets = True
+            if self._check_sync_bufs_pre_fwd():
+                self._sync_buffers()
         if self._join_config.enable:
             self._check_global_requires_backward_grad_sync(is_joined_rank=False)
         if self.device_ids:
@@ -367,6 +368,12 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
         return self._expect_backward(output)
 
     def _expect_backward(self, output: Any) -> Any:
+        if transforms_are_active():
+            # They differentiate a graph of their own, which hides the one behind it. Gradients of
+            # the wrapped parameters come from a backward pass outside, if they come.
+            with outside_transforms():
+                self.reducer.prepare_for_backward(None)
+            return output
         outputs = list(find_tensors(output))
         searches = self.find_unused_parameters and not self.static_graph
         self.reducer.prepare_for_backward(outputs)

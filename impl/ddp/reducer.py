@@ -176,20 +176,29 @@ class Reducer(ReducerControls):
         with self._lock:
             self._statistics.begin_forward()
 
-    def prepare_for_backward(self, outputs: Sequence[Tensor] | Tensor) -> None:
+    def prepare_for_backward(self, outputs: Sequence[Tensor] | Tensor | None) -> None:
         """Forward is over, and its backward pass shall average gradients.
 
         Args:
-            outputs: the tensors that forward returned. They count if `wants_outputs`.
+            outputs: the tensors that forward returned. They count if `wants_outputs`. None if they
+                do not tell the graph: then every parameter is taken to be used.
         """
         with self._lock, self._errors_noted():
             self._statistics.begin_backward()
             self._lent.note_context()
             if self._mixed_precision_dtype is None and self._hooks.are_stale():
                 self._renew_hooks()
-            if self.wants_outputs:
+            if outputs is None:
+                self._take_all_as_used()
+            elif self.wants_outputs:
                 self._search_graph([outputs] if isinstance(outputs, Tensor) else outputs)
             self._expect_backward()
+
+    def _take_all_as_used(self) -> None:
+        if self._static is not None:
+            self._static.reaches_params = True
+        elif self.find_unused_parameters:
+            self.unused_params = []
 
     def _search_graph(self, outputs: Sequence[Tensor]) -> None:
         with profiled("torch.distributed.ddp.reducer::search_unused_parameters"):

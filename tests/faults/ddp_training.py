@@ -196,6 +196,11 @@ class ComputesWithItsOwnParameters(DDPFault):
     )
 
 
+@breaks("ddp/functional-transforms", says="AttributeError")
+class TakesTransformsForSteps(DDPFault):
+    patched = instead(api, "transforms_are_active", lambda: False)
+
+
 def _double(reduction: Reduction, bucket: Bucket, *_: Any) -> None:
     if bucket.buffer is not None:
         bucket.buffer.mul_(2)

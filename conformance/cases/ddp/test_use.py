@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -380,6 +381,64 @@ def test_errors_are_logged(ranks: Ranks) -> None:
     for rank, (has_error, words) in enumerate(ranks.run(error_logged)):
         logged = has_error == 1 and "Expected to have finished reduction" in words
         assert_that(logged, f"has_error is {has_error}, error is {words!r}", rank)
+
+
+# ---- transforms of torch.func
+
+
+def transform(me: Me) -> tuple[dict[str, bool], list[list[Tensor]]]:
+    """Which transforms of the wrapper equal the module's; the gradients of steps around them."""
+    module = Recipe(Perceptron)(seed=0).to(me.device)
+    plain = copy.deepcopy(module)
+    model = me.ddp(module)
+    x = normal((3, WIDTH), 0).to(me.device)
+    own = {name: p.detach() for name, p in model.named_parameters()}
+    steps, agree = [], {}
+
+    def step(seed: int) -> None:
+        model.zero_grad()
+        loss_of(model(normal((2, WIDTH), seed).to(me.device))).backward()
+        steps.append([p.grad.clone() for p in module.parameters() if p.grad is not None])
+
+    def of(f: Any, params: dict[str, Tensor], x: Tensor) -> Tensor:
+        y: Tensor = torch.func.functional_call(f, params, (x,))
+        return y.square().sum()
+
+    for i in range(2):
+        step(10 * i + me.rank)
+    with_prefix, without = own, {k.removeprefix("module."): v for k, v in own.items()}
+    ways: dict[str, Callable[[Any, dict[str, Tensor]], Tensor]] = {
+        "grad": lambda f, params: torch.func.grad(of, argnums=2)(f, params, x),
+        "grad by sample": lambda f, params: torch.func.vmap(
+            lambda row: torch.stack(
+                [g.sum() for g in torch.func.grad(of, argnums=1)(f, params, row).values()]
+            )
+        )(x),
+        "jvp": lambda f, params: torch.stack(torch.func.jvp(f, (x,), (x,))),
+        "vmap": lambda f, params: torch.func.vmap(f)(x),
+    }
+    for name, of_both in ways.items():
+        got, want = of_both(model, with_prefix), of_both(plain, without)
+        agree[name] = torch.allclose(got, want, rtol=1e-9, atol=1e-12)
+    step(20 + me.rank)
+    return agree, steps
+
+
+@covers("ddp/functional-transforms")
+@world_sizes(2)
+def test_transforms(ranks: Ranks) -> None:
+    got = ranks.run(transform)
+    for rank, (agree, _) in enumerate(got):
+        for name, same in agree.items():
+            assert_that(same, f"{name} of the wrapper is not that of the module", rank)
+    for i in range(3):
+        module = Recipe(Perceptron)(seed=0)
+        for rank in range(ranks.world_size):
+            loss = loss_of(module(normal((2, WIDTH), 10 * i + rank)))
+            (loss / ranks.world_size).backward()
+        for k, param in enumerate(module.parameters()):
+            grads = [steps[i][k] for _, steps in got]
+            assert_grads(grads, param.grad, f"gradient {k} in step {i + 1}")
 
 
 # ---- what it is

@@ -223,6 +223,15 @@ STATELESS = Requirement(
     "leaves the parameters' gradients alone.",
     source="torch 2.13, test_stateless_api_with_ddp",
 )
+TRANSFORMS = Requirement(
+    id="ddp/functional-transforms",
+    level=SHOULD,
+    profile="ddp",
+    says="torch.func's grad, jvp and vmap of the wrapper give what they give of the module, and "
+    "steps before and after them average.",
+    source="torch 2.13, prepare_for_backward looks at no parameter's graph unless it searches",
+    rests_on=("ddp/functional-call", "ddp/average"),
+)
 NEW_TENSORS = Requirement(
     id="ddp/tensors-made-in-forward",
     level=MUST,
