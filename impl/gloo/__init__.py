@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from impl.gloo.options import BACKEND_NAME, Options
@@ -39,4 +40,6 @@ def _create(given: Any, options: Options | None) -> ProcessGroupGloo:
     )
 
 
-dist.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+# where torch is built without CUDA, its functions must not choose that device for this backend
+_DEVICES = ["cpu", "cuda"] if torch.backends.cuda.is_built() else ["cpu"]
+dist.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=_DEVICES)

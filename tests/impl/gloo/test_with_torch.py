@@ -20,6 +20,7 @@ from torch import nn
 
 import impl.gloo  # noqa: F401  # registers the backend
 from impl import errors
+from impl.torch_private import sharded_tensor_from_rows
 from tests.impl.gloo.ranks import on_processes
 
 TIMEOUT = timedelta(seconds=30)
@@ -72,6 +73,15 @@ def public_functions(rank: int, world_size: int, store_path: str) -> None:
     for request in requests:
         request.wait()
     assert got.item() == peer_down
+    whole = torch.arange(2.0 * world_size).view(world_size, 2)
+    assert dist.group.WORLD is not None
+    placements = [f"rank:{r}/cpu" for r in range(world_size)]
+    sharded = sharded_tensor_from_rows(
+        whole[rank : rank + 1].clone(), whole, [1] * world_size, placements, dist.group.WORLD
+    )
+    gathered = torch.zeros_like(whole) if rank == 0 else None
+    sharded.gather(0, gathered)  # on the device that torch takes for this backend's
+    assert gathered is None or torch.equal(gathered, whole)
     tensors = [torch.full((2,), float(rank + n)) for n in range(3)]
     with dist._coalescing_manager():
         for each in tensors:
@@ -173,23 +183,37 @@ def test_functional_collectives_and_autograd(store_path: str) -> None:
     on_processes(2, functional_collectives, store_path)
 
 
-def profiled(rank: int, world_size: int, store_path: str) -> list[str]:
+def profiled(rank: int, world_size: int, store_path: str) -> list[tuple[str, Any, bool]]:
+    """Name and shapes of each of the backend's ranges, and whether it is one of its own."""
     join(rank, world_size, store_path)
-    with torch.autograd.profiler.profile() as profile:
+    with torch.autograd.profiler.profile(record_shapes=True) as profile:
         dist.all_reduce(torch.ones(2))
-        work = dist.broadcast(torch.ones(2), 0, async_op=True)
+        dist.all_reduce(torch.ones(2).to_sparse())
+        work = dist.broadcast(torch.ones(3, 2), 0, async_op=True)
         assert work is not None
         work.wait()
-        dist.send(torch.ones(1), 1 - rank)
-        dist.recv(torch.ones(1), 1 - rank)
+        dist.all_gather_into_tensor(torch.ones(4), torch.ones(2))
+        if rank == 0:
+            dist.send(torch.ones(1), 1)
+        else:
+            dist.recv(torch.ones(1))
     dist.destroy_process_group()
-    return [event.name for event in profile.function_events]
+    return [
+        (event.name, event.input_shapes, event.is_async)
+        for event in profile.function_events
+        if event.name.startswith("pygloo")
+    ]
 
 
-def test_profiler_ranges_are_named_backend_then_operation(store_path: str) -> None:
-    for names in on_processes(2, profiled, store_path):
-        for operation in ("all_reduce", "broadcast", "send", "recv"):
-            assert f"pygloo:{operation}" in names
+def test_profiler_ranges_are_named_backend_then_operation_in_torchs_words(store_path: str) -> None:
+    for rank, ranges in enumerate(on_processes(2, profiled, store_path)):
+        assert ranges == [
+            ("pygloo:all_reduce", [[2]], True),
+            ("pygloo:sparse_all_reduce", [[2]], True),
+            ("pygloo:broadcast", [[3, 2]], True),
+            ("pygloo:all_gather", [[2]], True),
+            (["pygloo:send", "pygloo:recvAnySource"][rank], [[1]], True),
+        ]
 
 
 # -- training
