@@ -206,6 +206,12 @@ class FullyShardedDataParallel(StateDictTypeMethods, OptimStateDictMethods, nn.M
         return handle.flat_param if handle is not None else None
 
     @property
+    def params(self) -> list[nn.Parameter]:
+        """The flat parameter of this instance, nested ones not included; none if it has none."""
+        handle = self._state.handle
+        return [handle.flat_param] if handle is not None else []
+
+    @property
     def process_group(self) -> dist.ProcessGroup:
         """The ranks that share this instance's flat parameter."""
         return self._state.process_group

@@ -31,6 +31,7 @@ FSDP_FLATTENED = "_fsdp_flattened"
 # Switches of torch that users set in the environment; read when an instance is built.
 ENV_SKIP_WRITEBACK_CHECK = "FSDP_SKIP_WRITEBACK_CHECK"
 ENV_FULL_PRECISION_IN_EVAL = "FSDP_USE_FULL_PREC_IN_EVAL"
+ENV_UNSAFE_SETATTR = "FSDP_USE_UNSAFE_SETATTR"
 
 
 class TrainingState(Enum):

@@ -34,6 +34,7 @@ from impl.fsdp import collectives
 from impl.fsdp.common import (
     ENV_FULL_PRECISION_IN_EVAL,
     ENV_SKIP_WRITEBACK_CHECK,
+    ENV_UNSAFE_SETATTR,
     HandleTrainingState,
     check,
     set_flattened,
@@ -117,11 +118,12 @@ class FlatParamHandle:
         self.layout = collected.metadata.layout
         self.views: AttributeViews
         self.orig_views: OrigParamViews | None = None
+        past_setattr = os.environ.get(ENV_UNSAFE_SETATTR, "") == "1"
         if config.use_orig_params:
-            self.views = self.orig_views = OrigParamViews(collected)
+            self.views = self.orig_views = OrigParamViews(collected, past_setattr=past_setattr)
             taken: Sequence[Tensor] = self.orig_views.all_params()
         else:
-            self.views = AttributeViews(collected.metadata)
+            self.views = AttributeViews(collected.metadata, past_setattr=past_setattr)
             taken = collected.tensors
         for param in taken:
             set_flattened(param)  # a parent FSDP instance must not flatten them again

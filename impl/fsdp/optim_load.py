@@ -53,7 +53,8 @@ def load_optim_state(
     A collective if values are sharded, or with `rank0_only`, when only rank 0 has the state dict.
 
     Raises:
-        ValueError: if the state dict has no state, or state that does not fit the parameters.
+        ValueError: if the state dict has no state, has numbers as keys, or has state that does not
+            fit the parameters.
         KeyError: if a parameter group names a parameter that the optimizer does not have.
     """
     names = describe_model(model)
@@ -65,6 +66,7 @@ def load_optim_state(
             '`optim_state_dict` must have the keys "state"to be a valid optimizer state dict'
         )
     states: dict[str, Any] = dict(optim_state_dict["state"])
+    _refuse_numbers(states)
     named_state: dict[Any, Any] = {}
     for param, param_names in names.names_of.items():
         if not any(name in states for name in param_names):
@@ -91,6 +93,16 @@ def load_optim_state(
         else params_of_optimizer(optim, names, named=is_named_optimizer)
     )
     return _rekey(named_state, optim_state_dict.get("param_groups"), params, names)
+
+
+def _refuse_numbers(states: dict[Any, Any]) -> None:
+    """Numbers are an optimizer's own keys; here they would pass for those of flat parameters."""
+    numbers = [key for key in states if isinstance(key, int)]
+    if numbers:
+        raise ValueError(
+            "`optim_state_dict` should have names of parameters as keys but has the numbers "
+            f"{numbers}. FullyShardedDataParallel.rekey_optim_state_dict turns numbers into names."
+        )
 
 
 def _value_for_rank(

@@ -16,6 +16,7 @@ parameter variables, which must stay the same objects for the optimizer, and the
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -31,9 +32,13 @@ def _uses_plain_attributes(module: nn.Module) -> bool:
     return cls.__setattr__ is nn.Module.__setattr__ and cls.__delattr__ is nn.Module.__delattr__
 
 
-def set_tensor(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Make `module.name` a plain tensor that `module.parameters()` does not yield."""
-    if _uses_plain_attributes(module):
+def set_tensor(module: nn.Module, name: str, tensor: Tensor, *, past_setattr: bool) -> None:
+    """Make `module.name` a plain tensor that `module.parameters()` does not yield.
+
+    Args:
+        past_setattr: do not call what the module's class defines as `__setattr__`.
+    """
+    if past_setattr or _uses_plain_attributes(module):
         # What `delattr` and `setattr` come to, at a fifth of their time; this runs for every
         # parameter in every iteration.
         module._parameters.pop(name, None)
@@ -44,9 +49,9 @@ def set_tensor(module: nn.Module, name: str, tensor: Tensor) -> None:
     setattr(module, name, tensor)
 
 
-def set_param(module: nn.Module, name: str, param: nn.Parameter) -> None:
+def set_param(module: nn.Module, name: str, param: nn.Parameter, *, past_setattr: bool) -> None:
     """Make `module.name` a registered parameter."""
-    if _uses_plain_attributes(module):
+    if past_setattr or _uses_plain_attributes(module):
         module.__dict__.pop(name, None)
         module._parameters[name] = param
         return
@@ -61,18 +66,24 @@ def delete(module: nn.Module, name: str) -> None:
 
 
 class AttributeViews:
-    """Sets the attributes of the modules whose parameters a flat parameter holds."""
+    """Sets the attributes of the modules whose parameters a flat parameter holds.
 
-    def __init__(self, metadata: FlatMetadata) -> None:
+    Args:
+        past_setattr: as `FSDP_USE_UNSAFE_SETATTR=1` asks for, past a `__setattr__` of their own.
+    """
+
+    def __init__(self, metadata: FlatMetadata, *, past_setattr: bool = False) -> None:
         self.metadata = metadata
+        self._set_tensor = functools.partial(set_tensor, past_setattr=past_setattr)
+        self._set_param = functools.partial(set_param, past_setattr=past_setattr)
 
     def show_tensors(self, flat: Tensor) -> None:
         """Show views into the unsharded `flat` (layout.numel,) as plain tensors."""
         views = self.metadata.unflatten(flat)
         for view, info in zip(views, self.metadata.params, strict=True):
-            set_tensor(info.module, info.name, view)
+            self._set_tensor(info.module, info.name, view)
         for shared in self.metadata.shared:
-            set_tensor(shared.module, shared.name, views[shared.primary])
+            self._set_tensor(shared.module, shared.name, views[shared.primary])
 
     def show_fresh_params(self, flat: Tensor, *, requires_grad: bool) -> None:
         """Show views into the unsharded `flat` as new parameters, tied where the user tied them."""
@@ -81,9 +92,9 @@ class AttributeViews:
             for view in self.metadata.unflatten(flat)
         ]
         for param, info in zip(params, self.metadata.params, strict=True):
-            set_param(info.module, info.name, param)
+            self._set_param(info.module, info.name, param)
         for shared in self.metadata.shared:
-            set_param(shared.module, shared.name, params[shared.primary])
+            self._set_param(shared.module, shared.name, params[shared.primary])
 
     def hide(self) -> None:
         """Remove the attributes."""
@@ -103,8 +114,8 @@ class OrigParamViews(AttributeViews):
             flat gradient exists and holds zeros in its place.
     """
 
-    def __init__(self, collected: CollectedParams) -> None:
-        super().__init__(collected.metadata)
+    def __init__(self, collected: CollectedParams, *, past_setattr: bool = False) -> None:
+        super().__init__(collected.metadata, past_setattr=past_setattr)
         self.params = [_as_parameter(tensor) for tensor in collected.tensors]
         self.shared_params = [_as_parameter(tensor) for tensor in collected.shared_tensors]
         self.grad_is_none = [False] * len(self.params)
@@ -133,18 +144,18 @@ class OrigParamViews(AttributeViews):
             tensor.data = view
             shown.append(tensor)
         for tensor, info in zip(shown, self.metadata.params, strict=True):
-            set_tensor(info.module, info.name, tensor)
+            self._set_tensor(info.module, info.name, tensor)
         for shared in self.metadata.shared:
-            set_tensor(shared.module, shared.name, shown[shared.primary])
+            self._set_tensor(shared.module, shared.name, shown[shared.primary])
 
     def _show_registered(self, tensors: Sequence[Tensor]) -> None:
         for tensor, info in zip(tensors, self.metadata.params, strict=True):
-            set_tensor(info.module, info.name, tensor)
+            self._set_tensor(info.module, info.name, tensor)
             # Code that iterates over `parameters()` inside a forward must find them.
             info.module._parameters[info.name] = tensor  # type: ignore[assignment]  # no Parameter
         for shared in self.metadata.shared:
             tensor = tensors[shared.primary]
-            set_tensor(shared.module, shared.name, tensor)
+            self._set_tensor(shared.module, shared.name, tensor)
             shared.module._parameters[shared.name] = tensor  # type: ignore[assignment]  # as above
 
     def show_unsharded_params(self, flat: Tensor, *, requires_grad: bool) -> None:
@@ -153,11 +164,13 @@ class OrigParamViews(AttributeViews):
             info = self.metadata.params[index]
             if type(view) is DTensor:
                 # `param.data = view` cannot make a plain parameter a DTensor: the variable changes.
-                set_param(info.module, info.name, nn.Parameter(view, requires_grad=requires_grad))
+                self._set_param(
+                    info.module, info.name, nn.Parameter(view, requires_grad=requires_grad)
+                )
                 continue
             param = self.params[index]
             param.data = view
-            set_param(info.module, info.name, param)
+            self._set_param(info.module, info.name, param)
         self._show_shared_params()
 
     def show_sharded_params(self, shard: Tensor, layout: ShardLayout) -> None:
@@ -174,14 +187,14 @@ class OrigParamViews(AttributeViews):
                 if part is None
                 else shard[part.offset_in_shard : part.offset_in_shard + part.numel]
             )
-            set_param(info.module, info.name, param)
+            self._set_param(info.module, info.name, param)
         self._show_shared_params()
 
     def _show_shared_params(self) -> None:
         for param, shared in zip(self.shared_params, self.metadata.shared, strict=True):
             primary = self.metadata.params[shared.primary]
             param.data = getattr(primary.module, primary.name)
-            set_param(shared.module, shared.name, param)
+            self._set_param(shared.module, shared.name, param)
 
     def forget_forward_tensors(self) -> None:
         self.forward_tensors = [None] * len(self.params)

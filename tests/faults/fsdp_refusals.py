@@ -150,6 +150,11 @@ class DropsUnknownNames(Swapped):
     swaps = ((optim_load, "_rekey", _of_known_names),)
 
 
+@breaks("fsdp/optimizer-state-by-number", says="was to raise")
+class TakesNumbersForTheOptimizersOwn(Swapped):
+    swaps = ((optim_load, "_refuse_numbers", nothing),)
+
+
 def _with_zeros(right: Any) -> Any:
     def wrong(unit: Any, name: str, values: list[Any]) -> Any:
         shapes = [param.shape for param in unit.handle.metadata.params]

@@ -213,6 +213,18 @@ class EvaluatesInLowPrecision(Swapped):
     )
 
 
+@breaks("fsdp/past-setattr", says="=1: calls of __setattr__")
+class NobodyIsPassedBy(Swapped):
+    """The variable in the environment goes by another name."""
+
+    swaps = ((handle, "ENV_UNSAFE_SETATTR", lambda _: "FSDP_UNSAFE_SETATTR"),)
+
+
+@breaks("fsdp/past-setattr", says="=0: calls of __setattr__")
+class EverybodyIsPassedBy(Swapped):
+    swaps = ((views, "_uses_plain_attributes", lambda _: lambda module: True),)
+
+
 @breaks("fsdp/cpu-offload", says="is wrong")
 class OffloadedGradientsGoAstray(Swapped):
     """They are copied to memory that the optimizer does not look at."""

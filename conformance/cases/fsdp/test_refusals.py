@@ -115,6 +115,16 @@ def hook_that_is_none(me: Me) -> None:
     wrap(me, layer()).register_comm_hook(None, 5)
 
 
+def numbered_state(me: Me) -> None:
+    model = wrap(me, layer())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    run_model(me, model)
+    optimizer.step()
+    named = type(model).optim_state_dict(model, optimizer)
+    state = {"state": dict(enumerate(named["state"].values()))}
+    type(model).optim_state_dict_to_load(model, optimizer, state)
+
+
 REFUSED = [
     ("fsdp/mesh-and-group", mesh_and_group, ValueError, "Cannot pass both process_group and"),
     ("fsdp/hybrid-needs-groups", hybrid_without_groups, ValueError, "requires explicit"),
@@ -133,6 +143,7 @@ REFUSED = [
     ("fsdp/comm-hook-refused", hook_for_inner, AssertionError, "only be called on a root"),
     ("fsdp/comm-hook-refused", two_hooks, AssertionError, "already registered"),
     ("fsdp/comm-hook-refused", hook_that_is_none, ValueError, "must be callable"),
+    ("fsdp/optimizer-state-by-number", numbered_state, Exception, ""),
 ]
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -46,6 +48,36 @@ from conformance.cases.fsdp.training import (
 from conformance.target import resolve
 
 both_kinds = pytest.mark.parametrize("orig", [False, True], ids=["flat", "orig"])
+
+
+class Watched(nn.Linear):
+    """Counts how often `weight` is set."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "weight":
+            self.__dict__["sets"] = self.__dict__.get("sets", 0) + 1
+
+
+def count_sets(me: Me, orig: bool) -> list[int]:
+    counts = []
+    for past in ("0", "1"):
+        module = Watched(3, 3)
+        with mock.patch.dict(os.environ, {"FSDP_USE_UNSAFE_SETATTR": past}):
+            model = wrap(me, module, use_orig_params=orig)
+        before = module.__dict__["sets"]
+        model(torch.ones(2, 3, device=me.device)).sum().backward()
+        counts.append(module.__dict__["sets"] - before)
+    return counts
+
+
+@covers("fsdp/past-setattr")
+@both_kinds
+@world_sizes(2)
+def test_modules_that_set_attributes_their_way(ranks: Ranks, orig: bool) -> None:
+    for rank, (asked, passed) in enumerate(ranks.run(count_sets, orig)):
+        assert_that(asked > 0, "FSDP_USE_UNSAFE_SETATTR=0: calls of __setattr__: none", rank)
+        assert_that(passed == 0, f"FSDP_USE_UNSAFE_SETATTR=1: calls of __setattr__: {passed}", rank)
 
 
 def signature_of(me: Me) -> list[str]:

@@ -244,6 +244,12 @@ OPTIM_UNKNOWN = must(
     says="Optimizer state for a parameter group with an unknown name raises KeyError with it.",
     source="observed, torch 2.13.0",
 )
+OPTIM_NUMBERED = must(
+    id="fsdp/optimizer-state-by-number",
+    says="optim_state_dict_to_load raises an error on every rank if the state has numbers as keys "
+    "instead of names: the optimizer would take them for its own.",
+    source="torch 2.13, _rekey_sharded_optim_state_dict",
+)
 OPTIM_SHAPE = must(
     id="fsdp/optimizer-state-of-wrong-shape",
     says="Optimizer state whose shape is not the parameter's raises an error on every rank, and "

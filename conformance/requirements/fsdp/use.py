@@ -127,6 +127,12 @@ NORM_LAYERS = must(
     "precision.",
     source=f"{DOCS}, MixedPrecision, _module_classes_to_ignore",
 )
+PAST_SETATTR = must(
+    id="fsdp/past-setattr",
+    says="Parameters are put in place by the module's own __setattr__; with "
+    "FSDP_USE_UNSAFE_SETATTR=1, past it.",
+    source="torch 2.13, FSDP_USE_UNSAFE_SETATTR",
+)
 FULL_EVAL = must(
     id="fsdp/full-precision-eval",
     says="With FSDP_USE_FULL_PREC_IN_EVAL=1 eval mode computes in full precision, with the values "

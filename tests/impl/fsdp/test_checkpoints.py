@@ -200,6 +200,9 @@ def run_other_optimizer_state(rank: int, world_size: int) -> None:
     good = copy.deepcopy(saved)
     with pytest.raises(ValueError, match='must have the keys "state"'):
         FSDP.optim_state_dict_to_load(model, optimizer, {})
+    numbered = {"state": dict(enumerate(saved["state"].values()))}
+    with pytest.raises(ValueError, match=r"has the numbers \[0, 1.*rekey_optim_state_dict"):
+        FSDP.optim_state_dict_to_load(model, optimizer, numbered)
     saved["state"]["head.weight"]["exp_avg"] = torch.ones(2, 2)
     with pytest.raises(ValueError, match="does not have same shape"):
         FSDP.optim_state_dict_to_load(model, optimizer, saved)

@@ -172,6 +172,12 @@ def test_overridden_attribute_access_is_respected() -> None:
     views.show_tensors(flat)
     views.show_fresh_params(flat, requires_grad=True)
     assert module.__dict__["sets"] == before + 2
+    past = AttributeViews(collected.metadata, past_setattr=True)
+    past.show_tensors(flat)
+    assert type(module.weight) is Tensor
+    past.show_fresh_params(flat, requires_grad=True)
+    assert isinstance(module.weight, nn.Parameter)
+    assert module.__dict__["sets"] == before + 2
 
 
 def orig_views_of(model: Model, world_size: int) -> tuple[OrigParamViews, Tensor]:

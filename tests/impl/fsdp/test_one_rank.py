@@ -160,6 +160,14 @@ def test_prefetching_can_change() -> None:
     model(torch.ones(1, 2)).sum().backward()
 
 
+def test_flat_parameters_of_instances() -> None:
+    model = FSDP(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), auto_wrap_policy=always_wrap_policy)
+    assert model.params == model[1].params == []
+    (flat,) = model[0].params
+    assert flat is next(model.parameters())
+    assert FSDP(nn.Linear(2, 3), use_orig_params=True).params[0].numel() >= 9
+
+
 def test_containers_without_forward_warn() -> None:
     with pytest.warns(UserWarning, match="containers that do not implement forward"):
         FSDP(nn.ModuleList([nn.Linear(2, 2)]))
