@@ -40,6 +40,7 @@ def _create(given: Any, options: Options | None) -> ProcessGroupGloo:
     )
 
 
-# where torch is built without CUDA, its functions must not choose that device for this backend
-_DEVICES = ["cpu", "cuda"] if torch.backends.cuda.is_built() else ["cpu"]
+# Where there is no CUDA device, torch must not choose one for this backend. To count them
+# leaves the process free to fork, which `torch.cuda.is_available` need not.
+_DEVICES = ["cpu", "cuda"] if torch.cuda.device_count() else ["cpu"]
 dist.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=_DEVICES)
