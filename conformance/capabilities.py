@@ -61,6 +61,7 @@ FEATURES: Mapping[str, str] = {
     "ddp_optimizer_in_backward_on_cpu": "DDP steps optimizers inside backward on the CPU too",
     "mismatch_errors": "ranks that disagree on shape, dtype or operation all get an error",
     "peer_loss": "every rank gets an error soon after a rank of its group has died",
+    "profiler_ranges": "a profiler sees operations as ranges: the backend, then the operation",
     "sequence_numbers": "a sequence number for each group",
     "sparse": "all_reduce of sparse tensors",
     "split_group": "dist.split_group",

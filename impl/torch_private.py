@@ -315,6 +315,16 @@ def profiler_is_on() -> bool:
     return bool(torch.autograd._profiler_enabled())
 
 
+def begin_profiler_range(name: str, inputs: Sequence[torch.Tensor]) -> torch.futures.Future[None]:
+    """Begin a range with the inputs' shapes, which ends when somebody, on whatever thread, sets the
+    result of the future."""
+    over: torch.futures.Future[None] = torch.futures.Future()
+    handle = torch.autograd._record_function_with_args_enter(name, *inputs)
+    # torch 2.11 loses a range that is ended on another thread by the function made for that
+    torch.ops.profiler._call_end_callbacks_on_jit_fut._RecordFunction(handle, over)
+    return over
+
+
 def backend_memory(
     group: dist.ProcessGroup, numel: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor | None:

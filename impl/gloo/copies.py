@@ -131,6 +131,7 @@ class Copies(GroupCore):
             asked.timeout_s,
             asked.asynchronous,
             lender,
+            inputs=inputs,
         )
 
     def _allgather_uneven(self, outputs: list[Tensor], given: Tensor, asked: Settings) -> Work:
@@ -152,6 +153,7 @@ class Copies(GroupCore):
             asked.timeout_s,
             asked.asynchronous,
             lender,
+            inputs=[given],
         )
 
     @dispatched("all_gather_single", 2, formerly="_allgather_base")
@@ -206,6 +208,7 @@ class Copies(GroupCore):
             asked.timeout_s,
             asked.asynchronous,
             lender,
+            inputs=inputs,
         )
 
     @dispatched("allgather_coalesced", 2)
@@ -266,6 +269,7 @@ class Copies(GroupCore):
             asked.timeout_s,
             asked.asynchronous,
             lender,
+            inputs=inputs,
         )
 
     # -- to and from a root
@@ -305,7 +309,15 @@ class Copies(GroupCore):
             self._comm.gather(rooms or None, source, asked.root, call, until)
 
         return self._issue(
-            method, signature, shown, run, outputs, asked.timeout_s, asked.asynchronous, lender
+            method,
+            signature,
+            shown,
+            run,
+            outputs,
+            asked.timeout_s,
+            asked.asynchronous,
+            lender,
+            inputs=inputs,
         )
 
     @dispatched("scatter", 2)
@@ -346,7 +358,15 @@ class Copies(GroupCore):
             self._comm.scatter(room, sources or None, asked.root, call, until)
 
         return self._issue(
-            method, signature, shown, run, outputs, asked.timeout_s, asked.asynchronous, lender
+            method,
+            signature,
+            shown,
+            run,
+            outputs,
+            asked.timeout_s,
+            asked.asynchronous,
+            lender,
+            inputs=inputs,
         )
 
     @dispatched("barrier", 0)

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.profiler import record_function
 
 from impl import errors
 from impl.gloo.executor import Executor
 from impl.gloo.lending import Lender
-from impl.gloo.options import BACKEND_NAME, Options
+from impl.gloo.options import Options
+from impl.gloo.profiling import profiled
 from impl.gloo.transports import Place, connect
 from impl.gloo.work import CollectiveWork
 from impl.torch_private import profiler_is_on
@@ -58,12 +58,13 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
         timeout_s: float | None,
         asynchronous: bool,
         lender: Lender | None = None,
+        inputs: Sequence[Tensor] | None = None,
     ) -> CollectiveWork:
         """Take the next place in the group's order, and run there.
 
-        signature, shown: see `CallInfo`. outputs: what the work's future holds. A synchronous
-        operation has ended on return, and its error is raised here. Its time runs from when its
-        turn has come.
+        signature, shown: see `CallInfo`. outputs: what the work's future holds. inputs: for a
+        profiler, if they are not the outputs. A synchronous operation has ended on return, and its
+        error is raised here. Its time runs from when its turn has come.
         """
         sequence = self._sequence
         self._sequence = sequence + 1
@@ -83,7 +84,7 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
                 work.arrives_by(lender)
                 lender.synchronize()
             return work
-        return self._enqueue(call, span_s, run, outputs, asynchronous, lender)
+        return self._enqueue(call, span_s, run, outputs, asynchronous, lender, inputs)
 
     def _enqueue(
         self,
@@ -93,6 +94,7 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
         outputs: list[Any],
         asynchronous: bool,
         lender: Lender | None,
+        inputs: Sequence[Tensor] | None,
     ) -> CollectiveWork:
         work = CollectiveWork(call, self._name, outputs)
         work.help_by(self._executor.help_with)
@@ -106,16 +108,8 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
             else:
                 lender.run(lambda: run(call, until))
 
-        recorded = record_function(f"{BACKEND_NAME}:{call.operation}") if profiler_is_on() else None
-        if recorded is None:
-            self._executor.submit(work, job)
-        else:
-            # the range begins where the operation is issued, as with torch's backends: a profiler
-            # does not see the worker's thread
-            with recorded:
-                self._executor.submit(work, job)
-                if not asynchronous:
-                    work.wait()
+        work.seen_by(profiled(call.operation, outputs if inputs is None else inputs))
+        self._executor.submit(work, job)
         if not asynchronous:
             work.wait()
         return work

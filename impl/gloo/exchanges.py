@@ -78,6 +78,7 @@ class Exchanges(GroupCore):
             asked.timeout_s,
             asked.asynchronous,
             lender,
+            inputs=[input],
         )
 
     alltoall_base = all_to_all_single  # torch 2.11's name
@@ -130,4 +131,5 @@ class Exchanges(GroupCore):
             asked.timeout_s,
             asked.asynchronous,
             lender,
+            inputs=inputs,
         )

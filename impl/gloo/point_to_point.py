@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -10,20 +9,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.profiler import record_function
 from torch.distributed import Work
 
 from impl.gloo import dense, monitored_barrier, validation
 from impl.gloo.core import GroupCore, as_list
 from impl.gloo.dispatching import dispatched
 from impl.gloo.lending import lender_for
-from impl.gloo.options import BACKEND_NAME
+from impl.gloo.profiling import profiled
 from impl.gloo.settings import settings
 from impl.gloo.work import TransferWork
-from impl.torch_private import profiler_is_on
 from impl.transport.base import ANY_SOURCE, CallInfo, Deadline
 
-_NO_RANGE = contextlib.nullcontext()
 _NO_TIME = timedelta(0)
 
 
@@ -38,9 +34,11 @@ class PointToPoint(GroupCore):
         memory = lender.read(tensor)
         lender.prepare()
         call = CallInfo("send", -1, "", "")
-        with self._profiled("send"):
-            transfer = self._comm.post_send(memory, dstRank, tag, call, self._deadline())
-        return TransferWork(call, self._name, tensor, transfer, None, self._executor.call_soon)
+        recorded = profiled("send", [tensor])
+        transfer = self._comm.post_send(memory, dstRank, tag, call, self._deadline())
+        return TransferWork(
+            call, self._name, tensor, transfer, None, self._executor.call_soon, recorded
+        )
 
     @dispatched("recv", 1)
     def recv(self, tensors: Tensor | Sequence[Tensor], srcRank: int, tag: int = 0) -> Work:  # noqa: N803  # torch's name
@@ -58,8 +56,8 @@ class PointToPoint(GroupCore):
         lender = lender_for([tensor])
         memory = lender.room(tensor)
         call = CallInfo(operation, -1, "", "")
-        with self._profiled(operation):
-            transfer = self._comm.post_recv(memory, source, tag, call, self._deadline())
+        recorded = profiled(operation, [tensor])
+        transfer = self._comm.post_recv(memory, source, tag, call, self._deadline())
         work = TransferWork(
             call,
             self._name,
@@ -67,6 +65,7 @@ class PointToPoint(GroupCore):
             transfer,
             lambda: lender.run(_nothing),
             self._executor.call_soon,
+            recorded,
         )
         if lender.has_streams:
             work.arrives_by(lender)
@@ -89,11 +88,6 @@ class PointToPoint(GroupCore):
 
     def _deadline(self) -> Deadline:
         return Deadline(time.monotonic() + self._timeout_s, self._timeout_s)
-
-    def _profiled(self, operation: str) -> Any:
-        if profiler_is_on():
-            return record_function(f"{BACKEND_NAME}:{operation}")
-        return _NO_RANGE
 
     # -- monitored barrier
 

@@ -194,6 +194,7 @@ class Reductions(GroupCore):
             asked.timeout_s,
             asked.asynchronous,
             exchange.lender,
+            inputs=tensors,
         )
 
     @dispatched("allreduce_coalesced", 1)
@@ -304,7 +305,15 @@ class Reductions(GroupCore):
             chosen.conclude(result, memory, self._size)
 
         return self._issue(
-            method, signature, shown, run, outputs, asked.timeout_s, asked.asynchronous, lender
+            method,
+            signature,
+            shown,
+            run,
+            outputs,
+            asked.timeout_s,
+            asked.asynchronous,
+            lender,
+            inputs=inputs,
         )
 
     def _reduce_scatter_uneven(self, output: Tensor, inputs: list[Tensor], asked: Settings) -> Work:
@@ -334,6 +343,7 @@ class Reductions(GroupCore):
             asked.timeout_s,
             asked.asynchronous,
             lender,
+            inputs=inputs,
         )
 
     @dispatched("reduce_scatter_single", 2, formerly="_reduce_scatter_base")
@@ -396,4 +406,5 @@ class Reductions(GroupCore):
             asked.timeout_s,
             asked.asynchronous,
             lender,
+            inputs=inputs,
         )

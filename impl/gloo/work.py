@@ -17,6 +17,7 @@ from torch.distributed import Work
 
 from impl import errors
 from impl.gloo.lending import Lender
+from impl.gloo.profiling import ProfiledRange
 from impl.torch_dispatch import dispatch_modes_are_active, never_traced
 from impl.torch_private import OpType
 from impl.transport.base import CallInfo, Transfer
@@ -57,6 +58,7 @@ class GlooWork(Work):
     _is_done = False
     _future: torch.futures.Future[Any] | None = None
     _lender: Lender | None = None
+    _range: ProfiledRange | None = None
     _future_lock = threading.Lock()  # shared by all works: held for a few assignments
 
     def __init__(self, call: CallInfo, group: str, outputs: list[Any]) -> None:
@@ -72,8 +74,14 @@ class GlooWork(Work):
         """The results are for tensors on a device, to which `lender` brings them."""
         self._lender = lender
 
+    def seen_by(self, recorded: ProfiledRange | None) -> None:
+        """A profiler has a range of the operation, which ends when that is complete."""
+        self._range = recorded
+
     def complete(self, error: BaseException | None) -> Callable[[], None] | None:
         """Done. Returns what resolves the future, if there is one: its callbacks may block."""
+        if self._range is not None:
+            self._range.end()
         with self._future_lock:
             self._error = error
             self._is_done = True
@@ -231,12 +239,14 @@ class TransferWork(GlooWork):
         transfer: Transfer,
         conclude: Callable[[], None] | None,
         call_soon: Callable[[Callable[[], None]], None],
+        recorded: ProfiledRange | None,
     ) -> None:
         """conclude: brings a received message from its staging memory to `tensor`.
 
         call_soon: runs callbacks on a thread that does not move bytes.
         """
         super().__init__(call, group, [tensor])
+        self.seen_by(recorded)
         self._transfer = transfer
         self._conclude = conclude
         self._call_soon = call_soon

@@ -8,13 +8,16 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar
+from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.autograd.profiler import record_function
 
 from conformance.verdict import Verdict
+from impl.gloo import ProcessGroupGloo
 from tests.faults.collectives_kit import AroundImpl
-from tests.faults.kit import ForwardingGroup, Patch, breaks
+from tests.faults.kit import ForwardingGroup, GroupFault, Patch, breaks
 from tests.faults.works import Done, Relayed
 from tests.faults.wrapping import replaced
 
@@ -358,3 +361,15 @@ class TheSecondOvertakesTheFirst(ForwardingGroup):
         if self.first is not None:
             self.first.issue()
         return work
+
+
+@breaks("work/profiler-ranges", says=r"rank 0 is wrong")
+class RangesEndWhenTheCallReturns(GroupFault, ProcessGroupGloo):
+    """A profiler sees how long it took to issue an operation, not how long that took."""
+
+    base = "impl"
+
+    def _enqueue(self, *args: Any) -> Any:
+        named = record_function(f"{dist.get_backend()}:{args[0].operation}")
+        with named, mock.patch("impl.gloo.core.profiled", return_value=None):
+            return super()._enqueue(*args)

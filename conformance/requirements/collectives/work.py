@@ -112,3 +112,14 @@ KEEPS_NOTHING = _must(
     "tensors, but for a few of the last ones, and memory does not grow with their number.",
     source="derived: a job issues millions of them",
 )
+PROFILED = Requirement(
+    id="work/profiler-ranges",
+    level=SHOULD,
+    profile="collectives",
+    says="A profiler sees each collective, send and receive as a range that is named after the "
+    "backend, a colon, and the operation, has the shapes of the inputs, and lasts until the "
+    "operation is complete.",
+    source="torch, distributed_test.py, call_dist_op and _test_send_recv",
+    needs=("feature:profiler_ranges",),
+    rests_on=("all_reduce/async",),
+)

@@ -1,0 +1,54 @@
+"""Which range does a profiler see of an operation? From the call to its completion.
+
+Names are those of torch's gloo, with this backend's name before them; shapes are the inputs'.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from impl.gloo.options import BACKEND_NAME
+from impl.torch_private import begin_profiler_range, profiler_is_on
+
+_TITLES = {
+    "allreduce_coalesced": "all_reduce",
+    "all_gather_into_tensor": "all_gather",
+    "allgather_into_tensor_coalesced": "all_gather",
+    "allgather_coalesced": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+    "recv_anysource": "recvAnySource",
+}
+
+
+class ProfiledRange:
+    """One operation on a profiler's timeline, begun when it is made."""
+
+    def __init__(self, operation: str, inputs: Sequence[Tensor]) -> None:
+        title = _TITLES.get(operation, operation)
+        if any(tensor.is_sparse for tensor in inputs):
+            title = f"sparse_{title}"
+        self._thread = threading.get_ident()
+        self._over = begin_profiler_range(f"{BACKEND_NAME}:{title}", inputs)
+
+    def end(self) -> None:
+        """The operation is over. May be called once, on any thread.
+
+        A profiler takes what begins and ends on one thread for a part of what surrounds it there;
+        an operation that others overlap is none, so it ends on another thread, whoever ends it.
+        """
+        if threading.get_ident() == self._thread:
+            elsewhere = threading.Thread(target=self._over.set_result, args=(None,))
+            elsewhere.start()
+            elsewhere.join()
+        else:
+            self._over.set_result(None)
+
+
+def profiled(operation: str, inputs: Sequence[Tensor]) -> ProfiledRange | None:
+    """A range that begins here, if a profiler records what this thread does."""
+    return ProfiledRange(operation, inputs) if profiler_is_on() else None
