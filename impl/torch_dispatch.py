@@ -85,16 +85,22 @@ def below_other_modes(mode: TorchDispatchMode) -> Iterator[None]:
             _push_mode(other)
 
 
+def not_a_frame(function: F) -> F:
+    """Keeps dynamo from compiling calls of a function; a trace may still go into it."""
+    eval_frame = torch._C._dynamo.eval_frame
+    skip = eval_frame._FrameAction.SKIP
+    strategy = eval_frame._FrameExecStrategy(skip, skip)
+    eval_frame.set_code_exec_strategy(function.__code__, strategy)
+    return function
+
+
 def never_traced(function: F) -> F:
     """Keeps dynamo away from a function and all that it calls, at no cost for its callers.
 
     `torch.compiler.disable` would load dynamo and wrap each call. The attribute ends a graph that
     comes here, the strategy lets the interpreter run what then comes.
     """
-    eval_frame = torch._C._dynamo.eval_frame
-    skip = eval_frame._FrameAction.SKIP
-    strategy = eval_frame._FrameExecStrategy(skip, skip)
-    eval_frame.set_code_exec_strategy(function.__code__, strategy)
+    not_a_frame(function)
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     function._torchdynamo_disable_msg = None  # type: ignore[attr-defined]
     return function
@@ -113,6 +119,8 @@ class _SkippedMethod:
         self._with_callees = with_callees
         self._disabled: Callable[..., Any] | None = None
 
+    # Dynamo would compile it for one method, and then call the code for others too.
+    @not_a_frame
     def __get__(self, instance: Any, owner: type) -> Callable[..., Any]:
         if instance is None:
             return self._function

@@ -16,6 +16,9 @@ GRAPH_CHANGED = (
     "static_graph set to True."
 )
 HOOK_REGISTERED_TWICE = "register_comm_hook or register_builtin_comm_hook can only be called once."
+BUILTIN_HOOK_REGISTERED_TWICE = (
+    "register_builtin_comm_hook or register_comm_hook can only be called once."
+)
 STATIC_GRAPH_TOO_LATE = (
     "set_static_graph() should be called before training loop starts and after "
     "DistributedDataParallel is constructed."

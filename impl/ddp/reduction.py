@@ -67,7 +67,11 @@ class Reduction:
             RuntimeError: there is one already.
         """
         if self.hook is not None:
-            raise RuntimeError(messages.HOOK_REGISTERED_TWICE)
+            raise RuntimeError(
+                messages.BUILTIN_HOOK_REGISTERED_TWICE
+                if is_builtin
+                else messages.HOOK_REGISTERED_TWICE
+            )
         self.hook = hook
         self._hook_state = state
         self._takes_lists = is_builtin

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.fx import GraphModule
 
+from impl.torch_dispatch import skipped_by_dynamo
 from tests.impl.ddp.models import DDP, TwoLayers, X, same_gradients
 
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -46,3 +47,34 @@ def compare(mode: str) -> None:
         assert same_gradients(model, alone)
         assert wrapped.reducer.reduced_bucket_count == (0 if by_compiler else 1)
     assert len(graphs) == 1
+
+
+def fresh_class() -> Any:
+    """DDP, with methods that no compiler has met yet."""
+    skipped = {
+        name: method
+        for name, method in vars(DDP).items()
+        if type(method).__name__ == "_SkippedMethod"
+    }
+    methods = {
+        name: skipped_by_dynamo(with_callees=method._with_callees)(method._function)
+        for name, method in skipped.items()
+    }
+    assert "_pre_forward" in methods
+    return type("Fresh", (DDP,), methods)
+
+
+def test_methods_survive_a_compiler_that_fails() -> None:
+    """Dynamo refuses buckets that are smaller than the first one is meant to be."""
+    import torch._dynamo
+
+    fresh: Any = fresh_class()
+    torch._dynamo.reset()
+    small: Any = torch.compile(fresh(TwoLayers(), bucket_cap_mb=0.0002), backend="eager")
+    with pytest.raises(AssertionError, match="First bucket should be smaller"):
+        small(X)
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(fresh(TwoLayers()), backend="eager")
+    for _ in range(2):
+        compiled(X).sum().backward()
+    torch._dynamo.reset()
