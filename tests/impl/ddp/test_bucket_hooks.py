@@ -183,9 +183,9 @@ def test_hooks_are_checked_and_registered_once() -> None:
         wrapped.register_comm_hook(None, wrong_result)
     wrapped.register_comm_hook(None, default_hooks.bf16_compress_hook)
     assert wrapped._get_ddp_logging_data()["comm_hook"] == "bf16_compress_hook"
-    with pytest.raises(RuntimeError, match="^register_comm_hook or .* can only be called once"):
+    with pytest.raises(RuntimeError, match=r"^register_comm_hook or .* can only be called once"):
         wrapped.register_comm_hook(None, default_hooks.allreduce_hook)
-    with pytest.raises(RuntimeError, match="^register_builtin_comm_hook or .* called once"):
+    with pytest.raises(RuntimeError, match=r"^register_builtin_comm_hook or .* called once"):
         wrapped._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
     with pytest.raises(TypeError, match="expects a BuiltinCommHookType"):
         DDP(nn.Linear(2, 1)).reducer.register_builtin_comm_hook(not_a_hook)
