@@ -98,7 +98,8 @@ class Options(BackendOptions):
     def _devices(self) -> list[Device]:
         """`interface` and `hostname` in torch's form; `ProcessGroupGloo.create_device` makes them.
 
-        Raises ValueError for several devices that are not all given by their interfaces.
+        Raises RuntimeError for none, ValueError for several that are not all given by their
+        interfaces.
         """
         interfaces = (self.interface or "").split(",")
         return [Device(self.hostname or "", interface) for interface in interfaces]
@@ -106,7 +107,7 @@ class Options(BackendOptions):
     @_devices.setter
     def _devices(self, devices: Sequence[Device]) -> None:
         if not devices:
-            raise ValueError("No device(s) specified")
+            raise RuntimeError("No device(s) specified")
         if len(devices) > 1 and not all(device.interface for device in devices):
             raise ValueError(f"several devices must be given by their interfaces: {devices}")
         self.interface = ",".join(device.interface for device in devices) or None

@@ -187,7 +187,12 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
     def create_device(
         hostname: str = "", interface: str = "", lazy_init: bool | None = None
     ) -> Device:
-        """For `Options._devices`. TORCH_GLOO_LAZY_INIT alone decides when ranks connect."""
+        """For `Options._devices`. TORCH_GLOO_LAZY_INIT alone decides when ranks connect.
+
+        Raises ValueError if neither is given.
+        """
+        if not hostname and not interface:
+            raise ValueError("Specify either `hostname` or `interface` argument.")
         return Device(hostname, interface)
 
     @staticmethod

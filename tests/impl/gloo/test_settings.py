@@ -101,8 +101,10 @@ def test_devices_in_torchs_form() -> None:
     assert (options.interface, options.hostname) == (None, None)
     options._threads = 5
     assert options.__copy__()._threads == 5
-    with pytest.raises(ValueError, match="No device"):
+    with pytest.raises(RuntimeError, match=r"No device\(s\) specified"):
         options._devices = []
+    with pytest.raises(ValueError, match="Specify either `hostname` or `interface`"):
+        ProcessGroupGloo.create_device()
     with pytest.raises(ValueError, match="by their interfaces"):
         options._devices = [Device("here"), Device("there")]
 
