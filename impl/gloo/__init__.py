@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from impl.gloo.options import BACKEND_NAME, Options
@@ -40,7 +39,4 @@ def _create(given: Any, options: Options | None) -> ProcessGroupGloo:
     )
 
 
-# Where there is no CUDA device, torch must not choose one for this backend. To count them
-# leaves the process free to fork, which `torch.cuda.is_available` need not.
-_DEVICES = ["cpu", "cuda"] if torch.cuda.device_count() else ["cpu"]
-dist.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=_DEVICES)
+dist.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=["cpu", "cuda"])

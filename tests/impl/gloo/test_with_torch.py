@@ -20,7 +20,6 @@ from torch import nn
 
 import impl.gloo  # noqa: F401  # registers the backend
 from impl import errors
-from impl.torch_private import sharded_tensor_from_rows
 from tests.impl.gloo.ranks import on_processes
 
 TIMEOUT = timedelta(seconds=30)
@@ -73,15 +72,6 @@ def public_functions(rank: int, world_size: int, store_path: str) -> None:
     for request in requests:
         request.wait()
     assert got.item() == peer_down
-    whole = torch.arange(2.0 * world_size).view(world_size, 2)
-    assert dist.group.WORLD is not None
-    placements = [f"rank:{r}/cpu" for r in range(world_size)]
-    sharded = sharded_tensor_from_rows(
-        whole[rank : rank + 1].clone(), whole, [1] * world_size, placements, dist.group.WORLD
-    )
-    gathered = torch.zeros_like(whole) if rank == 0 else None
-    sharded.gather(0, gathered)  # on the device that torch takes for this backend's
-    assert gathered is None or torch.equal(gathered, whole)
     tensors = [torch.full((2,), float(rank + n)) for n in range(3)]
     with dist._coalescing_manager():
         for each in tensors:
