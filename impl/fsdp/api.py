@@ -390,6 +390,24 @@ class FullyShardedDataParallel(StateDictTypeMethods, OptimStateDictMethods, nn.M
 
     # Gradients
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear all gradients, also those of parameters that are not shown at present.
+
+        With `SHARD_GRAD_OP` and original parameters, modules show plain tensors from a forward to
+        its backward. (torch 2.13 clears nothing then.)
+        """
+        hidden = [param for state in states_in(self) for param in state.hidden_params()]
+        shown = [param for param in self.parameters() if param.is_leaf]
+        for param in [*shown, *hidden]:
+            if param.grad is None:
+                continue
+            if set_to_none:
+                param.grad = None
+                continue
+            if param.grad.grad_fn is not None:
+                param.grad.detach_()
+            param.grad.requires_grad_(False).zero_()
+
     @contextlib.contextmanager
     def no_sync(self) -> Generator[None, None, None]:
         """Accumulate unsharded gradients without reducing them, until a backward outside.

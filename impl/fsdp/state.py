@@ -168,6 +168,13 @@ class FSDPState:
         assert self.context is not None, "lazy initialisation has not run"
         return self.context
 
+    def hidden_params(self) -> list[nn.Parameter]:
+        """Original parameters in whose place the module shows plain tensors until its backward."""
+        handle = self.handle
+        if handle is None or handle.orig_views is None or not handle.skipped_sharded_views:
+            return []
+        return handle.orig_views.all_params()
+
     def require(self, *allowed: TrainingState) -> None:
         """Raise unless the instance is in one of the states `allowed`.
 

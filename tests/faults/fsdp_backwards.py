@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from impl.fsdp import gradients
+from torch import nn
+
+from impl.fsdp import api, gradients
 from tests.faults.fsdp_kit import Swapped, always, nothing
 from tests.faults.kit import breaks
 
@@ -17,3 +19,15 @@ class LosesWhatNoHookHasTaken(Swapped):
 @breaks("fsdp/retained-graph", says="is wrong")
 class TheLastBackwardReplacesTheOthers(Swapped):
     swaps = ((gradients, "_put_aside", nothing),)
+
+
+@breaks("fsdp/cleared-before-backward", says="is wrong")
+class ClearedGradientsComeBack(Swapped):
+    swaps = ((gradients, "reset_if_cleared", nothing),)
+
+
+@breaks("fsdp/cleared-before-backward", says="is wrong")
+class ModelsClearOnlyWhatTheyShow(Swapped):
+    """As torch 2.13 does."""
+
+    swaps = ((api.FullyShardedDataParallel, "zero_grad", lambda _: nn.Module.zero_grad),)

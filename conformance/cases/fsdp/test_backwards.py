@@ -9,8 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from conformance import Ranks, covers, world_sizes
-from conformance.cases.fsdp.custom import Unit, check_custom, inputs, linear
-from conformance.cases.fsdp.training import STRATEGIES
+from conformance.cases.fsdp.custom import (
+    Unit,
+    check_custom,
+    inputs,
+    linear,
+    train_custom,
+    train_custom_whole,
+)
+from conformance.cases.fsdp.training import STRATEGIES, check_runs
 
 both_kinds = pytest.mark.parametrize("orig", [False, True], ids=["flat", "orig"])
 
@@ -57,3 +64,47 @@ def one_graph_twice(
 def test_a_graph_that_is_retained(ranks: Ranks, orig: bool) -> None:
     for strategy in STRATEGIES:
         check_custom(ranks, three_layers, one_graph_twice, strategy, orig)
+
+
+def second_batch(
+    model: Any, rank: int, step: int, device: torch.device, scale: float
+) -> list[Tensor]:
+    loss = loss_of(model, rank, 2 * step + 1, device)
+    (scale * loss).backward()
+    return [loss]
+
+
+def cleared_late(
+    model: Any, rank: int, step: int, device: torch.device, scale: float
+) -> list[Tensor]:
+    """Two batches, of which the first one's gradients are cleared after the second forward."""
+    params = list(model.parameters())  # an optimizer's: what a model shows in between may differ
+    loss_of(model, rank, 2 * step, device).backward()
+    loss = loss_of(model, rank, 2 * step + 1, device)
+    for param in params:
+        if step % 2 == 0 or param.grad is None:
+            param.grad = None
+        else:
+            param.grad.zero_()
+    (scale * loss).backward()
+    return [loss]
+
+
+def cleared_late_by_the_model(
+    model: Any, rank: int, step: int, device: torch.device, scale: float
+) -> list[Tensor]:
+    loss_of(model, rank, 2 * step, device).backward()
+    loss = loss_of(model, rank, 2 * step + 1, device)
+    model.zero_grad(set_to_none=step % 2 == 0)
+    (scale * loss).backward()
+    return [loss]
+
+
+@covers("fsdp/cleared-before-backward")
+@world_sizes(2)
+@both_kinds
+def test_gradients_that_are_cleared_late(ranks: Ranks, orig: bool) -> None:
+    want = train_custom_whole(three_layers, second_batch, ranks.world_size)
+    for strategy in STRATEGIES:
+        for passes in (cleared_late, cleared_late_by_the_model):
+            check_runs(ranks.run(train_custom, three_layers, passes, strategy, orig), want)

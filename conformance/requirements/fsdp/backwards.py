@@ -12,3 +12,9 @@ RETAINED = should(
     says="A second backward of a graph that was retained adds its gradients again.",
     source="torch 2.13 docs, Tensor.backward: retain_graph; what the bare module does",
 )
+CLEARED_LATE = should(
+    id="fsdp/cleared-before-backward",
+    says="Gradients that the optimizer or the model clears between a forward and its backward, to "
+    "None or to zeros, are not in the sum.",
+    source="torch 2.13 docs, zero_grad; what the bare module does",
+)

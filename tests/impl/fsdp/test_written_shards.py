@@ -157,3 +157,26 @@ def test_only_the_models_own_optimizer_makes_it_gather_again(
     freed, all_units = 3 if strategy == ShardingStrategy.FULL_SHARD else 0, 4
     counts = two_ranks.run(run_steps_of_optimizers, strategy, orig)
     assert counts == [[freed, all_units]] * 2
+
+
+def run_cleared_late(rank: int, world_size: int) -> None:
+    """Gradients are cleared while the modules show plain tensors."""
+    for set_to_none in (True, False):
+        model = FSDP(
+            nn.Linear(3, 2),
+            sharding_strategy=ShardingStrategy.SHARD_GRAD_OP,
+            use_orig_params=True,
+        )
+        x = torch.ones(2, 3)
+        model(x).sum().backward()
+        output = model(x)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model.zero_grad(set_to_none)
+        output.sum().backward()
+        for param in model.parameters():
+            assert param.grad is None or torch.equal(param.grad, torch.full_like(param, 2.0))
+
+
+def test_gradients_cleared_before_the_backward(two_ranks: Ranks) -> None:
+    two_ranks.run(run_cleared_late)
