@@ -1,6 +1,6 @@
 """The constructor and what it is given: wrapping, precision, offloading, hooks, refusals."""
 
-from conformance.requirements.fsdp import DOCS, must, should
+from conformance.requirements.fsdp import DOCS, may, must, should
 
 SIGNATURE = must(
     id="fsdp/signature",
@@ -127,7 +127,7 @@ NORM_LAYERS = must(
     "precision.",
     source=f"{DOCS}, MixedPrecision, _module_classes_to_ignore",
 )
-PAST_SETATTR = must(
+PAST_SETATTR = may(
     id="fsdp/past-setattr",
     says="Parameters are put in place by the module's own __setattr__; with "
     "FSDP_USE_UNSAFE_SETATTR=1, past it.",
