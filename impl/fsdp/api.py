@@ -398,15 +398,7 @@ class FullyShardedDataParallel(StateDictTypeMethods, OptimStateDictMethods, nn.M
         """
         hidden = [param for state in states_in(self) for param in state.hidden_params()]
         shown = [param for param in self.parameters() if param.is_leaf]
-        for param in [*shown, *hidden]:
-            if param.grad is None:
-                continue
-            if set_to_none:
-                param.grad = None
-                continue
-            if param.grad.grad_fn is not None:
-                param.grad.detach_()
-            param.grad.requires_grad_(False).zero_()
+        nn.ParameterList([*shown, *hidden]).zero_grad(set_to_none)
 
     @contextlib.contextmanager
     def no_sync(self) -> Generator[None, None, None]:

@@ -69,6 +69,8 @@ def first_uses(tensors: Sequence[Tensor]) -> list[bool]:
 
 def distinct(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors without those that are an earlier one once more."""
+    if len(tensors) <= 1:
+        return list(tensors)
     return list(itertools.compress(tensors, first_uses(tensors)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -210,12 +211,13 @@ class Reductions(GroupCore):
         validation.check_device(method, given)
         if given[0].layout is not torch.strided:
             validation.refuse(method, "unsupported layout")
-        dense.check_writable(method, dense.distinct(given))
+        firsts = dense.first_uses(given)
+        dense.check_writable(method, list(itertools.compress(given, firsts)))
         # a tensor's second place is reduced as well, for the ranks where it is another tensor, but
         # in a copy: the result is the same, and adding twice to one memory would not be
         bundles = [
             [tensor if is_first else tensor.detach().clone()]
-            for tensor, is_first in zip(given, dense.first_uses(given), strict=True)
+            for tensor, is_first in zip(given, firsts, strict=True)
         ]
         return self._allreduce_dense(method, bundles, given, asked)
 
