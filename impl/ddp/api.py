@@ -288,7 +288,7 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
             inputs, kwargs = self._pre_forward(*inputs, **kwargs)
             return self._post_forward(self.module(*inputs, **kwargs))
         except BaseException:
-            self._forward_failed()
+            self._no_backward_follows()
             raise
         finally:
             self._end_forward(outer)
@@ -310,9 +310,9 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
         range_in_profile.__exit__(None, None, None)
 
     @skipped_by_dynamo(with_callees=True)
-    def _forward_failed(self) -> None:
+    def _no_backward_follows(self) -> None:
         if self._precision is not None:
-            self._precision.forward_failed()
+            self._precision.no_backward_follows()
 
     @skipped_by_dynamo(with_callees=True)
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -359,8 +359,7 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
             self._sync_buffers()
         if not torch.is_grad_enabled():
             self.require_forward_param_sync = False
-            if self._precision is not None:
-                self._precision.restore()
+            self._no_backward_follows()
             return output
         self.require_forward_param_sync = self.require_backward_grad_sync
         if not self.require_backward_grad_sync:

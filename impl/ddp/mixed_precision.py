@@ -124,7 +124,8 @@ class MixedPrecision:
         self._copied: dict[nn.Module, Any] = {}  # events, on accelerators
         self._hooks: dict[int, Any] = {}  # by index of the parameter
         self._is_low = False
-        self._began_high = False  # the forward pass that was the last to begin
+        # whether no forward pass waited for its backward when the latest one began
+        self._began_high = False
         self._params: dict[Tensor, _Precisions] = {}
         self._cast_buffers(ignored)
         if config.param_dtype is not None:
@@ -204,8 +205,8 @@ class MixedPrecision:
                 if precisions.is_low:
                     precisions.restore()
 
-    def forward_failed(self) -> None:
-        """There will be no backward pass, unless an earlier forward pass waits for its own."""
+    def no_backward_follows(self) -> None:
+        """Forward has failed, or has run without gradients; an earlier one may wait for its own."""
         if self._began_high:
             self.restore()
 

@@ -10,8 +10,12 @@ It puts four questions together, each answered elsewhere:
 One synchronised iteration:
 
     prepare_for_backward        after forward: expect hooks, find unused parameters
-    gradient_accumulated        per parameter, from autograd: mark it; a complete bucket is filled
-                                and, if it is its turn, launched
+    large_gradient_accumulated  from autograd, per large parameter: copy its gradient at once
+    gradients_arrived           from autograd, when so many hooks have fired that a bucket may be
+                                complete: mark their gradients; fill complete buckets, and launch
+                                those whose turn it is
+    gradient_accumulated        in the place of both, for each hook as it fires, where its stream or
+                                what it was given matters
     _finish_backward            end of the backward pass: wait, hand results to `param.grad`
     _rebuild_buckets            before the second forward: buckets in the order of readiness
 

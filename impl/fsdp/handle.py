@@ -307,6 +307,8 @@ class FlatParamHandle:
 
         Returns whether the device has work to do for that.
         """
+        # Without sharding this is what computes; offloaded, the shard must leave the host even if
+        # nothing is gathered; otherwise only a gather needs it.
         if not self.config.is_sharded or self.config.offload_params or self.needs_unshard():
             if self.uses_low_precision_params and not self.forces_full_precision:
                 self.use_low_precision_shard()

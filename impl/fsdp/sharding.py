@@ -93,6 +93,8 @@ def prefetch(state: FSDPState, handle: FlatParamHandle) -> None:
         HandleTrainingState.FORWARD if in_forward else HandleTrainingState.BACKWARD_PRE
     )
     streams = context.streams
-    unshard(context.owners[unit], target, streams.unshard, streams.pre_unshard)
-    target.training_state = previous
+    try:
+        unshard(context.owners[unit], target, streams.unshard, streams.pre_unshard)
+    finally:
+        target.training_state = previous
     target.is_prefetched = True

@@ -16,7 +16,7 @@ from impl.gloo.core import GroupCore, as_list, as_lists
 from impl.gloo.dispatching import dispatched
 from impl.gloo.lending import lender_for
 from impl.gloo.settings import Settings, settings
-from impl.transport.base import CallInfo, Deadline
+from impl.transport.base import CallInfo, Communicator, Deadline
 
 
 @functools.lru_cache(maxsize=4096)
@@ -56,8 +56,8 @@ class Copies(GroupCore):
         memory = lender.read(source) if is_root else lender.room(source)
         copies = [lender.room(tensor) for tensor in given if tensor is not source]
 
-        def run(call: CallInfo, until: Deadline) -> None:
-            self._comm.broadcast(memory, asked.root, call, until)
+        def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:
+            comm.broadcast(memory, asked.root, call, until)
             for copy in copies:
                 copy.copy_(memory)
 
@@ -114,10 +114,10 @@ class Copies(GroupCore):
         sources = [lender.read(tensor) for tensor in inputs]
         rooms = [[lender.room(output) for output in outputs] for outputs in lists]
 
-        def run(call: CallInfo, until: Deadline) -> None:
+        def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:
             source = sources[0] if len(sources) == 1 else torch.cat(sources)
-            gathered = source.new_empty(source.numel() * self._size)
-            self._comm.all_gather(gathered, source, call, until)
+            gathered = source.new_empty(source.numel() * comm.world_size)
+            comm.all_gather(gathered, source, call, until)
             for outputs in rooms:
                 for room, part in zip(outputs, gathered.chunk(expected), strict=False):
                     room.copy_(part)
@@ -141,8 +141,8 @@ class Copies(GroupCore):
         rooms = [lender.room(output) for output in outputs]
         source = dense.apart(lender.read(given), rooms, rooms[self._rank])
 
-        def run(call: CallInfo, until: Deadline) -> None:
-            self._comm.all_gather_v(rooms, source, call, until)
+        def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:
+            comm.all_gather_v(rooms, source, call, until)
 
         return self._issue(
             "all_gather",
@@ -192,12 +192,12 @@ class Copies(GroupCore):
             for source, room in zip(map(lender.read, inputs), rooms, strict=True)
         ]
 
-        def run(call: CallInfo, until: Deadline) -> None:
-            if flattening.is_wanted(self._comm, sources):
-                flattening.all_gather(self._comm, rooms, sources, call, until)
+        def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:
+            if flattening.is_wanted(comm, sources):
+                flattening.all_gather(comm, rooms, sources, call, until)
                 return
             for room, source in zip(rooms, sources, strict=True):
-                self._comm.all_gather(room, source, call, until)
+                comm.all_gather(room, source, call, until)
 
         return self._issue(
             method,
@@ -249,15 +249,15 @@ class Copies(GroupCore):
         sources = [lender.read(given) for given in inputs]
         rooms = [[lender.room(output) for output in outputs] for outputs in lists]
 
-        def run(call: CallInfo, until: Deadline) -> None:
-            gathered = [source.new_empty(source.numel() * self._size) for source in sources]
-            if flattening.is_wanted(self._comm, sources):
-                flattening.all_gather(self._comm, gathered, sources, call, until)
+        def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:
+            gathered = [source.new_empty(source.numel() * comm.world_size) for source in sources]
+            if flattening.is_wanted(comm, sources):
+                flattening.all_gather(comm, gathered, sources, call, until)
             else:
                 for whole, source in zip(gathered, sources, strict=True):
-                    self._comm.all_gather(whole, source, call, until)
+                    comm.all_gather(whole, source, call, until)
             for index, whole in enumerate(gathered):
-                for position, part in enumerate(whole.view(self._size, -1)):
+                for position, part in enumerate(whole.view(comm.world_size, -1)):
                     rooms[position][index].copy_(part)
 
         return self._issue(
@@ -305,8 +305,8 @@ class Copies(GroupCore):
         rooms = [lender.room(output) for output in outputs]
         source = dense.apart(lender.read(inputs[0]), rooms, rooms[self._rank] if rooms else None)
 
-        def run(call: CallInfo, until: Deadline) -> None:
-            self._comm.gather(rooms or None, source, asked.root, call, until)
+        def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:
+            comm.gather(rooms or None, source, asked.root, call, until)
 
         return self._issue(
             method,
@@ -354,8 +354,8 @@ class Copies(GroupCore):
             for rank, given in enumerate(inputs)
         ]
 
-        def run(call: CallInfo, until: Deadline) -> None:
-            self._comm.scatter(room, sources or None, asked.root, call, until)
+        def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:
+            comm.scatter(room, sources or None, asked.root, call, until)
 
         return self._issue(
             method,
@@ -374,7 +374,7 @@ class Copies(GroupCore):
         """Done once every rank has called it, and after the collectives issued before it."""
         asked = settings(opts, timeout=timeout)
 
-        def run(call: CallInfo, until: Deadline) -> None:
-            self._comm.barrier(call, until)
+        def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:
+            comm.barrier(call, until)
 
         return self._issue("barrier", "", "", run, [], asked.timeout_s, asked.asynchronous)

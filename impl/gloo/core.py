@@ -20,7 +20,9 @@ from impl.gloo.work import CollectiveWork
 from impl.torch_private import profiler_is_on
 from impl.transport.base import CallInfo, Communicator, Deadline
 
-Operation = Callable[[CallInfo, Deadline], None]
+# What a call does when its turn has come. It holds no group: one that nobody else holds any more
+# shall end, whatever is queued.
+Operation = Callable[[Communicator, CallInfo, Deadline], None]
 
 
 # torch's stubs give most methods two overloads that name their arguments differently, which no
@@ -71,12 +73,12 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
         call = CallInfo(operation, sequence, signature, shown)
         span_s = self._timeout_s if timeout_s is None else timeout_s
         if not asynchronous and not profiler_is_on() and self._executor.enter():
-            until = Deadline(time.monotonic() + span_s, span_s)
+            comm, until = self._comm, Deadline(time.monotonic() + span_s, span_s)
             try:
                 if lender is None:
-                    run(call, until)
+                    run(comm, call, until)
                 else:
-                    lender.run(lambda: run(call, until))
+                    lender.run(lambda: run(comm, call, until))
             finally:
                 self._executor.leave()
             work = CollectiveWork.finished(call, self._name, outputs)
@@ -96,6 +98,7 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
         lender: Lender | None,
         inputs: Sequence[Tensor] | None,
     ) -> CollectiveWork:
+        comm = self._comm
         work = CollectiveWork(call, self._name, outputs)
         work.help_by(self._executor.help_with)
         if lender is not None and lender.has_streams:
@@ -104,9 +107,9 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
         def job() -> None:
             until = Deadline(time.monotonic() + span_s, span_s)
             if lender is None:
-                run(call, until)
+                run(comm, call, until)
             else:
-                lender.run(lambda: run(call, until))
+                lender.run(lambda: run(comm, call, until))
 
         work.seen_by(profiled(call.operation, outputs if inputs is None else inputs))
         self._executor.submit(work, job)

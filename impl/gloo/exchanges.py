@@ -15,7 +15,7 @@ from impl.gloo.core import GroupCore
 from impl.gloo.dispatching import dispatched
 from impl.gloo.lending import lender_for
 from impl.gloo.settings import settings
-from impl.transport.base import CallInfo, Deadline
+from impl.transport.base import CallInfo, Communicator, Deadline
 
 
 class Exchanges(GroupCore):
@@ -59,8 +59,8 @@ class Exchanges(GroupCore):
         source = dense.apart(lender.read(input), [room])
         reals = 2 if input.is_complex() else 1
 
-        def run(call: CallInfo, until: Deadline) -> None:
-            self._comm.all_to_all(
+        def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:
+            comm.all_to_all(
                 room,
                 source,
                 [split * reals for split in received],
@@ -114,11 +114,11 @@ class Exchanges(GroupCore):
         sources = [lender.read(tensor) for tensor in inputs]
         rooms = [lender.room(tensor) for tensor in outputs]
 
-        def run(call: CallInfo, until: Deadline) -> None:
+        def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:
             received = [room.numel() for room in rooms]
             gathered = rooms[0].new_empty(sum(received))
             sent = [source.numel() for source in sources]
-            self._comm.all_to_all(gathered, torch.cat(sources), received, sent, call, until)
+            comm.all_to_all(gathered, torch.cat(sources), received, sent, call, until)
             for room, part in zip(rooms, gathered.split(received), strict=True):
                 room.copy_(part)
 

@@ -8,13 +8,20 @@ worker thread of the group.
 PowerSGD hook does). A worker that resolves a future therefore gives up its turn first, and if no
 other worker is idle while something could run, one is started. Usually there is one worker, or two
 with callbacks.
+
+[Note: signals] A signal's handler runs on the main thread between any two steps of what is here. If
+it raises (Ctrl-C), a turn may have been taken that nobody gives back; so a turn belongs to a frame
+of its thread, and is over when that frame is. If it calls the group, what it interrupted cannot go
+on before it returns; so it is refused to wait, and what ends a group is done by another thread.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from types import FrameType
 
 import torch
 
@@ -38,38 +45,54 @@ class Executor:
         self._callbacks: deque[Job] = deque()
         self._busy = False  # a collective runs
         self._busy_thread = 0  # the thread that it runs on, or the last one ran on
+        self._busy_frame: FrameType | None = None  # where in that thread, unless it is a worker
         self._closed = False
-        self._at_end: Job | None = None
         self._workers: set[threading.Thread] = set()
         self._idle_count = 0
 
     def enter(self) -> bool:
         """Whether the caller may run a collective itself, now; if so it must call `leave`."""
         with self._lock:
-            if self._busy or self._queue or self._closed:
+            if self._is_busy() or self._queue or self._closed:
                 return False
-            self._take_turn()
+            self._take_turn(sys._getframe(1))
             return True
 
     def leave(self) -> None:
         """The collective that ran has ended."""
         with self._lock:
-            self._busy = False
-            if self._queue or self._closed:
-                self._see_to_it()
-            at_end, self._at_end = self._at_end, None
-        if at_end is not None:
-            at_end()
+            self._end_turn()
 
-    def _take_turn(self) -> None:
-        """Under the lock: the collective that comes next runs on this thread."""
-        self._busy = True
+    def _take_turn(self, frame: FrameType | None) -> None:
+        """Under the lock: the collective that comes next runs on this thread, within `frame`."""
         self._busy_thread = threading.get_ident()
+        self._busy_frame = frame
+        self._busy = True
+
+    def _end_turn(self) -> None:
+        """Under the lock."""
+        self._busy = False
+        self._busy_frame = None
+        if self._queue or self._closed:
+            self._see_to_it()
+
+    def _is_busy(self) -> bool:
+        """Under the lock: whether a collective runs. See [Note: signals]."""
+        if self._busy and self._busy_frame is not None and self._is_this_threads():
+            frame: FrameType | None = sys._getframe()
+            while frame is not None and frame is not self._busy_frame:
+                frame = frame.f_back
+            if frame is None:
+                self._end_turn()
+        return self._busy
+
+    def _is_this_threads(self) -> bool:
+        return self._busy_thread == threading.get_ident()
 
     def is_running(self) -> bool:
         """Whether a collective runs or waits for its turn."""
         with self._lock:
-            return self._busy or bool(self._queue)
+            return self._is_busy() or bool(self._queue)
 
     def submit(self, work: CollectiveWork, job: Job) -> None:
         """Queue a collective. Raises Aborted once the group is closed."""
@@ -77,19 +100,31 @@ class Executor:
             if self._closed:
                 raise errors.Aborted(f"group {self._group!r} was destroyed.")
             self._queue.append((work, job))
+            self._is_busy()
             self._see_to_it()
 
     def help_with(self, work: CollectiveWork) -> None:
         """For a thread that waits for `work` anyway: run what is queued up to it, if it is queued.
 
         Saves two thread switches if no worker has got to it yet.
+
+        Raises:
+            RuntimeError: the thread is in the middle of a collective that comes before it.
         """
         while not work.is_completed():
             with self._lock:
-                if self._busy or all(queued is not work for queued, _ in self._queue):
+                if self._is_busy():
+                    if self._is_this_threads():
+                        raise RuntimeError(
+                            f"{work!r} cannot be waited for here: this thread is in the middle of "
+                            f"another collective of the group, and a signal's handler must return "
+                            f"before that can go on."
+                        )
+                    return
+                if all(queued is not work for queued, _ in self._queue):
                     return
                 taken, job = self._queue.popleft()
-                self._take_turn()
+                self._take_turn(sys._getframe())
             interruption = None
             try:
                 job()
@@ -115,22 +150,20 @@ class Executor:
     def runs_here(self) -> bool:
         """Whether the caller was interrupted (by a signal) in a collective that it runs itself."""
         with self._lock:
-            return self._busy and self._busy_thread == threading.get_ident()
+            return self._is_busy() and self._is_this_threads()
 
-    def finish_later(self, and_then: Job) -> None:
-        """Take nothing more; call `and_then` when the collective that runs now has ended."""
+    def refuse_more(self) -> None:
+        """From now on `submit` raises."""
         with self._lock:
             self._closed = True
-            self._at_end = and_then
+            self._changed.notify_all()
 
     def finish(self) -> None:
         """Take nothing more, finish what is queued, stop the workers. Safe to call twice.
 
         Not while the caller runs a collective: see `runs_here`.
         """
-        with self._lock:
-            self._closed = True
-            self._changed.notify_all()
+        self.refuse_more()
         while True:
             with self._lock:
                 others = self._workers - {threading.current_thread()}
@@ -140,7 +173,7 @@ class Executor:
                 worker.join()
         with self._lock:
             # a synchronous collective of another thread; never this one's own
-            while self._busy and threading.current_thread() not in self._workers:
+            while self._is_busy() and threading.current_thread() not in self._workers:
                 self._changed.wait()
 
     def _see_to_it(self) -> None:
@@ -148,11 +181,19 @@ class Executor:
         if self._idle_count:
             self._changed.notify_all()
         elif self._callbacks or (self._queue and not self._busy):
-            worker = threading.Thread(target=self._run, name=f"pygloo-{self._group}", daemon=True)
-            self._workers.add(worker)
-            worker.start()
+            self._start_worker()
         elif self._closed:
             self._changed.notify_all()
+
+    def _start_worker(self) -> None:
+        worker = threading.Thread(target=self._run, name=f"pygloo-{self._group}", daemon=True)
+        try:
+            self._workers.add(worker)
+            worker.start()
+        except BaseException:
+            if not worker.is_alive():
+                self._workers.discard(worker)  # `finish` could not wait for it
+            raise
 
     def _run(self) -> None:
         # grad mode belongs to a thread, and nothing that runs here is to be recorded
@@ -168,7 +209,7 @@ class Executor:
                     callback, taken = self._callbacks.popleft(), None
                 else:
                     taken = self._queue.popleft()
-                    self._take_turn()
+                    self._take_turn(None)
                 self._see_to_it()
             if taken is not None:
                 self._run_collective(*taken)

@@ -22,7 +22,8 @@ class Lender:
     """Lends for the tensors of one operation; this one for tensors on the CPU.
 
     `read`, `room` and `update` are called when the operation is issued, `prepare` when it starts
-    and `give_back` when it has succeeded, perhaps on another thread.
+    and `give_back` when it has succeeded, perhaps on another thread. `run` does the latter two, and
+    `conclude` the last one where nothing had to be prepared, around what has to be around them.
     """
 
     has_streams = False  # whether results arrive on a stream, after the operation is done
@@ -90,16 +91,23 @@ class Lender:
 
     def run(self, operation: Callable[[], None]) -> None:
         """Prepare, operate, give back."""
-        if self.needs_inference_mode and not torch.is_inference_mode_enabled():
-            with torch.inference_mode():
-                self._run(operation)
-        else:
+        with self._writing():
             self._run(operation)
 
     def _run(self, operation: Callable[[], None]) -> None:
         self.prepare()
         operation()
         self.give_back()
+
+    def conclude(self) -> None:
+        """Give back what another thread has received meanwhile."""
+        with self._writing():
+            self.give_back()
+
+    def _writing(self) -> AbstractContextManager[Any]:
+        if self.needs_inference_mode and not torch.is_inference_mode_enabled():
+            return torch.inference_mode()
+        return nullcontext()
 
 
 def lender_for(tensors: Sequence[Tensor]) -> Lender:

@@ -63,7 +63,7 @@ class PointToPoint(GroupCore):
             self._name,
             tensor,
             transfer,
-            lambda: lender.run(_nothing),
+            lender.conclude,
             self._executor.call_soon,
             recorded,
         )
@@ -109,7 +109,3 @@ class PointToPoint(GroupCore):
         sequence = self._sequence
         self._sequence = sequence + 2  # as many messages to each rank, as on Gloo's wire
         monitored_barrier.run(self._comm, sequence, span_s, wait_all_ranks)
-
-
-def _nothing() -> None:
-    """The transfer itself was the operation."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
@@ -15,6 +16,7 @@ from torch.distributed.constants import default_pg_timeout
 from impl.gloo.copies import Copies
 from impl.gloo.exchanges import Exchanges
 from impl.gloo.executor import Executor
+from impl.gloo.interruption import interrupts_an_operation
 from impl.gloo.options import BACKEND_NAME, Device, Options
 from impl.gloo.point_to_point import PointToPoint
 from impl.gloo.reductions import Reductions
@@ -248,21 +250,39 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
 
     def abort(self) -> None:
         """Make everything that runs or comes raise `Aborted`, on every rank; then end."""
+        if self._is_interrupted():
+            self._end_beside("abort() was called")
+            return
         self._comm.abort("abort() was called")
         self.shutdown()
 
     def shutdown(self) -> None:
         """Finish what is queued, then let go of threads, memory and descriptors.
 
-        `destroy_process_group` calls it. May be called twice.
+        `destroy_process_group` calls it. May be called twice, and by a signal's handler: then
+        operations that it interrupts raise `Aborted`, and the group ends after them.
         """
-        if self._executor.runs_here():
-            # from a signal's handler: the collective below it must end first, and use the memory
-            self._comm.abort("the group was destroyed in the middle of a collective")
-            self._executor.finish_later(self._finalizer)
+        if self._is_interrupted():
+            self._end_beside("the group was destroyed in the middle of an operation")
             return
         self._executor.finish()
         self._finalizer()
+
+    def _is_interrupted(self) -> bool:
+        """Whether this is a signal's handler, called in the middle of an operation."""
+        return self._executor.runs_here() or interrupts_an_operation(__name__)
+
+    def _end_beside(self, reason: str) -> None:
+        """End the group from another thread, since this one may hold the locks that it takes."""
+        comm, executor, finish = self._comm, self._executor, self._finalizer
+        executor.refuse_more()
+
+        def end() -> None:
+            comm.abort(reason)
+            executor.finish()
+            finish()
+
+        threading.Thread(target=end, name=f"pygloo-{self._group_name} end").start()
 
 
 class BackendView:

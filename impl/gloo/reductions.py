@@ -20,7 +20,7 @@ from impl.gloo.reduce_ops import AnyReduceOp, Reduction, check_complex, op_name,
 from impl.gloo.settings import Settings, own_timeout_s, settings
 from impl.torch_dispatch import never_traced
 from impl.torch_private import AllreduceOptions
-from impl.transport.base import CallInfo, Deadline, PacedCommunicator
+from impl.transport.base import CallInfo, Communicator, Deadline, PacedCommunicator
 
 
 @functools.lru_cache(maxsize=4096)
@@ -86,9 +86,9 @@ class Reductions(GroupCore):
         self, tensor: Tensor, opts: Any, chosen: Reduction, signature: str, shown: str
     ) -> Work:
         memory = tensor.data if tensor.dim() == 1 else tensor.data.view(-1)
-        comm, combine = self._comm, chosen.combine
+        combine = chosen.combine
 
-        def run(call: CallInfo, until: Deadline) -> None:
+        def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:
             comm.all_reduce(memory, combine, call, until)
 
         return self._issue(
@@ -139,21 +139,20 @@ class Reductions(GroupCore):
         lender = lender_for(outputs)
         memories = [[lender.update(tensor) for tensor in bundle] for bundle in bundles]
         pace = None
-        comm = self._comm
-        if isinstance(comm, PacedCommunicator) and described[0][0].is_in_place:
+        if isinstance(self._comm, PacedCommunicator) and described[0][0].is_in_place:
             pace = lender.pace()
 
-        def run(call: CallInfo, until: Deadline) -> None:
+        def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:
             if pace is not None and isinstance(comm, PacedCommunicator):
                 combine = described[0][0].combine
                 comm.all_reduce_paced(memories[0][0], combine, call, until, pace)
                 return
-            if flattening.is_wanted(self._comm, memories):
+            if flattening.is_wanted(comm, memories):
                 chosen = described[0][0]
                 staged = [chosen.stage(memory[0]) for memory in memories]
-                flattening.all_reduce(self._comm, staged, chosen.combine, call, until)
+                flattening.all_reduce(comm, staged, chosen.combine, call, until)
                 for travelling, memory in zip(staged, memories, strict=True):
-                    chosen.conclude(travelling, memory[0], self._size)
+                    chosen.conclude(travelling, memory[0], comm.world_size)
                 return
             for memory, (chosen, _, _) in zip(memories, described, strict=True):
                 travelling = chosen.stage(memory[0])
@@ -162,8 +161,8 @@ class Reductions(GroupCore):
                     own = [chosen.stage(each) for each in memory]
                     travelling = torch.empty_like(travelling)
                     chosen.combine.fold(travelling, own)
-                self._comm.all_reduce(travelling, chosen.combine, call, until)
-                chosen.conclude(travelling, memory[0], self._size)
+                comm.all_reduce(travelling, chosen.combine, call, until)
+                chosen.conclude(travelling, memory[0], comm.world_size)
                 for more in memory[1:]:
                     more.copy_(memory[0])
 
@@ -185,7 +184,7 @@ class Reductions(GroupCore):
                 "unsupported reduction operation (allreduce of sparse tensors only works with "
                 "ReduceOp.SUM)",
             )
-        exchange = sparse.SparseSum(tensors, self._comm)
+        exchange = sparse.SparseSum(tensors, self._comm.kind)
         return self._issue(
             "all_reduce",
             exchange.signature,
@@ -251,11 +250,11 @@ class Reductions(GroupCore):
             dense.check_writable(method, given)
         memory = lender.update(tensor) if receives else lender.read(tensor)
 
-        def run(call: CallInfo, until: Deadline) -> None:
+        def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:
             travelling = chosen.stage(memory)
-            self._comm.reduce(travelling, asked.root, chosen.combine, call, until)
+            comm.reduce(travelling, asked.root, chosen.combine, call, until)
             if receives:
-                chosen.conclude(travelling, memory, self._size)
+                chosen.conclude(travelling, memory, comm.world_size)
 
         return self._issue(
             method, signature, shown, run, given, asked.timeout_s, asked.asynchronous, lender
@@ -297,14 +296,14 @@ class Reductions(GroupCore):
         memory = lender.room(output)
         sources = [lender.read(given) for given in inputs]
 
-        def run(call: CallInfo, until: Deadline) -> None:
+        def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:
             whole = torch.cat(sources)
             travelling = chosen.stage(whole)
             result = memory
             if travelling is not whole:
                 result = travelling.new_empty(memory.numel())
-            self._comm.reduce_scatter(result, travelling, chosen.combine, call, until)
-            chosen.conclude(result, memory, self._size)
+            comm.reduce_scatter(result, travelling, chosen.combine, call, until)
+            chosen.conclude(result, memory, comm.world_size)
 
         return self._issue(
             method,
@@ -329,12 +328,12 @@ class Reductions(GroupCore):
         memory = lender.room(output)
         sources = [lender.read(given) for given in inputs]
 
-        def run(call: CallInfo, until: Deadline) -> None:
-            own = chosen.stage(sources[self._rank].clone())
+        def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:
+            own = chosen.stage(sources[comm.rank].clone())
             for rank, source in enumerate(sources):
-                travelling = own if rank == self._rank else chosen.stage(source)
-                self._comm.reduce(travelling, rank, chosen.combine, call, until)
-            chosen.conclude(own, memory, self._size)
+                travelling = own if rank == comm.rank else chosen.stage(source)
+                comm.reduce(travelling, rank, chosen.combine, call, until)
+            chosen.conclude(own, memory, comm.world_size)
 
         return self._issue(
             method,
@@ -390,14 +389,14 @@ class Reductions(GroupCore):
             for given, memory in zip(inputs, memories, strict=True)
         ]
 
-        def run(call: CallInfo, until: Deadline) -> None:
+        def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:
             for memory, source, (chosen, _, _) in zip(memories, sources, described, strict=True):
                 travelling = chosen.stage(source)
                 result = memory
                 if travelling is not source:
                     result = travelling.new_empty(memory.numel())
-                self._comm.reduce_scatter(result, travelling, chosen.combine, call, until)
-                chosen.conclude(result, memory, self._size)
+                comm.reduce_scatter(result, travelling, chosen.combine, call, until)
+                chosen.conclude(result, memory, comm.world_size)
 
         return self._issue(
             method,

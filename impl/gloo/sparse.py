@@ -25,15 +25,16 @@ _WIRE_DIMS = 4
 class SparseSum:
     """One such operation, from the caller's tensors to the result in them."""
 
-    def __init__(self, tensors: Sequence[Tensor], comm: Communicator) -> None:
+    def __init__(self, tensors: Sequence[Tensor], kind: str) -> None:
+        """kind: of the communicator; C++ Gloo's wire asks for more, and carries less."""
         self._tensors = list(tensors)
-        self._comm = comm
+        self._as_gloo = kind == "gloo"
         local = tensors[0].data
         for more in tensors[1:]:
             local = local + more.data
         self._local = local.coalesce()
         self._sparse_dim, self._dense_dim = local.sparse_dim(), local.dense_dim()
-        if comm.kind == "gloo" and max(self._sparse_dim, self._dense_dim) > _WIRE_DIMS:
+        if self._as_gloo and max(self._sparse_dim, self._dense_dim) > _WIRE_DIMS:
             _refuse_dims(self._sparse_dim, self._dense_dim)
         dtype = validation.plain_dtype(local.dtype)
         shape = ",".join(map(str, local.shape))
@@ -52,23 +53,23 @@ class SparseSum:
         self._values = self.lender.read(self._local.values())
         self.outputs: list[Tensor] = []  # filled by `run`
 
-    def run(self, call: CallInfo, until: Deadline) -> None:
-        counts = self._gather_counts(call, until)
+    def run(self, comm: Communicator, call: CallInfo, until: Deadline) -> None:
+        counts = self._gather_counts(comm, call, until)
         indices = [self._indices.new_empty(self._sparse_dim * n) for n in counts]
-        self._comm.all_gather_v(indices, self._indices, call, until)
+        comm.all_gather_v(indices, self._indices, call, until)
         # complex values travel as pairs of reals, so the width comes from what was read
         entries = max(self._local._nnz(), 1)
         width = self._values.numel() // entries if self._local._nnz() else self._value_width()
         values = [self._values.new_empty(n * width) for n in counts]
-        self._comm.all_gather_v(values, self._values, call, until)
+        comm.all_gather_v(values, self._values, call, until)
         result = self._add_up(counts, indices, values)
         self.outputs += [self.lender.give_sparse(result, self._tensors)] * len(self._tensors)
 
-    def _gather_counts(self, call: CallInfo, until: Deadline) -> list[int]:
+    def _gather_counts(self, comm: Communicator, call: CallInfo, until: Deadline) -> list[int]:
         """Entries of each rank."""
         metadata = self._metadata()
-        rows = metadata.new_empty(self._comm.world_size, metadata.numel())
-        self._comm.all_gather(rows.view(-1), metadata, call, until)
+        rows = metadata.new_empty(comm.world_size, metadata.numel())
+        comm.all_gather(rows.view(-1), metadata, call, until)
         if not torch.equal(rows[:, :-1], metadata[:-1].expand_as(rows[:, :-1])):
             raise RuntimeError(f"Sparse dimensions do not match: {rows[:, :-1].tolist()}")
         return [int(count) for count in rows[:, -1]]
@@ -76,7 +77,7 @@ class SparseSum:
     def _metadata(self) -> Tensor:
         """(9,) int64 as Gloo's wire has it, or (1,) where signatures are compared already."""
         count = self._local._nnz()
-        if self._comm.kind != "gloo":
+        if not self._as_gloo:
             return self._indices.new_tensor([count])
         sizes = [0] * (2 * _WIRE_DIMS)
         shape = self._local.shape

@@ -59,7 +59,8 @@ class GlooWork(Work):
     _future: torch.futures.Future[Any] | None = None
     _lender: Lender | None = None
     _range: ProfiledRange | None = None
-    _future_lock = threading.Lock()  # shared by all works: held for a few assignments
+    # shared by all works, and held for a few assignments; a signal's handler may come in between
+    _future_lock = threading.RLock()
 
     def __init__(self, call: CallInfo, group: str, outputs: list[Any]) -> None:
         """outputs: what the future holds, tensors or lists of them."""

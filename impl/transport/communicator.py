@@ -72,6 +72,7 @@ class SocketCommunicator(ABC):
         for hub in group.hubs:
             loop.on_flush.append(hub.flush)
         loop.on_fork.append(self._close_in_child)
+        loop.on_broken_off.append(group.break_off)
         # A rank that ends without closing its groups must not look like one that died. This kind of
         # finalizer also runs in children of `multiprocessing`, which know no `atexit`.
         self._finalizer = util.Finalize(

@@ -114,7 +114,8 @@ class Port:
     @property
     def waits_for(self) -> list[int]:
         """The peers of the messages that have not ended."""
-        return sorted({message.peer for message in self._open})
+        # a copy: whoever asks does not hold the lock
+        return sorted({message.peer for message in list(self._open)})
 
 
 class GlooCore:

@@ -39,7 +39,6 @@ from impl.transport.exchange import (
     Receive,
     SizeMismatch,
     complete,
-    give_up,
     memory_for,
     take_over,
 )
@@ -195,7 +194,8 @@ class CreditExchange:
             for receive in [*talk.receives, *([talk.arriving] if talk.arriving else [])]:
                 if receive.message is message:
                     talk.unclaimed.append(receive)
-                    if give_up(receive) and receive is talk.arriving:
+                    receive.message = None
+                    if receive is talk.arriving and receive.arrived is None:
                         new_home = memory_for(receive)
             self._forget_if_over(message.peer, message.slot)
         message.finish(error)

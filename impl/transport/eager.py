@@ -37,7 +37,6 @@ from impl.transport.exchange import (
     Receive,
     SizeMismatch,
     complete,
-    give_up,
     memory_for,
     take_over,
 )
@@ -257,6 +256,7 @@ class EagerExchange:
                 receive.message.finish(error)
                 receive = Receive(frame.length, None)
         else:
+            # before the offer, which forgets conversations that are over
             receive = talk.arriving = Receive(frame.length, None)
             talk.arrivals.append(Arrival(frame.length, eager=receive))
             self._offer_to_anyone(peer, frame.slot)
@@ -296,7 +296,8 @@ class EagerExchange:
             for receive in [*talk.asked, *([talk.arriving] if talk.arriving else [])]:
                 if receive.message is message:
                     talk.unclaimed.append(receive)
-                    if give_up(receive) and receive is talk.arriving:
+                    receive.message = None
+                    if receive is talk.arriving and receive.arrived is None:
                         new_home = memory_for(receive)
             self._forget_if_over(message.peer, message.slot)
         message.finish(error)
@@ -313,11 +314,12 @@ class EagerExchange:
                 if receive.message is not None:
                     receive.message.finish(error)
             # What has come in full is still there for whoever asks for it.
+            unclaimed = deque(receive for receive in talk.unclaimed if receive.is_complete)
             kept = [a for a in talk.arrivals if a.eager is not None and a.eager.is_complete]
             for _ in range(len(talk.arrivals) - len(kept)):
                 self._anyone.sender_served(key[1], peer)
-            if kept:
-                self._conversations[key] = Conversation(arrivals=deque(kept))
+            if kept or unclaimed:
+                self._conversations[key] = Conversation(arrivals=deque(kept), unclaimed=unclaimed)
         for message in self._anyone.fail_peer(peer):
             message.finish(error)
 

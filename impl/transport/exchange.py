@@ -136,12 +136,6 @@ def complete(receive: Receive) -> None:
         message.finish()
 
 
-def give_up(receive: Receive) -> bool:
-    """Part a receive from its message. True if the payload would have gone to that message."""
-    receive.message = None
-    return receive.arrived is None
-
-
 def take_over(receive: Receive, message: Message, rank: int) -> None:
     """Serve a message of `rank` by a receive that a cancelled one has left behind."""
     if receive.nbytes != message.nbytes:

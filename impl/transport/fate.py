@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from impl import errors
 
 
-class Cause(enum.Enum):
-    TIMEOUT = "timeout"
-    LOST = "lost"
-    ABORT = "abort"
-    MISMATCH = "mismatch"
+class Cause(enum.IntEnum):
+    TIMEOUT = 1
+    LOST = 2
+    ABORT = 3
+    MISMATCH = 4
 
 
 _ERROR_TYPES: dict[Cause, type[errors.CommunicationError]] = {
@@ -44,13 +44,12 @@ class Fate:
         return _ERROR_TYPES[self.cause](text)
 
     def encode(self) -> str:
-        return _SEPARATOR.join((self.cause.value, str(self.decided_by), self.text))
+        return _SEPARATOR.join((self.cause.name, str(self.decided_by), self.text))
 
     @classmethod
     def decode(cls, peer: int, message: str) -> Fate:
         """What a peer has said, of itself or of another. An unknown cause is an abort."""
         name, _, rest = message.partition(_SEPARATOR)
         decider, _, text = rest.partition(_SEPARATOR)
-        known = {cause.value: cause for cause in Cause}
         decided_by = int(decider) if decider.isdecimal() else peer
-        return cls(known.get(name, Cause.ABORT), decided_by, text)
+        return cls(Cause.__members__.get(name, Cause.ABORT), decided_by, text)

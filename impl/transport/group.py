@@ -154,6 +154,11 @@ class MessageGroup(ABC):
             text = f"{self.where(call)} was interrupted on rank {self.rank}."
             self.give_up(Cause.ABORT, text, call)
 
+    def break_off(self, error: BaseException) -> None:
+        """A change of the group's state was broken off: nobody can go on. With the lock held."""
+        text = f"{self.where(self._call)} was interrupted on rank {self.rank}: {error!r}."
+        self.end(Fate(Cause.ABORT, self.rank, text))
+
     # Single messages
 
     def explain_message(

@@ -14,7 +14,8 @@ that nobody waits for, or when no caller has come for HELPER_PATIENCE_S.
 
 [Note: the lock]
 Everything behind the loop (hubs, exchanges, links, timers) is touched with `lock` held, and never
-blocks. Callbacks of users run after it has been released: they are put off by `defer`.
+blocks. Callbacks of users run after it has been released: they are put off by `defer`. Where a
+signal's handler raises (Ctrl-C) while something is half changed, `on_broken_off` is told.
 """
 
 from __future__ import annotations
@@ -134,6 +135,7 @@ class EventLoop:
         self._timers = Timers()
         self._deferred: list[Callable[[], None]] = []
         self.on_fork: list[Callable[[], None]] = []  # called in a forked child
+        self.on_broken_off: list[Callable[[BaseException], None]] = []  # with the lock held
         self._is_driven = False
         self._driver = 0  # the thread that drives, or the last one that did
         self._is_polled = False  # by the driver
@@ -141,7 +143,7 @@ class EventLoop:
             0.0  # when the helper's poll ends by itself; 0 while it does not poll
         )
         self._sleepers = 0  # callers that wait for the driver
-        self._unattended = 0  # posted messages that nobody waits for
+        self._under_way = 0  # posted messages that have not ended
         self._last_driven_s = 0.0
         self._is_closed = False
         self._helper = threading.Thread(target=self._help, name=f"{name} helper", daemon=True)
@@ -174,33 +176,54 @@ class EventLoop:
     def defer(self, callback: Callable[[], None]) -> None:
         self._deferred.append(callback)
 
-    def attend(self, change: int) -> None:
-        """One more (or less) message that nobody waits for."""
-        self._unattended += change
-        if self._unattended and not self._is_driven:
+    def one_more(self) -> None:
+        """A message was posted, and somebody must see it to its end, though nobody waits."""
+        self._under_way += 1
+        if not self._is_driven:
             self._helper_may_go_on.notify()
+
+    def one_less(self) -> None:
+        """A message that was posted has ended."""
+        self._under_way -= 1
+
+    def undivided(self, change: Callable[[], None]) -> None:
+        """Make a change that must not be broken off; if it is, those who can act on it are told."""
+        try:
+            change()
+        except BaseException as error:
+            for tell in self.on_broken_off:
+                tell(error)
+            raise
 
     # Driving
 
     def run_until(self, pending: Pending, at_s: float) -> bool:
         """Drive the loop until `pending.done`, or until the time `at_s`: True if it is done."""
         with self.lock:
-            self._flush()
-            while not pending.done:
-                if self._is_closed:
-                    return False
+            self.undivided(self._flush)
+        while True:
+            with self.lock:
+                if pending.done:
+                    self._leave()
+                    break
                 timeout_s = at_s - time.monotonic()
-                if timeout_s <= 0:
+                if self._is_closed or timeout_s <= 0:
                     return False
                 if self._is_driven:
-                    self._sleepers += 1
-                    self._changed.wait(timeout_s)
-                    self._sleepers -= 1
-                else:
-                    self._drive_once(timeout_s)
-            self._leave()
+                    self._sleep(timeout_s)
+                    continue
+                timeout_s = self._take_seat(timeout_s)
+            self._drive_once(timeout_s)
         self.run_deferred()
         return True
+
+    def _sleep(self, timeout_s: float) -> None:
+        """Until the driver has handled events, or has left."""
+        self._sleepers += 1
+        try:
+            self._changed.wait(timeout_s)
+        finally:
+            self._sleepers -= 1
 
     def run_deferred(self) -> None:
         """Make the calls that were put off. Without the lock."""
@@ -215,7 +238,7 @@ class EventLoop:
         self._last_driven_s = time.monotonic()
         if self._is_driven:
             return
-        if self._unattended:
+        if self._under_way:
             self._helper_may_go_on.notify()
         if self._helper_wakes_s:
             # The driver may have swallowed the event that was to tell the helper of a new timer.
@@ -237,27 +260,25 @@ class EventLoop:
         for flush in self.on_flush:
             flush()
 
-    def _drive_once(self, timeout_s: float) -> None:
-        """Poll once and handle what comes. The lock is held before and after, not meanwhile."""
-        self._is_driven = True
+    def _take_seat(self, timeout_s: float) -> float:
+        """This thread drives. How long it may poll, at most `timeout_s`."""
+        self._is_driven = self._is_polled = True
         self._driver = threading.get_ident()
-        try:
-            events = self._poll(timeout_s)
-            self._handle(events)
-        finally:
-            self._is_driven = False
-            if self._sleepers:
-                self._changed.notify_all()
+        return min(timeout_s, self._time_to_next_timer_s())
 
-    def _poll(self, timeout_s: float) -> list[tuple[int, int]]:
-        timeout_s = min(timeout_s, self._time_to_next_timer_s())
-        self._is_polled = True
-        self.lock.release()
+    def _drive_once(self, timeout_s: float) -> None:
+        """Poll once, handle what comes, and leave the seat. Without the lock."""
         try:
-            return self._epoll.poll(timeout_s)
+            events = self._epoll.poll(timeout_s)
+            with self.lock:
+                self._is_polled = False
+                self.undivided(lambda: self._handle(events))
         finally:
-            self.lock.acquire()
-            self._is_polled = False
+            with self.lock:
+                self._is_driven = self._is_polled = False
+                if self._sleepers:
+                    self._changed.notify_all()
+        self.run_deferred()
 
     def _handle(self, events: list[tuple[int, int]]) -> None:
         for fd, mask in events:
@@ -270,12 +291,6 @@ class EventLoop:
                 handler(mask)
         self._timers.run_due(time.monotonic())
         self._flush()
-        if self._deferred:
-            self.lock.release()
-            try:
-                self.run_deferred()
-            finally:
-                self.lock.acquire()
 
     # The helper thread
 
@@ -295,11 +310,15 @@ class EventLoop:
                 watch.poll(timeout_s)
                 with self.lock:
                     self._helper_wakes_s = 0.0
-                    self._help_once()
+                    is_needed = self._take_free_seat()
+                if is_needed:
+                    self._drive_once(0.0)
 
-    def _help_once(self) -> None:
-        if not self._is_closed and not self._is_driven:
-            self._drive_once(0.0)
+    def _take_free_seat(self) -> bool:
+        if self._is_closed or self._is_driven:
+            return False
+        self._take_seat(0.0)
+        return True
 
     def _callers_take_care(self) -> bool:
         """Whether the helper is not needed at the moment."""
@@ -308,7 +327,7 @@ class EventLoop:
         if self._is_driven:
             return True
         recently = time.monotonic() - self._last_driven_s < HELPER_PATIENCE_S
-        return recently and not self._unattended
+        return recently and not self._under_way
 
     def _time_to_next_timer_s(self) -> float:
         due_s = self._timers.next_due_s()

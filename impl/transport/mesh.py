@@ -85,6 +85,10 @@ class _Greeting:
         self._let_go()
         self._sock.close()
 
+    def abandon(self) -> None:
+        """In a forked child."""
+        self._sock.close()
+
     def _say(self, data: bytes) -> bool:
         try:
             if data and self._sock.send(data) != len(data):
@@ -199,6 +203,13 @@ class _Dialler:
             self._greeting.end()
         if self._sock is not None:
             self._mesh.loop.unregister(self._sock.fileno())
+            self._sock.close()
+
+    def abandon(self) -> None:
+        """In a forked child."""
+        if self._greeting is not None:
+            self._greeting.abandon()
+        if self._sock is not None:
             self._sock.close()
 
 
@@ -323,8 +334,12 @@ class Mesh:
         logger.warning("%s: dropped a connection from %s: %s", self._label, origin, why)
 
     def abandon(self) -> None:
-        """Close the listener of a parent process. Half-open connections end by themselves."""
+        """In a forked child: close the copies of the parent's descriptors, and nothing else."""
         self._listener.close()
+        for greeting in self._half_open.values():
+            greeting.abandon()
+        for dialler in self._diallers.values():
+            dialler.abandon()
 
     def close(self) -> None:
         for greeting in self._half_open.values():

@@ -43,14 +43,19 @@ class SocketTransfer(PostedTransfer):
     def start(self, post: Callable[[Message], None], until: Deadline) -> None:
         """Post the message. Called once, without the lock."""
         message, loop = self._message, self._loop
-        with loop.lock:
+
+        def begin() -> None:
             post(message)
             self._way.flush()
             if not message.done:
                 message.on_done = self._on_done
                 self._timer = loop.call_at(until.at_s, self._expire)
-                loop.attend(+1)
-        if message.done and self._timer is None:
+                loop.one_more()
+
+        with loop.lock:
+            loop.undivided(begin)
+            ended_at_once = message.done
+        if ended_at_once:
             self._complete()
         loop.run_deferred()
 
@@ -60,7 +65,7 @@ class SocketTransfer(PostedTransfer):
     def _on_done(self, _: Message) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._loop.attend(-1)
+        self._loop.one_less()
         self._loop.defer(self._complete)
 
     def _complete(self) -> None:

@@ -50,6 +50,7 @@ class TcpGroup(MessageGroup):
         self._core = TcpCore(rank, world_size, self.hubs, loop.lock)
         self._own = OwnMessages()
         self._begun_by: dict[int, int] = {}  # peers that have left, and how many calls they began
+        self._listens_to_all = False
 
     def _hear_call(self, peer: int, number: int) -> None:
         self._core.hear_call(peer, number)
@@ -134,10 +135,19 @@ class TcpGroup(MessageGroup):
         self.end(Fate(Cause.LOST, self.rank, text))
 
     def _hear_of_the_end(self) -> bool:
-        """Read what the other peers have sent; whether one of them says how the group ended."""
-        for hub in self.hubs:
-            for link in list(hub.links.values()):
-                link.on_readable()
+        """Read what the other peers have sent; whether one of them says how the group ended.
+
+        One that turns out to be closed does not make all of them be read once more.
+        """
+        if self._listens_to_all:
+            return True
+        self._listens_to_all = True
+        try:
+            for hub in self.hubs:
+                for link in list(hub.links.values()):
+                    link.on_readable()
+        finally:
+            self._listens_to_all = False
         return self.fate is not None
 
     def on_control(self, peer: int, frame: Preamble, text: str) -> None:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Sequence
 from multiprocessing import util
 
 from torch import Tensor
 
-from impl import errors
 from impl.transport.base import CallInfo, Deadline
+from impl.transport.fate import Cause, Fate
 from impl.transport.shm.copying import Copying
-from impl.transport.shm.fate import Cause
 from impl.transport.shm.layout import Layout
 from impl.transport.shm.mailbox import Mailbox, ShmTransfer
 from impl.transport.shm.mapping import Mapping
+from impl.transport.shm.membership import Membership
 from impl.transport.shm.reducing import Reducing
-from impl.transport.shm.rounds import Membership
 
 DEFAULT_SEGMENT_NBYTES = 1 << 20
 
@@ -49,6 +49,8 @@ class ShmCommunicator(Reducing, Copying):
         self.world_size = membership.size
         self._mailbox = Mailbox(membership)
         self._open = True
+        self._is_mapped = True
+        self._mapping_lock = threading.Lock()  # held by those whom `close` would not wait for
         _communicators.add(self)
         # A rank that ends without closing its groups has left; it did not die. This kind of
         # finalizer also runs in children of `multiprocessing`, which know no `atexit`.
@@ -73,11 +75,12 @@ class ShmCommunicator(Reducing, Copying):
         return -1 - sequence
 
     def abort(self, reason: str) -> None:
-        if self._open:
-            membership = self._membership
-            where = f"group {membership.group!r}"
-            text = f"{where} was aborted on rank {membership.rank}: {reason}."
-            membership.give_up(Cause.ABORT, where, text)
+        membership = self._membership
+        where = f"group {membership.group!r}"
+        text = f"{where} was aborted on rank {membership.rank}: {reason}."
+        with self._mapping_lock:
+            if self._is_mapped:
+                membership.give_up(Cause.ABORT, where, text)
 
     def close(self) -> None:
         if not self._open:
@@ -86,20 +89,25 @@ class ShmCommunicator(Reducing, Copying):
         self._at_exit.cancel()
         self._mailbox.close()
         membership = self._membership
-        if membership.error is None:
-            text = f"group {membership.group!r} was destroyed on rank {membership.rank}."
-            membership.error = errors.Aborted(text)
-        membership.leave()
-        self.forget_views()
-        membership.mapping.close()
+        with self._mapping_lock:
+            self._is_mapped = False
+            if membership.fate is None:
+                text = f"group {membership.group!r} was destroyed on rank {membership.rank}."
+                membership.fate = Fate(Cause.ABORT, membership.rank, text)
+            membership.leave()
+            self.forget_views()
+            membership.mapping.close()
 
     def _disown(self) -> None:
         """In a forked child: the group belongs to the parent, and so do its threads."""
-        self._membership.error = errors.Aborted(
-            f"group {self._membership.group!r} belongs to the process that created it, and this is "
-            f"its child {os.getpid()}."
+        membership = self._membership
+        text = (
+            f"group {membership.group!r} belongs to the process that created it, and this is its "
+            f"child {os.getpid()}."
         )
-        self._open = False
+        membership.fate = Fate(Cause.ABORT, membership.rank, text)
+        self._open = self._is_mapped = False
+        self._mapping_lock = threading.Lock()
 
 
 def _leave_if_open(reference: weakref.ref[ShmCommunicator]) -> None:

@@ -86,7 +86,9 @@ class Copying(Slots):
         sizes = _digest(expected) if agreed else 0
         rounds.announce(call, sizes)
         self._write_table([input.numel(), *expected])
-        count, number = span_count(max(expected), room) if agreed else 1, 0
+        # a rank that contradicts itself takes part in the round that shows it to all, and no more
+        count = span_count(max(expected), room) if agreed else 1
+        number = 0
         while number < count:
             half = rounds.half()
             start = number * room
@@ -160,7 +162,8 @@ class Copying(Slots):
         sizes = _digest(shares) if len(shares) == 1 else 0
         rounds.announce(call, sizes)
         self._write_table([*input_splits, *output_splits])
-        count, number = 1, 0
+        count = 1  # until the tables say how many rounds the largest share takes
+        number = 0
         while number < count:
             half = rounds.half()
             start = number * room

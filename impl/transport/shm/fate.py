@@ -1,53 +1,20 @@
-"""How does a group end, and how does every rank hear of it?
+"""Where ranks that share memory learn how their group has ended (see `transport.fate`).
 
-The first rank that gives up (a timeout, a lost peer, an abort) writes the group's *fate* into
-shared memory, once, and wakes everybody. Every rank then raises an error of the same type, whatever
-it was waiting for, and keeps raising it.
+The first rank that gives up writes the group's fate into shared memory, once, and wakes everybody.
 """
 
 from __future__ import annotations
 
-import enum
 import struct
 import time
-from dataclasses import dataclass
 
-from impl import errors
+from impl.transport.fate import Cause, Fate
 from impl.transport.shm import words
 from impl.transport.shm.layout import Layout
 from impl.transport.shm.mapping import Mapping
 
 _HEADER = struct.Struct("<iiH")  # cause, rank that decided, bytes of text
 _WRITING_S = 1.0  # the longest that a rank may take from its claim to the end of its text
-
-
-class Cause(enum.IntEnum):
-    TIMEOUT = 1
-    LOST = 2
-    ABORT = 3
-    FAILURE = 4  # an exception inside a collective, such as KeyboardInterrupt
-
-
-_ERROR_TYPES: dict[Cause, type[errors.CommunicationError]] = {
-    Cause.TIMEOUT: errors.CollectiveTimeout,
-    Cause.LOST: errors.PeerLost,
-    Cause.ABORT: errors.Aborted,
-    Cause.FAILURE: errors.Aborted,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Fate:
-    cause: Cause
-    decided_by: int
-    text: str
-
-    def error(self, where: str, rank: int, world_size: int) -> errors.CommunicationError:
-        """The error that `rank` raises."""
-        text = self.text
-        if self.decided_by != rank:
-            text = f"{where}, rank {rank} of {world_size}: rank {self.decided_by} gave up. {text}"
-        return _ERROR_TYPES[self.cause](text)
 
 
 class FateBoard:

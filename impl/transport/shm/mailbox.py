@@ -10,11 +10,12 @@ awaited one.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from typing import Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,11 +23,12 @@ from torch import Tensor
 from impl import errors
 from impl.transport.background import is_background, work_in_background
 from impl.transport.base import ANY_SOURCE, CallInfo, Deadline
+from impl.transport.fate import Cause
 from impl.transport.shm import words
-from impl.transport.shm.fate import Cause
 from impl.transport.shm.matching import Matcher, Message
+from impl.transport.shm.membership import Membership
 from impl.transport.shm.ring import UNIT_NBYTES, RingReader, RingWriter, padded
-from impl.transport.shm.rounds import CHECK_EVERY_S, YIELDING_S, Membership
+from impl.transport.shm.rounds import CHECK_EVERY_S, YIELDING_S
 from impl.transport.transfer import PostedTransfer
 
 _PIECES_PER_RING = 4  # a large message is published piece by piece, so that both ends copy at once
@@ -76,6 +78,31 @@ class ShmTransfer(PostedTransfer):
         return self.is_done() or self.mailbox.drive(self, timeout_s)
 
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def undivided(
+    method: Callable[Concatenate[Mailbox, _P], _R],
+) -> Callable[Concatenate[Mailbox, _P], _R]:
+    """A change that a signal's handler breaks off (Ctrl-C) leaves the rings out of step.
+
+    Then the group ends, or the next message would be made of what was left of this one.
+    """
+
+    @functools.wraps(method)
+    def run(self: Mailbox, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return method(self, *args, **kwargs)
+        except errors.CommunicationError:
+            raise
+        except BaseException as error:
+            self.break_off(error)
+            raise
+
+    return run
+
+
 class Mailbox:
     """All transfers of one rank. Any thread may call it."""
 
@@ -95,7 +122,7 @@ class Mailbox:
         self._outbox: list[deque[tuple[int, ShmTransfer]]] = [deque() for _ in everybody]  # tag, ..
         self._matcher: Matcher[ShmTransfer] = Matcher()
         self._arriving: list[Message[ShmTransfer] | None] = [None for _ in everybody]
-        self._drivers: list[int] = []  # threads, by their identifiers
+        self._drivers: list[int] = []  # threads, by their identifiers; one may drive twice, nested
         self._driver_left = threading.Condition(self._lock)
         self._closed = False
         self._helper: threading.Thread | None = None
@@ -103,6 +130,7 @@ class Mailbox:
 
     # -- posting
 
+    @undivided
     def post_send(
         self, tensor: Tensor, dst: int, tag: int, call: CallInfo, until: Deadline
     ) -> ShmTransfer:
@@ -116,6 +144,7 @@ class Mailbox:
         _complete(done)
         return transfer
 
+    @undivided
     def post_recv(
         self, tensor: Tensor, src: int, tag: int, call: CallInfo, until: Deadline
     ) -> ShmTransfer:
@@ -134,14 +163,9 @@ class Mailbox:
 
     def _refuse_after_the_end(self, call: CallInfo) -> None:
         where = self._membership.where(call)
+        self._membership.raise_fate(where)
         if self._closed:
-            ended = self._membership.error  # not from the mapping, which may be gone
-            raise (
-                ended if ended is not None else errors.Aborted(f"{where}: the group was destroyed.")
-            )
-        error = self._membership.fate_error(where)
-        if error is not None:
-            raise error
+            raise errors.Aborted(f"{where}: the group was destroyed.")
 
     # -- driving
 
@@ -149,9 +173,9 @@ class Mailbox:
         """Move bytes until the transfer is done; False if `timeout_s` runs out first."""
         stop_s = None if timeout_s is None else time.monotonic() + timeout_s
         me = threading.get_ident()
-        with self._lock:
-            self._drivers.append(me)
         try:
+            with self._lock:
+                self._drivers.append(me)
             while not transfer.is_done():
                 if stop_s is not None and time.monotonic() >= stop_s:
                     return False
@@ -159,17 +183,20 @@ class Mailbox:
             return True
         finally:
             with self._lock:
-                self._drivers.remove(me)
+                if me in self._drivers:
+                    self._drivers.remove(me)
                 self._driver_left.notify_all()
                 self._hand_over()
 
     def _drive_a_while(self, enough: Callable[[], bool], stop_s: float | None) -> None:
-        """Move bytes until `enough`, or until nothing moved for a sleep."""
+        """Move bytes until `enough`, `stop_s`, the end, or one sleep; the caller looks again."""
         yielding_s = 0.0 if is_background() else YIELDING_S
         now = time.monotonic()
         yield_until_s, check_at_s = now + yielding_s, now + CHECK_EVERY_S
         while not (enough() or self._closed):
             rung = self._words[self._own_bell]
+            # a ring that was written before the bell is to be read after it
+            words.acquire(self._bells[self._membership.position])
             moved = self._turn()
             now = time.monotonic()
             if enough() or (stop_s is not None and now >= stop_s):
@@ -194,7 +221,8 @@ class Mailbox:
             if self._closed:
                 return
             for transfer in self._pending():
-                until_s = min(until_s, transfer.until.at_s)
+                if not transfer.is_done():  # one that has failed may have to be sent to its end
+                    until_s = min(until_s, transfer.until.at_s)
         address = self._bells[self._membership.position]
         words.fetch_add(address + 4, 1)
         try:
@@ -204,6 +232,7 @@ class Mailbox:
             if not self._closed:
                 words.fetch_add(address + 4, -1)
 
+    @undivided
     def _turn(self) -> bool:
         """Move what can be moved now; whether anything was."""
         done: list[_Outcome] = []
@@ -332,6 +361,7 @@ class Mailbox:
             if message is not None and message.receive is not None:
                 yield message.receive
 
+    @undivided
     def _end_hopeless_transfers(self, now: float) -> None:
         """Fail those whose time is up or whose peer is gone; all of them after the group's end."""
         membership = self._membership
@@ -430,6 +460,14 @@ class Mailbox:
             return self._closed or not self._helper_is_needed()
 
     # -- the end
+
+    def break_off(self, error: BaseException) -> None:
+        """A change was broken off: nobody can go on."""
+        membership = self._membership
+        if not self._closed:
+            where = f"group {membership.group!r}"
+            text = f"{where} was interrupted on rank {membership.rank}: {error!r}."
+            membership.give_up(Cause.ABORT, where, text)
 
     def close(self) -> None:
         """Fail what is pending; then nobody touches the mapping. Safe to call twice.

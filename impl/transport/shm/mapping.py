@@ -55,10 +55,14 @@ class SharedFile:
         except OSError as error:
             raise SharingRefused(f"memfd_create: {error}") from error
         self.nonce = secrets.token_bytes(NONCE_NBYTES)
-        os.ftruncate(self._fd, nbytes)
-        # a file that cannot shrink cannot turn a peer's access into SIGBUS
-        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-        os.pwrite(self._fd, _MAGIC + self.nonce, Layout.nonce_offset)
+        try:
+            os.ftruncate(self._fd, nbytes)
+            # a file that cannot shrink cannot turn a peer's access into SIGBUS
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            os.pwrite(self._fd, _MAGIC + self.nonce, Layout.nonce_offset)
+        except OSError as error:
+            self.close()
+            raise SharingRefused(f"a shared file of {nbytes} bytes: {error.strerror}") from error
 
     @property
     def offer(self) -> str:

@@ -74,9 +74,11 @@ class Placement:
         self._not_before_s = now_s + self._stays_s
         self._stays_s = min(2 * self._stays_s, _STAYS_MAX_S)
         try:
-            os.sched_setaffinity(0, {there})
+            try:
+                os.sched_setaffinity(0, {there})
+            finally:  # whatever a signal's handler raises
+                os.sched_setaffinity(0, allowed)
         except OSError:  # a sandbox may forbid it
             self._not_before_s = math.inf
             return
-        os.sched_setaffinity(0, allowed)
         self._words[self._own] = there + 1

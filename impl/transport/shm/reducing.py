@@ -45,7 +45,7 @@ class Reducing(Slots):
         self.all_reduce(tensor, combine, call, until)
 
     def _in_place(self, tensor: Tensor, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The parts, with the own one read where it will be written, if `fold` allows that.
+        """The parts; for two ranks with the own one read where it will be written.
 
         Touching two arrays instead of three makes the addition three times faster as soon as they
         do not all fit into the cache.
@@ -168,7 +168,8 @@ class Reducing(Slots):
             if segment is not None and own_stop > own_start:
                 parts = list(self._views(half, dtype, own_start, own_stop))
                 parts[me] = tensor[start + own_start : start + own_stop]
-                # every rank has published this round, so the other half may be written
+                # What lay in the other half was read before this round was published; the results
+                # are read from it in the next one.
                 combine.fold(self._result_view(1 - half, dtype, own_stop - own_start), parts)
             chunks_before = chunks
 

@@ -67,6 +67,7 @@ class RingWriter(_End):
         self._advance(padded(nbytes))
 
     def publish(self) -> None:
+        # only this end adds to the word; at most the ring's size, which fits a signed int
         published = self._words[self._tail_index]
         words.fetch_add(self._tail_address, (self._position - published) & 0x7FFFFFFF)
 

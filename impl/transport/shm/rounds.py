@@ -19,15 +19,15 @@ import functools
 import hashlib
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from impl import errors
 from impl.transport.background import is_background
 from impl.transport.base import CallInfo, Deadline, exchange_of
+from impl.transport.fate import Cause
 from impl.transport.shm import words
-from impl.transport.shm.fate import Cause, Fate, FateBoard
-from impl.transport.shm.layout import ANNOUNCEMENT_NBYTES, Layout
-from impl.transport.shm.mapping import Mapping
+from impl.transport.shm.layout import ANNOUNCEMENT_NBYTES
+from impl.transport.shm.membership import Membership
 from impl.transport.shm.placement import Placement
 
 LOOKS = 40  # about 2 us
@@ -38,74 +38,6 @@ CHECK_EVERY_S = 0.1  # how long a sleeper goes without looking for dead peers
 _ANNOUNCEMENT = struct.Struct("<QqQ")
 _TEXT_LENGTH = struct.Struct("<H")
 _TEXT_NBYTES = ANNOUNCEMENT_NBYTES - _ANNOUNCEMENT.size - _TEXT_LENGTH.size
-
-
-class Membership:
-    """Who is in the group, who of them is gone, and how it ends."""
-
-    def __init__(
-        self,
-        mapping: Mapping,
-        layout: Layout,
-        members: Sequence[int],
-        rank: int,
-        world_size: int,
-        group: str,
-    ) -> None:
-        """members: ranks of the group, by position in the mapping; `rank` is one of them.
-
-        world_size: of the group, for messages.
-        """
-        self.mapping = mapping
-        self.layout = layout
-        self.members = tuple(members)
-        self.rank = rank
-        self.position = self.members.index(rank)
-        self.size = len(self.members)
-        self.world_size = world_size
-        self.group = group
-        self.board = FateBoard(mapping, layout)
-        self.error: BaseException | None = None  # set once: every later call raises it
-        self._state_indices = [layout.state_offset(p) // 4 for p in range(self.size)]
-
-    def where(self, call: CallInfo) -> str:
-        return errors.describe_call(call.operation, call.sequence, self.group)
-
-    def gone(self, positions: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Of these positions: those that left the group, and those whose process ended."""
-        left = [p for p in positions if self.mapping.words[self._state_indices[p]]]
-        died = [
-            p for p in positions if p not in left and not self.mapping.is_present(self.members[p])
-        ]
-        return left, died
-
-    def leave(self) -> None:
-        """Tell the others that this rank takes part in nothing any more."""
-        words.fetch_add(self.mapping.address + self.layout.state_offset(self.position), 1)
-        self.wake_everybody()
-
-    def wake_everybody(self) -> None:
-        for position in range(self.size):
-            for offset in (self.layout.step_offset(position), self.layout.bell_offset(position)):
-                words.wake_all(self.mapping.address + offset)
-
-    def give_up(self, cause: Cause, where: str, text: str) -> BaseException:
-        """Decide the group's fate, or learn it if another rank was faster; returns the error."""
-        fate = Fate(cause, self.rank, text)
-        if self.board.decide(fate):
-            self.wake_everybody()
-        if self.fate_error(where) is None:
-            self.error = fate.error(where, self.rank, self.world_size)
-        assert self.error is not None
-        return self.error
-
-    def fate_error(self, where: str) -> BaseException | None:
-        """The error to raise if the group has ended; kept for later calls."""
-        if self.error is None:
-            fate = self.board.read()
-            if fate is not None:
-                self.error = fate.error(where, self.rank, self.world_size)
-        return self.error
 
 
 class Rounds:
@@ -242,10 +174,7 @@ class Rounds:
         """Raise if waiting for this position has become pointless."""
         membership = self._membership
         where = membership.where(call)
-        if membership.board.is_decided():
-            error = membership.fate_error(where)
-            assert error is not None
-            raise error
+        membership.raise_fate(where)
         left, died = membership.gone([position])
         if (left or died) and self._is_behind(position):
             how = "it left the group" if left else "its process ended"
@@ -270,6 +199,8 @@ class Rounds:
     def _describe_missing(self) -> str:
         """`ranks 2, 3 have not joined (rank 2 last called barrier #16; ...)`."""
         missing = [p for p, _, _ in self._others if self._is_behind(p)]
+        if not missing:
+            return "the last rank joined at that moment"
         members = self._membership.members
         verb = "has" if len(missing) == 1 else "have"
         last_half = (self.step - 1) & 1

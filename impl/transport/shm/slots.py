@@ -18,8 +18,9 @@ from torch import Tensor
 
 from impl import errors
 from impl.transport.base import CallInfo
-from impl.transport.shm.fate import Cause
-from impl.transport.shm.rounds import Membership, Rounds
+from impl.transport.fate import Cause
+from impl.transport.shm.membership import Membership
+from impl.transport.shm.rounds import Rounds
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -55,15 +56,15 @@ def ends_the_group(
     @functools.wraps(method)
     def run(self: _S, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         membership = self._membership
-        if membership.error is not None or membership.board.is_decided():
-            raise membership.fate_error(_where(membership, args)) or RuntimeError(method.__name__)
+        if membership.fate is not None or membership.board.is_decided():
+            membership.raise_fate(_where(membership, args))
         try:
             return method(self, *args, **kwargs)
         except errors.CommunicationError:
             raise
         except BaseException as error:
             where = _where(membership, args)
-            membership.give_up(Cause.FAILURE, where, f"{where} was interrupted: {error!r}.")
+            membership.give_up(Cause.ABORT, where, f"{where} was interrupted: {error!r}.")
             raise
 
     return run

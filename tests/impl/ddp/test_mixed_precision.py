@@ -90,6 +90,17 @@ def test_a_backward_pass_that_waits_outlives_a_forward_that_raises() -> None:
     assert all(param.dtype is torch.float32 for param in ddp.parameters())
 
 
+def test_a_backward_pass_that_waits_outlives_an_evaluation() -> None:
+    ddp = wrapped()
+    out = ddp(2 * ONES)
+    with torch.no_grad():
+        evaluated = ddp(ONES)
+    assert evaluated.dtype is torch.bfloat16
+    out.sum().backward()
+    assert ddp.module.weight.grad.equal(2 * ONES)
+    assert ddp.module.weight.dtype is torch.float32
+
+
 def test_a_module_that_was_saved_can_be_loaded() -> None:
     ddp = wrapped()
     ddp(ONES).sum().backward()

@@ -134,8 +134,8 @@ def test_finish_runs_what_is_queued_and_refuses_more() -> None:
     assert not executor.enter()
 
 
-def test_whoever_is_interrupted_in_a_collective_ends_the_group_after_it() -> None:
-    executor, ends = Executor("dp"), []
+def test_whoever_is_interrupted_in_a_collective_is_known() -> None:
+    executor = Executor("dp")
     assert executor.enter()
     assert executor.runs_here()
     elsewhere: list[bool] = []
@@ -143,12 +143,37 @@ def test_whoever_is_interrupted_in_a_collective_ends_the_group_after_it() -> Non
     thread.start()
     thread.join()
     assert elsewhere == [False]
-    executor.finish_later(lambda: ends.append("over"))
-    assert not ends
+    executor.refuse_more()
     executor.leave()
-    assert ends == ["over"]
+    assert not executor.runs_here()
     assert not executor.enter()
     executor.finish()
+
+
+def test_a_turn_that_was_never_given_back_ends_with_the_function_that_took_it() -> None:
+    executor = Executor("dp")
+
+    def broken_off_by_ctrl_c() -> None:
+        assert executor.enter()
+
+    broken_off_by_ctrl_c()
+    assert not executor.is_running()
+    broken_off_by_ctrl_c()
+    work = new_work()
+    executor.submit(work, lambda: None)
+    assert work.wait(timedelta(seconds=30))
+    broken_off_by_ctrl_c()
+    executor.finish()
+
+
+def test_who_is_in_the_middle_of_a_collective_cannot_wait_for_the_next(executor: Executor) -> None:
+    assert executor.enter()
+    work = new_work()
+    executor.submit(work, lambda: None)
+    with pytest.raises(RuntimeError, match="in the middle of another collective"):
+        executor.help_with(work)
+    executor.leave()
+    assert work.wait()
 
 
 def test_an_interrupt_belongs_to_the_thread_that_waits(executor: Executor) -> None:

@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -240,6 +241,37 @@ def test_a_dropped_group_ends_by_itself() -> None:
     assert not [t for t in threading.enumerate() if t.name.startswith("pygloo")]
 
 
+@pytest.mark.parametrize(
+    "issue",
+    [
+        lambda group: group.allreduce([torch.ones(2)]),
+        lambda group: group.broadcast([torch.ones(2)]),
+        lambda group: group._reduce_scatter_base(torch.ones(1), torch.ones(2)),
+        lambda group: group.barrier(),
+    ],
+    ids=["all_reduce", "broadcast", "reduce_scatter", "barrier"],
+)
+def test_a_group_that_is_dropped_ends_what_is_queued(issue: Callable[[Any], dist.Work]) -> None:
+    store = dist.HashStore()
+    over = threading.Event()
+
+    def run(rank: int) -> None:
+        group = ProcessGroupGloo(store, rank, 2, options=Options(timedelta(seconds=30), "shm"))
+        if rank == 1:
+            assert over.wait(30)
+            return
+        try:
+            work = issue(group)
+            del group
+            gc.collect()
+            with pytest.raises(errors.Aborted, match="dropped"):
+                work.wait()
+        finally:
+            over.set()
+
+    on_threads(2, run)
+
+
 def test_shutdown_finishes_what_is_queued() -> None:
     def run(group: ProcessGroupGloo) -> None:
         tensors = [torch.ones(1000) for _ in range(5)]
@@ -274,12 +306,12 @@ def test_a_signal_may_end_the_group_in_the_middle_of_a_collective() -> None:
                 group.barrier().wait()
             return
 
-        def interrupted(call: Any, until: Any) -> None:
+        def interrupted(comm: Any, call: Any, until: Any) -> None:
             group.shutdown()
             group.shutdown()
-            group._comm.barrier(call, until)
+            comm.barrier(call, until)
 
-        with pytest.raises(errors.Aborted, match="in the middle of a collective"):
+        with pytest.raises(errors.Aborted, match="in the middle of an operation"):
             group._issue("barrier", "", "", interrupted, [], None, False)
         with pytest.raises(errors.Aborted, match="destroyed"):
             group.barrier().wait()

@@ -320,6 +320,20 @@ def test_what_a_lost_peer_has_sent_can_still_be_received(tcp: Desk) -> None:
     assert isinstance(tcp.receive(1, 6, 3).error, ConnectionError)
 
 
+@pytest.mark.parametrize("kind", ["gloo", "tcp"])
+def test_what_a_lost_peer_has_sent_to_a_cancelled_receive_is_there_for_the_next(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    desk: Desk = request.getfixturevalue(kind)
+    cancelled = desk.receive(1, 5, LARGE)
+    desk.hear(1, Opcode.SEND_READY, 5, LARGE)
+    desk.exchange.cancel(cancelled, TimeoutError())
+    desk.hear_data(1, 5, bytes([7]) * LARGE)
+    desk.exchange.fail_peer(1, ConnectionError("gone"))
+    assert content(desk.receive(1, 5, LARGE)) == bytes([7]) * LARGE
+    assert isinstance(desk.receive(1, 5, LARGE).error, ConnectionError)
+
+
 # Cancelled messages
 
 

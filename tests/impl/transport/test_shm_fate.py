@@ -9,11 +9,12 @@ from collections.abc import Iterator
 import pytest
 
 from impl import errors
+from impl.transport.fate import Cause, Fate
 from impl.transport.shm import words
-from impl.transport.shm.fate import Cause, Fate, FateBoard
+from impl.transport.shm.fate import FateBoard
 from impl.transport.shm.layout import Layout
 from impl.transport.shm.mapping import Mapping
-from impl.transport.shm.rounds import Membership
+from impl.transport.shm.membership import Membership
 from tests.impl.transport.shm_ranks import new_mapping
 
 
@@ -68,4 +69,7 @@ def test_a_rank_that_died_while_it_wrote_its_reason_keeps_nobody(
     one = member(memory, 2)
     error = one.give_up(Cause.LOST, "all_reduce #1", "lost rank 0 of 3")
     assert isinstance(error, errors.PeerLost)
-    assert one.fate_error("all_reduce #2") is error
+    again = one.fate_error("all_reduce #2")
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+    assert again is not error  # whose traceback holds what the call that raised it worked on

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
@@ -32,6 +33,19 @@ def test_an_offer_ends_with_its_file() -> None:
     file.close()
     with pytest.raises(SharingRefused):
         Mapping(offer, NBYTES)
+
+
+def test_a_file_that_may_not_be_as_large_is_refused_and_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(fd: int, nbytes: int) -> None:
+        raise OSError(errno.EFBIG, "File too large")
+
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(SharingRefused, match="65536 bytes: File too large"):
+        SharedFile(NBYTES)
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_something_else_under_the_offered_path_is_recognised() -> None:

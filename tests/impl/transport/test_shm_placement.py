@@ -84,6 +84,26 @@ def test_a_rank_moves_with_its_affinity_as_it_was(monkeypatch: pytest.MonkeyPatc
     assert len(machine.moves) == 2
 
 
+def test_an_interrupted_move_leaves_the_affinity_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Machine(monkeypatch)
+    asked = []
+
+    def interrupt(thread: int, to: set[int]) -> None:
+        asked.append(to)
+        if len(asked) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "sched_setaffinity", interrupt)
+    words = memoryview(bytearray(8)).cast("I")
+    first, second = (Placement(words, [0, 1], position) for position in (0, 1))
+    first.waits_for(1)
+    with pytest.raises(KeyboardInterrupt):
+        second.waits_for(0)
+    assert asked == [{1}, {0, 1}]
+
+
 def test_a_sandbox_may_forbid_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     Machine(monkeypatch)
     asked = []
@@ -98,7 +118,7 @@ def test_a_sandbox_may_forbid_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         first.waits_for(1)
         second.waits_for(0)
-    assert len(asked) == 1
+    assert asked == [{1}, {0, 1}]
 
 
 def test_ranks_stay_where_the_processor_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:

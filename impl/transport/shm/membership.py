@@ -1,0 +1,88 @@
+"""Who is in a group that shares memory, who of them is gone, and how the group ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from impl import errors
+from impl.transport.base import CallInfo
+from impl.transport.fate import Cause, Fate
+from impl.transport.shm import words
+from impl.transport.shm.fate import FateBoard
+from impl.transport.shm.layout import Layout
+from impl.transport.shm.mapping import Mapping
+
+
+class Membership:
+    """A rank's view of its group: members are ranks, positions are places in the mapping."""
+
+    def __init__(
+        self,
+        mapping: Mapping,
+        layout: Layout,
+        members: Sequence[int],
+        rank: int,
+        world_size: int,
+        group: str,
+    ) -> None:
+        """members: ranks of the group, by position in the mapping; `rank` is one of them.
+
+        world_size: of the group, for messages.
+        """
+        self.mapping = mapping
+        self.layout = layout
+        self.members = tuple(members)
+        self.rank = rank
+        self.position = self.members.index(rank)
+        self.size = len(self.members)
+        self.world_size = world_size
+        self.group = group
+        self.board = FateBoard(mapping, layout)
+        self.fate: Fate | None = None  # once known: the mapping may be gone when it is asked for
+        self._state_indices = [layout.state_offset(p) // 4 for p in range(self.size)]
+
+    def where(self, call: CallInfo) -> str:
+        return errors.describe_call(call.operation, call.sequence, self.group)
+
+    def gone(self, positions: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Of these positions: those that left the group, and those whose process ended."""
+        left = [p for p in positions if self.mapping.words[self._state_indices[p]]]
+        died = [
+            p for p in positions if p not in left and not self.mapping.is_present(self.members[p])
+        ]
+        # what they published before they went is to be read after this
+        words.acquire(self.mapping.address)
+        return left, died
+
+    def leave(self) -> None:
+        """Tell the others that this rank takes part in nothing any more."""
+        words.fetch_add(self.mapping.address + self.layout.state_offset(self.position), 1)
+        self.wake_everybody()
+
+    def wake_everybody(self) -> None:
+        for position in range(self.size):
+            for offset in (self.layout.step_offset(position), self.layout.bell_offset(position)):
+                words.wake_all(self.mapping.address + offset)
+
+    def give_up(self, cause: Cause, where: str, text: str) -> BaseException:
+        """Decide the group's fate, or learn it if another rank was faster; returns the error."""
+        fate = Fate(cause, self.rank, text)
+        if self.board.decide(fate):
+            self.wake_everybody()
+        error = self.fate_error(where)
+        if error is None:  # the rank that was faster died while it wrote
+            self.fate = fate
+            error = fate.error(where, self.rank, self.world_size)
+        return error
+
+    def fate_error(self, where: str) -> BaseException | None:
+        """The error to raise if the group has ended, a new one each time."""
+        if self.fate is None:
+            self.fate = self.board.read()
+        return None if self.fate is None else self.fate.error(where, self.rank, self.world_size)
+
+    def raise_fate(self, where: str) -> None:
+        """Raise the error of a group that has ended."""
+        error = self.fate_error(where)
+        if error is not None:
+            raise error
