@@ -69,8 +69,8 @@ def pre_forward(state: FSDPState, args: Args, kwargs: Kwargs) -> tuple[Args, Kwa
     """Gather the parameters and arm the hook that reduces their gradient."""
     handle = state.handle
     if is_recomputing(handle):
-        # Checkpointed inputs are in low precision already, and the parameters are there.
-        return args, kwargs
+        # The parameters are there. The inputs are not cast if the checkpoint is around the unit.
+        return _cast_inputs(state, args, kwargs)
     state.training_state = TrainingState.FORWARD_BACKWARD
     if handle is None:
         return args, kwargs
@@ -81,11 +81,22 @@ def pre_forward(state: FSDPState, args: Args, kwargs: Kwargs) -> tuple[Args, Kwa
         backward.arm_post_backward(state, handle)
         if handle.config.offload_params:
             handle.cpu_grad_buffer()
-        if state.mixed_precision.cast_forward_inputs and not handle.forces_full_precision:
-            args, kwargs = tree.cast_floating((args, kwargs), state.mixed_precision.param_dtype)
+        args, kwargs = _cast_inputs(state, args, kwargs)
         backward.arm_post_backward_of_frozen(state, handle, (args, kwargs))
     handle.check_on_compute_device(handle.flat_param)
     return args, kwargs
+
+
+def _cast_inputs(state: FSDPState, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+    """The inputs in the dtype of the unit's parameters, if it is to cast them.
+
+    In a recomputation, too. (torch 2.13 does not, so that a checkpoint around a unit that casts
+    computes its gradients from other inputs than its outputs, or raises.)
+    """
+    handle, precision = state.handle, state.mixed_precision
+    if handle is None or handle.forces_full_precision or not precision.cast_forward_inputs:
+        return args, kwargs
+    return tree.cast_floating((args, kwargs), precision.param_dtype)
 
 
 def post_forward(state: FSDPState, output: Any) -> Any:

@@ -66,8 +66,8 @@ class SyncBatchNorm(BatchNormBase):
 
         Raises ValueError for fewer than 2 dimensions, for 0 channels, and in training if the
         batches of all ranks together have one value per channel; RuntimeError if the number of
-        channels does not fit the parameters; NotImplementedError if the input's type is not a
-        floating-point type.
+        channels or the dtype does not fit the parameters; NotImplementedError if the input's type
+        is not a floating-point type.
         """
         self._check_input_dim(input)
         self._check_non_zero_input_channels(input)
@@ -184,6 +184,34 @@ class SyncBatchNorm(BatchNormBase):
                 raise RuntimeError(
                     f"{name} should contain {input.size(1)} elements not {tensor.numel()}"
                 )
+            if tensor is not None:
+                _check_dtype(input, name, tensor.dtype)
+
+
+def _check_dtype(input: Tensor, name: str, dtype: torch.dtype) -> None:
+    """Refuse a parameter or statistic of a dtype that torch's kernels do not take with the input's.
+
+    They take parameters of the input's dtype or of that in which it is computed, and statistics
+    that are computed in the same one. (torch's cuda/Normalization.cu, is_mixed_type and
+    batch_norm_gather_stats_with_counts_cuda. On CPU its batch norm takes fewer combinations; the
+    words are from there.)
+    """
+    computed = _computed_in(input.dtype)
+    is_parameter = name in ("weight", "bias")
+    if dtype in (input.dtype, computed) or (not is_parameter and _computed_in(dtype) == computed):
+        return
+    if input.dtype == torch.float64:
+        words = "all inputs must share same datatype"
+    else:
+        words = "expect parameter to have scalar type of Float"
+    raise RuntimeError(
+        f"mixed dtype ({input.device.type.upper()}): {words}. "
+        f"The input is {input.dtype}, {name} is {dtype}: convert one of them"
+    )
+
+
+def _computed_in(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _check_more_than_one_value(input: Tensor, count: Tensor) -> None:

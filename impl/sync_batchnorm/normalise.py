@@ -84,7 +84,9 @@ class _Normalise(torch.autograd.Function):
         exchange: Exchange,
     ) -> Tensor:
         invstd = (moments.variance() + eps).rsqrt()
-        ctx.save_for_backward(x, weight, bias, moments.mean, invstd, moments.count)
+        # Not the bias, which may change before backward: no gradient depends on its values.
+        ctx.save_for_backward(x, weight, moments.mean, invstd, moments.count)
+        ctx.bias_dtype = None if bias is None else bias.dtype
         ctx.exchange = exchange
         if x.numel() == 0:
             return torch.empty_like(x)
@@ -94,7 +96,7 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, mean, invstd, count = ctx.saved_tensors
+        x, weight, mean, invstd, count = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         # The gradient comes in the format that the next layer chose; the passes want that of x.
         dy = grad_output.contiguous(memory_format=memory_format(x))
@@ -113,7 +115,7 @@ class _Normalise(torch.autograd.Function):
             else:
                 grad_x = torch.empty_like(x)
         grad_weight = (sum_product * invstd).to(weight.dtype) if needs_weight else None
-        grad_bias = sum_dy.to(bias.dtype) if needs_bias else None
+        grad_bias = sum_dy.to(ctx.bias_dtype) if needs_bias else None
         return grad_x, grad_weight, grad_bias, None, None, None
 
 

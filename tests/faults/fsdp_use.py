@@ -193,6 +193,22 @@ class InputsAreAlwaysCast(Swapped):
     swaps = ((forward, "root_pre_forward", _cast_always),)
 
 
+def _not_recomputed(right: Any) -> Any:
+    def wrong(state: Any, args: Any, kwargs: Any) -> Any:
+        if forward.is_recomputing(state.handle):
+            return args, kwargs
+        return right(state, args, kwargs)
+
+    return wrong
+
+
+@breaks("fsdp/recomputed-casts", says="is wrong")
+class RecomputesFromWhatWasNotCast(Swapped):
+    """As torch 2.13 does."""
+
+    swaps = ((forward, "_cast_inputs", _not_recomputed),)
+
+
 @breaks("fsdp/buffer-dtype", says="dtypes of buffers")
 class BuffersAreNotCast(Swapped):
     swaps = ((buffers, "cast_and_move", nothing),)

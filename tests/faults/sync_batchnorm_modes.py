@@ -193,6 +193,14 @@ class TakesOtherChannels(LayerFault, SyncBatchNorm):
             raise IndexError("too many channels")
 
 
+@breaks("sync_batchnorm/other-dtype", says=r"was to raise RuntimeError, and it returned")
+class TakesAnyDtype(LayerFault, SyncBatchNorm):
+    """A group computes in float64 anyway."""
+
+    def _check_fits(self, input: Tensor) -> None:
+        super()._check_fits(input.to(self.weight.dtype))
+
+
 @breaks("sync_batchnorm/old-state-dict", says=r"Missing key\(s\) in state_dict")
 class LoadsNewStatesAlone(LayerFault, SyncBatchNorm):
     """A state without a count of batches is refused."""

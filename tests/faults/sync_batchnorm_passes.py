@@ -220,6 +220,38 @@ class ReadsGradientsInMemoryOrder(Patch):
             yield
 
 
+@breaks(
+    "sync_batchnorm/bias-changed-before-backward", says="the bias has been modified by an inplace"
+)
+class SavesTheBias(Patch):
+    """Backward insists on the bias that forward has seen."""
+
+    base = "impl"
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        right_forward, right_backward = _Normalise.forward, _Normalise.backward
+
+        def forward(ctx: Any, x: Tensor, weight: Any, bias: Any, *others: Any) -> Tensor:
+            ctx.saved_bias = (bias, None if bias is None else bias._version)
+            out: Tensor = right_forward(ctx, x, weight, bias, *others)
+            return out
+
+        def backward(ctx: Any, dy: Tensor) -> Gradients:
+            bias, version = ctx.saved_bias
+            if bias is not None and bias._version != version:
+                raise RuntimeError("the bias has been modified by an inplace operation")
+            grads: Gradients = right_backward(ctx, dy)
+            return grads
+
+        with (
+            mock.patch.object(_Normalise, "forward", staticmethod(forward)),
+            mock.patch.object(_Normalise, "backward", staticmethod(backward)),
+        ):
+            yield
+
+
 @breaks("sync_batchnorm/second-derivative", says=r"second gradient: rank \d is wrong")
 class ForgetsHowStatisticsMove(Patch):
     """Backward is differentiated as if the statistics were constants."""

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Mapping
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import CPUOffload, MixedPrecision
+from torch.distributed.fsdp import CPUOffload, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import always_wrap_policy
+from torch.utils.checkpoint import checkpoint
 
 from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance.cases.fsdp.custom import inputs, linear
 from conformance.cases.fsdp.models import Net
 from conformance.cases.fsdp.training import (
     STRATEGIES,
     Recipe,
+    Run,
     check_runs,
     check_training,
+    full_parameters,
     train,
     train_whole,
     wrap,
@@ -125,6 +131,79 @@ def test_training_in_low_precision(ranks: Ranks, orig: bool) -> None:
             for run in got:
                 run.losses[:] = [loss.double() for loss in run.losses]
             check_runs(got, train_whole(recipe, ranks.world_size), within=1e-4)
+
+
+class Scaled(nn.Module):
+    """Computes in any dtype, and so in a wrong one without a word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([0.3, -1.7, 2.2]))
+
+    def forward(self, x: Tensor, *, scale: Tensor) -> Tensor:
+        return torch.tanh(x * self.weight) * scale * x
+
+
+class AroundUnit(nn.Module):
+    """A unit of low precision between layers of full precision, with a checkpoint around it.
+
+    how: arguments of the checkpoint; None for no checkpoint.
+    """
+
+    def __init__(self, unit: nn.Module, how: Mapping[str, Any] | None) -> None:
+        super().__init__()
+        self.first, self.unit, self.last = linear(3, 3, 1).float(), unit, linear(3, 2, 2).float()
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        run = functools.partial(self.unit, scale=torch.full_like(x, 1.1))
+        x = run(x) if self.how is None else checkpoint(run, x, **self.how)
+        out: Tensor = self.last(x.float())
+        return out
+
+
+def train_around_unit(me: Me, strategy: str, orig: bool, how: Mapping[str, Any] | None) -> Run:
+    """The unit casts its inputs, positional and by keyword; the root casts nothing."""
+
+    def unit(module: nn.Module, precision: MixedPrecision | None = None) -> Any:
+        return wrap(
+            me,
+            module,
+            mixed_precision=precision,
+            sharding_strategy=ShardingStrategy[strategy],
+            use_orig_params=orig,
+        )
+
+    low = MixedPrecision(torch.bfloat16, torch.float32, cast_forward_inputs=True)
+    model = unit(AroundUnit(unit(Scaled(), low), how))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for step in range(2):
+        loss = model(inputs(me.rank, step).float().to(me.device)).pow(2).sum()
+        loss.backward()
+        losses.append(loss.detach())
+        optimizer.step()
+        optimizer.zero_grad()
+    return Run(losses, full_parameters(model))
+
+
+@covers("fsdp/recomputed-casts")
+@world_sizes(2)
+@both_kinds
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"use_reentrant": True},
+        {"use_reentrant": False, "determinism_check": "none"},
+        {"use_reentrant": False},
+    ],
+    ids=["reentrant", "unchecked", "checked"],
+)
+def test_inputs_are_cast_again(ranks: Ranks, orig: bool, how: Mapping[str, Any]) -> None:
+    for strategy in STRATEGIES:
+        want = ranks.run(train_around_unit, strategy, orig, None)
+        check_runs(ranks.run(train_around_unit, strategy, orig, how), want, within=1e-6)
 
 
 def buffer_dtypes(me: Me) -> list[str]:

@@ -245,6 +245,30 @@ def test_a_second_backward_pass_gives_the_same(ranks: Ranks) -> None:
         assert_near([mine[i][1] for mine in got], want.weight_grads, f"weight, pass {i + 1}")
 
 
+def change_bias(me: Me, x: Tensor, dy: Tensor) -> list[Tensor]:
+    """Gradients of input, weight and bias of a layer whose bias changes in between."""
+    layer: Any = _DOUBLE.make(me)
+    x = x.to(me.device).requires_grad_()
+    y = layer(x)
+    with torch.no_grad():
+        layer.bias.mul_(-2)
+    y.backward(dy.to(me.device))
+    assert x.grad is not None
+    return [x.grad, layer.weight.grad, layer.bias.grad]
+
+
+@covers("sync_batchnorm/bias-changed-before-backward")
+@world_sizes(2, 3)
+def test_a_bias_that_changes_before_backward(ranks: Ranks) -> None:
+    xs = batches([3, 2, 4][: ranks.world_size], (2, 2), "float64")
+    dys = gradients(xs)
+    got = ranks.run_each(change_bias, list(zip(xs, dys, strict=True)))
+    want = whole_batch(xs, dys, _DOUBLE.weight, _DOUBLE.bias_vector)
+    parts = (("input", want.input_grads), ("weight", want.weight_grads), ("bias", want.bias_grads))
+    for at, (name, near) in enumerate(parts):
+        assert_near([mine[at] for mine in got], near, f"gradient of {name}")
+
+
 def differentiate_twice(me: Me, x: Tensor) -> Tensor:
     """The gradient of the squared norm of a gradient."""
     layer = _DOUBLE.make(me)

@@ -15,6 +15,7 @@ from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers
 from conformance.cases.raising import assert_raised
 from conformance.cases.sync_batchnorm.test_conversion import assert_all_true
 from conformance.cases.sync_batchnorm.training import Layer, batches
+from conformance.oracle.data import dtype_named
 from conformance.torch_private import BatchNormBase
 
 
@@ -94,6 +95,24 @@ def test_another_number_of_channels(ranks: Ranks, track: bool) -> None:
     what = "running_mean" if track else "weight"
     # torch's own layer names the running mean; without it, whatever its kernel trips over first.
     assert_raised(outcomes, RuntimeError, match=f"{what} should contain 3 elements not 2")
+
+
+def call_in(me: Me, dtype: str, held: str, track: bool) -> None:
+    """A forward pass of a layer with parameters in one dtype, and an input in this or another."""
+    layer = Layer(track=track, dtype=held).make(me)
+    layer(torch.ones(4, 2, dtype=dtype_named(dtype), device=me.device))
+
+
+@covers("sync_batchnorm/other-dtype")
+@world_sizes(1, 2)
+@pytest.mark.parametrize(
+    ("dtype", "held"), [("float32", "float64"), ("float64", "float32")], ids=["wider", "narrower"]
+)
+@pytest.mark.parametrize("track", [True, False], ids=["tracked", "untracked"])
+def test_another_dtype(ranks: Ranks, dtype: str, held: str, track: bool) -> None:
+    ranks.run(call_in, held, held, track)  # the right one is accepted
+    outcomes = ranks.outcomes(call_in, dtype, held, track)
+    assert_raised(outcomes, RuntimeError, match="mixed dtype|expected scalar type")
 
 
 _OTHERS: dict[str, type[nn.Module]] = {

@@ -125,6 +125,14 @@ RECOMPUTED = must(
     "like the bare module.",
     source="torch 2.13, _pre_forward: what is recomputed is unsharded; Megatron-LM#6153",
 )
+RECOMPUTED_CASTS = must(
+    id="fsdp/recomputed-casts",
+    says="A unit that casts its inputs casts them in a recomputation too: with a checkpoint around "
+    "it, a model trains as without one.",
+    source=f"{DOCS}, MixedPrecision, cast_forward_inputs; torch 2.13 computes gradients from what "
+    "was not cast",
+    rests_on=("fsdp/recomputed-units",),
+)
 OPTIMIZER_IN_BACKWARD = must(
     id="fsdp/optimizer-in-backward",
     says="Optimizers attached to original parameters step on averaged gradients within the "

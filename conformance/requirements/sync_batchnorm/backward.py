@@ -100,6 +100,16 @@ BACKWARD_TWICE = Requirement(
     needs=TRAINS,
     rests_on=("sync_batchnorm/input-gradient",),
 )
+CHANGED_BIAS = Requirement(
+    id="sync_batchnorm/bias-changed-before-backward",
+    level=MUST,
+    profile="sync_batchnorm",
+    says="A bias may be changed in place between forward and backward: no gradient depends on its "
+    "values.",
+    source="torch 2.13, _functions.py: bias is not among what SyncBatchNorm saves for backward",
+    needs=TRAINS,
+    rests_on=("sync_batchnorm/input-gradient", "sync_batchnorm/parameter-gradients"),
+)
 SECOND_DERIVATIVE = Requirement(
     id="sync_batchnorm/second-derivative",
     level=MUST,

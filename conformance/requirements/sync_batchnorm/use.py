@@ -43,6 +43,16 @@ OTHER_CHANNELS = Requirement(
     source="observed, torch 2.13.0: 'running_mean should contain 3 elements not 2'",
     needs=TRAINS,
 )
+OTHER_DTYPE = Requirement(
+    id="sync_batchnorm/other-dtype",
+    level=SHOULD,
+    profile="sync_batchnorm",
+    says="In training, an input in float32 under parameters in float64, or the reverse, raises "
+    "RuntimeError about the dtypes, in a group as for one rank alone; no rank hangs.",
+    source="torch's cuda/Normalization.cu: 'expected scalar type Double but found Float'; observed "
+    "on CPU, torch 2.13.0, BatchNorm: 'mixed dtype'",
+    needs=TRAINS,
+)
 STATE_DICT = Requirement(
     id="sync_batchnorm/state-dict",
     level=MUST,

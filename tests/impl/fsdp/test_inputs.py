@@ -1,13 +1,16 @@
-"""Two ranks: what goes in and out of a forward, what is ignored, and modules on the meta device."""
+"""What goes in and out of a forward, what is ignored, and modules on the meta device."""
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecision, StateDictType
+from torch.utils.checkpoint import checkpoint
 
 from impl.fsdp import FullyShardedDataParallel
 from tests.impl.fsdp.models import BLOCK_POLICY, Block, Model, batch, loss_of, make_model
@@ -63,6 +66,44 @@ def run_inputs(rank: int, world_size: int) -> None:
 
 def test_inputs_and_outputs(two_ranks: Ranks) -> None:
     two_ranks.run(run_inputs)
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.filterwarnings("ignore:FSDP is switching to use `NO_SHARD`")
+@pytest.mark.parametrize("use_orig_params", [False, True])
+@pytest.mark.parametrize(
+    ("training", "dtype"), [(True, torch.bfloat16), (False, torch.float32)], ids=["train", "eval"]
+)
+def test_a_recomputation_casts_as_the_forward_did(
+    training: bool, dtype: torch.dtype, use_orig_params: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FSDP_USE_FULL_PREC_IN_EVAL", "1")
+    seen: list[torch.dtype] = []
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor, *, scale: Tensor) -> Tensor:
+            seen.extend((x.dtype, scale.dtype))
+            out: Tensor = self.layer(x) * scale
+            return out
+
+    precision = MixedPrecision(
+        torch.bfloat16, cast_forward_inputs=True, cast_root_forward_inputs=False
+    )
+    model = FSDP(Scaled(), mixed_precision=precision, use_orig_params=use_orig_params)
+    model.train(training)
+    grads = []
+    for run in (model, functools.partial(checkpoint, model, use_reentrant=False)):
+        x = torch.tensor([[0.1, 0.7]], requires_grad=True)
+        run(x, scale=torch.tensor([1.1])).float().pow(2).sum().backward()
+        grads.append([t.grad for t in (x, *model.parameters()) if t.grad is not None])
+        model.zero_grad()
+    assert seen == [dtype] * 6  # a forward; another one and its recomputation
+    assert len(grads[0]) == len(grads[1]) > 1
+    assert all(map(torch.equal, *grads))
 
 
 def run_meta(rank: int, world_size: int) -> list[float]:

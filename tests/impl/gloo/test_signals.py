@@ -34,8 +34,9 @@ def folder() -> Iterator[str]:
 def exchange(group: ProcessGroupGloo, tensor: torch.Tensor, by_messages: bool) -> None:
     peer = 1 - group.rank()
     if not by_messages:
-        tensor.fill_(1)
-        group.allreduce([tensor], dist.AllreduceOptions()).wait()
+        options = dist.AllreduceOptions()
+        options.asyncOp = False  # runs here: what waits for a thread waits in Python's own code
+        group.allreduce([tensor.fill_(1)], options)
     elif group.rank() == 0:
         group.send([tensor], peer, 0).wait()
         group.recv([tensor], peer, 0).wait()
@@ -74,7 +75,7 @@ def interrupt_rank_0(
             group.shutdown()
 
         tensor = torch.ones(numel)
-        # starts the threads: Python's own code for that does not bear a handler that raises
+        # starts a thread: Python's own code for that does not bear a handler that raises
         exchange(group, tensor, by_messages)
         if rank == 0:
             signal.signal(signal.SIGALRM, handle)

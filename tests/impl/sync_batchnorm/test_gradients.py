@@ -50,6 +50,20 @@ def test_gradcheck(
     assert torch.autograd.gradcheck(layer, inputs)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_bias_may_change_before_backward(dtype: torch.dtype) -> None:
+    """torch's layer does not save it either."""
+    exchange = FrozenPeers([])
+    x = torch.tensor([[1.0, -2.0], [3.0, 0.5]], dtype=torch.float64)
+    weight, bias = torch.ones(2, dtype=dtype), torch.ones(2, dtype=dtype, requires_grad=True)
+    out = normalise(x, weight, bias, moments_of_all_ranks(x, exchange), 1e-3, exchange)
+    with torch.no_grad():
+        bias.zero_()
+    out.backward(torch.tensor([[1.0, 2.0], [4.0, 8.0]], dtype=out.dtype))
+    assert bias.grad is not None
+    assert (bias.grad.dtype, bias.grad.tolist()) == (dtype, [5, 10])
+
+
 def test_a_second_derivative_is_refused_not_wrong() -> None:
     exchange = FrozenPeers([])
     x = torch.randn(4, 2, dtype=torch.float64, requires_grad=True)

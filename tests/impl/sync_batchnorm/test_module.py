@@ -13,6 +13,10 @@ from torch import Tensor, nn
 from impl.sync_batchnorm import SyncBatchNorm
 from impl.sync_batchnorm.normalise import Exchange
 
+torchs_layers_take_bias = pytest.mark.skipif(
+    "bias" not in inspect.signature(nn.BatchNorm1d).parameters, reason="torch 2.11's do not"
+)
+
 
 class NobodyThere:
     """An exchange that fails the test if it is used."""
@@ -31,6 +35,7 @@ class Grouped(SyncBatchNorm):
         return NobodyThere()
 
 
+@torchs_layers_take_bias
 def test_the_signature_is_torchs() -> None:
     ours, theirs = (
         inspect.signature(layer.__init__).parameters for layer in (SyncBatchNorm, nn.SyncBatchNorm)
@@ -43,6 +48,7 @@ def test_the_signature_is_torchs() -> None:
     assert list(ours) == list(theirs)
 
 
+@torchs_layers_take_bias
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("track", [True, False])
@@ -96,6 +102,33 @@ def test_wrong_channels_without_statistics() -> None:
     layer = Grouped(3, track_running_stats=False)
     with pytest.raises(RuntimeError, match="weight should contain 4 elements not 3"):
         layer(torch.ones(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("given", "held", "words"),
+    [
+        (torch.float32, torch.float64, "expect parameter to have scalar type of Float"),
+        (torch.float64, torch.float32, "all inputs must share same datatype"),
+        (torch.bfloat16, torch.float64, "expect parameter to have scalar type of Float"),
+    ],
+)
+@pytest.mark.parametrize("track", [True, False], ids=["tracked", "untracked"])
+def test_a_dtype_that_plain_batch_norm_refuses(
+    given: torch.dtype, held: torch.dtype, words: str, track: bool
+) -> None:
+    x = torch.ones(4, 3, dtype=given)
+    with pytest.raises(RuntimeError, match=words):
+        nn.BatchNorm1d(3, track_running_stats=track, dtype=held)(x)
+    name = "running_mean" if track else "weight"
+    with pytest.raises(RuntimeError, match=rf"{words}. The input is {given}, {name} is {held}"):
+        Grouped(3, track_running_stats=track, dtype=held)(x)
+
+
+@pytest.mark.parametrize("given", [torch.float32, torch.float16])
+def test_parameters_of_another_half_type(given: torch.dtype) -> None:
+    layer = Grouped(3, dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match=f"input is {given}, weight is torch.bfloat16"):
+        layer(torch.ones(4, 3, dtype=given))
 
 
 class TestWithoutAGroup:
@@ -173,6 +206,7 @@ class TestConversion:
         assert layers[3].running_mean is None
         assert list(model.state_dict()) == names
 
+    @torchs_layers_take_bias
     def test_parameters_and_buffers_are_taken_over(self) -> None:
         plain = nn.BatchNorm2d(3, dtype=torch.float64, bias=False).eval()
         plain.qconfig = "kept"  # type: ignore[assignment]  # torch.ao sets it so

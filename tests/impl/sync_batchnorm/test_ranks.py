@@ -241,6 +241,27 @@ def test_a_half_model(dtype: torch.dtype) -> None:
     assert_equals_whole_batch(scenario, scenario.run())
 
 
+@pytest.mark.parametrize("wide", ["weight", "bias", "running_mean running_var"])
+def test_parts_of_a_half_model_in_float32(wide: str) -> None:
+    """DDP's mixed precision, for one, converts parameters and leaves statistics."""
+    batches = random_batches([5, 4], (3, 6), torch.bfloat16)
+
+    def body(exchange: RankExchange) -> torch.dtype:
+        layer = Scenario(batches, parameter_dtype=torch.bfloat16).layer()
+        layer.exchange = exchange
+        for name in wide.split():
+            tensor = getattr(layer, name)
+            tensor.data = tensor.data.float()
+        output: Tensor = layer(batches[exchange.rank])
+        output.float().sum().backward()
+        for parameter in layer.parameters():
+            assert parameter.grad is not None
+            assert parameter.grad.dtype == parameter.dtype
+        return output.dtype
+
+    assert run_ranks(2, body) == [torch.bfloat16] * 2
+
+
 def test_half_sums_do_not_overflow() -> None:
     batches = [torch.full((4096, 1, 8), 60000.0, dtype=torch.float16) for _ in range(2)]
     batches[0][0] = 59968.0

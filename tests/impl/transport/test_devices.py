@@ -44,16 +44,17 @@ def test_an_unknown_interface_is_named_with_those_that_exist() -> None:
         choose_addresses(interface="nonsense", environment={})
 
 
-@pytest.mark.parametrize("name", ["no-such-host.invalid", "203.0.113.7"])
+@pytest.mark.parametrize("name", ["no-such-host.invalid", "203.0.113.7", "x" * 64])
 def test_a_name_that_leads_elsewhere_cannot_be_used(name: str) -> None:
     with pytest.raises(DeviceError, match="Unable to find address for"):
         choose_addresses(hostname=name, environment={})
 
 
+@pytest.mark.parametrize("name", ["no-such-host.invalid", "x" * 64])
 def test_a_host_that_cannot_be_found_falls_back_to_loopback_with_one_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
-    monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
+    monkeypatch.setattr(socket, "gethostname", lambda: name)
     monkeypatch.setattr(devices, "_warned", set())
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
