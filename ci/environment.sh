@@ -1,22 +1,32 @@
 # Sourced by the commands of this folder: puts a virtual environment with all dependencies on the
-# PATH. It is made on the first call, in .venv, and again when the pinned versions change.
+# PATH. It is made on the first call, in .venv, and again when the pinned versions change, when the
+# checkout was moved, or when the Python that it was made from is another one or gone.
 
-cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
+CDPATH= cd -- "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 python=${PYTHON:-python3}
 stamp=.venv/installed
-wanted=$(cat ci/requirements.txt pyproject.toml | cksum)
+# Its scripts name their interpreter by a full path, so they work in one place and with one Python.
+made_for() { printf '%s %s' "$(pwd -P)" "$("$1" --version 2>/dev/null)"; }
+packages=$(cat ci/requirements.txt pyproject.toml | cksum)
 
-if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
+packages_before= made_before=
+{ read -r packages_before && read -r made_before; } 2>/dev/null <"$stamp" || :
+fresh=
+for wanted in .venv/bin/python ${PYTHON:+"$PYTHON"}; do # without PYTHON, what there is will do
+    [ "$made_before" = "$(made_for "$wanted")" ] || fresh=--clear
+done
+
+if [ -n "$fresh" ] || [ "$packages_before" != "$packages" ]; then
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {
         echo "Python 3.10 or later is needed; set PYTHON to one (now: $python)" >&2
         exit 2
     }
     echo "installing into .venv (torch is large: this may take some minutes)" >&2
-    "$python" -m venv .venv &&
+    "$python" -m venv $fresh .venv &&
         .venv/bin/python -m pip install --quiet --disable-pip-version-check \
             --requirement ci/requirements.txt &&
         .venv/bin/python -m pip install --quiet --disable-pip-version-check \
             --no-deps --no-build-isolation --editable . || exit 2
-    echo "$wanted" >"$stamp"
+    printf '%s\n' "$packages" "$(made_for .venv/bin/python)" >"$stamp"
 fi
 PATH=$PWD/.venv/bin:$PATH

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 from datetime import datetime, timezone
@@ -62,6 +63,7 @@ class Certifier:
         self._something_failed = False
         self._gave_up = False
         self._is_written = False
+        self._is_refused = False
         self.results: Results | None = None
         self._started_at = datetime.now(timezone.utc)
 
@@ -130,7 +132,8 @@ class Certifier:
             )
         session.exitstatus = self._exit_status(session.exitstatus)
         # A usage error leaves nothing behind that could be taken for a result.
-        if self.results is not None and session.exitstatus != EXIT_USAGE:
+        self._is_refused = session.exitstatus == EXIT_USAGE
+        if self.results is not None and not self._is_refused:
             self._write_certificate(session, self.results)
 
     def _write_certificate(self, session: pytest.Session, results: Results) -> None:
@@ -152,6 +155,13 @@ class Certifier:
             where = f"--certificate {folder}"
             print(f"ERROR: {where}: cannot write there: {error.strerror}", file=sys.stderr)
             session.exitstatus = EXIT_HARNESS_FAULT
+
+    def pytest_unconfigure(self) -> None:
+        """Take JUnit's record of a refused run away, which says that nothing failed."""
+        folder = self._settings.certificate
+        if self._is_refused and folder is not None:
+            with contextlib.suppress(OSError):
+                remove_certificate(folder)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self.results is None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from conformance.capabilities import DETECTING
 from conformance.requirements import PART_OF_PROFILE, Requirement, UnknownRequirement, catalogue
 from conformance.requirements.model import requirements_of
 from conformance.settings import Settings, UsageError
@@ -53,15 +54,16 @@ def make_plan(item: pytest.Item, settings: Settings) -> Plan:
         n for id in covered for n in (catalogue()[id].needs if adapts else catalogue().needs(id))
     ]
     needed += [n for mark in item.iter_markers("needs") for n in mark.args]
+    lacks = settings.target.lacks(tuple(dict.fromkeys(needed)))
     gpu = item.get_closest_marker("gpu")
     return Plan(
         covers=covered,
         own=_own(item),
-        lacks=settings.target.lacks(tuple(dict.fromkeys(needed))),
+        lacks=lacks,
         lacks_part=any(missing_part(settings.target, catalogue()[id].profile) for id in covered),
         depth=max((catalogue().depth(id) for id in named), default=0),
         gpus=gpu.args[0] if gpu else 0,
-        probed=item.get_closest_marker("not_probed") is None,
+        probed=item.get_closest_marker("not_probed") is None and DETECTING.isdisjoint(lacks),
     )
 
 
@@ -72,7 +74,7 @@ def select(
 
     A capability that the target does not claim is probed cheaply: once for each function and
     parameter, at the smallest world size that has two ranks; not at all by a case that would take
-    the refusal for a failure.
+    the refusal for a failure, nor where who lacks it can only wait (`DETECTING`).
     """
     chosen: list[pytest.Item] = []
     probes: dict[str, pytest.Item] = {}

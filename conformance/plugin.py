@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import sys
@@ -30,14 +31,19 @@ from conformance.plan import Plan, adopt_own, make_plan, select, world_size_of
 from conformance.report.again import Invocation, command_again
 from conformance.report.certificate import ALONE, JUNIT, remove_certificate
 from conformance.report.failure import FailedCase, failure_text
+from conformance.report.plain import plain
 from conformance.report.results import CaseResult
 from conformance.report.script import Example, write_script
 from conformance.selection import files_left_out, planned_cases
-from conformance.settings import Settings, UsageError, read_settings
+from conformance.settings import Settings, UsageError, check_python, read_settings
 from conformance.verdict import FAILURES, Verdict, worst
 
 # Longer than any deadline: a group that gives up first would hide which ranks hang, and where.
 _GROUP_TIMEOUT_S = 300.0
+
+_WHOSE_IT_MAY_BE = """
+A function that ranks run must end what it starts. If it starts nothing, this is what the target
+keeps of a group that is destroyed: see groups/leaves-nothing-behind."""
 
 _SETTINGS = pytest.StashKey[Settings]()
 _BOARD = pytest.StashKey[Board]()
@@ -60,10 +66,12 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """Refuse bad options with one line and exit code 2, before anything starts."""
     option = config.option
     at = place()
-    if at is not None and at.rank > 0:
-        serve(at)
-        return 0
     try:
+        if not option.collectonly:
+            check_python()
+        if at is not None and at.rank > 0:
+            serve(at)
+            return 0
         settings = read_settings(
             option.target,
             option.world_sizes,
@@ -111,6 +119,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if _is_worker(config):
         folder = config.workerinput["conformance_board"]  # type: ignore[attr-defined]  # set by pytest-xdist
         config.stash[_BOARD] = Board(Path(folder))
+        # So its sockets are gone with the board, also if execnet kills this worker, which it does
+        # where SIGINT is ignored, as in what a script starts with `&`.
+        of_process: dict[str, object] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+        of_process.setdefault("tempdir", folder)
     else:
         config.stash[_BOARD] = Board.make()
         certifier = Certifier(config, config.stash[_SETTINGS], config.stash[_BOARD])
@@ -254,6 +266,8 @@ def _ranks(
     # A case that broke off as the target says leaves something behind, which is part of it.
     if world.leaks and not item.stash.get(_EXCUSED, False):
         text = "\n".join(dict.fromkeys(map(str, world.leaks)))
+        if not item.stash[_PLAN].covers:
+            text += _WHOSE_IT_MAY_BE
         raise LeftBehind(text, worst(leak.verdict for leak in world.leaks))
 
 
@@ -313,6 +327,7 @@ def pytest_runtest_makereport(
         return report
     settings = item.config.stash[_SETTINGS]
     judgement = judge_end(error, item.stash[_PLAN], settings.target, item.stash.get(_BLOCKED, ""))
+    judgement = replace(judgement, reason=plain(judgement.reason))
     if judgement.verdicts:
         item.stash[_EXCUSED] = judgement.excused
         _record(item, report, judgement, call.duration)

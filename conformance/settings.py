@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,12 @@ class Settings:
         asked = self.world_sizes or listed or DEFAULT_WORLD_SIZES
         sizes = [n for n in asked if n in listed or (at_least is not None and n >= at_least)]
         return tuple(n for n in sizes if n <= self.world_size_max)
+
+
+def check_python() -> None:
+    """Raises UsageError where this Python leaves out `assert`, by which cases and ranks check."""
+    if sys.flags.optimize:
+        raise UsageError("python -O and PYTHONOPTIMIZE leave out checks: run without them")
 
 
 def read_settings(

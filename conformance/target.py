@@ -127,6 +127,8 @@ class Target:
         if not self.name or not self.backend:
             raise ValueError("a target has a name and a backend")
         _check_device(self.device, *DEVICES)
+        for name, value in self.env.items():
+            _check_variable(name, value)
         for key in _REFERENCES:
             reference = getattr(self, key)
             if reference and not _is_reference(reference):
@@ -285,12 +287,20 @@ def _from_table(table: Mapping[str, object]) -> Target:
     if "capabilities" in values:
         values["capabilities"] = Capabilities.from_mapping(_table(values, "capabilities"))
     if "env" in values:
-        values["env"] = {k: str(v) for k, v in _table(values, "env").items()}
+        values["env"] = {k: _text(k, v) for k, v in _table(values, "env").items()}
     if "absences" in values:
         values["absences"] = tuple(map(_absence, _rows(values, "absences")))
     if "deviations" in values:
         values["deviations"] = tuple(map(_deviation, _rows(values, "deviations")))
     return Target(**values)
+
+
+def _text(name: str, value: object) -> str:
+    """What an environment variable is set to: whole numbers alone have one text."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if not isinstance(value, str) and not is_number:
+        raise ValueError(f"env: {name} must be a string or a whole number")
+    return str(value)
 
 
 def _absence(row: Mapping[str, object]) -> Absence:
@@ -361,6 +371,13 @@ def on_device(target: Target, device: str) -> Target:
         absences=(),
         deviations=tuple(filter(about_this, target.deviations)),
     )
+
+
+def _check_variable(name: str, value: str) -> None:
+    if not name or "=" in name or "\0" in name:
+        raise ValueError(f"env: {name!r} cannot be the name of a variable")
+    if "\0" in value:
+        raise ValueError(f"env: {name} cannot hold a NUL")
 
 
 def _check_range(versions: str) -> None:

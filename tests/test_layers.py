@@ -37,7 +37,7 @@ CONFORMANCE = {
     "options": "settings",
     "properties": "",
     "board": "requirements",
-    "plan": "requirements settings target verdict",
+    "plan": "capabilities requirements settings target verdict",
     "judgement": "harness plan target verdict",
     "report": "verdict version requirements target checks harness settings",
     "selection": "plan settings",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,10 +19,17 @@ from conformance.bench.models import MODELS
 from conformance.bench.plan import DEFAULT_BYTES, OPERATIONS, parse_sizes, points
 from conformance.bench.report import Row, draw, print_table, write_json
 from conformance.bench.steps import Step
+from conformance.harness.failure import RanksFailed
+from conformance.harness.outcome import NotTold
 from conformance.harness.pool import Pool, WorldSpec
+from conformance.harness.rank import HarnessFault
 from conformance.harness.ranks import Ranks
 from conformance.target import Target, TargetError, load_target, resolve
 
+_EXIT_USAGE = 2
+_EXIT_HARNESS_FAULT = 3
+
+_WIDTH_OF_A_FILE = 1000
 _DEADLINE_S = 3600.0
 _STEPS_PER_ROUND = 4
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD")
@@ -66,13 +75,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and report; the exit code."""
+    try:
+        return _run(arguments)
+    except HarnessFault as error:
+        return _refuse(str(error), _EXIT_HARNESS_FAULT)
+    except RanksFailed as error:
+        is_ours = any(isinstance(outcome, NotTold) for outcome in error.outcomes)
+        return _refuse(error.brief, _EXIT_HARNESS_FAULT if is_ours else _EXIT_USAGE)
+
+
+def _run(arguments: argparse.Namespace) -> int:
     against = arguments.against or ["torch"]
     with_mpi = mpi.NAME in against
     try:
         target, *others = map(load_target, [arguments.target, *(n for n in against if n != "mpi")])
     except TargetError as error:
         return _refuse(str(error))
-    console = Console()
+    # Whoever reads a pipe or a file has no width: rich would cut the table at 80 columns.
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_FILE)
     if arguments.simulate:
         if not target.simulation:
             return _refuse(f"target {target.name} has no simulation")
@@ -87,6 +107,9 @@ def run(arguments: argparse.Namespace) -> int:
         for world_size in arguments.world_sizes:
             _memory(targets, world_size, [_MEMORY_STEP], console)
         return 0
+    draws = arguments.workload == "collectives"
+    if arguments.output and (why := _why_not_written(arguments.output, draws=draws)):
+        return _refuse(why)
     rows: list[Row] = []
     for world_size in arguments.world_sizes:
         if arguments.workload == "collectives":
@@ -94,15 +117,29 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             rows += _steps(targets, world_size, arguments, console)
     names = [other.name for other in others] + [mpi.NAME] * with_mpi
-    print_table(rows, target.name, names, console)
-    if arguments.output:
-        arguments.output.mkdir(parents=True, exist_ok=True)
+    if arguments.output:  # before they are shown, which fails where a pipe was closed
         what = {"target": target.name, "against": names, "rounds": arguments.rounds}
         write_json(arguments.output / "bench.json", rows, what)
-        if arguments.workload == "collectives":
+        if draws:
             draw(arguments.output / "bench.svg", rows)
+    print_table(rows, target.name, names, console)
+    if arguments.output:
         console.print(f"written to {arguments.output}")
     return 0
+
+
+def _why_not_written(folder: Path, *, draws: bool) -> str:
+    """Why the results could not be written, found out before minutes go into measuring; or ""."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+        if draws:
+            importlib.import_module("matplotlib.figure")
+    except OSError as error:
+        return f"--output {folder}: cannot write there: {error.strerror}"
+    except ImportError as error:
+        return f"--output draws bench.svg with matplotlib, which the extra 'bench' brings: {error}"
+    return ""
 
 
 def _collectives(
@@ -186,9 +223,9 @@ def fresh_ranks(world_size: int, device: str) -> Iterator[Ranks]:
         pool.close()
 
 
-def _refuse(message: str) -> int:
-    print(f"bench: {message}", file=sys.stderr)
-    return 2
+def _refuse(message: str, code: int = _EXIT_USAGE) -> int:
+    print(f"c10d-conformance bench: {message}", file=sys.stderr)
+    return code
 
 
 def _operations(text: str) -> tuple[str, ...]:

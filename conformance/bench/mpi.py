@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from conformance.bench.plan import Point, iterations
+from conformance.harness.rank import HarnessFault
 
 NAME = "mpi"
 
@@ -28,7 +29,7 @@ def is_available() -> bool:
 
 
 def measure(plan: Sequence[Point], world_size: int, rounds: int) -> list[list[float]]:
-    """Seconds of every call, the slowest rank's: [point][call]."""
+    """Seconds of every call, the slowest rank's: [point][call]. Raises HarnessFault."""
     request = json.dumps([[p.operation, p.nbytes, p.world_size] for p in plan])
     done = subprocess.run(
         [
@@ -40,7 +41,7 @@ def measure(plan: Sequence[Point], world_size: int, rounds: int) -> list[list[fl
         check=False,
     )
     if done.returncode:
-        raise RuntimeError(f"mpirun failed: {done.stderr.strip()[-500:]}")
+        raise HarnessFault(f"mpirun failed: {done.stderr.strip()[-500:]}")
     times: list[list[float]] = json.loads(done.stdout.splitlines()[-1])
     return times
 

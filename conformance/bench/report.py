@@ -40,6 +40,8 @@ def print_table(rows: Iterable[Row], target: str, others: Sequence[str], console
     for other in others:
         table.add_column(other)
         table.add_column(f"{other} / {target}")
+    for column in table.columns:
+        column.overflow = "fold"  # not cut, nor by a character that is no ASCII
     for column in table.columns[1:]:
         column.justify = "right"
     for row in rows:

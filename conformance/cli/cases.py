@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,13 @@ def collect_cases() -> list[Case]:
     # The terminal of this inner run would mix with ours; its target and workers do not matter.
     quiet = ["-p", "no:terminal", "-p", "no:xdist", "-p", "no:cacheprovider", "--assert=plain"]
     arguments = [*suite_arguments(), *quiet, "--collect-only", "--target=torch"]
-    code = pytest.main(arguments, plugins=[collector])
+    # What a user adds to each run is not for this one, and may need plugins that it leaves out.
+    added = os.environ.pop("PYTEST_ADDOPTS", None)
+    try:
+        code = pytest.main(arguments, plugins=[collector])
+    finally:
+        if added is not None:
+            os.environ["PYTEST_ADDOPTS"] = added
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         collector.problems.append(f"pytest ended with exit code {int(code)}")
     if collector.problems:

@@ -77,5 +77,6 @@ def _options(arguments: argparse.Namespace) -> list[str]:
         given += [f"{flag}={v}" for v in values if v is not None]
     # Under torchrun there is one set of ranks, which workers cannot share.
     if not dist.is_torchelastic_launched() and "no:xdist" not in arguments.rest:
-        given += ["-n", arguments.workers]
+        # Named, for environments in which pytest loads no plugin by itself.
+        given += ["-p", "xdist", "-n", arguments.workers]
     return given

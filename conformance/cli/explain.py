@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from conformance.cli.cases import Case, collect_cases
+from conformance.cli.cases import CannotCollect, Case, collect_cases
 from conformance.cli.certify import PACKAGE
 from conformance.requirements import Requirement, UnknownRequirement, catalogue
 from conformance.settings import UsageError
 from conformance.target import BUILT_IN, load_target
 
 _COLUMNS = 96
+_EXIT_HARNESS_FAULT = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +29,11 @@ def run(arguments: argparse.Namespace) -> int:
         requirement = catalogue()[arguments.id]
     except UnknownRequirement as error:
         raise UsageError(error.args[0]) from error
-    cases = [case for case in collect_cases() if requirement.id in case.covers]
+    try:
+        cases = [case for case in collect_cases() if requirement.id in case.covers]
+    except CannotCollect as error:
+        print(f"c10d-conformance explain: cannot collect the cases: {error}", file=sys.stderr)
+        return _EXIT_HARNESS_FAULT
     print("\n".join(_explained(requirement, cases)))
     return 0
 

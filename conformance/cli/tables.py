@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, OverflowMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -40,12 +40,14 @@ def show_table(group: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
         box=None,
         pad_edge=False,
     )
+    console = Console()
+    # The sign that stands for what was cut is no ASCII.
+    cut: OverflowMethod = "ellipsis" if console.encoding.startswith("utf") else "crop"
     for column in columns[:-1]:
-        table.add_column(column, no_wrap=True, header_style="dim")
+        table.add_column(column, no_wrap=True, overflow=cut, header_style="dim")
     table.add_column(columns[-1], overflow="fold", header_style="dim")
     for row in rows:
         table.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
-    console = Console()
     console.print(table)
     console.print()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from inspect import signature
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -48,10 +48,12 @@ class Me:
     def fsdp(self, module: torch.nn.Module, **kwargs: Any) -> Any:
         """The module in the target's FullyShardedDataParallel, on this rank's device.
 
-        On the CPU, one without `device_id` has no other choice.
+        On the CPU, one that takes no `device_id` has no other choice.
         """
         wrapper = resolve(self.target.fsdp)
-        if self.device.type != "cpu" or "device_id" in signature(wrapper).parameters:
+        taken = signature(wrapper).parameters.values()
+        takes_it = any(p.name == "device_id" or p.kind is Parameter.VAR_KEYWORD for p in taken)
+        if self.device.type != "cpu" or takes_it:
             kwargs.setdefault("device_id", self.device)
         return wrapper(module, **kwargs)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from conformance.harness.outcome import (
     Returned,
     StillRunning,
 )
-from conformance.harness.rank import RankProcess
+from conformance.harness.rank import HarnessFault, RankProcess
 from conformance.harness.torchrun import Crew, RemoteRank
 from conformance.target import Target
 from conformance.verdict import Verdict
@@ -47,6 +48,7 @@ _LEAVE_DEADLINE_S = 20.0
 # To import what a command needs, and to start on a CUDA device that dozens of processes start on.
 _BEGIN_DEADLINE_S = 180.0
 _POLL_S = 0.5
+_LOOPBACK_WAIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,8 @@ class Pool:
         self._worlds = itertools.count()
         self._store: dist.TCPStore | None = None
         self._owner = os.getpid()
+        self._had_ranks = False
+        self._cannot_start = ""
         # Whether the processes are of no more use: some could not be started, or did not answer
         # (see `_ask`), or did not make a world.
         self._spoilt = False
@@ -109,10 +113,21 @@ class Pool:
         """Make the first `world_size` ranks one world; one that does not return spoils the pool.
 
         deadline_s: from when all of them have imported the target.
+        Raises HarnessFault if they cannot be started: at once, if it failed before there ever was
+        a rank. What this machine lacks is lacking for the next case too, and to find out may take
+        long.
         """
         self._spoilt = True  # until all ranks are there
         self._target = spec.target.name, spec.target.backend
-        store = self._ensure(spec.world_size)
+        if not self._cannot_start:
+            try:
+                store = self._ensure(spec.world_size)
+            except HarnessFault as fault:
+                if self._had_ranks:
+                    raise
+                self._cannot_start = str(fault)
+        if self._cannot_start:  # always from here: to Hypothesis, another line is another failure
+            raise HarnessFault(self._cannot_start)
         prefix = f"world{next(self._worlds)}"
         commands = [
             Join(
@@ -210,19 +225,29 @@ class Pool:
 
     def _ensure(self, world_size: int) -> dist.TCPStore:
         if self._store is None:
-            self._store = dist.TCPStore(
+            self._store = self._make_store()
+        while len(self._ranks) < world_size:
+            index = len(self._ranks)
+            self._ranks.append(self._crew.rank(index) if self._crew else RankProcess(index))
+            self._had_ranks = True
+        for rank in self._ranks:
+            rank.forget_output()
+        return self._store
+
+    def _make_store(self) -> dist.TCPStore:
+        if self._crew is None:
+            _try_loopback(self._host)
+        try:
+            return dist.TCPStore(
                 self._host,
                 0,
                 is_master=True,
                 wait_for_workers=False,
                 timeout=timedelta(seconds=60),
             )
-        while len(self._ranks) < world_size:
-            index = len(self._ranks)
-            self._ranks.append(self._crew.rank(index) if self._crew else RankProcess(index))
-        for rank in self._ranks:
-            rank.forget_output()
-        return self._store
+        except RuntimeError as error:  # a trace in C++ follows the first line
+            why = str(error).partition("\n")[0]
+            raise HarnessFault(f"cannot start a store at {self._host}: {why}") from error
 
     def _judge(
         self, commands: Sequence[Command], deadline_s: float, *, wait_for_all: bool
@@ -238,6 +263,22 @@ class Pool:
         answers = asked.answers()
         self._spoilt = any(isinstance(a, Died | StillRunning) for a in answers)
         return answers
+
+
+def _try_loopback(host: str) -> None:
+    """Raises HarnessFault if this process cannot connect to itself.
+
+    torch's store tries for as long as its timeout, which is long for the sake of hosts whose name
+    server is slow. No name is looked up here.
+    """
+    try:
+        with (
+            socket.create_server((host, 0)) as server,
+            socket.create_connection(server.getsockname(), _LOOPBACK_WAIT_S),
+        ):
+            pass
+    except OSError as error:
+        raise HarnessFault(f"the loopback interface does not work here: {error}") from error
 
 
 class _Round:

@@ -46,17 +46,21 @@ def fork_server_context(also: Sequence[str] = ()) -> ForkServerContext:
     context.set_forkserver_preload([_PRELOAD, *also])
     # The server does not take our sys.path, and its BLAS must not start threads before it forks.
     # Nor do ranks inherit our place in a job of a launcher's: a group that a case makes from the
-    # environment or a URL would look for that job's store.
+    # environment or a URL would look for that job's store. And they check by `assert`.
     changes: dict[str, str | None] = {
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONOPTIMIZE": None,
     }
     with _environment(changes | dict.fromkeys(filter(_PLACE_IN_A_JOB.fullmatch, os.environ))):
         try:
             forkserver.ensure_running()
         except OSError as error:  # "AF_UNIX path too long": its socket lies in TMPDIR
             where = tempfile.gettempdir()
-            raise HarnessFault(f"cannot start the fork server in {where}: {error}") from error
+            advice = "; set TMPDIR to a shorter folder" if "path too long" in str(error) else ""
+            raise HarnessFault(
+                f"cannot start the fork server in {where}: {error}{advice}"
+            ) from error
     return context
 
 

@@ -16,6 +16,7 @@ from conformance.harness.me import Me
 from conformance.harness.messages import pack
 from conformance.harness.outcome import Outcome, Raised, Returned
 from conformance.harness.pool import Leak, Pool, WorldSpec
+from conformance.harness.rank import HarnessFault
 from conformance.target import Target
 
 
@@ -159,7 +160,11 @@ class Ranks:
             return
         self._joined = True
         spec = self._spec_now()
-        outcomes = self._pool.join(spec, self.deadline_s)
+        try:
+            outcomes = self._pool.join(spec, self.deadline_s)
+        except HarnessFault:
+            self.renew()  # there is no world that the next example of a property could use
+            raise
         is_made = all(isinstance(o, Returned) for o in outcomes)
         self.was_made = self.was_made or is_made
         if not is_made:

@@ -16,6 +16,7 @@ from conformance.checks.compare import describe
 from conformance.harness.failure import RanksFailed
 from conformance.harness.outcome import Outcome, Raised, Returned, StillRunning, describe_hang
 from conformance.harness.ranks import LastRun
+from conformance.report.plain import plain
 from conformance.requirements import catalogue
 from conformance.target import Target
 from conformance.verdict import Verdict
@@ -51,7 +52,7 @@ class FailedCase:
 def failure_text(case: FailedCase) -> str:
     """The report, as plain text."""
     parts = [_requirements(case), _circumstances(case), _ranks(case), _story(case), _again(case)]
-    return "\n\n".join(part for part in parts if part)
+    return plain("\n\n".join(part for part in parts if part))
 
 
 def _requirements(case: FailedCase) -> str:
@@ -91,8 +92,11 @@ def _ranks(case: FailedCase) -> str:
     hang = describe_hang(outcomes)
     if hang:
         lines.append(hang)
+    # Where a rank failed, what those printed that returned is no part of the story.
+    checked = not isinstance(case.error, RanksFailed)
     for rank, outcome in enumerate(outcomes):
-        lines += _details(rank, outcome, run.outputs[rank] if rank < len(run.outputs) else "")
+        if checked or not isinstance(outcome, Returned):
+            lines += _details(rank, outcome, run.outputs[rank] if rank < len(run.outputs) else "")
     return "\n".join(lines)
 
 
@@ -105,8 +109,6 @@ def _brief(outcome: Outcome) -> str:
 
 
 def _details(rank: int, outcome: Outcome, output: str) -> list[str]:
-    if isinstance(outcome, Returned):
-        return []
     lines = []
     if isinstance(outcome, Raised) and outcome.traceback:
         lines += [f"\nrank {rank} raised:", _indented(outcome.traceback)]

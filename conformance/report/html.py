@@ -8,7 +8,8 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from conformance.report.terminal import duration
+from conformance.report.plain import short
+from conformance.report.terminal import count_of, duration
 from conformance.verdict import FAILURES, REFUSES_CERTIFICATE, Verdict
 
 _HERE = Path(__file__).parent
@@ -36,7 +37,7 @@ def render(document: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["duration"] = duration
+    environment.filters.update(count_of=count_of, duration=duration, short=short)
     return environment.get_template("template.html").render(
         document,
         tone=_TONES,

@@ -26,6 +26,8 @@ def read_certificate(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # not JSON, or not text at all
         raise Unreadable(f"not JSON, or only a part of it: {error}") from error
+    except RecursionError:
+        raise Unreadable("JSON, but no certificate: it is nested too deeply") from None
     if not isinstance(document, dict):
         raise Unreadable("JSON, but no certificate")
     return document

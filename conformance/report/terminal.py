@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from conformance.report.plain import short
 from conformance.report.results import Conclusion, RequirementResult, Results
 from conformance.requirements import PROFILES
 from conformance.verdict import FAILURES, Verdict
@@ -33,7 +34,7 @@ def summary_lines(results: Results, seconds: float, width: int = 80) -> Iterator
         yield from _paragraph(f"harness fault: {fault}", width)
     cases = {case.case for result in results.requirements for case in result.cases}
     yield ""
-    yield f"{len(cases)} cases in {duration(seconds)}"
+    yield f"{count_of(len(cases), 'case')} in {duration(seconds)}"
 
 
 def verdict_line(results: Results) -> str:
@@ -63,9 +64,14 @@ def verdict_line(results: Results) -> str:
 def _selection(results: Results) -> str:
     """What was left out, at the end of a sentence; "" if nothing was."""
     counts = {"case": len(results.cases_left_out), "file": len(results.files_left_out)}
-    parts = [f"{n} {what}{'s' if n > 1 else ''}" for what, n in counts.items() if n]
+    parts = [count_of(n, what) for what, n in counts.items() if n]
     were = "was" if sum(counts.values()) == 1 else "were"
     return f"; a selection: {' and '.join(parts)} {were} left out" if parts else ""
+
+
+def count_of(count: int, what: str) -> str:
+    """ "1 case", "2 cases": a number and what it counts."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:
@@ -117,9 +123,9 @@ def _broken(result: RequirementResult, width: int) -> Iterator[str]:
     wrong = [c for c in result.cases if c.verdicts[requirement.id] is result.verdict]
     for case in wrong[:_SHOWN_CASES]:
         yield f"    {case.case}"
-        yield from _indented(case.reason, width, 8)
+        yield from _indented(short(case.reason), width, 8)
     if len(wrong) > _SHOWN_CASES:
-        yield f"    and {len(wrong) - _SHOWN_CASES} more cases"
+        yield f"    and {count_of(len(wrong) - _SHOWN_CASES, 'more case')}"
 
 
 def _blocked(results: Results, width: int) -> Iterator[str]:
@@ -162,7 +168,7 @@ def _not_exercised(results: Results, width: int) -> Iterator[str]:
         if result.verdict is Verdict.NOT_EXERCISED:
             by_reason.setdefault(result.reason, []).append(result.requirement.id)
     for reason, ids in by_reason.items():
-        count = f"{len(ids)} requirement{'s' if len(ids) > 1 else ''}"
+        count = count_of(len(ids), "requirement")
         yield from _paragraph(f"not exercised, {reason}: {count}", width)
         if len(ids) <= _SHOWN_IDS:
             yield from _listed(ids, width)
@@ -171,7 +177,7 @@ def _not_exercised(results: Results, width: int) -> Iterator[str]:
 def _left_out(results: Results, width: int) -> Iterator[str]:
     ids = [r.requirement.id for r in results.requirements if r.left_out and r.cases]
     if ids:
-        count = f"{len(ids)} requirement{'s' if len(ids) > 1 else ''}"
+        count = count_of(len(ids), "requirement")
         yield from _paragraph(
             f"judged without some of its cases, which were left out: {count}", width
         )

@@ -179,6 +179,12 @@ def junit_problems(document: Document, path: Path) -> Iterator[str]:
     # What a worker was doing when it crashed has failed for JUnit, and is a harness fault here.
     for name in sorted(failed - known) if not document["harness_faults"] else ():
         yield f"{path.name} has the failed case {name}, which is missing here"
+    # A failure here is one there; what is excused or was not judged is skipped there.
+    bad = {c["case"] for r in document["requirements"] for c in r["cases"] if _fails(c)}
+    for case in sorted(bad):
+        name = _junit_name(case)
+        if name in recorded and name not in failed:
+            yield f"{path.name} has {case} without a failure"
     for row in document["requirements"]:
         for case in row["cases"]:
             there = recorded.get(_junit_name(case["case"]))
@@ -186,6 +192,10 @@ def junit_problems(document: Document, path: Path) -> Iterator[str]:
                 yield f"{path.name} does not have {case['case']}"
             elif case["verdict"] not in there.get(row["id"], ()):
                 yield f"{path.name} has {case['case']} without {row['id']}: {case['verdict']}"
+
+
+def _fails(case: Document) -> bool:
+    return case["verdict"] in FAILURES | {Verdict.UNKNOWN}
 
 
 def _junit_name(nodeid: str) -> str:

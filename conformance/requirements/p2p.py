@@ -56,6 +56,35 @@ NON_CONTIGUOUS = Requirement(
     source="pytorch#24836 and pytorch#158903 for collectives; torch 2.13.0 gloo refuses",
     rests_on=("p2p/delivers",),
 )
+NEGATED = Requirement(
+    id="p2p/negated",
+    level=SHOULD,
+    profile="p2p",
+    says="A message to or from a tensor with the neg bit, as x.conj().imag has it, carries the "
+    "values and not the memory, or is refused.",
+    source="torch 2.13 docs, Tensor.resolve_neg",
+    rests_on=("p2p/delivers",),
+)
+CONJUGATED = Requirement(
+    id="p2p/conjugated",
+    level=MUST,
+    profile="p2p",
+    says="A message to or from a tensor with the conj bit, as x.conj() has it, carries the values "
+    "and not the memory, or is refused.",
+    source="torch 2.13 docs, Tensor.resolve_conj",
+    needs=("dtype:complex64",),
+    rests_on=("p2p/delivers",),
+)
+HUGE = Requirement(
+    id="p2p/larger-than-buffers",
+    level=MUST,
+    profile="p2p",
+    says="A message of 64 MiB, larger than any buffer or segment, arrives whole, from its first "
+    "element to its last.",
+    source="derived: activations between the stages of a pipeline",
+    needs=("dtype:int32",),
+    rests_on=("p2p/delivers",),
+)
 OFFSETS = Requirement(
     id="p2p/storage-offset",
     level=MUST,

@@ -108,6 +108,8 @@ def address_of_host(name: str) -> Address:
         candidates = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise DeviceError(f"Unable to find address for: {name} ({error.strerror})") from error
+    except UnicodeError as error:  # Python's own: a label of more than 63 characters
+        raise DeviceError(f"Unable to find address for: {name} ({error})") from error
     why = "it has no address"
     for family, _, _, _, endpoint in candidates:
         if family not in FAMILIES:

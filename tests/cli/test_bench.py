@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
+from rich.console import Console
 
 from conformance.__main__ import main
+from conformance.bench import command
+from conformance.bench.report import Row, print_table
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -17,6 +28,7 @@ from conformance.__main__ import main
         (["--sizes", "4,many"], "many"),
         (["--operations", "all_things"], "all_things"),
         (["--world-sizes", "0"], "0"),
+        (["--output", "/proc/here"], "--output /proc/here: cannot write there: "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -31,6 +43,54 @@ def test_bad_input_is_refused(
     assert says in capsys.readouterr().err
 
 
+MEASURE = ("bench", "--operations", "all_reduce,barrier", "--sizes", "4,1Ki", "--world-sizes", "2")
+
+
+def refused(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str]:
+    """Exit code and the one line of a measurement that does not come about."""
+    code = main([*MEASURE, "--rounds", "1", *options])
+    seen = capsys.readouterr()
+    assert seen.out == ""
+    [line] = seen.err.splitlines()
+    return code, line
+
+
+def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setattr(command, "_collectives", None)
+    code, line = refused(capsys, f"--output={tmp_path}")
+    assert code == 2
+    assert "matplotlib, which the extra 'bench' brings" in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_backend_that_is_not_there_is_bad_input(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "x.toml").write_text('name = "x"\nbackend = "nosuch"\n')
+    code, line = refused(capsys, f"--target={tmp_path / 'x.toml'}", "--against=torch")
+    assert code == 2
+    assert line.startswith("c10d-conformance bench: rank ")
+    assert "nosuch" in line
+
+
+def test_ranks_that_cannot_be_started_are_a_harness_fault(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "conformance", *MEASURE, "--target=torch"],
+        env={**os.environ, "TMPDIR": str(long), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    [line] = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "path too long; set TMPDIR to a shorter folder" in line
+
+
 def test_the_prediction_reaches_to_a_thousand_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--simulate"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -38,9 +98,23 @@ def test_the_prediction_reaches_to_a_thousand_ranks(capsys: pytest.CaptureFixtur
     assert any(line.split()[:2] == ["all_reduce", "1024"] for line in lines)
 
 
-def test_a_measurement_has_a_row_a_point(capsys: pytest.CaptureFixture[str]) -> None:
-    points = ["--operations", "all_reduce,barrier", "--sizes", "4,1Ki", "--world-sizes", "2"]
-    assert main(["bench", *points, "--rounds", "1"]) == 0
+def test_a_narrow_table_in_ascii_holds_what_a_wide_one_does() -> None:
+    row = Row("all_reduce", 4, 2, {"a long name": [1e-5], "other": [2e-5]})
+    shown = []
+    for width in (200, 30):
+        written = io.BytesIO()
+        file = io.TextIOWrapper(written, encoding="ascii", write_through=True)
+        print_table([row], "a long name", ["other"], Console(file=file, width=width))
+        shown.append(sorted(b"".join(written.getvalue().split())))
+    wide, narrow = shown
+    assert narrow == wide
+
+
+def test_a_measurement_has_a_row_a_point(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")  # of the terminal; the table goes elsewhere
+    assert main([*MEASURE, "--rounds", "1"]) == 0
     rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:] if line]
     assert rows.count(["all_reduce", "2"]) == 2
     assert rows.count(["barrier", "2"]) >= 1

@@ -8,6 +8,7 @@ import pty
 import subprocess
 import sys
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,8 @@ def test_list_of_capabilities(call: Called) -> None:
 
 def test_list_is_a_table_on_a_terminal() -> None:
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "COLUMNS": "80", "TERM": "xterm", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "COLUMNS": "20", "TERM": "xterm", "PYTHONPATH": str(ROOT)}
+    environment["PYTHONIOENCODING"] = "ascii"  # narrow, and without a sign for what was cut
     process = subprocess.Popen(
         [sys.executable, "-m", "conformance", "list", "all_reduce/*"],
         stdout=theirs,
@@ -158,8 +160,13 @@ def test_list_is_a_table_on_a_terminal() -> None:
 
 
 @pytest.fixture(scope="module")
-def cases() -> list[Case]:
-    return collect_cases()
+def cases() -> Iterator[list[Case]]:
+    """Collected as where users have options that they add to each run of pytest's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTEST_ADDOPTS", "--color=yes -v -n 2")
+        found = collect_cases()
+        assert os.environ["PYTEST_ADDOPTS"] == "--color=yes -v -n 2"
+        yield found
 
 
 def test_every_case_is_found_with_its_place(cases: list[Case]) -> None:
@@ -172,12 +179,16 @@ def test_every_case_is_found_with_its_place(cases: list[Case]) -> None:
 
 
 def test_a_suite_that_cannot_be_collected_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "test_x.py").write_text("import no_such_module\n")
     monkeypatch.setattr(conformance.cli.certify, "CASES", tmp_path)
     with pytest.raises(CannotCollect, match=r"test_x.py.*no_such_module"):
         collect_cases()
+    code, out, err = call("explain", "all_reduce/sum")
+    assert (code, out) == (3, "")
+    assert fnmatchcase(err, "c10d-conformance explain: *test_x.py*no_such_module*\n"), err
+    assert err.count("\n") == 1
 
 
 def test_explain_tells_what_it_rests_on_and_where_it_is_checked(
@@ -233,7 +244,7 @@ def test_certify_runs_the_suites_cases_alone(call: Called, stand_in: Pytest) -> 
     assert given[given.index("--rootdir") + 1] == str(ROOT)
     assert given[given.index("-c") + 1] == os.devnull
     assert {"--target=impl", "--certificate=certificate", "--deadline=60.0"} <= set(given)
-    assert given[given.index("-n") + 1] == str(default_workers())
+    assert given[given.index("-n") - 2 :][:4] == ["-p", "xdist", "-n", str(default_workers())]
 
 
 def test_certify_passes_options_on(call: Called, stand_in: Pytest) -> None:

@@ -77,3 +77,8 @@ def narrow() -> Target:
         imports=(__name__,),
         capabilities=CLAIMED,
     )
+
+
+def narrowest() -> Target:
+    """The same group, of which no feature is claimed: it has no sequence numbers, for example."""
+    return replace(narrow(), capabilities=replace(CLAIMED, features=frozenset()))

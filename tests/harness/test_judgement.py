@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -103,6 +104,11 @@ def test_what_ranks_leave_behind_breaks_its_own_requirement() -> None:
     assert judged.verdicts == {LEAVES_NOTHING_BEHIND: Verdict.BROKEN}
     assert judged.reason == "rank 0 left behind: thread 'x'"
     assert judge_end(left, plan(), deviating("groups/*")).excused
+
+
+def test_what_a_test_without_requirements_leaves_behind_is_not_held_against_the_target() -> None:
+    left = LeftBehind("rank 0 left behind: thread 'x'")
+    assert judge_end(left, replace(plan(), covers=()), TARGET).verdicts == {}
 
 
 def test_a_rank_that_hangs_or_dies_while_leaving_is_judged_by_that() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from conformance.verdict import Verdict
 from tests.harness.kit import Inside
 
 ROOT = Path(__file__).parents[2]
-COLLECTIVES = ROOT / "conformance" / "cases" / "collectives"
+CASES = ROOT / "conformance" / "cases"
 
 # What deals in several operations, dtypes or reduce ops at once, and what catches errors.
 FILES = (
@@ -27,15 +28,40 @@ FILES = (
 )
 
 
-@pytest.mark.usefixtures("warm_ranks")
-def test_what_a_narrow_backend_claims_holds(tmp_path: Path) -> None:
+# Of these the narrowest backend claims nothing: some ranks are not in the group, senders
+# are not refused, torch refuses or crashes before the backend is asked, or there is only a wait.
+REFUSED = (
+    *("all_to_all_single/strided", "functional/avg-gradient", "work/profiler-ranges"),
+    *("groups/mixed-dtypes-refused", "groups/roots-are-global", "sequence_numbers/of-each-group"),
+    *("objects/roots-in-subgroups", "send_object_list/delivers", "all_gather_object/gathers"),
+    *("p2p/any-source-tag", "p2p/any-source-each-once", "p2p/any-source-in-a-subgroup"),
+    *("split_group/parts", "barrier/timeout", "work/group-timeout", "work/peer-gone"),
+)
+OTHER_FILES = (
+    "collectives/test_barriers",
+    "collectives/test_gradients",
+    "collectives/test_layouts",
+    "collectives/test_profiler",
+    "collectives/test_work",
+    "groups/test_outsiders",
+    "groups/test_ranks",
+    "groups/test_several",
+    "groups/test_subgroups",
+    "objects/test_all_gather_object",
+    "objects/test_rooted",
+    "objects/test_send_object_list",
+    "p2p/test_any_source",
+)
+
+
+def certified(tmp_path: Path, files: Sequence[str], *options: str) -> Inside:
+    """A run of these files of the suite, in which nothing is held against the target."""
     seen = Inside()
     before = settings.get_current_profile_name()
     pytest.main(
         [
-            *(str(COLLECTIVES / f"{name}.py") for name in FILES),
-            *("--rootdir", str(ROOT), "--target", "tests.harness.narrow:narrow"),
-            *("--profile", "collectives", "--deadline", "10"),
+            *(str(CASES / f"{name}.py") for name in files),
+            *("--rootdir", str(ROOT), "--deadline", "10", *options),
             *("-o", "addopts=", "--assert", "plain", "--basetemp", str(tmp_path / "run")),
             *("-p", "no:terminal", "-p", "no:xdist", "-p", "no:cacheprovider", "-s"),
             *("-p", "no:unraisableexception", "-p", "no:faulthandler"),
@@ -52,8 +78,27 @@ def test_what_a_narrow_backend_claims_holds(tmp_path: Path) -> None:
         not in (Verdict.HOLDS, Verdict.NOT_CLAIMED, Verdict.NOT_EXERCISED, Verdict.DEVIATION)
     }
     assert not wrong
+    return seen
+
+
+@pytest.mark.usefixtures("warm_ranks")
+def test_what_a_narrow_backend_claims_holds(tmp_path: Path) -> None:
+    narrow = ("--target", "tests.harness.narrow:narrow", "--profile", "collectives")
+    seen = certified(tmp_path, [f"collectives/{name}" for name in FILES], *narrow)
+    assert seen.results is not None
     counts = seen.results.counts
     assert counts[Verdict.HOLDS] > 20
     assert counts[Verdict.NOT_CLAIMED] > 20
     for claimed in ("dtypes/moved", "dtypes/reduced", "order/large", "reductions/max"):
         assert seen.result(claimed).verdict is Verdict.HOLDS
+
+
+@pytest.mark.usefixtures("warm_ranks")
+def test_nothing_is_asked_of_a_backend_without_features(tmp_path: Path) -> None:
+    narrowest = ("--target", "tests.harness.narrow:narrowest")
+    chosen = [f"--requirement={id}" for id in (*REFUSED, "groups/several-at-once")]
+    seen = certified(tmp_path, OTHER_FILES, *narrowest, *chosen)
+    assert seen.results is not None
+    assert {id for id in REFUSED if seen.result(id).verdict is not Verdict.NOT_CLAIMED} == set()
+    assert seen.result("groups/several-at-once").verdict is Verdict.HOLDS
+    assert seen.results.under_claims == []

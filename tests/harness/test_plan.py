@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from conformance.board import Board
-from conformance.capabilities import Capabilities
+from conformance.capabilities import DETECTING, Capabilities
 from conformance.plan import adopt_own, make_plan, missing_part, select, why_not_exercised
 from conformance.requirements import MUST, Requirement, catalogue
 from conformance.settings import Settings, UsageError, read_settings
@@ -218,3 +218,17 @@ def test_a_case_that_is_not_probed_is_left_out() -> None:
     verdict, reason = why_not_exercised(settings(NARROW))["monitored_barrier/nobody-leaves"]
     assert verdict is Verdict.NOT_CLAIMED
     assert reason == "not claimed: it needs op:monitored_barrier, and cannot be probed"
+
+
+def test_what_only_waits_where_it_is_lacking_is_not_probed() -> None:
+    claims = Capabilities(features=frozenset({"coalescing"}))
+    narrow = settings(replace(PLAIN, capabilities=claims))
+    patient = item("a", "barrier/timeout")
+    assert chosen([patient], narrow) == []
+    assert chosen([patient], settings()) == [patient.nodeid]
+    for feature in DETECTING:
+        assert chosen([item("a", "barrier/async", needs=(feature,))], narrow) == []
+    assert why_not_exercised(narrow)["barrier/timeout"] == (
+        Verdict.NOT_CLAIMED,
+        "not claimed: it needs feature:timeouts, and cannot be probed",
+    )

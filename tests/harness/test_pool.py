@@ -7,10 +7,15 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from conformance.harness.me import Me
 from conformance.harness.messages import pack
 from conformance.harness.outcome import Returned, StillRunning
 from conformance.harness.pool import Leak, Pool, WorldSpec
+from conformance.harness.rank import HarnessFault
+from conformance.harness.ranks import Ranks
+from conformance.judgement import verdict_of
 from conformance.target import load_target
 from conformance.verdict import Verdict, worst
 
@@ -106,6 +111,36 @@ def test_a_module_sees_the_environment_of_the_target_and_the_next_target_does_no
             spec = WorldSpec(target, 1, "cpu", 0, False, 60.0, (*sys.path, str(tmp_path)))
             assert pool.join(spec, 30.0) == [Returned(None)]
             assert pool.leave(1, 20.0) == []
+    finally:
+        pool.close()
+
+
+def test_ranks_that_cannot_be_started_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = WorldSpec(load_target("torch"), 1, "cpu", 0, False, 60.0, tuple(sys.path))
+    world = Ranks(Pool(), spec, 30.0)
+    monkeypatch.setattr(Pool, "_host", "203.0.113.7")  # of no interface
+    with pytest.raises(HarnessFault, match="the loopback interface does not work here: ") as first:
+        world.run(prints, 0, "")
+    monkeypatch.undo()
+    with pytest.raises(HarnessFault) as second:
+        world.run(prints, 0, "")
+    assert str(second.value) == str(first.value)
+    assert "\n" not in str(first.value)
+    assert verdict_of(first.value) is Verdict.UNKNOWN
+
+
+def test_a_pool_that_had_ranks_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = WorldSpec(load_target("torch"), 1, "cpu", 0, False, 60.0, tuple(sys.path))
+    pool = Pool()
+    try:
+        assert pool.join(spec, 30.0) == [Returned(None)]
+        pool.close()
+        monkeypatch.setattr(Pool, "_host", "203.0.113.7")
+        with pytest.raises(HarnessFault):
+            pool.join(spec, 30.0)
+        pool.close()
+        monkeypatch.undo()
+        assert pool.join(spec, 30.0) == [Returned(None)]
     finally:
         pool.close()
 

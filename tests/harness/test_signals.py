@@ -66,12 +66,17 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def interrupt(outside: Outside, how: int, *args: str) -> Run:
-    """Start a run, wait until its ranks hang, and send it a signal as a terminal does."""
+    """Start a run, wait until its ranks hang, and send it a signal as a terminal does.
+
+    It ignores SIGINT, as what a script starts with `&`, unless that is the signal.
+    """
     folder = outside.pytester.path
     outside.pytester.makepyfile(test_hanging=HANGING)
     with (folder / "out").open("w") as out:
+        ignoring = "" if how == signal.SIGINT else "trap '' INT; "
+        command = (sys.executable, "-m", "pytest", *outside.command(*args))
         process = outside.pytester.popen(
-            [sys.executable, "-m", "pytest", *outside.command(*args)],
+            ["sh", "-c", f'{ignoring}exec "$@"', "sh", *command],
             stdout=out,
             stderr=out,
             start_new_session=True,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.harness.kit import Outside, run_inside
+from tests.harness.kit import ROOT, Outside, run_inside
 
 pytest_plugins = ["pytester"]
 
@@ -94,8 +94,11 @@ def test_no_earlier_certificate_is_left_for_that_of_a_refused_run(
     folder: Path, capsys: pytest.CaptureFixture[str], wrong: str
 ) -> None:
     (folder / "certificate.json").write_text("{}")
+    (folder / "alone").mkdir()
+    (folder / "alone" / "test_nothing.py").write_text("")
     refusal(folder, capsys, wrong, f"--certificate={folder}")
     assert not (folder / "certificate.json").exists()
+    assert not (folder / "alone").exists()
 
 
 def test_a_cuda_target_needs_a_cuda_device(
@@ -138,11 +141,30 @@ def test_selecting_no_case_is_refused(
     assert refusal(folder, capsys, *options) == "ERROR: no case was selected"
 
 
+def test_a_python_that_leaves_out_assertions_is_refused(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside.pytester.makepyfile(test_case=CASE)
+    monkeypatch.setenv("PYTHONOPTIMIZE", "1")
+    run = outside.run("-c", str(ROOT / "pyproject.toml"), "--rootdir=.", "test_case.py")
+    assert (run.exit_status, run.out) == (2, "")
+    [line] = run.err.splitlines()
+    assert line == "ERROR: python -O and PYTHONOPTIMIZE leave out checks: run without them"
+
+
+def test_a_checkout_that_cannot_be_written_is_no_error(pytester: pytest.Pytester) -> None:
+    path = pytester.makepyfile("def test_nothing(): pass")
+    settings = ("-c", str(ROOT / "pyproject.toml"), "--rootdir=.", "-o", "cache_dir=/proc/here")
+    result = pytester.runpytest_subprocess(path, *settings, "-p", "no:xdist", timeout=60)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*PytestCacheWarning: could not create cache path*"])
+
+
 def test_workers_refuse_in_the_same_way(outside: Outside) -> None:
     outside.pytester.makepyfile(test_case=CASE.replace("all_reduce/sum", "all_reduce/sun"))
     run = outside.run("-n2")
     assert run.exit_status == 2, run.out
     assert "no requirement 'all_reduce/sun'" in run.err
     assert "crashed" not in run.out
-    assert run.certificate is None
+    assert list((outside.pytester.path / "certificate").iterdir()) == []
     assert outside.left_over() == []

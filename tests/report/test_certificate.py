@@ -251,6 +251,15 @@ def test_the_page_has_everything_and_fetches_nothing() -> None:
     assert "feature:sparse" in seen.text
 
 
+def test_the_page_cuts_long_reasons() -> None:
+    reason = "values " + "0.125, " * 500
+    bad = case("test_root", "a/root", Verdict.BROKEN, reason=reason)
+    document = certificate(bad, exit_status=1)
+    assert document["requirements"][0]["reason"] == reason
+    assert page(document).text.count("0.125") < 100
+    assert f"({len(reason)} characters)" in page(document).text
+
+
 def test_the_page_shows_text_as_text() -> None:
     bad = case("test_root", "a/root", Verdict.BROKEN, reason="<script>alert(1)</script>")
     document = certificate(bad, exit_status=1)

@@ -89,6 +89,19 @@ def test_a_report_of_wrong_data() -> None:
     assert tail.endswith("\n\nagain:  pytest 'a test'\nalone:  alone.py")
 
 
+def test_a_report_of_wrong_data_has_what_ranks_printed() -> None:
+    values = [torch.ones(3), torch.zeros(3)]
+    run = last_run([Returned(value) for value in values], ["", "a hint\n"])
+    assert "\n\nrank 1 printed:\n    a hint\n" in failed(caught(values), run)
+
+
+def test_control_characters_are_shown_and_not_obeyed() -> None:
+    error = RanksFailed("sums", [Raised("ValueError", "\x1b[2J\x9bgone", "", ("ValueError",))])
+    text = failed(error, last_run(error.outcomes))
+    assert "rank 0  raised ValueError: \\x1b[2J\\x9bgone\n" in text
+    assert all(c in "\n\t" or c.isprintable() for c in text)
+
+
 def test_a_report_of_ranks_that_failed() -> None:
     outcomes: list[Outcome] = [
         Raised("ValueError", "no", "Traceback\n  here\nValueError: no", ("ValueError",)),

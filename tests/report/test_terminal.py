@@ -60,6 +60,14 @@ def test_a_bad_run() -> None:
     )
 
 
+def test_a_long_reason_is_cut() -> None:
+    reason = "values " + "0.125, " * 500
+    text = summary(results(case("test_root", "a/root", Verdict.BROKEN, reason=reason)))
+    assert f"({len(reason)} characters)\n" in text
+    assert text.count("0.125") < 50
+    assert text.endswith("\n1 case in 1 min 15 s")
+
+
 def test_what_was_left_out_is_told() -> None:
     left_out = {"x.py::test_1": ["a/root"], "x.py::test_2": ["a/root", "d/none"]}
     run = results(*GOOD, planned=left_out, files_left_out=["y.py"])

@@ -167,7 +167,8 @@ def test_a_certificate_is_read_from_its_folder_or_its_file(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "data", [json.dumps(WHOLE).encode()[:-40], b"", b"\xff\xfe", b"[1, 2]", b"<xml/>"]
+    "data",
+    [json.dumps(WHOLE).encode()[:-40], b"", b"\xff\xfe", b"[1, 2]", b"<xml/>", b"[" * 100_000],
 )
 def test_a_damaged_file_is_no_certificate(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / CERTIFICATE
@@ -189,12 +190,14 @@ def junit(document: Document) -> ElementTree.Element:
             element = ElementTree.SubElement(suite, "testcase", classname=classname, name=name)
             listed = ElementTree.SubElement(element, "properties")
             ElementTree.SubElement(listed, "property", name=row["id"], value=case["verdict"])
+            if case["verdict"] == "broken":
+                ElementTree.SubElement(element, "failure")
     return suite
 
 
-def record(suite: ElementTree.Element, path: Path) -> list[str]:
+def record(suite: ElementTree.Element, path: Path, document: Document = WHOLE) -> list[str]:
     ElementTree.ElementTree(suite).write(path)
-    return list(junit_problems(WHOLE, path))
+    return list(junit_problems(document, path))
 
 
 def test_junits_record_agrees(tmp_path: Path) -> None:
@@ -220,6 +223,20 @@ def test_junits_record_agrees(tmp_path: Path) -> None:
     assert record(suite, path) == [
         "junit.xml has the failed case tests.other::test_x, which is missing here"
     ]
+
+
+def test_a_failure_that_was_taken_out_of_junits_record_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "junit.xml"
+    suite = junit(BROKEN)
+    assert record(suite, path, BROKEN) == []
+    element = suite[0]
+    [failure] = element.iter("failure")
+    element.remove(failure)
+    ElementTree.SubElement(element, "error")  # what is left behind is an error for pytest
+    assert record(suite, path, BROKEN) == []
+    element.remove(element[-1])
+    case = BROKEN["requirements"][0]["cases"][0]["case"]
+    assert record(suite, path, BROKEN) == [f"junit.xml has {case} without a failure"]
 
 
 def test_a_damaged_record_is_noticed(tmp_path: Path) -> None:

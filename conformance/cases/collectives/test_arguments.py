@@ -119,6 +119,7 @@ def test_wrong_outputs_of_all_gather(ranks: Ranks, call: Callable[[Kit], None]) 
     check_refused(ranks, call, EITHER)
 
 
+@not_probed()
 @covers("arguments/all_gather_into_tensor")
 @pytest.mark.parametrize("call", INTO_TENSOR, ids=named)
 @world_sizes(2)
@@ -126,6 +127,7 @@ def test_wrong_outputs_of_all_gather_into_tensor(ranks: Ranks, call: Callable[[K
     check_refused(ranks, call, EITHER)
 
 
+@not_probed()
 @covers("arguments/gather")
 @pytest.mark.parametrize("call", GATHER, ids=named)
 @world_sizes(2)
@@ -133,6 +135,7 @@ def test_wrong_lists_of_gather(ranks: Ranks, call: Callable[[Kit], None]) -> Non
     check_refused(ranks, call, EITHER)
 
 
+@not_probed()
 @covers("arguments/scatter")
 @pytest.mark.parametrize("call", SCATTER, ids=named)
 @world_sizes(2)
@@ -140,6 +143,7 @@ def test_wrong_lists_of_scatter(ranks: Ranks, call: Callable[[Kit], None]) -> No
     check_refused(ranks, call, EITHER)
 
 
+@not_probed()
 @covers("arguments/reduce_scatter")
 @pytest.mark.parametrize("call", REDUCE_SCATTER, ids=named)
 @world_sizes(2)
@@ -147,12 +151,14 @@ def test_wrong_inputs_of_reduce_scatter(ranks: Ranks, call: Callable[[Kit], None
     check_refused(ranks, call, EITHER)
 
 
+@not_probed()
 @covers("arguments/reduce_scatter-output")
 @world_sizes(2)
 def test_wrong_output_of_reduce_scatter(ranks: Ranks) -> None:
     check_refused(ranks, reduce_scatter_into_shorter_ones, EITHER)
 
 
+@not_probed()
 @covers("arguments/reduce_scatter_tensor")
 @pytest.mark.parametrize("call", SCATTER_TENSOR, ids=named)
 @world_sizes(2)
@@ -160,6 +166,7 @@ def test_wrong_inputs_of_reduce_scatter_tensor(ranks: Ranks, call: Callable[[Kit
     check_refused(ranks, call, EITHER)
 
 
+@not_probed()
 @covers("arguments/all_to_all")
 @pytest.mark.parametrize("call", ALL_TO_ALL, ids=named)
 @world_sizes(2)
@@ -167,6 +174,7 @@ def test_wrong_lists_of_all_to_all(ranks: Ranks, call: Callable[[Kit], None]) ->
     check_refused(ranks, call, EITHER)
 
 
+@not_probed()
 @covers("arguments/splits")
 @pytest.mark.parametrize("call", SPLITS, ids=named)
 @world_sizes(2)
@@ -174,6 +182,7 @@ def test_wrong_splits(ranks: Ranks, call: Callable[[Kit], None]) -> None:
     check_refused(ranks, call, EITHER)
 
 
+@not_probed()
 @covers("arguments/even-splits")
 @world_sizes(2, 3)
 def test_rows_that_do_not_divide(ranks: Ranks) -> None:
@@ -253,6 +262,7 @@ def gathered_as_parts(me: Me) -> list[Tensor]:
     return [*real, *whole]
 
 
+@not_probed()
 @covers("arguments/complex-and-its-parts")
 @world_sizes(2, 3)
 def test_complex_tensors_beside_their_parts(ranks: Ranks) -> None:

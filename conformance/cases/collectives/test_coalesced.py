@@ -136,6 +136,7 @@ def mixed_dtypes(me: Me) -> tuple[str, Tensor]:
     return refused(dist.all_reduce_coalesced, [whole, half]), half
 
 
+@not_probed()
 @covers("all_reduce_coalesced/mixed-dtypes-refused")
 @world_sizes(2)
 def test_several_dtypes_together(ranks: Ranks) -> None:
@@ -147,6 +148,7 @@ def greatest_complex(me: Me) -> str:
     return refused(dist.all_reduce_coalesced, [x], dist.ReduceOp.MAX)
 
 
+@not_probed()
 @covers("all_reduce_coalesced/complex-order-refused")
 @world_sizes(2)
 def test_the_greatest_of_complex_tensors_together(ranks: Ranks) -> None:
@@ -293,6 +295,46 @@ def test_scatters_in_a_manager(ranks: Ranks) -> None:
     assert_each_rank(ranks.run(managed_scatters), want)
 
 
+MANY: list[tuple[int, ...]] = [(1 + i % 3, 2) for i in range(40)]
+
+
+@covers("all_reduce_coalesced/many")
+@world_sizes(2, 3)
+def test_forty_tensors_are_reduced(ranks: Ranks) -> None:
+    got = ranks.run(reduced_together, MANY)
+    assert_same_on_all_ranks(got, want=each_reduced(ranks.world_size, MANY))
+
+
+def many_managed(me: Me, kind: str) -> list[Tensor]:
+    """Forty calls of one kind in a manager."""
+    xs = [x.to(me.device) for x in tensors(me.rank, MANY)]
+    if kind == "all_reduce":
+        with dist._coalescing_manager():
+            for x in xs:
+                dist.all_reduce(x)
+        return xs
+    wide = [torch.cat([x] * me.world_size) for x in xs]
+    with dist._coalescing_manager():
+        for x, all_of_it in zip(xs, wide, strict=True):
+            if kind == "all_gather_into_tensor":
+                all_gather_into_tensor(all_of_it, x)
+            else:
+                reduce_scatter_tensor(x, all_of_it)
+    return wide if kind == "all_gather_into_tensor" else xs
+
+
+@covers("coalescing/many")
+@world_sizes(2, 3)
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"])
+def test_forty_calls_in_a_manager(ranks: Ranks, kind: str) -> None:
+    n = ranks.world_size
+    want = each_reduced(n, MANY)
+    if kind == "all_gather_into_tensor":
+        everyone = [tensors(rank, MANY) for rank in range(n)]
+        want = [torch.cat(of_one) for of_one in zip(*everyone, strict=True)]
+    assert_same_on_all_ranks(ranks.run(many_managed, kind), want=want)
+
+
 def other_operations(me: Me, managed: bool) -> list[Tensor]:
     """Two reduces and a broadcast, which are made at once in a manager too."""
     xs = [x.to(me.device) for x in tensors(me.rank, [(3,), (2, 2), (4,)])]
@@ -333,6 +375,7 @@ def mixed_operations(me: Me) -> tuple[str, Tensor]:
     return words, x
 
 
+@not_probed()
 @covers("coalescing/mixed-refused")
 @world_sizes(2)
 def test_two_kinds_of_operation_in_a_manager(ranks: Ranks) -> None:
@@ -349,6 +392,7 @@ def early_wait(me: Me) -> str:
         return refused(lambda: work.wait())
 
 
+@not_probed()
 @covers("coalescing/no-early-wait")
 @world_sizes(2)
 def test_nothing_to_wait_for_inside_of_a_manager(ranks: Ranks) -> None:
@@ -363,6 +407,7 @@ def empty_manager(me: Me) -> str:
     return "left"
 
 
+@not_probed()
 @covers("coalescing/nothing")
 @world_sizes(1, 2)
 def test_a_manager_without_operations(ranks: Ranks) -> None:

@@ -16,7 +16,7 @@ import torch.distributed._functional_collectives as functional
 import torch.distributed.nn.functional as nn
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_each_rank, assert_that, covers, world_sizes
+from conformance import Me, Ranks, assert_each_rank, assert_that, covers, not_probed, world_sizes
 from conformance.cases.collectives.perform import everyone
 from conformance.oracle.data import sample
 
@@ -89,6 +89,7 @@ def check_mean_of_weights(got: list[Tensor | str]) -> None:
     assert_each_rank(got, [want] * n, within_ulps=n)
 
 
+@not_probed()
 @covers("functional/avg-gradient")
 @world_sizes(2, 4)
 def test_functional_average(ranks: Ranks) -> None:
@@ -100,6 +101,7 @@ def test_functional_average(ranks: Ranks) -> None:
     check_mean_of_weights(got)
 
 
+@not_probed()
 @covers("functional/avg-gradient-works")
 @world_sizes(2, 4)
 def test_functional_average_is_differentiable(ranks: Ranks) -> None:

@@ -9,17 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_each_rank, assert_that, covers, world_sizes
+from conformance import Me, Ranks, assert_each_rank, assert_that, covers, not_probed, world_sizes
 from conformance.cases.collectives.perform import (
     Placement,
     all_gather_into_tensor,
     assert_nothing_else,
     assert_taken,
+    issue,
     perform,
     reduce_scatter_tensor,
 )
 from conformance.cases.collectives.strategies import calls, offsets, placements, strides
-from conformance.oracle.collectives import Call
+from conformance.oracle.collectives import Call, after, before
 from conformance.oracle.data import sample
 from conformance.oracle.layout import Layout
 from conformance.oracle.reduction import reduced
@@ -75,6 +76,7 @@ def perform_or_refuse(me: Me, call: Call, placement: Placement) -> object:
         return str(error)
 
 
+@not_probed()
 @pytest.mark.parametrize("op", [STRIDED_SINGLE])
 @world_sizes(2, 3)
 @pytest.mark.parametrize("side", ["given", "taken"])
@@ -88,6 +90,37 @@ def test_all_to_all_single_reads_views_or_refuses_them(ranks: Ranks, op: str, si
         return
     assert_taken(call, seen)
     assert_nothing_else(call, seen, [placement] * ranks.world_size)
+
+
+def expanded(x: Tensor) -> Tensor:
+    """The same with all columns like the first one, which alone is in memory."""
+    return x[:, :1].clone().expand(x.shape)
+
+
+def perform_on_expanded(me: Me, call: Call) -> list[Tensor] | str:
+    """What was taken when what is given has strides of zero, or the words of the refusal."""
+    buffers = before(call, me.rank, me.world_size)
+    given = [expanded(x.to(me.device)) for x in buffers.given]
+    taken = [x.to(me.device) for x in buffers.taken]
+    try:
+        issue(call, given, taken)
+    except (ValueError, RuntimeError) as error:
+        return str(error)
+    return taken
+
+
+@not_probed()
+@pytest.mark.parametrize("op", [*STRIDED[3:], STRIDED_SINGLE])
+@world_sizes(2, 3)
+def test_inputs_whose_elements_share_memory(ranks: Ranks, op: str) -> None:
+    n = ranks.world_size
+    call = Call(op, (3, 2))
+    got = ranks.run(perform_on_expanded, call)
+    if op == "all_to_all_single" and all(isinstance(one, str) for one in got):
+        assert_that(all("contiguous" in one for one in got), f"refused with {got[0]!r}")
+        return
+    want = [[expanded(x) for x in after(call, rank, n).taken] for rank in range(n)]
+    assert_each_rank(got, want, what=f"{call} of expanded tensors")
 
 
 ONLY_OUTPUTS = [

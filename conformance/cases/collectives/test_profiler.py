@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.profiler import record_function
 
-from conformance import Me, Ranks, assert_each_rank, covers, world_sizes
+from conformance import Me, Ranks, assert_each_rank, covers, not_probed, world_sizes
 from conformance.cases.collectives.waits import tick, wait_for_ticks
 
 THE_REST_IS_CALLED = "the rest is called"
@@ -50,6 +50,7 @@ def profile_operations(me: Me) -> list[tuple[str, list[list[int]]]]:
     ]
 
 
+@not_probed()
 @covers("work/profiler-ranges")
 @world_sizes(2)
 def test_ranges_are_named_after_backend_and_operation(ranks: Ranks) -> None:
@@ -83,6 +84,7 @@ def profile_an_operation_that_lasts(me: Me) -> bool:
     return name in spans and bool(spans[name].end > spans[THE_REST_IS_CALLED].start)
 
 
+@not_probed()
 @covers("work/profiler-ranges")
 @world_sizes(2)
 def test_a_range_lasts_until_the_operation_is_complete(ranks: Ranks) -> None:

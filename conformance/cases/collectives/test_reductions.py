@@ -138,6 +138,26 @@ def test_no_bit_of_an_integer_is_lost(ranks: Ranks, op: str, dtype: str) -> None
     check_everywhere(ranks, contributions, op, reduced(op, contributions))
 
 
+@covers("reductions/unsigned-order")
+@world_sizes(2, 3)
+@pytest.mark.parametrize("op", ["min", "max"])
+@pytest.mark.parametrize("dtype", dtypes("uint8", "uint16", "uint32", "uint64"))
+def test_the_upper_half_of_an_unsigned_range(ranks: Ranks, op: str, dtype: str) -> None:
+    """Each rank has the greatest values where the others have small ones."""
+    kind = getattr(torch, dtype)
+    greatest = torch.iinfo(kind).max
+    n = ranks.world_size
+    contributions = [
+        torch.tensor(
+            [greatest - rank if i % n == rank else 5 + rank for i in range(9)]
+            + [greatest // 2 + rank, greatest - rank],
+            dtype=kind,
+        )
+        for rank in range(n)
+    ]
+    check_everywhere(ranks, contributions, op, reduced(op, contributions))
+
+
 integers = st.integers(-(1 << 63), (1 << 63) - 1)
 
 

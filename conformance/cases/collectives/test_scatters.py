@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_each_rank, covers, world_sizes
+from conformance import Me, Ranks, assert_each_rank, covers, not_probed, world_sizes
 from conformance.cases.collectives.contributions import mine, sum_of_all
 from conformance.cases.collectives.perform import reduce_scatter_tensor
 from conformance.cases.parameters import reduce_ops
@@ -80,6 +80,7 @@ def reduce_scattered_number(me: Me) -> Tensor | None:
     return output
 
 
+@not_probed()
 @covers("reduce_scatter_tensor/zero-dimensional")
 @world_sizes(1, 3)
 def test_reduce_scatter_tensor_of_numbers(ranks: Ranks) -> None:

@@ -81,7 +81,8 @@ def check_kept(ranks: Ranks, recipe: Recipe, runs_before: bool) -> None:
     loss, params = got[0]
     seen = torch.cat([value.flatten() for value in params.values()]).unique().tolist()
     wanted = [(rank + 1) * 0.125 for rank in range(ranks.world_size)]
-    assert_that(seen == wanted, f"values {seen}, want {wanted}")
+    words = f"{len(seen)} values, from {seen[0]} to {seen[-1]}; want {wanted}"
+    assert_that(seen == wanted, f"the values differ from those written: {words}")
     bare = recipe.net.make()
     bare.load_state_dict(params, strict=False)
     want = recipe.net.loss(bare, 0, 0, CPU).detach()

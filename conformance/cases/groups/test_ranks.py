@@ -16,7 +16,7 @@ from conformance import (
     assert_same_on_all_ranks,
     assert_that,
     covers,
-    needs,
+    not_probed,
     world_sizes,
 )
 
@@ -142,10 +142,9 @@ def mix_dtypes(me: Me) -> None:
         pytest.fail(f"{name} was accepted")
 
 
+@not_probed()
 @covers("groups/mixed-dtypes-refused")
 @world_sizes(1, 2, 3)
-@needs("op:all_gather", "op:reduce_scatter", "op:all_to_all", "op:all_to_all_single")
-@needs("op:gather", "op:scatter")
 def test_mixed_dtypes_are_refused(ranks: Ranks) -> None:
     ranks.run(mix_dtypes)
 

@@ -16,6 +16,7 @@ from conformance import (
     assert_each_rank,
     covers,
     deadline,
+    not_probed,
     world_sizes,
 )
 from conformance.cases.groups.marks import sum_marks, sum_of_marks
@@ -103,6 +104,7 @@ def split_the_world(me: Me, times_before: int) -> tuple[Tensor, int, int] | None
     return x, group.rank(), group.size()
 
 
+@not_probed()
 @covers("split_group/parts")
 @world_sizes(2, 3, 4, at_least=2)
 @deadline(20)

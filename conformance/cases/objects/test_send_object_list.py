@@ -10,9 +10,10 @@ import torch.distributed as dist
 from conformance import Me, Ranks, assert_each_rank, covers, world_sizes
 from conformance.cases.objects.things import things_of
 from conformance.cases.this_torch import needs_argument
+from conformance.harness.failure import Bystander
 
 
-def pass_things_on(me: Me, arguments: dict[str, Any]) -> tuple[int, list[Any]] | None:
+def pass_things_on(me: Me, arguments: dict[str, Any]) -> tuple[int, list[Any]] | Bystander:
     """Rank 0 sends its things to the last rank."""
     last = me.world_size - 1
     mine = things_of(me.rank)
@@ -21,7 +22,7 @@ def pass_things_on(me: Me, arguments: dict[str, Any]) -> tuple[int, list[Any]] |
     elif me.rank == last:
         mine = ["before"] * len(mine)
         return dist.recv_object_list(mine, 0, **arguments), mine
-    return None
+    return Bystander()
 
 
 @covers("send_object_list/delivers")
@@ -59,7 +60,7 @@ def test_lists_arrive_in_their_order(ranks: Ranks) -> None:
     assert_each_rank(ranks.run(two_lists_to_each), [[], *want])
 
 
-def send_in_a_subgroup(me: Me, by_group_rank: bool) -> tuple[int, list[Any]] | None:
+def send_in_a_subgroup(me: Me, by_group_rank: bool) -> tuple[int, list[Any]] | Bystander:
     """From global rank 2, group rank 1, to global rank 1, group rank 0."""
     group = dist.new_group([1, 2])
     told = [f"from {me.rank}"]
@@ -69,7 +70,7 @@ def send_in_a_subgroup(me: Me, by_group_rank: bool) -> tuple[int, list[Any]] | N
     elif me.rank == 1:
         peer = {"group_src": 1} if by_group_rank else {"src": 2}
         return dist.recv_object_list(told, group=group, **peer), told
-    return None
+    return Bystander()
 
 
 @covers("send_object_list/delivers")

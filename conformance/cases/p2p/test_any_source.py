@@ -67,6 +67,7 @@ def a_stream_from_each(me: Me, count: int) -> dict[int, list[Tensor]]:
     return got
 
 
+@not_probed()
 @covers("p2p/any-source-each-once")
 @world_sizes(2, 3, 4, at_least=2)
 def test_messages_from_anybody_come_once_and_in_order(ranks: Ranks) -> None:
@@ -92,6 +93,7 @@ def anybody_under_a_tag(me: Me) -> list[Tensor]:
     return got
 
 
+@not_probed()
 @covers("p2p/any-source-tag")
 @world_sizes(2)
 def test_a_receive_from_anybody_keeps_to_its_tag(ranks: Ranks) -> None:
@@ -108,6 +110,7 @@ def named_and_unnamed(me: Me) -> list[int]:
     return []
 
 
+@not_probed()
 @covers("p2p/any-source-each-once")
 @world_sizes(3)
 def test_named_and_unnamed_receives_share_out_the_messages(ranks: Ranks) -> None:
@@ -131,6 +134,7 @@ def anybody_in_a_subgroup(me: Me) -> tuple[int, int] | None:
     return None
 
 
+@not_probed()
 @covers("p2p/any-source-in-a-subgroup")
 @world_sizes(3, 4)
 def test_the_source_in_a_subgroup_is_a_global_rank(ranks: Ranks) -> None:

@@ -24,6 +24,13 @@ BARRIER_ASYNC = _barrier(
     source="torch 2.13 docs, barrier",
     rests_on=("barrier/waits-for-all",),
 )
+BARRIER_ENTERED = _barrier(
+    id="barrier/entered-when-issued",
+    says="With async_op a rank has entered the barrier once it has issued it: the others pass "
+    "before its handle is waited for.",
+    source="torch 2.13 docs, synchronous and asynchronous collective operations",
+    rests_on=("barrier/async",),
+)
 BARRIER_SUBGROUP = _barrier(
     id="barrier/subgroup",
     says="barrier in a group waits for the members of that group alone.",

@@ -38,6 +38,12 @@ REDUCE_EMPTY = _must(
     source="torch 2.13 docs, all_gather_coalesced: 'At least one tensor has to be non empty'",
     rests_on=("all_reduce_coalesced/values",),
 )
+REDUCE_MANY = _must(
+    id="all_reduce_coalesced/many",
+    says="all_reduce_coalesced reduces every tensor of a list of dozens.",
+    source="derived: the parameters of a model",
+    rests_on=("all_reduce_coalesced/values",),
+)
 REDUCE_FUTURE = _must(
     id="all_reduce_coalesced/future",
     says="all_reduce_coalesced with async_op returns a future of the list of tensors.",
@@ -113,6 +119,16 @@ MANAGER_SCATTER = _must(
     says="reduce_scatter_tensor calls inside of a coalescing manager are done when it ends.",
     source="torch 2.13, _coalescing_manager",
     rests_on=("reduce_scatter_tensor/concatenated",),
+)
+MANAGER_MANY = _must(
+    id="coalescing/many",
+    says="A coalescing manager carries out dozens of calls, of each kind that it takes.",
+    source="derived: the parameters of a model",
+    rests_on=(
+        "coalescing/all_reduce",
+        "coalescing/all_gather_into_tensor",
+        "coalescing/reduce_scatter_tensor",
+    ),
 )
 MANAGER_ASYNC = _must(
     id="coalescing/async",

@@ -38,6 +38,13 @@ GROUPS = _must(
     source="derived",
     rests_on=("order/issued",),
 )
+THREADS = _must(
+    id="order/threads-of-several-groups",
+    says="Threads of a rank may each be in a collective of a group of their own, whatever the "
+    "order in which each rank's threads came: none waits for another.",
+    source="derived: a data loader or a checkpoint in a thread beside training",
+    rests_on=("order/groups-are-apart",),
+)
 REPEATED = _must(
     id="order/repeated",
     says="The same call made again and again on the same tensors gives the right result each time.",

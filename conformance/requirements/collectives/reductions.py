@@ -30,6 +30,14 @@ MAX = _must(
     needs=("reduce_op:max",),
     rests_on=("all_reduce/sum",),
 )
+UNSIGNED_ORDER = _must(
+    id="reductions/unsigned-order",
+    says="MIN and MAX compare unsigned integers as unsigned: the upper half of their range is the "
+    "greater one.",
+    source="torch 2.13 docs, ReduceOp, torch.minimum",
+    needs=("reduce_op:min", "reduce_op:max"),
+    rests_on=("all_reduce/sum",),
+)
 BAND = _must(
     id="reductions/band",
     says="BAND combines the bits of integers by AND.",

@@ -173,6 +173,13 @@ GATHER_ONLY_OUTPUTS = _gather(
     source="torch 2.13 docs, gather",
     rests_on=("gather/values",),
 )
+GATHER_IN_PLACE = _gather(
+    id="gather/in-place",
+    level=MUST,
+    says="The destination's input of gather may be its own tensor of the list.",
+    source="observed, torch 2.13.0 gloo",
+    rests_on=("gather/values",),
+)
 GATHER_ASYNC = _gather(
     id="gather/async",
     level=MUST,
@@ -231,6 +238,12 @@ SCATTER_ONLY_OUTPUTS = _scatter(
     id="scatter/only-outputs",
     says="scatter changes neither its inputs nor the memory around inputs and outputs.",
     source="torch 2.13 docs, scatter",
+    rests_on=("scatter/values",),
+)
+SCATTER_IN_PLACE = _scatter(
+    id="scatter/in-place",
+    says="The source's output of scatter may be its own tensor of the list.",
+    source="observed, torch 2.13.0 gloo",
     rests_on=("scatter/values",),
 )
 SCATTER_ASYNC = _scatter(

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from conformance.requirements.model import MUST, Requirement
+from conformance.requirements.model import MUST, SHOULD, Requirement
 
 _must = partial(Requirement, level=MUST, profile="collectives")
 _list = partial(_must, needs=("op:reduce_scatter", "reduce_op:sum"))
@@ -41,6 +41,19 @@ REDUCE_SCATTER_ONLY_OUTPUTS = _list(
     source="torch 2.13 docs, reduce_scatter",
     rests_on=("reduce_scatter/sum",),
 )
+REDUCE_SCATTER_IN_PLACE = _list(
+    id="reduce_scatter/in-place",
+    says="reduce_scatter's output may be the rank's own tensor of the list; the others stay.",
+    source="observed, torch 2.13.0 gloo",
+    rests_on=("reduce_scatter/sum",),
+)
+REDUCE_SCATTER_INTO_ANY = _list(
+    id="reduce_scatter/into-another-input",
+    says="reduce_scatter's output may be any tensor of the list: it is read before it is written.",
+    source="derived: nothing in torch's documentation forbids it, and torch's gloo takes it",
+    level=SHOULD,
+    rests_on=("reduce_scatter/in-place",),
+)
 REDUCE_SCATTER_ASYNC = _list(
     id="reduce_scatter/async",
     says="reduce_scatter with async_op returns before the other ranks have joined in, and the "
@@ -52,6 +65,13 @@ REDUCE_SCATTER_COMPLETES = _list(
     id="reduce_scatter/completes-unwaited",
     says="The Work of reduce_scatter becomes completed by itself.",
     source="torch 2.13 docs, is_completed; pytorch#30723",
+    rests_on=("reduce_scatter/async",),
+)
+REDUCE_SCATTER_COMPLETED = _list(
+    id="reduce_scatter/completed-is-written",
+    says="Once the Work of reduce_scatter, or of reduce_scatter_tensor, says by itself that it is "
+    "completed, the output holds the result.",
+    source="torch 2.13 docs, is_completed",
     rests_on=("reduce_scatter/async",),
 )
 REDUCE_SCATTER_FUTURE = _list(
@@ -135,6 +155,12 @@ SCATTER_TENSOR_COMPLETES = _tensor(
     id="reduce_scatter_tensor/completes-unwaited",
     says="The Work of reduce_scatter_tensor becomes completed by itself.",
     source="torch 2.13 docs, is_completed; pytorch#30723",
+    rests_on=("reduce_scatter_tensor/async",),
+)
+SCATTER_TENSOR_DROPPED = _tensor(
+    id="reduce_scatter_tensor/dropped-handles",
+    says="The output of reduce_scatter_tensor gets its values although the handle was dropped.",
+    source="derived: p2p/dropped-handles, for collectives",
     rests_on=("reduce_scatter_tensor/async",),
 )
 SCATTER_TENSOR_FUTURE = _tensor(

@@ -22,6 +22,17 @@ COMPLETES = _must(
     says="is_completed becomes true although nobody waits.",
     source="torch 2.13 docs, Work.is_completed; pytorch#30723",
 )
+COMPLETED = _must(
+    id="work/completed-is-written",
+    says="Once is_completed is true the outputs hold the result, although nobody has waited.",
+    source="torch 2.13 docs, Work.is_completed",
+    rests_on=("work/completes-unwaited",),
+)
+DROPPED = _must(
+    id="work/dropped-handles",
+    says="The outputs of an operation get their values although its handle was dropped.",
+    source="derived: p2p/dropped-handles, for collectives",
+)
 NOT_EARLY = _must(
     id="work/not-completed-early",
     says="is_completed is false as long as another rank's contribution is missing.",

@@ -61,6 +61,30 @@ STATE_DICT = Requirement(
     source=DOCS,
     rests_on=("ddp/parameters-in-place",),
 )
+STATE_METADATA = Requirement(
+    id="ddp/state-dict-metadata",
+    level=MUST,
+    profile="ddp",
+    says="The wrapper's state_dict keeps the versions of its modules, each under its name with the "
+    "prefix, and of the wrapper.",
+    source="torch 2.13 docs, Module.state_dict: _metadata; load_state_dict reads versions there",
+    rests_on=("ddp/state-dict",),
+)
+MODES = Requirement(
+    id="ddp/modes-return-the-wrapper",
+    level=MUST,
+    profile="ddp",
+    says="train and eval set the mode of the wrapper and of its module, and return the wrapper.",
+    source="torch 2.13 docs, Module.train, Module.eval",
+)
+NONE_ARGUMENTS = Requirement(
+    id="ddp/none-arguments",
+    level=MUST,
+    profile="ddp",
+    says="Arguments that are None reach the module as None, by position and by name.",
+    source=DOCS,
+    rests_on=("ddp/arguments",),
+)
 ARGUMENTS = Requirement(
     id="ddp/arguments",
     level=MUST,

@@ -75,6 +75,10 @@ MIXED_DTYPES = Requirement(
     says="Tensors of different dtypes in one call raise a ValueError that says 'tensors with "
     "different dtypes', before anything is sent.",
     source="test_c10d_common.py, dtype mismatch",
+    needs=(
+        *("op:all_gather", "op:reduce_scatter", "op:all_to_all", "op:all_to_all_single"),
+        *("op:gather", "op:scatter"),
+    ),
 )
 
 SEVERAL = Requirement(

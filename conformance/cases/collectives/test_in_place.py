@@ -1,0 +1,92 @@
+"""Outputs that are inputs too, in the collectives that take lists."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from conformance import Me, Ranks, assert_each_rank, covers, world_sizes
+from conformance.oracle.data import sample
+from conformance.oracle.reduction import reduced
+
+# elements a tensor: transports often treat what is large differently
+few_and_many = pytest.mark.parametrize("numel", [3, 30_000], ids=["few", "many"])
+
+
+def gathered_in_place(me: Me, root: int, numel: int) -> list[Tensor]:
+    """The destination's input is its own tensor of the list."""
+    mine = sample((numel,), "float32", me.rank).to(me.device)
+    if me.rank != root:
+        dist.gather(mine, None, root)
+        return [mine]
+    outputs = [torch.full((numel,), -1.0, device=me.device) for _ in range(me.world_size)]
+    outputs[root] = mine
+    dist.gather(mine, outputs, root)
+    return outputs
+
+
+@covers("gather/in-place")
+@world_sizes(1, 2, 3)
+@few_and_many
+def test_gather_from_its_own_output(ranks: Ranks, numel: int) -> None:
+    everyone = [sample((numel,), "float32", rank) for rank in range(ranks.world_size)]
+    for root in range(ranks.world_size):
+        want = [everyone if r == root else [everyone[r]] for r in range(ranks.world_size)]
+        assert_each_rank(ranks.run(gathered_in_place, root, numel), want, what=f"to rank {root}")
+
+
+def scattered_in_place(me: Me, root: int, numel: int) -> list[Tensor]:
+    """The source's output is its own tensor of the list."""
+    if me.rank != root:
+        output = torch.full((numel,), -1.0, device=me.device)
+        dist.scatter(output, None, root)
+        return [output]
+    inputs = [sample((numel,), "float32", to).to(me.device) for to in range(me.world_size)]
+    dist.scatter(inputs[root], inputs, root)
+    return inputs
+
+
+@covers("scatter/in-place")
+@world_sizes(1, 2, 3)
+@few_and_many
+def test_scatter_into_its_own_input(ranks: Ranks, numel: int) -> None:
+    blocks = [sample((numel,), "float32", to) for to in range(ranks.world_size)]
+    for root in range(ranks.world_size):
+        want = [blocks if r == root else [blocks[r]] for r in range(ranks.world_size)]
+        assert_each_rank(ranks.run(scattered_in_place, root, numel), want, what=f"from rank {root}")
+
+
+def parts_of(rank: int, world_size: int, numel: int) -> list[Tensor]:
+    return [sample((numel,), "float32", rank, salt=to) for to in range(world_size)]
+
+
+def reduce_scattered_in_place(me: Me, numel: int, shift: int) -> list[Tensor]:
+    """The output is the rank's own tensor of the list, or one so many behind it."""
+    inputs = [x.to(me.device) for x in parts_of(me.rank, me.world_size, numel)]
+    dist.reduce_scatter(inputs[(me.rank + shift) % me.world_size], inputs)
+    return inputs
+
+
+def check_reduce_scattered_in_place(ranks: Ranks, numel: int, shift: int) -> None:
+    n = ranks.world_size
+    want = [parts_of(rank, n, numel) for rank in range(n)]
+    sums = [reduced("sum", of_one) for of_one in zip(*want, strict=True)]
+    for rank, inputs in enumerate(want):
+        inputs[(rank + shift) % n] = sums[rank]
+    assert_each_rank(ranks.run(reduce_scattered_in_place, numel, shift), want)
+
+
+@covers("reduce_scatter/in-place")
+@world_sizes(1, 2, 3)
+@few_and_many
+def test_reduce_scatter_into_its_own_input(ranks: Ranks, numel: int) -> None:
+    check_reduce_scattered_in_place(ranks, numel, 0)
+
+
+@covers("reduce_scatter/into-another-input")
+@world_sizes(2, 3)
+@few_and_many
+def test_reduce_scatter_into_the_input_for_another_rank(ranks: Ranks, numel: int) -> None:
+    check_reduce_scattered_in_place(ranks, numel, 1)

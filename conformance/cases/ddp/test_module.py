@@ -1,0 +1,78 @@
+"""What a wrapper has of an nn.Module: modes, a state with versions, and calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conformance import Me, Ranks, assert_same_on_all_ranks, covers, world_sizes
+
+
+class Layered(nn.Module):
+    """A layer with a version of its own state among others. Its answer tells what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 3)
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor, mask: Tensor | None, **more: Any) -> tuple[Tensor, bool, Any]:
+        return self.norm(self.first(x)), mask is None, more
+
+
+def versions(me: Me) -> tuple[dict[str, Any], bool]:
+    """The metadata of the wrapper's state, and whether it is the module's under the prefix."""
+    model = me.ddp(Layered().to(me.device))
+    got = dict(model.state_dict()._metadata)
+    of_module = model.module.state_dict(prefix="module.")._metadata
+    return got, all(got.get(name) == value for name, value in of_module.items())
+
+
+@covers("ddp/state-dict-metadata")
+@world_sizes(2)
+def test_a_state_knows_its_versions(ranks: Ranks) -> None:
+    want = {
+        "": {"version": 1},
+        "module": {"version": 1},
+        "module.first": {"version": 1},
+        "module.norm": {"version": nn.BatchNorm1d._version},
+    }
+    assert_same_on_all_ranks(ranks.run(versions), want=(want, True), what="metadata")
+
+
+def modes(me: Me) -> list[Any]:
+    """For each way to set the mode: whether the wrapper came back, its mode, and the module's."""
+    model = me.ddp(Layered().to(me.device))
+    seen: list[Any] = []
+    for change in (model.eval, model.train, lambda: model.train(False), lambda: model.train(True)):
+        same = change() is model
+        seen.append((same, model.training, model.module.training, model.module.norm.training))
+    return seen
+
+
+@covers("ddp/modes-return-the-wrapper")
+@world_sizes(2)
+def test_modes_are_set_and_return_the_wrapper(ranks: Ranks) -> None:
+    want = [(True, mode, mode, mode) for mode in (False, True, False, True)]
+    assert_same_on_all_ranks(ranks.run(modes), want=want, what="modes")
+
+
+def answers(me: Me) -> list[Any]:
+    """What the module says of the arguments of three calls."""
+    model = me.ddp(Layered().to(me.device))
+    x = torch.ones(4, 2, device=me.device)
+    calls = [
+        model(x, None),
+        model(x, mask=None, other=None),
+        model(x, torch.zeros(1, device=me.device), other=None, last=1),
+    ]
+    return [(was_none, more) for _, was_none, more in calls]
+
+
+@covers("ddp/none-arguments")
+@world_sizes(2)
+def test_none_arrives(ranks: Ranks) -> None:
+    want = [(True, {}), (True, {"other": None}), (False, {"other": None, "last": 1})]
+    assert_same_on_all_ranks(ranks.run(answers), want=want, what="arguments")

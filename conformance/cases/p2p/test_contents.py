@@ -1,0 +1,99 @@
+"""Messages that are large, or whose values are not what lies in memory in that order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from conformance import Me, Ranks, assert_each_rank, assert_that, covers, world_sizes
+from conformance.oracle.data import sample
+
+_HUGE = (1 << 24) + 3  # elements of int32: a little more than 64 MiB
+
+
+def huge(me: Me) -> list[int]:
+    """The first wrong element of what rank 1 got; elements tell their index."""
+    index = torch.arange(_HUGE, dtype=torch.int32, device=me.device)
+    if me.rank == 0:
+        dist.send(index, 1)
+        return []
+    got = torch.full_like(index, -1)
+    dist.recv(got, 0)
+    return (got != index).nonzero().flatten()[:1].tolist()
+
+
+@covers("p2p/larger-than-buffers")
+@world_sizes(2)
+def test_a_message_of_64_mib(ranks: Ranks) -> None:
+    wrong = ranks.run(huge)[1]
+    assert_that(not wrong, f"the message is wrong from element {wrong} on", 1)
+
+
+def view_of(kind: str, values: Tensor) -> Tensor:
+    """A tensor of these values that is laid out, or marked, in this way."""
+    if kind == "expanded":
+        return values[:, :1].clone().expand(values.shape)
+    if kind == "neg":
+        return torch.complex(torch.ones_like(values), -values).conj().imag
+    return values.conj().resolve_conj().conj()
+
+
+def values_of(kind: str) -> Tensor:
+    if kind == "expanded":
+        return sample((3, 1), "float32", 0).expand(3, 2).clone()
+    return sample((3, 2), "complex64" if kind == "conj" else "float32", 0)
+
+
+def transfer(me: Me, kind: str, of_sender: bool) -> tuple[str, Tensor]:
+    """One message whose sender's or receiver's tensor is special. The refusal, if any, and the
+    values that the rank has in the end.
+
+    The special side goes first and tells the other one whether it was refused.
+    """
+    values = values_of(kind).to(me.device)
+    x = values if me.rank == 0 else torch.zeros_like(values)
+    if special := of_sender == (me.rank == 0):
+        x = view_of(kind, x)
+    refusal = ""
+    try:
+        if special or me.store.get("special side") == b"posted":
+            work = dist.isend(x, 1) if me.rank == 0 else dist.irecv(x, 0)
+            if special:
+                me.store.set("special side", "posted")
+            assert work is not None
+            work.wait()
+    except (RuntimeError, ValueError) as error:
+        me.store.set("special side", "refused")
+        refusal = str(error)
+    return refusal, x.resolve_conj().resolve_neg().clone()
+
+
+def check_transfer(ranks: Ranks, kind: str, of_sender: bool, says: str) -> None:
+    (sender, sent), (receiver, got) = ranks.run(transfer, kind, of_sender)
+    values = values_of(kind)
+    if refusal := sender or receiver:
+        assert_that(says in refusal, f"the refusal does not say why: {refusal}")
+        return
+    assert_each_rank([sent, got], [values, values], what=kind)
+
+
+@covers("p2p/non-contiguous")
+@world_sizes(2)
+def test_elements_that_share_memory_are_sent(ranks: Ranks) -> None:
+    check_transfer(ranks, "expanded", True, "contiguous")
+
+
+@covers("p2p/negated")
+@world_sizes(2)
+@pytest.mark.parametrize("of_sender", [True, False], ids=["sender", "receiver"])
+def test_the_neg_bit(ranks: Ranks, of_sender: bool) -> None:
+    check_transfer(ranks, "neg", of_sender, "neg")
+
+
+@covers("p2p/conjugated")
+@world_sizes(2)
+@pytest.mark.parametrize("of_sender", [True, False], ids=["sender", "receiver"])
+def test_the_conj_bit(ranks: Ranks, of_sender: bool) -> None:
+    check_transfer(ranks, "conj", of_sender, "conj")

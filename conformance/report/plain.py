@@ -1,0 +1,22 @@
+"""Texts of ranks on their way to a reader: what an exception says may hold anything."""
+
+from __future__ import annotations
+
+import re
+
+_SHORT = 300  # characters: a reason that lists hundreds of numbers is not read to its end
+
+# Control characters but for tab and newline: they colour a terminal, move in it or clear it.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def plain(text: str) -> str:
+    """The text with control characters as Python writes them, such as "\\x1b" for an escape."""
+    return _CONTROL.sub(lambda found: repr(found.group())[1:-1], text)
+
+
+def short(text: str) -> str:
+    """As much of the text as a summary shows; the certificate has all of it."""
+    if len(text) <= _SHORT:
+        return text
+    return f"{text[:_SHORT].rstrip()} ... ({len(text)} characters)"
