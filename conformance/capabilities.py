@@ -70,7 +70,7 @@ FEATURES: Mapping[str, str] = {
     "work_result": "Work.result and the futures of point-to-point operations",
 }
 
-# Who lacks one of these does not refuse: he does not notice, and waits. So they are never probed.
+# What lacks one of these does not refuse: it does not notice, and waits. So they are never probed.
 DETECTING = frozenset(
     {"feature:abort", "feature:mismatch_errors", "feature:peer_loss", "feature:timeouts"}
 )

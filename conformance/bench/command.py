@@ -16,7 +16,7 @@ from rich.console import Console
 
 from conformance.bench import collectives, mpi, steps
 from conformance.bench.models import MODELS
-from conformance.bench.plan import DEFAULT_BYTES, OPERATIONS, parse_sizes, points
+from conformance.bench.plan import DEFAULT_BYTES, OPERATIONS, parse_size, points
 from conformance.bench.report import Row, draw, print_table, write_json
 from conformance.bench.steps import Step
 from conformance.harness.failure import RanksFailed
@@ -35,6 +35,7 @@ _STEPS_PER_ROUND = 4
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD")
 _DDP_MODELS = ("many small", "medium", "few large")
 _FSDP_MODELS = ("medium", "few large")
+_MEASURED = {"collectives": "backend", "ddp": "ddp", "fsdp": "fsdp", "memory": "fsdp"}
 _MEMORY_STEP = Step("64 MiB", "FULL_SHARD")
 _MEMORY_ROUNDS = 3
 
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--workload",
-        choices=("collectives", "ddp", "fsdp", "memory"),
+        choices=tuple(_MEASURED),
         default="collectives",
         help="memory: the peak of FSDP's step with a model of 64 MiB (default: %(default)s)",
     )
@@ -60,10 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--operations", type=_operations, default=OPERATIONS[:5], metavar="NAME,..."
     )
     parser.add_argument(
-        "--sizes", type=parse_sizes, default=DEFAULT_BYTES, metavar="BYTES,...", help="4,64Ki,1Mi"
+        "--sizes", type=_sizes, default=DEFAULT_BYTES, metavar="BYTES,...", help="4,64Ki,1Mi"
     )
     parser.add_argument("--world-sizes", type=_world_sizes, default=(2, 4), metavar="N,...")
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each target at each point")
+    parser.add_argument(
+        "--rounds", type=_rounds, default=7, metavar="N", help="turns of each target at each point"
+    )
     parser.add_argument("--memory", action="store_true", help="ddp and fsdp: peak memory as well")
     parser.add_argument("--output", type=Path, metavar="DIR", help="write bench.json and bench.svg")
     parser.add_argument(
@@ -101,6 +104,10 @@ def _run(arguments: argparse.Namespace) -> int:
     if with_mpi and (arguments.workload != "collectives" or not mpi.is_available()):
         return _refuse("--against mpi needs mpi4py and mpirun, and measures collectives")
     targets = [target, *others]
+    measured = _MEASURED[arguments.workload]
+    for each in targets:
+        if not getattr(each, measured):
+            return _refuse(f"target {each.name} has no {measured} of its own to measure")
     if arguments.workload == "memory":
         if arguments.output:
             return _refuse("--workload memory has no --output: it prints one line a world size")
@@ -236,6 +243,16 @@ def _operation(name: str) -> str:
     if name not in OPERATIONS:
         raise ValueError(f"{name!r} is none of {', '.join(OPERATIONS)}")
     return name
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return _each(text, parse_size)
+
+
+def _rounds(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of rounds from 1 on")
+    return int(text)
 
 
 def _world_sizes(text: str) -> tuple[int, ...]:

@@ -61,14 +61,17 @@ def iterations(one_s: float) -> int:
     return round(min(max(_ROUND_S / max(one_s, 1e-9), _ITERATIONS_MIN), _ITERATIONS_MAX))
 
 
-def parse_sizes(text: str) -> tuple[int, ...]:
-    """Sizes such as "4,64Ki,1Mi". Raises ValueError."""
+def parse_size(text: str) -> int:
+    """Bytes of whole float32 elements, from "4", "64Ki" or "1Mi". Raises ValueError."""
     units = {"": 1, "Ki": 1024, "Mi": 1024**2, "Gi": 1024**3}
-    sizes = []
-    for part in text.split(","):
-        number = part.rstrip("KMGi")
-        sizes.append(int(number) * units[part.removeprefix(number)])
-    return tuple(sizes)
+    number = text.rstrip("KMGi")
+    unit = units.get(text.removeprefix(number))
+    if not number.isdecimal() or unit is None:
+        raise ValueError(f"{text!r} is no size: sizes are such as 4, 64Ki and 1Mi")
+    nbytes = int(number) * unit
+    if nbytes == 0 or nbytes % 4:
+        raise ValueError(f"{text} is no number of bytes that float32 elements take")
+    return nbytes
 
 
 def show_bytes(nbytes: int) -> str:

@@ -22,6 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Show what was asked for; the exit code."""
     if arguments.capabilities:
+        if arguments.pattern or arguments.profile or arguments.level:
+            raise UsageError("--capabilities lists all of them: it takes no pattern and no filter")
         _show_capabilities(as_json=arguments.json)
         return 0
     chosen = _chosen(arguments)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from conformance.report.certificate import JUNIT
 from conformance.report.reading import Unreadable, certificate_file, read_certificate
+from conformance.report.terminal import count_of
 from conformance.report.verify import junit_problems, problems
 from conformance.settings import UsageError
 from conformance.version import VERSION
@@ -44,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         document["run"].get("files_left_out", ()),
     )
     if cases or files:
-        print(f"of a selection: {cases} cases and {len(files)} files of the suite were left out")
+        left_out = f"{count_of(cases, 'case')} and {count_of(len(files), 'file')}"
+        print(f"of a selection: {left_out} of the suite were left out")
     print(f"{path}: whole and consistent; {document['target']['name']} {document['conclusion']}")
     return 0

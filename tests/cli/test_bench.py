@@ -26,6 +26,9 @@ ROOT = Path(__file__).parents[2]
         (["--workload", "ddp", "--against", "mpi"], "measures collectives"),
         (["--workload", "memory", "--output", "nowhere"], "has no --output"),
         (["--sizes", "4,many"], "many"),
+        (["--sizes", "64,3"], "3 is no number of bytes that float32 elements take"),
+        (["--sizes", "0"], "0 is no number of bytes"),
+        (["--rounds", "0"], "'0' is no number of rounds"),
         (["--operations", "all_things"], "all_things"),
         (["--world-sizes", "0"], "0"),
         (["--output", "/proc/here"], "--output /proc/here: cannot write there: "),
@@ -74,6 +77,15 @@ def test_a_backend_that_is_not_there_is_bad_input(
     assert code == 2
     assert line.startswith("c10d-conformance bench: rank ")
     assert "nosuch" in line
+
+
+def test_a_target_without_the_wrapper_has_no_step(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "x.toml").write_text('name = "x"\nbackend = "gloo"\n')
+    code, line = refused(capsys, f"--target={tmp_path / 'x.toml'}", "--workload=ddp")
+    assert code == 2
+    assert line.endswith("target x has no ddp of its own to measure")
 
 
 def test_ranks_that_cannot_be_started_are_a_harness_fault(tmp_path: Path) -> None:

@@ -130,6 +130,9 @@ def test_list_of_capabilities(call: Called) -> None:
     assert ["dtypes", "float32", "claimed", ""] in rows
     _, out, _ = call("list", "--capabilities", "--json")
     assert set(json.loads(out)) == set(VOCABULARY)
+    code, _, err = call("list", "--capabilities", "p2p/*")
+    assert code == 2
+    assert "takes no pattern" in err
 
 
 def test_list_is_a_table_on_a_terminal() -> None:
