@@ -77,7 +77,10 @@ class Executor:
             self._see_to_it()
 
     def _is_busy(self) -> bool:
-        """Under the lock: whether a collective runs. See [Note: signals]."""
+        """Under the lock: whether a collective runs. Ends a turn of this thread that was broken off.
+
+        See [Note: signals].
+        """
         if self._busy and self._busy_frame is not None and self._is_this_threads():
             frame: FrameType | None = sys._getframe()
             while frame is not None and frame is not self._busy_frame:
@@ -100,7 +103,7 @@ class Executor:
             if self._closed:
                 raise errors.Aborted(f"group {self._group!r} was destroyed.")
             self._queue.append((work, job))
-            self._is_busy()
+            self._is_busy()  # if only by a turn that was broken off, that ends here
             self._see_to_it()
 
     def help_with(self, work: CollectiveWork) -> None:
