@@ -77,7 +77,7 @@ class Executor:
             self._see_to_it()
 
     def _is_busy(self) -> bool:
-        """Under the lock: whether a collective runs. Ends a turn of this thread that was broken off.
+        """Under the lock: whether a collective runs. Ends this thread's turn if it was broken off.
 
         See [Note: signals].
         """
