@@ -9,8 +9,8 @@ something or leaves.
 
 That leaves nobody to handle what comes while no caller waits: messages that were posted and left
 to themselves, and peers that die. A helper thread does that. It steps back while callers come and
-go, because it would wake up with them at every event; it returns when there are posted messages
-that nobody waits for, or when no caller has come for HELPER_PATIENCE_S.
+go, because it would wake up with them at every event; it returns when a caller leaves while posted
+messages are under way, or when no caller has come for HELPER_PATIENCE_S.
 
 [Note: the lock]
 Everything behind the loop (hubs, exchanges, links, timers) is touched with `lock` held, and never
