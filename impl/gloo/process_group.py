@@ -23,6 +23,8 @@ from impl.gloo.reductions import Reductions
 from impl.torch_private import is_registered
 from impl.transport.base import Communicator
 
+_TELLING_S = 0.5  # how long a signal's handler waits for the locks of what it has interrupted
+
 
 class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
     """Gloo's collectives and point to point, for CPU tensors and, through pinned memory, CUDA's.
@@ -259,8 +261,9 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
     def shutdown(self) -> None:
         """Finish what is queued, then let go of threads, memory and descriptors.
 
-        `destroy_process_group` calls it. May be called twice, and by a signal's handler: then
-        operations that it interrupts raise `Aborted`, and the group ends after them.
+        `destroy_process_group` calls it. May be called twice, and by a signal's handler: then an
+        operation that it interrupts raises `Aborted`, unless it is about to succeed, and the group
+        ends after it.
         """
         if self._is_interrupted():
             self._end_beside("the group was destroyed in the middle of an operation")
@@ -273,16 +276,22 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
         return self._executor.runs_here() or interrupts_an_operation(__name__)
 
     def _end_beside(self, reason: str) -> None:
-        """End the group from another thread, since this one may hold the locks that it takes."""
+        """End the group from another thread, since this one may hold the locks that it takes.
+
+        If it does not, which is likely, the others are told when this returns.
+        """
         comm, executor, finish = self._comm, self._executor, self._finalizer
         executor.refuse_more()
+        is_told = threading.Event()
 
         def end() -> None:
             comm.abort(reason)
+            is_told.set()
             executor.finish()
             finish()
 
         threading.Thread(target=end, name=f"pygloo-{self._group_name} end").start()
+        is_told.wait(_TELLING_S)
 
 
 class BackendView:

@@ -57,6 +57,7 @@ def what_changes(me: Me) -> list[str]:
             if async_op:
                 work.wait()
     dist.new_group()
+    dist.all_reduce(torch.ones(1, device=me.device))  # nobody leaves while others still connect
     dist.destroy_process_group()
     now = process_state(me.device)
     return [name for name, before_it in seen.items() if now[name] != before_it]

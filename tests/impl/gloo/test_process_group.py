@@ -300,8 +300,11 @@ def test_abort_is_heard_by_every_rank() -> None:
 def test_a_signal_may_end_the_group_in_the_middle_of_a_collective() -> None:
     """What its handler does, done where the interrupted collective would be."""
 
+    over = threading.Event()
+
     def run(group: ProcessGroupGloo) -> None:
         if group.rank() == 1:
+            assert over.wait(30)
             with pytest.raises(errors.Aborted):
                 group.barrier().wait()
             return
@@ -313,10 +316,12 @@ def test_a_signal_may_end_the_group_in_the_middle_of_a_collective() -> None:
 
         with pytest.raises(errors.Aborted, match="in the middle of an operation"):
             group._issue("barrier", "", "", interrupted, [], None, False)
+        over.set()
         with pytest.raises(errors.Aborted, match="destroyed"):
             group.barrier().wait()
 
     for transport in ("shm", "tcp"):
+        over.clear()
         in_groups(2, run, transport=transport)
 
 

@@ -77,10 +77,10 @@ def interrupt_rank_0(
         tensor = torch.ones(numel)
         # starts a thread: Python's own code for that does not bear a handler that raises
         exchange(group, tensor, by_messages)
-        if rank == 0:
-            signal.signal(signal.SIGALRM, handle)
-            signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.01, 0.05))
         try:
+            if rank == 0:
+                signal.signal(signal.SIGALRM, handle)
+                signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.01, 0.05))
             # Python itself loses what is raised in a weak reference's callback
             while not raised.is_set():
                 exchange(group, tensor, by_messages)
