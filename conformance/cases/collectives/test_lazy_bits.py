@@ -5,33 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from conformance import Me, Ranks, assert_each_rank, assert_that, covers, not_probed, world_sizes
 from conformance.cases.collectives.perform import issue
 from conformance.cases.parameters import ops
 from conformance.oracle.collectives import Call, after, before, receives
+from conformance.oracle.lazy_bits import plain, with_conj_bit, with_neg_bit
 
 # A refusal of an operation or dtype that is not claimed says nothing of these bits.
 pytestmark = not_probed()
 
 
-def with_neg_bit(values: Tensor) -> Tensor:
-    """These values, on memory that holds their negatives in every second element."""
-    return torch.complex(torch.ones_like(values), -values).conj().imag
-
-
-def with_conj_bit(values: Tensor) -> Tensor:
-    """These values, on memory that holds their conjugates."""
-    return values.conj().resolve_conj().conj()
-
-
 WITH_BIT = {"float32": with_neg_bit, "complex64": with_conj_bit}
-
-
-def plain(x: Tensor) -> Tensor:
-    return x.resolve_conj().resolve_neg().clone()
 
 
 def perform_with_bit(me: Me, call: Call, side: str) -> tuple[list[Tensor], list[Tensor]] | str:

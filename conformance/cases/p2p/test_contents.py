@@ -9,6 +9,7 @@ from torch import Tensor
 
 from conformance import Me, Ranks, assert_each_rank, assert_that, covers, world_sizes
 from conformance.oracle.data import sample
+from conformance.oracle.lazy_bits import plain, with_conj_bit, with_neg_bit
 
 _HUGE = (1 << 24) + 3  # elements of int32: a little more than 64 MiB
 
@@ -35,9 +36,7 @@ def view_of(kind: str, values: Tensor) -> Tensor:
     """A tensor of these values that is laid out, or marked, in this way."""
     if kind == "expanded":
         return values[:, :1].clone().expand(values.shape)
-    if kind == "neg":
-        return torch.complex(torch.ones_like(values), -values).conj().imag
-    return values.conj().resolve_conj().conj()
+    return with_neg_bit(values) if kind == "neg" else with_conj_bit(values)
 
 
 def values_of(kind: str) -> Tensor:
@@ -67,7 +66,7 @@ def transfer(me: Me, kind: str, of_sender: bool) -> tuple[str, Tensor]:
     except (RuntimeError, ValueError) as error:
         me.store.set("special side", "refused")
         refusal = str(error)
-    return refusal, x.resolve_conj().resolve_neg().clone()
+    return refusal, plain(x)
 
 
 def check_transfer(ranks: Ranks, kind: str, of_sender: bool, says: str) -> None:
