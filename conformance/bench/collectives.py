@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from conformance.bench.plan import Point, iterations
+from conformance.bench.plan import Point, Span, iterations
 from conformance.harness.me import Me
 from conformance.harness.recorder import unrecorded
 from conformance.target import Target, resolve
@@ -22,8 +22,8 @@ _WARM_UP = 2
 
 def measure(
     me: Me, targets: Sequence[Target], plan: Sequence[Point], rounds: int
-) -> list[list[list[float]]]:
-    """Seconds of every call on this rank: [point][target][call].
+) -> list[list[list[Span]]]:
+    """Every call on this rank: [point][target][call].
 
     Targets take turns within each point, round by round, on the same tensors' sizes, so that a
     machine whose speed drifts is the same for all.
@@ -42,7 +42,7 @@ def make_group(me: Me, target: Target) -> Any:
     )
 
 
-def _point(me: Me, groups: Sequence[Any], point: Point, rounds: int) -> list[list[float]]:
+def _point(me: Me, groups: Sequence[Any], point: Point, rounds: int) -> list[list[Span]]:
     calls = [_call(me, group, point) for group in groups]
     counts = []
     for call in calls:
@@ -53,15 +53,15 @@ def _point(me: Me, groups: Sequence[Any], point: Point, rounds: int) -> list[lis
         one_s = torch.tensor((time.perf_counter() - started) / _WARM_UP)
         dist.all_reduce(one_s, dist.ReduceOp.MAX)
         counts.append(iterations(one_s.item()))
-    times: list[list[float]] = [[] for _ in calls]
+    spans: list[list[Span]] = [[] for _ in calls]
     for _ in range(rounds):
-        for call, count, seen in zip(calls, counts, times, strict=True):
+        for call, count, seen in zip(calls, counts, spans, strict=True):
             dist.barrier()
             for _ in range(count):
-                started = time.perf_counter()
+                entered = time.perf_counter()
                 call()
-                seen.append(time.perf_counter() - started)
-    return times
+                seen.append((entered, time.perf_counter()))
+    return spans
 
 
 def _call(me: Me, group: Any, point: Point) -> Callable[[], Any]:

@@ -16,7 +16,14 @@ from rich.console import Console
 
 from conformance.bench import collectives, mpi, steps
 from conformance.bench.models import MODELS
-from conformance.bench.plan import DEFAULT_BYTES, OPERATIONS, parse_size, points
+from conformance.bench.plan import (
+    DEFAULT_BYTES,
+    OPERATIONS,
+    Span,
+    latencies,
+    parse_size,
+    points,
+)
 from conformance.bench.report import Row, draw, print_table, write_json
 from conformance.bench.steps import Step
 from conformance.harness.failure import RanksFailed
@@ -152,13 +159,13 @@ def _why_not_written(folder: Path, *, draws: bool) -> str:
 def _collectives(
     targets: Sequence[Target], world_size: int, arguments: argparse.Namespace, *, with_mpi: bool
 ) -> Iterator[Row]:
-    """Every point for every target; the time of a call is its slowest rank's."""
+    """Every point for every target."""
     plan = points(arguments.operations, arguments.sizes, [world_size])
     with fresh_ranks(world_size, targets[0].device) as ranks:
         seen = ranks.run(collectives.measure, list(targets), plan, arguments.rounds)
     by_mpi = mpi.measure(plan, world_size, arguments.rounds) if with_mpi else []
     for index, point in enumerate(plan):
-        times = _slowest(targets, seen, index)
+        times = _by_target(targets, seen, index)
         if with_mpi:
             times[mpi.NAME] = by_mpi[index]
         yield Row(point.operation, point.nbytes, world_size, times)
@@ -172,12 +179,10 @@ def _steps(
     else:
         plan = [Step(model, strategy) for model in _FSDP_MODELS for strategy in _STRATEGIES]
     with fresh_ranks(world_size, targets[0].device) as ranks:
-        seen = ranks.run(
-            steps.step_seconds, list(targets), plan, arguments.rounds, _STEPS_PER_ROUND
-        )
+        seen = ranks.run(steps.measure, list(targets), plan, arguments.rounds, _STEPS_PER_ROUND)
     for index, step in enumerate(plan):
         nbytes = sum(4 * p.numel() for p in MODELS[step.model].make().parameters())
-        yield Row(str(step), nbytes, world_size, _slowest(targets, seen, index))
+        yield Row(str(step), nbytes, world_size, _by_target(targets, seen, index))
     if arguments.memory:
         _memory(targets, world_size, plan, console)
 
@@ -200,11 +205,11 @@ def _memory(
         console.print(f"peak memory, {world_size} ranks, {step}: {', '.join(told)}")
 
 
-def _slowest(
-    targets: Sequence[Target], seen: Sequence[list[list[list[float]]]], index: int
+def _by_target(
+    targets: Sequence[Target], seen: Sequence[list[list[list[Span]]]], index: int
 ) -> dict[str, Sequence[float]]:
     return {
-        target.name: [max(calls) for calls in zip(*(rank[index][t] for rank in seen), strict=True)]
+        target.name: latencies([rank[index][t] for rank in seen])
         for t, target in enumerate(targets)
     }
 

@@ -1,7 +1,7 @@
 """The same operations through mpi4py, where it and an MPI are installed.
 
 Started by `mpirun`, this module is one rank: it reads a plan as JSON from its argument, and rank 0
-prints the seconds of every call.
+prints the latency of every call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.bench.plan import Point, iterations
+from conformance.bench.plan import Point, Span, iterations, latencies
 from conformance.harness.rank import HarnessFault
 
 NAME = "mpi"
@@ -29,7 +29,7 @@ def is_available() -> bool:
 
 
 def measure(plan: Sequence[Point], world_size: int, rounds: int) -> list[list[float]]:
-    """Seconds of every call, the slowest rank's: [point][call]. Raises HarnessFault."""
+    """The `latencies` of all ranks: [point][call]. Raises HarnessFault."""
     request = json.dumps([[p.operation, p.nbytes, p.world_size] for p in plan])
     done = subprocess.run(
         [
@@ -84,16 +84,14 @@ def _rank(request: str, rounds: int) -> None:
         started = time.perf_counter()
         call()
         count = world.bcast(iterations(time.perf_counter() - started))
-        seen = np.empty(count * rounds)
-        for index in range(len(seen)):
+        spans: list[Span] = []
+        for index in range(count * rounds):
             if index % count == 0:
                 world.Barrier()
-            started = time.perf_counter()
+            entered = time.perf_counter()
             call()
-            seen[index] = time.perf_counter() - started
-        slowest = np.empty_like(seen)
-        world.Allreduce(seen, slowest, MPI.MAX)
-        times.append(slowest.tolist())
+            spans.append((entered, time.perf_counter()))
+        times.append(latencies(world.allgather(spans)))
     if world.rank == 0:
         print(json.dumps(times))
 

@@ -18,6 +18,8 @@ OPERATIONS = (
 
 DEFAULT_BYTES = tuple(4**k for k in range(1, 14))  # 4 B, 16 B, ... 64 MiB
 
+Span = tuple[float, float]  # when a rank entered a call and when it left; seconds, any zero
+
 _ROUND_S = 0.03
 _ITERATIONS_MIN = 3
 _ITERATIONS_MAX = 300
@@ -59,6 +61,20 @@ def points(
 def iterations(one_s: float) -> int:
     """How many calls make a round that is long enough to be timed and short enough to alternate."""
     return round(min(max(_ROUND_S / max(one_s, 1e-9), _ITERATIONS_MIN), _ITERATIONS_MAX))
+
+
+def latencies(by_rank: Sequence[Sequence[Span]]) -> list[float]:
+    """Seconds of each call: from when the last rank entered it to when the last rank left it.
+
+    So what a rank waits for one that is late is not counted, and the calls of a loop add up to the
+    time that the loop takes. The ranks' clocks must be one, as `time.perf_counter` is on one host.
+
+    by_rank: [rank][call].
+    """
+    return [
+        max(left for _, left in spans) - max(entered for entered, _ in spans)
+        for spans in zip(*by_rank, strict=True)
+    ]
 
 
 def parse_size(text: str) -> int:

@@ -19,7 +19,7 @@ from conformance.bench.plan import show_bytes
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table. times_s: target's name -> seconds of every call."""
+    """One line of the table. times_s: target's name -> latencies, seconds, of every call."""
 
     what: str
     nbytes: int

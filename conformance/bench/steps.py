@@ -17,6 +17,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from conformance.bench.collectives import make_group
 from conformance.bench.models import MODELS
+from conformance.bench.plan import Span
 from conformance.harness.me import Me
 from conformance.target import Target, resolve
 
@@ -34,26 +35,26 @@ class Step:
         return f"{self.model}, {self.strategy}" if self.strategy else self.model
 
 
-def step_seconds(
+def measure(
     me: Me, targets: Sequence[Target], steps: Sequence[Step], rounds: int, per_round: int
-) -> list[list[list[float]]]:
-    """Seconds of every step on this rank, targets by turns: [step][target][call]."""
+) -> list[list[list[Span]]]:
+    """Every step on this rank, targets by turns: [step][target][call]."""
     groups = [make_group(me, target) for target in targets]
     measured = []
     for step in steps:
         calls = [_trainer(me, t, g, step) for t, g in zip(targets, groups, strict=True)]
-        times: list[list[float]] = [[] for _ in calls]
+        spans: list[list[Span]] = [[] for _ in calls]
         for call in calls:
             for _ in range(_WARM_UP):
                 call()
         for _ in range(rounds):
-            for call, seen in zip(calls, times, strict=True):
+            for call, seen in zip(calls, spans, strict=True):
                 dist.barrier()
                 for _ in range(per_round):
-                    started = time.perf_counter()
+                    entered = time.perf_counter()
                     call()
-                    seen.append(time.perf_counter() - started)
-        measured.append(times)
+                    seen.append((entered, time.perf_counter()))
+        measured.append(spans)
     return measured
 
 

@@ -3,9 +3,11 @@
 [Note: crowded processors] A scheduler that looks for the cheapest place for a woken process may put
 two ranks on one processor and leave another one idle, and as long as they hand it to each other by
 `sched_yield` it sees nothing to mend. A collective then takes the sum of the ranks' times instead
-of the longest. So a rank that has to wait writes down where it runs, and if it shares its processor
-with more ranks than need be, it goes to the one with the fewest. Its affinity is narrowed for that
-moment only: nothing is pinned, and the scheduler may move it at any time.
+of the longest; balancing the load comes round to it after some 30 ms. So a rank writes down where
+it runs, every few rounds and whenever it has to wait, and one that finds more ranks on its
+processor than need be, and still finds them there a little later (what the others wrote down may be
+old), goes to the one with the fewest. Its affinity is narrowed for that moment only: nothing is
+pinned, and the scheduler may move it at any time.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
-# How long a rank stays after it has moved. A scheduler that puts it back knows of other work, and
-# the next time is twice as long: that is not fought over.
+_LOOKS_EVERY_S = 0.002
+_CONFIRMS_AFTER_S = 0.0005
+# How long a rank stays after it has moved. A scheduler that puts it back soon knows of other work,
+# and the next time is twice as long: that is not fought over.
 _STAYS_S, _STAYS_MAX_S = 0.01, 10.0
-_LOOKS_EVERY_S = 0.005
+_SOON = 3  # times as long as it stays
 
 current_processor: Callable[[], int] = ctypes.CDLL(None).sched_getcpu
 
@@ -52,13 +56,19 @@ class Placement:
         self._position = position
         self._own = self._indices[position]
         self._not_before_s = 0.0
+        self._crowded_s = -math.inf  # when more ranks than need be were seen, and nothing was done
+        self._moved_s = -math.inf
         self._stays_s = _STAYS_S
 
+    def note(self) -> int:
+        """Write down where this rank runs; returns what was written."""
+        here = self._words[self._own] = current_processor() + 1
+        return here
+
     def waits_for(self, position: int) -> None:
-        """Note where this rank runs; move it if it shares its processor with the other one."""
-        words = self._words
-        here = words[self._own] = current_processor() + 1
-        if here and words[self._indices[position]] == here:
+        """This rank has to wait; it moves if it shares its processor with the other one."""
+        here = self.note()
+        if here and self._words[self._indices[position]] == here:
             self._spread()
 
     def _spread(self) -> None:
@@ -69,10 +79,18 @@ class Placement:
         allowed = os.sched_getaffinity(0)
         there = better_processor(places, self._position, allowed)
         if there is None:
+            self._crowded_s = -math.inf
             self._not_before_s = now_s + _LOOKS_EVERY_S
             return
+        if now_s > self._crowded_s + _STAYS_S:
+            self._crowded_s = now_s
+            self._not_before_s = now_s + _CONFIRMS_AFTER_S
+            return
+        self._crowded_s = -math.inf
+        was_put_back = now_s < self._moved_s + _SOON * self._stays_s
+        self._stays_s = min(2 * self._stays_s, _STAYS_MAX_S) if was_put_back else _STAYS_S
+        self._moved_s = now_s
         self._not_before_s = now_s + self._stays_s
-        self._stays_s = min(2 * self._stays_s, _STAYS_MAX_S)
         try:
             try:
                 os.sched_setaffinity(0, {there})

@@ -32,6 +32,7 @@ from impl.transport.shm.placement import Placement
 
 LOOKS = 40  # about 2 us
 YIELDING_S = 2e-3
+PLACE_EVERY = 16  # rounds, a power of two: how often a rank that need not wait says where it runs
 CHECK_EVERY_S = 0.1  # how long a sleeper goes without looking for dead peers
 
 # digest of operation and signature, the group's sequence number, digest of sizes, bytes of text
@@ -94,6 +95,8 @@ class Rounds:
         """Publish the next step, and wait until every rank has published it."""
         previous = self.step
         self.step = (previous + 1) & 0xFFFFFFFF
+        if not previous & (PLACE_EVERY - 1):
+            self._placement.note()
         words.fetch_add(self._own_address, 1)
         shared = self._words
         if shared[self._own_sleepers] or self._wake_always:

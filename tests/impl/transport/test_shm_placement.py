@@ -69,25 +69,48 @@ class Machine:
         monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(self.allowed))
         monkeypatch.setattr(os, "sched_setaffinity", lambda _, to: self.moves.append(set(to)))
+        self.words = memoryview(bytearray(8)).cast("I")
+        self.first, self.second = (Placement(self.words, [0, 1], p) for p in (0, 1))
+
+    def both_wait(self, times: int = 1) -> None:
+        """Every millisecond, for each other."""
+        for _ in range(times):
+            self.first.waits_for(1)
+            self.second.waits_for(0)
+            self.now_s += 0.001
 
 
 def test_a_rank_moves_with_its_affinity_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch)
-    words = memoryview(bytearray(8)).cast("I")
-    first, second = (Placement(words, [0, 1], position) for position in (0, 1))
-    first.waits_for(1)
-    second.waits_for(0)
+    machine.both_wait(2)
     assert machine.moves == [{1}, {0, 1}]
-    assert list(words) == [1, 2]
+    assert list(machine.words) == [1, 2]
     machine.processor = 1
-    second.waits_for(0)
+    machine.second.waits_for(0)
     assert len(machine.moves) == 2
+
+
+def test_a_rank_does_not_move_for_what_the_other_wrote_down_long_ago(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Machine(monkeypatch)
+    machine.first.note()
+    machine.second.waits_for(0)
+    machine.now_s += 0.001
+    machine.processor = 1
+    machine.first.note()
+    machine.processor = 0
+    machine.second.waits_for(0)
+    machine.now_s += 1.0
+    machine.processor = 1
+    machine.second.waits_for(0)  # the first time again
+    assert not machine.moves
 
 
 def test_an_interrupted_move_leaves_the_affinity_as_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    Machine(monkeypatch)
+    machine = Machine(monkeypatch)
     asked = []
 
     def interrupt(thread: int, to: set[int]) -> None:
@@ -96,16 +119,13 @@ def test_an_interrupted_move_leaves_the_affinity_as_it_was(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "sched_setaffinity", interrupt)
-    words = memoryview(bytearray(8)).cast("I")
-    first, second = (Placement(words, [0, 1], position) for position in (0, 1))
-    first.waits_for(1)
     with pytest.raises(KeyboardInterrupt):
-        second.waits_for(0)
+        machine.both_wait(2)
     assert asked == [{1}, {0, 1}]
 
 
 def test_a_sandbox_may_forbid_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    Machine(monkeypatch)
+    machine = Machine(monkeypatch)
     asked = []
 
     def refuse(thread: int, to: set[int]) -> None:
@@ -113,36 +133,36 @@ def test_a_sandbox_may_forbid_moves(monkeypatch: pytest.MonkeyPatch) -> None:
         raise PermissionError("not here")
 
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
-    words = memoryview(bytearray(8)).cast("I")
-    first, second = (Placement(words, [0, 1], position) for position in (0, 1))
-    for _ in range(3):
-        first.waits_for(1)
-        second.waits_for(0)
+    machine.both_wait(100)
     assert asked == [{1}, {0, 1}]
 
 
 def test_ranks_stay_where_the_processor_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch)
     machine.processor = -1
-    words = memoryview(bytearray(8)).cast("I")
-    first, second = (Placement(words, [0, 1], position) for position in (0, 1))
-    first.waits_for(1)
-    second.waits_for(0)
+    machine.both_wait(100)
     assert not machine.moves
 
 
 def test_a_rank_that_is_put_back_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch)
-    words = memoryview(bytearray(8)).cast("I")
-    first, second = (Placement(words, [0, 1], position) for position in (0, 1))
     moved_at = []
     for _ in range(20_000):
-        first.waits_for(1)
         before = len(machine.moves)
-        second.waits_for(0)  # always on processor 0, whatever it asked for
+        machine.both_wait()  # always on processor 0, whatever they asked for
         if len(machine.moves) > before:
             moved_at.append(machine.now_s)
-        machine.now_s += 0.001
     gaps = [later - earlier for earlier, later in itertools.pairwise(moved_at)]
     assert gaps == sorted(gaps)
     assert len(moved_at) < 12
+
+
+def test_a_rank_that_was_long_where_it_moved_moves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch)
+    for _ in range(5):
+        machine.processor = 0
+        machine.both_wait(2)
+        machine.processor = 1
+        machine.second.note()
+        machine.now_s += 0.1
+    assert len(machine.moves) == 10
