@@ -17,7 +17,7 @@ from conformance.harness.me import Me
 from conformance.harness.recorder import unrecorded
 from conformance.target import Target, resolve
 
-_WARM_UP = 2
+_WARM_UP = 3
 
 
 def measure(
@@ -47,21 +47,25 @@ def _point(me: Me, groups: Sequence[Any], point: Point, rounds: int) -> list[lis
     counts = []
     for call in calls:
         call()
-        started = time.perf_counter()
-        for _ in range(_WARM_UP):
-            call()
-        one_s = torch.tensor((time.perf_counter() - started) / _WARM_UP)
+        one_s = torch.tensor(min(_seconds(call) for _ in range(_WARM_UP)))
         dist.all_reduce(one_s, dist.ReduceOp.MAX)
         counts.append(iterations(one_s.item()))
     spans: list[list[Span]] = [[] for _ in calls]
     for _ in range(rounds):
         for call, count, seen in zip(calls, counts, spans, strict=True):
             dist.barrier()
+            call()  # wakes up what was asleep
             for _ in range(count):
                 entered = time.perf_counter()
                 call()
                 seen.append((entered, time.perf_counter()))
     return spans
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
 
 
 def _call(me: Me, group: Any, point: Point) -> Callable[[], Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from conformance.__main__ import main
 from conformance.bench import command
+from conformance.bench.plan import latencies
 from conformance.bench.report import Row, print_table
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +46,18 @@ def test_bad_input_is_refused(
         code = ended.code  # type: ignore[assignment]  # argparse's is a number
     assert code == 2
     assert says in capsys.readouterr().err
+
+
+def test_a_latency_begins_when_the_last_rank_comes_and_ends_when_the_last_one_goes() -> None:
+    early = [(0.0, 3.0), (3.5, 6.0)]
+    late = [(2.0, 2.5), (3.0, 7.0)]
+    assert latencies([early, late]) == [3.0 - 2.0, 7.0 - 3.5]
+
+
+def test_latencies_of_a_loop_add_up_to_its_time() -> None:
+    left = [(0.0, 0.25, 1.5, 1.75, 3.0), (0.0, 0.5, 1.0, 2.0, 3.0)]  # as if two ranks took turns
+    by_rank = [list(itertools.pairwise(times)) for times in left]
+    assert sum(latencies(by_rank)) == 3.0
 
 
 MEASURE = ("bench", "--operations", "all_reduce,barrier", "--sizes", "4,1Ki", "--world-sizes", "2")
