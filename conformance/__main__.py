@@ -9,11 +9,9 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from conformance.exit_codes import EXIT_INTERRUPTED, EXIT_USAGE
 from conformance.settings import UsageError
 from conformance.version import VERSION
-
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 
 # Name -> module and what it does. A module is imported when its command is chosen.
 COMMANDS = {

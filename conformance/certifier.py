@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 import pytest
 
 from conformance.board import Board, Planned
+from conformance.exit_codes import EXIT_HARNESS_FAULT, EXIT_INTERRUPTED, EXIT_USAGE
 from conformance.first_look import FirstLook, look_at
 from conformance.plan import why_not_exercised
 from conformance.report.certificate import (
@@ -24,10 +25,6 @@ from conformance.report.results import CaseResult, Conclusion, Results, judge
 from conformance.report.terminal import summary_lines, verdict_line
 from conformance.requirements import Requirement, catalogue
 from conformance.settings import Settings
-
-EXIT_USAGE = 2
-EXIT_HARNESS_FAULT = 3
-EXIT_INTERRUPTED = 130
 
 _WIDTH_MAX = 100  # of the summary: longer lines are hard to read
 

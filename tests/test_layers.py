@@ -17,6 +17,7 @@ CONFORMANCE = {
     # Facts and words: nothing below them.
     "verdict": "",
     "version": "",
+    "exit_codes": "",
     "torch_private": "",
     "capabilities": "",
     "requirements": "",
@@ -42,13 +43,13 @@ CONFORMANCE = {
     "report": "verdict version requirements target checks harness settings",
     "selection": "plan settings",
     # What puts it all together.
-    "certifier": "board first_look plan report requirements settings",
+    "certifier": "board exit_codes first_look plan report requirements settings",
     "plugin": "board certifier harness judgement markers options plan properties report selection "
     "settings verdict",
     "conftest": "plugin properties",
-    "bench": "harness target capabilities oracle checks",
-    "cli": "__init__ capabilities options report requirements settings target version",
-    "__main__": "settings version",
+    "bench": "exit_codes harness target capabilities oracle checks",
+    "cli": "__init__ capabilities exit_codes options report requirements settings target version",
+    "__main__": "exit_codes settings version",
 }
 IMPL = {
     "errors": "",

@@ -26,15 +26,13 @@ from conformance.bench.plan import (
 )
 from conformance.bench.report import Row, draw, print_table, write_json
 from conformance.bench.steps import Step
+from conformance.exit_codes import EXIT_HARNESS_FAULT, EXIT_USAGE
 from conformance.harness.failure import RanksFailed
 from conformance.harness.outcome import NotTold
 from conformance.harness.pool import Pool, WorldSpec
 from conformance.harness.rank import HarnessFault
 from conformance.harness.ranks import Ranks
 from conformance.target import Target, TargetError, load_target, resolve
-
-_EXIT_USAGE = 2
-_EXIT_HARNESS_FAULT = 3
 
 _WIDTH_OF_A_FILE = 1000
 _DEADLINE_S = 3600.0
@@ -88,10 +86,10 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         return _run(arguments)
     except HarnessFault as error:
-        return _refuse(str(error), _EXIT_HARNESS_FAULT)
+        return _refuse(str(error), EXIT_HARNESS_FAULT)
     except RanksFailed as error:
         is_ours = any(isinstance(outcome, NotTold) for outcome in error.outcomes)
-        return _refuse(error.brief, _EXIT_HARNESS_FAULT if is_ours else _EXIT_USAGE)
+        return _refuse(error.brief, EXIT_HARNESS_FAULT if is_ours else EXIT_USAGE)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -235,7 +233,7 @@ def fresh_ranks(world_size: int, device: str) -> Iterator[Ranks]:
         pool.close()
 
 
-def _refuse(message: str, code: int = _EXIT_USAGE) -> int:
+def _refuse(message: str, code: int = EXIT_USAGE) -> int:
     print(f"c10d-conformance bench: {message}", file=sys.stderr)
     return code
 

@@ -11,6 +11,7 @@ import pytest
 import torch.distributed as dist
 
 import conformance
+from conformance.exit_codes import EXIT_USAGE
 from conformance.options import OPTIONS
 
 PACKAGE = Path(conformance.__file__).parent
@@ -18,7 +19,6 @@ CASES = PACKAGE / "cases"
 
 _CERTIFICATE = "certificate"
 _WORKERS_MAX = 8
-_EXIT_USAGE = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     if os.getcwd() not in sys.path:  # a target may be in this folder, as with `python -m`
         sys.path.insert(0, os.getcwd())
     code = pytest.main([*suite_arguments(), *_options(arguments), *arguments.rest])
-    return _EXIT_USAGE if code == pytest.ExitCode.USAGE_ERROR else int(code)
+    return EXIT_USAGE if code == pytest.ExitCode.USAGE_ERROR else int(code)
 
 
 def suite_arguments() -> list[str]:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from conformance.cli.cases import CannotCollect, Case, collect_cases
 from conformance.cli.certify import PACKAGE
+from conformance.exit_codes import EXIT_HARNESS_FAULT
 from conformance.requirements import Requirement, UnknownRequirement, catalogue
 from conformance.settings import UsageError
 from conformance.target import BUILT_IN, load_target
 
 _COLUMNS = 96
-_EXIT_HARNESS_FAULT = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
         cases = [case for case in collect_cases() if requirement.id in case.covers]
     except CannotCollect as error:
         print(f"c10d-conformance explain: cannot collect the cases: {error}", file=sys.stderr)
-        return _EXIT_HARNESS_FAULT
+        return EXIT_HARNESS_FAULT
     print("\n".join(_explained(requirement, cases)))
     return 0
 
