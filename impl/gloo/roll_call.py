@@ -21,40 +21,21 @@ import json
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import suppress
-from datetime import timedelta
-from typing import Protocol
 
-from impl import errors
 from impl.transport.base import Deadline
+from impl.transport.gathering import Gathering, KeyValueStore, not_come
 
 _PAUSE_S = (0.0002, 0.01)  # between looks at the store: from, doubling, up to
 _STALE_AFTER_S = 0.03  # without all answers: look whether a token was one of an earlier attempt
 
-_STORE_CLOCK_S = 0.05  # stores count whole milliseconds, on a clock of their own
 
-
-class KeyValueStore(Protocol):
-    """The part of `torch.distributed.Store` that a roll call needs."""
-
-    def set(self, key: str, value: str) -> None: ...
-    def get(self, key: str) -> bytes: ...
-    def wait(self, keys: list[str], timeout: timedelta) -> None: ...
-    def check(self, keys: list[str]) -> bool: ...
-    def delete_key(self, key: str) -> bool: ...
-
-
-class RollCall:
+class RollCall(Gathering):
     """One rank's part in it."""
 
     def __init__(
         self, store: KeyValueStore, rank: int, world_size: int, group: str, until: Deadline
     ) -> None:
-        self._store = store
-        self._rank = rank
-        self._world_size = world_size
-        self._group = group
-        self._until = until
+        super().__init__(store, rank, world_size, group, until)
         self._token = secrets.token_hex(8)
 
     def agree(self) -> str:
@@ -62,96 +43,68 @@ class RollCall:
 
         Raises `CollectiveTimeout`, naming the ranks that have not come.
         """
-        self._store.set(f"here/{self._rank}", self._token)
-        return self._call() if self._rank == 0 else self._answer()
+        self.publish(_here(self.rank), self._token)
+        return self._call() if self.rank == 0 else self._answer()
 
     def _call(self) -> str:
         """Rank 0: call until everybody who is here has answered."""
-        keys = [f"here/{rank}" for rank in range(self._world_size)]
+        keys = [_here(rank) for rank in range(self.world_size)]
         while True:
-            self._until_there(keys)
-            tokens = [self._store.get(key).decode() for key in keys]
+            self.wait_for(keys, self._missing)
+            tokens = [self.get(key).decode() for key in keys]
             roll = secrets.token_hex(8)
-            self._store.set("roll", json.dumps([roll, tokens]))
-            answers = [f"{roll}/heard/{rank}" for rank in range(1, self._world_size)]
+            self.publish("roll", json.dumps([roll, tokens]))
+            answers = [f"{roll}/heard/{rank}" for rank in range(1, self.world_size)]
             if self._all_answer(answers, keys, tokens):
-                self._store.set(f"{roll}/go", "")
+                self.publish(f"{roll}/go", "")
                 for key in keys:
-                    # spares the next attempt the detour over old tokens; some stores cannot forget
-                    with suppress(RuntimeError, NotImplementedError):
-                        self._store.delete_key(key)
+                    self.forget(key)  # spares the next attempt the detour over old tokens
                 return roll
 
     def _all_answer(self, answers: list[str], keys: list[str], tokens: list[str]) -> bool:
         """False when another token has appeared, so that the roll must be called again."""
         stale_at_s = time.monotonic() + _STALE_AFTER_S
         for _ in self._looks():
-            if not answers or self._store.check(answers):
+            if not answers or self.are_there(answers):
                 return True
             if time.monotonic() >= stale_at_s:
                 if any(
-                    self._store.get(key).decode() != token
-                    for key, token in zip(keys, tokens, strict=True)
+                    self.get(key).decode() != token for key, token in zip(keys, tokens, strict=True)
                 ):
                     return False
                 stale_at_s = time.monotonic() + _STALE_AFTER_S
-        silent = [rank for rank, key in enumerate(answers, start=1) if not self._store.check([key])]
-        raise self._timeout(silent)
+        # they came, but to an earlier attempt
+        silent = [rank for rank, key in enumerate(answers, 1) if not self.are_there([key])]
+        raise self.timed_out(not_come(silent) if silent else self._missing())
 
     def _answer(self) -> str:
         """Any other rank: answer to every roll that has the own token, until one is complete."""
-        self._until_there(["roll"])
+        self.wait_for(["roll"], self._missing)
         answered = ""
         for _ in self._looks():
-            if not answered and not self._is_here(self._rank):
+            if not answered and not self.are_there([_here(self.rank)]):
                 # rank 0, tidying up after an earlier attempt, took it for that attempt's
-                self._store.set(f"here/{self._rank}", self._token)
-            roll, tokens = json.loads(self._store.get("roll").decode())
-            if roll != answered and self._rank < len(tokens) and tokens[self._rank] == self._token:
-                self._store.set(f"{roll}/heard/{self._rank}", "")
+                self.publish(_here(self.rank), self._token)
+            roll, tokens = json.loads(self.get("roll").decode())
+            if roll != answered and self.rank < len(tokens) and tokens[self.rank] == self._token:
+                self.publish(f"{roll}/heard/{self.rank}", "")
                 answered = roll
-            if answered and self._store.check([f"{answered}/go"]):
+            if answered and self.are_there([f"{answered}/go"]):
                 return answered
-        raise self._timeout([])
+        raise self.timed_out(self._missing())
 
     def _looks(self) -> Iterator[None]:
         """Ever longer pauses, until the deadline."""
         pause_s, longest_s = _PAUSE_S
-        while time.monotonic() < self._until.at_s:
+        while time.monotonic() < self.until.at_s:
             yield
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, longest_s)
 
-    def _until_there(self, keys: list[str]) -> None:
-        remaining_s = max(self._until.at_s - time.monotonic(), 0.001)
-        try:
-            self._store.wait(keys, timedelta(seconds=remaining_s))
-        except RuntimeError as error:
-            if time.monotonic() < self._until.at_s - _STORE_CLOCK_S:
-                raise  # the store itself failed
-            raise self._timeout([]) from error
+    def _missing(self) -> str:
+        absent = self.absent(_here, self.others)
+        return not_come(absent) if absent else "rank 0 gave up"
 
-    def _timeout(self, silent: list[int]) -> errors.CollectiveTimeout:
-        """silent: ranks that came, but to an earlier attempt."""
-        missing = silent or [
-            rank
-            for rank in range(self._world_size)
-            if rank != self._rank and not self._is_here(rank)
-        ]
-        verb = "has" if len(missing) == 1 else "have"
-        told = f"{errors.list_ranks(missing)} {verb} not come" if missing else "rank 0 gave up"
-        return errors.CollectiveTimeout(
-            errors.timeout_message(
-                errors.describe_call("rendezvous", -1, self._group),
-                "rendezvous",
-                self._until.timeout_s,
-                self._rank,
-                self._world_size,
-                told,
-            )
-        )
 
-    def _is_here(self, rank: int) -> bool:
-        with suppress(RuntimeError):
-            return self._store.check([f"here/{rank}"])
-        return False
+def _here(rank: int) -> str:
+    return f"here/{rank}"

@@ -23,15 +23,11 @@ from impl.transport.base import CallInfo, Combine, Deadline
 from impl.transport.communicator import SocketCommunicator
 from impl.transport.core import Collective
 from impl.transport.devices import choose_addresses
+from impl.transport.gathering import KeyValueStore
 from impl.transport.gloo_group import GlooGroup
 from impl.transport.handshake import GlooCaller, GlooListener, Handshake
 from impl.transport.loop import EventLoop
-from impl.transport.meeting_point import (
-    KeyValueStore,
-    MeetingPoint,
-    SocketOptions,
-    own_value,
-)
+from impl.transport.meeting_point import MeetingPoint, SocketOptions, own_value
 from impl.transport.rendezvous import (
     Address,
     RendezvousValue,

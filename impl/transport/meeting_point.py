@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import socket
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from impl import errors
-from impl.transport.base import Deadline
 from impl.transport.frames import ProtocolError
+from impl.transport.gathering import Gathering, not_come
 from impl.transport.mesh import Mesh
 from impl.transport.rendezvous import Address, RendezvousValue, connects_first, decode_value
-
-_STORE_CLOCK_S = 0.05  # stores count whole milliseconds, on a clock of their own
-
-
-class KeyValueStore(Protocol):
-    """The part of `torch.distributed.Store` that is needed. Values of `set` may be bytes."""
-
-    def set(self, key: str, value: str) -> None: ...
-    def get(self, key: str) -> bytes: ...
-    def wait(self, keys: list[str], timeout: timedelta) -> None: ...
-    def check(self, keys: list[str]) -> bool: ...
 
 
 class SocketOptions(Protocol):
@@ -33,64 +20,34 @@ class SocketOptions(Protocol):
     hostname: str | None
 
 
-class MeetingPoint:
+class MeetingPoint(Gathering):
     """One rank's view of a group that is about to connect. Errors say who is missing."""
 
-    def __init__(
-        self, store: KeyValueStore, rank: int, world_size: int, group: str, until: Deadline
-    ) -> None:
-        self._store = store
-        self.rank = rank
-        self.world_size = world_size
-        self.group = group
-        self._until = until
+    operation = "connect"
 
     @property
     def where(self) -> str:
         return f"connecting group {self.group!r}"
 
-    @property
-    def others(self) -> list[int]:
-        return [rank for rank in range(self.world_size) if rank != self.rank]
+    def published(self, key_of: Callable[[int], str], ranks: Sequence[int]) -> dict[int, bytes]:
+        """What these ranks have put there. Raises `CollectiveTimeout` naming those that did not."""
+        found: dict[int, bytes] = {}
 
-    def publish(self, key: str, value: bytes) -> None:
-        try:
-            # torch's stores take bytes, though their annotations know only strings
-            self._store.set(key, value)  # type: ignore[arg-type]
-        except Exception as error:
-            raise self._store_failed(error) from error
+        def missing() -> str:
+            awaited = [rank for rank in ranks if rank not in found]
+            return not_come(self.absent(key_of, awaited) or awaited)
 
-    def wait_for(self, key_of: Callable[[int], str], ranks: Sequence[int]) -> dict[int, bytes]:
-        """What these ranks have published. Raises `CollectiveTimeout` naming those that did not."""
-        found = {}
         for rank in ranks:
-            key = key_of(rank)
-            left_s = max(self._until.at_s - time.monotonic(), 0.0)
-            try:
-                self._store.wait([key], timedelta(seconds=left_s + _STORE_CLOCK_S))
-                found[rank] = self._store.get(key)
-            except Exception as error:
-                if time.monotonic() < self._until.at_s:
-                    raise self._store_failed(error) from error
-                missing = [other for other in ranks if other not in found]
-                absent = self._absent(missing, key_of)
-                have = "has" if len(absent) == 1 else "have"
-                raise self.timed_out(absent, f"{have} not come") from error
+            self.wait_for([key_of(rank)], missing)
+            found[rank] = self.get(key_of(rank))
         return found
-
-    def _absent(self, ranks: Sequence[int], key_of: Callable[[int], str]) -> list[int]:
-        try:
-            absent = [rank for rank in ranks if not self._store.check([key_of(rank)])]
-        except Exception:
-            return list(ranks)
-        return absent or list(ranks)
 
     def addresses(
         self, key_of: Callable[[int], str], ranks: Sequence[int]
     ) -> dict[int, RendezvousValue]:
         """The decoded values of these ranks."""
         values = {}
-        for rank, data in self.wait_for(key_of, ranks).items():
+        for rank, data in self.published(key_of, ranks).items():
             try:
                 values[rank] = decode_value(data, self.world_size)
             except ProtocolError as error:
@@ -119,31 +76,18 @@ class MeetingPoint:
                 ) from error
         return expecting
 
-    def timed_out(self, ranks: Iterable[int], what: str) -> errors.CollectiveTimeout:
-        missing = f"{errors.list_ranks(list(ranks))} {what}"
-        return errors.CollectiveTimeout(
-            errors.timeout_message(
-                self.where, "connect", self._until.timeout_s, self.rank, self.world_size, missing
-            )
-        )
-
-    def _store_failed(self, error: Exception) -> errors.CommunicationError:
-        return errors.CommunicationError(
-            f"{self.where}, rank {self.rank} of {self.world_size}: the store failed: {error}"
-        )
-
     def connect_all(self, meshes: Sequence[Mesh], peers: Sequence[int]) -> None:
         """Wait until every mesh has a connection to all `peers`, which are being dialled."""
         loop = meshes[0].loop
         for mesh in meshes:
             with loop.lock:
                 wanted = mesh.want(set(peers))
-            if not loop.run_until(wanted, self._until.at_s):
+            if not loop.run_until(wanted, self.until.at_s):
                 with loop.lock:
                     missing = sorted(wanted.peers)
                     complaints = [mesh.complaints[p] for p in missing if p in mesh.complaints]
                 detail = f" ({'; '.join(complaints)})" if complaints else ""
-                raise self.timed_out(missing, f"cannot be reached{detail}")
+                raise self.timed_out(f"{errors.list_ranks(missing)} cannot be reached{detail}")
 
 
 def own_value(address: Address, pair_identifiers: Sequence[int] = ()) -> RendezvousValue:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from impl.transport.base import Deadline
 from impl.transport.communicator import SocketCommunicator
 from impl.transport.devices import choose_addresses
+from impl.transport.gathering import KeyValueStore
 from impl.transport.handshake import (
     SECRET_NBYTES,
     AuthenticatedCaller,
@@ -21,12 +22,7 @@ from impl.transport.handshake import (
     Membership,
 )
 from impl.transport.loop import EventLoop
-from impl.transport.meeting_point import (
-    KeyValueStore,
-    MeetingPoint,
-    SocketOptions,
-    own_value,
-)
+from impl.transport.meeting_point import MeetingPoint, SocketOptions, own_value
 from impl.transport.rendezvous import Address, encode_value
 from impl.transport.tcp_group import TcpGroup
 
@@ -69,7 +65,7 @@ class TcpCommunicator(SocketCommunicator):
         """Agree on a secret, listen at the addresses and connect to all peers."""
         if self.rank == 0:
             meeting.publish(_SECRET_KEY, secrets.token_hex(SECRET_NBYTES).encode())
-        secret = bytes.fromhex(meeting.wait_for(lambda _: _SECRET_KEY, [0])[0].decode())
+        secret = bytes.fromhex(meeting.published(lambda _: _SECRET_KEY, [0])[0].decode())
         listening = []
         for device, address in enumerate(addresses):
             member = Membership(secret, self.rank, self.world_size, device)

@@ -16,30 +16,14 @@ that finished the meeting can tell at once when another one dies.
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Protocol
 
-from impl import errors
 from impl.transport.base import Deadline
+from impl.transport.gathering import Gathering, KeyValueStore, not_come
 from impl.transport.shm import words
 from impl.transport.shm.layout import Layout
 from impl.transport.shm.mapping import Mapping, SharedFile, SharingRefused
-
-_STORE_CLOCK_S = 0.05  # stores count whole milliseconds, on a clock of their own
-
-
-class KeyValueStore(Protocol):
-    """The part of `torch.distributed.Store` that a meeting needs."""
-
-    def set(self, key: str, value: str) -> None: ...
-    def get(self, key: str) -> bytes: ...
-    def wait(self, keys: list[str], timeout: timedelta) -> None: ...
-    def check(self, keys: list[str]) -> bool: ...
-    def delete_key(self, key: str) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,32 +54,28 @@ def meet(
     nbytes = max(
         Layout.plan(size, segment_nbytes).total_nbytes for size in range(1, world_size + 1)
     )
+    gathering = Gathering(store, rank, world_size, group, until)
     own_file, why_not = _offer(nbytes)
     mapping: Mapping | None = None
     try:
-        store.set(f"offer/{rank}", own_file.offer if own_file is not None else "")
+        gathering.publish(f"offer/{rank}", own_file.offer if own_file is not None else "")
         host = rank
         why_apart = why_not
         for candidate in range(rank + 1) if own_file is not None else ():
-            offer = _await(store, f"offer/{candidate}", rank, world_size, group, until)
+            offer = _read(gathering, "offer", candidate)
             try:
                 mapping = _join(offer, rank, nbytes)
                 host = candidate
                 break
             except SharingRefused as refused:
                 why_apart = why_apart or str(refused)
-        store.set(f"host/{rank}", str(host))
-        hosts = [
-            int(_await(store, f"host/{other}", rank, world_size, group, until))
-            for other in range(world_size)
-        ]
+        gathering.publish(f"host/{rank}", str(host))
+        hosts = [int(_read(gathering, "host", other)) for other in range(world_size)]
     except BaseException:
         if mapping is not None:
             mapping.close()
         for kind in ("offer", "host"):
-            # a later attempt must not find them; some stores cannot forget
-            with contextlib.suppress(RuntimeError, NotImplementedError):
-                store.delete_key(f"{kind}/{rank}")
+            gathering.forget(f"{kind}/{rank}")
         raise
     finally:
         if own_file is not None:
@@ -136,35 +116,14 @@ def _join(offer: str, rank: int, nbytes: int) -> Mapping:
     return mapping
 
 
-def _await(
-    store: KeyValueStore, key: str, rank: int, world_size: int, group: str, until: Deadline
-) -> str:
-    """The key's value, once it is there."""
-    remaining_s = until.at_s - time.monotonic()
-    try:
-        store.wait([key], timedelta(seconds=max(remaining_s, 0.001)))
-        return store.get(key).decode()
-    except RuntimeError as error:
-        if time.monotonic() < until.at_s - _STORE_CLOCK_S:
-            raise  # the store itself failed
-        kind = key.partition("/")[0]
-        missing = [other for other in range(world_size) if not _has(store, f"{kind}/{other}")] or [
-            int(key.partition("/")[2])
-        ]
-        verb = "has" if len(missing) == 1 else "have"
-        raise errors.CollectiveTimeout(
-            errors.timeout_message(
-                errors.describe_call("rendezvous", -1, group),
-                "rendezvous",
-                until.timeout_s,
-                rank,
-                world_size,
-                f"{errors.list_ranks(missing)} {verb} not come",
-            )
-        ) from error
+def _read(gathering: Gathering, kind: str, rank: int) -> str:
+    """What `rank` has put there, once it has."""
 
+    def key_of(rank: int) -> str:
+        return f"{kind}/{rank}"
 
-def _has(store: KeyValueStore, key: str) -> bool:
-    with contextlib.suppress(RuntimeError):
-        return store.check([key])
-    return False
+    def missing() -> str:
+        return not_come(gathering.absent(key_of, range(gathering.world_size)) or [rank])
+
+    gathering.wait_for([key_of(rank)], missing)
+    return gathering.get(key_of(rank)).decode()

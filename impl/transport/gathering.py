@@ -1,0 +1,115 @@
+"""How the ranks of a group that is about to form find each other: through a store.
+
+Whoever waits here waits until one deadline, and is told apart: the others did not come, or the
+store itself failed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Protocol
+
+from impl import errors
+from impl.transport.base import Deadline
+
+_STORE_CLOCK_S = 0.05  # stores count whole milliseconds, on a clock of their own
+
+
+class KeyValueStore(Protocol):
+    """The part of `torch.distributed.Store` that is needed."""
+
+    def set(self, key: str, value: str) -> None: ...
+    def get(self, key: str) -> bytes: ...
+    def wait(self, keys: list[str], timeout: timedelta) -> None: ...
+    def check(self, keys: list[str]) -> bool: ...
+    def delete_key(self, key: str) -> bool: ...
+
+
+class Gathering:
+    """One rank's view of it. Errors are `CommunicationError`s that say who is missing."""
+
+    operation = "rendezvous"
+
+    def __init__(
+        self, store: KeyValueStore, rank: int, world_size: int, group: str, until: Deadline
+    ) -> None:
+        self._store = store
+        self.rank = rank
+        self.world_size = world_size
+        self.group = group
+        self.until = until
+
+    @property
+    def where(self) -> str:
+        return errors.describe_call(self.operation, -1, self.group)
+
+    @property
+    def others(self) -> list[int]:
+        return [rank for rank in range(self.world_size) if rank != self.rank]
+
+    def publish(self, key: str, value: str | bytes) -> None:
+        with self._store_works():
+            # torch's stores take bytes, though their annotations know only strings
+            self._store.set(key, value)  # type: ignore[arg-type]
+
+    def get(self, key: str) -> bytes:
+        with self._store_works():
+            return self._store.get(key)
+
+    def are_there(self, keys: Sequence[str]) -> bool:
+        with self._store_works():
+            return self._store.check(list(keys))
+
+    def forget(self, key: str) -> None:
+        """A later attempt need not find it. Some stores cannot forget."""
+        with suppress(RuntimeError):
+            self._store.delete_key(key)
+
+    def wait_for(self, keys: Sequence[str], missing: Callable[[], str]) -> None:
+        """Until all keys are there. If the time is up, the error ends with what `missing` says."""
+        left_s = max(self.until.at_s - time.monotonic(), 0.0)
+        try:
+            self._store.wait(list(keys), timedelta(seconds=left_s + _STORE_CLOCK_S))
+        except Exception as error:
+            if time.monotonic() < self.until.at_s:
+                raise self._store_failed(error) from error
+            raise self.timed_out(missing()) from error
+
+    def absent(self, key_of: Callable[[int], str], ranks: Sequence[int]) -> list[int]:
+        """Those of `ranks` whose keys are not there; all of them if that cannot be found out."""
+        try:
+            return [rank for rank in ranks if not self._store.check([key_of(rank)])]
+        except Exception:
+            return list(ranks)
+
+    def timed_out(self, missing: str) -> errors.CollectiveTimeout:
+        return errors.CollectiveTimeout(
+            errors.timeout_message(
+                self.where,
+                self.operation,
+                self.until.timeout_s,
+                self.rank,
+                self.world_size,
+                missing,
+            )
+        )
+
+    @contextmanager
+    def _store_works(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            raise self._store_failed(error) from error
+
+    def _store_failed(self, error: Exception) -> errors.CommunicationError:
+        return errors.CommunicationError(
+            f"{self.where}, rank {self.rank} of {self.world_size}: the store failed: {error}"
+        )
+
+
+def not_come(ranks: Sequence[int]) -> str:
+    """`ranks 1, 3 have not come`."""
+    return f"{errors.list_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} not come"

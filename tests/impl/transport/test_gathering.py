@@ -1,0 +1,77 @@
+"""Whoever waits for the others tells those who do not come from a store that fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from impl import errors
+from impl.transport.base import Deadline
+from impl.transport.gathering import Gathering, not_come
+
+
+class BrokenStore:
+    """Its server is gone."""
+
+    def fail(self, *_: object) -> bool:
+        raise RuntimeError("Broken pipe")
+
+    set = get = wait = check = delete_key = fail
+
+
+def gathering(store: Any, timeout_s: float = 30.0) -> Gathering:
+    return Gathering(store, 1, 3, "g", Deadline(time.monotonic() + timeout_s, timeout_s))
+
+
+def test_what_others_published_is_read() -> None:
+    store = dist.HashStore()
+    gathering(store).publish("a", b"\0x")
+    gathering(store).wait_for(["a"], str)
+    assert gathering(store).get("a") == b"\0x"
+    assert gathering(store).are_there(["a"])
+    gathering(store).forget("a")
+    assert not gathering(store).are_there(["a"])
+
+
+def test_those_who_did_not_come_are_named() -> None:
+    store = dist.HashStore()
+    store.set("here/1", "")
+    some = gathering(store, timeout_s=0.05)
+    assert some.absent("here/{}".format, range(3)) == [0, 2]
+    with pytest.raises(errors.CollectiveTimeout) as caught:
+        some.wait_for(["here/0"], lambda: not_come([0, 2]))
+    assert str(caught.value) == (
+        "rendezvous on group 'g', rank 1 of 3: Timed out waiting 50ms for rendezvous operation to "
+        "complete; ranks 0, 2 have not come."
+    )
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda some: some.publish("a", ""),
+        lambda some: some.get("a"),
+        lambda some: some.are_there(["a"]),
+        lambda some: some.wait_for(["a"], str),
+    ],
+    ids=["publish", "get", "are_there", "wait_for"],
+)
+def test_a_store_that_fails_is_no_timeout(act: Callable[[Gathering], object]) -> None:
+    with pytest.raises(errors.CommunicationError) as caught:
+        act(gathering(BrokenStore()))
+    assert not isinstance(caught.value, errors.CollectiveTimeout)
+    assert str(caught.value) == (
+        "rendezvous on group 'g', rank 1 of 3: the store failed: Broken pipe"
+    )
+
+
+def test_a_store_that_fails_when_the_time_is_up_hides_nobody() -> None:
+    some = gathering(BrokenStore(), timeout_s=0.0)
+    assert some.absent("here/{}".format, [0, 2]) == [0, 2]
+    with pytest.raises(errors.CollectiveTimeout, match="ranks 0, 2 have not come"):
+        some.wait_for(["a"], lambda: not_come([0, 2]))
+    some.forget("a")
