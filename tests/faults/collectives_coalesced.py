@@ -66,8 +66,8 @@ class GathersIntoTheFirstLists(ForwardingGroup):
 class GathersTheFirstOfSeveral(ForwardingGroup):
     """Of several gathers the first alone is made."""
 
-    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> Any:
-        return super().all_gather_single_coalesced(outputs[:1], inputs[:1], opts)
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, *rest: Any) -> Any:
+        return super().all_gather_single_coalesced(outputs[:1], inputs[:1], *rest)
 
 
 @breaks("coalescing/reduce_scatter_tensor", says=r"rank 0 is wrong\nat \[1\]")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -35,46 +34,45 @@ class AllRanksAreTheWorld(Replacing):
         return dist.group.WORLD if ranks is None else right(ranks, *args, **how)
 
 
-if "sort_ranks" in inspect.signature(dist.new_group).parameters:  # torch 2.11 may lack it
+@breaks("new_group/sorted-ranks", says=r"rank 0 is wrong\nat \[0\]")
+class KeepsTheOrder(Replacing):
+    """Ranks stay in the order in which they were given."""
 
-    @breaks("new_group/sorted-ranks", says=r"rank 0 is wrong\nat \[0\]")
-    class KeepsTheOrder(Replacing):
-        """Ranks stay in the order in which they were given."""
+    @staticmethod
+    def new_group(right: Any, *args: Any, **how: Any) -> Any:
+        return right(*args, **{"sort_ranks": False, **how})
 
-        @staticmethod
-        def new_group(right: Any, *args: Any, **how: Any) -> Any:
-            return right(*args, **{"sort_ranks": False, **how})
 
-    @breaks("new_group/given-order", says=r"rank 0 is wrong\nat \[0\]")
-    class SortsAllTheSame(Replacing):
-        """sort_ranks=False is ignored."""
+@breaks("new_group/given-order", says=r"rank 0 is wrong\nat \[0\]")
+class SortsAllTheSame(Replacing):
+    """sort_ranks=False is ignored."""
 
-        @staticmethod
-        def new_group(right: Any, *args: Any, **how: Any) -> Any:
-            return right(*args, **{**how, "sort_ranks": True})
+    @staticmethod
+    def new_group(right: Any, *args: Any, **how: Any) -> Any:
+        return right(*args, **{**how, "sort_ranks": True})
 
-    def _chunks_by_inverse(group: Any) -> list[int]:
-        """Of each place the chunk that it gets if places are looked up the wrong way round."""
-        members = dist.get_process_group_ranks(group)
-        numbers = [sorted(members).index(member) for member in members]
-        return [numbers[number] for number in numbers]
 
-    @breaks("new_group/given-order", says=r"rank \d is wrong\nat \[0\]")
-    class ScattersByTheInverse(Replacing):
-        """Reductions are scattered by the inverse of the given order."""
+def _chunks_by_inverse(group: Any) -> list[int]:
+    """Of each place the chunk that it gets if places are looked up the wrong way round."""
+    members = dist.get_process_group_ranks(group)
+    numbers = [sorted(members).index(member) for member in members]
+    return [numbers[number] for number in numbers]
 
-        @staticmethod
-        def reduce_scatter_tensor(
-            right: Any, output: Any, input: Any, *args: Any, **how: Any
-        ) -> Any:
-            chunks = input.view(dist.get_world_size(how.get("group")), *output.shape)
-            chosen = chunks[_chunks_by_inverse(how.get("group"))]
-            return right(output, chosen.view_as(input), *args, **how)
 
-        @staticmethod
-        def reduce_scatter(right: Any, output: Any, inputs: Any, *args: Any, **how: Any) -> Any:
-            chosen = [inputs[i] for i in _chunks_by_inverse(how.get("group"))]
-            return right(output, chosen, *args, **how)
+@breaks("new_group/given-order", says=r"rank \d is wrong\nat \[0\]")
+class ScattersByTheInverse(Replacing):
+    """Reductions are scattered by the inverse of the given order."""
+
+    @staticmethod
+    def reduce_scatter_tensor(right: Any, output: Any, input: Any, *args: Any, **how: Any) -> Any:
+        chunks = input.view(dist.get_world_size(how.get("group")), *output.shape)
+        chosen = chunks[_chunks_by_inverse(how.get("group"))]
+        return right(output, chosen.view_as(input), *args, **how)
+
+    @staticmethod
+    def reduce_scatter(right: Any, output: Any, inputs: Any, *args: Any, **how: Any) -> Any:
+        chosen = [inputs[i] for i in _chunks_by_inverse(how.get("group"))]
+        return right(output, chosen, *args, **how)
 
 
 @breaks("new_group/of-one", says=r"raised ValueError: a group of one")

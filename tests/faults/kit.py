@@ -78,8 +78,28 @@ def _backend(fault: type) -> str:
     return f"fault_{fault.__module__.rpartition('.')[2]}_{fault.__name__}".lower()
 
 
+# The names that torch 2.13 gave to methods of a process group, and those by which 2.11 calls them.
+_FORMERLY = {
+    "all_gather_single": "_allgather_base",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "all_to_all_single": "alltoall_base",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+}
+_FORMER = {new: old for new, old in _FORMERLY.items() if not hasattr(dist.ProcessGroup, new)}
+
+
 class GroupFault(Fault):
-    """A process group that breaks something; mixed into the class of the group."""
+    """A process group that breaks something; mixed into the class of the group.
+
+    It has the new names of methods; an older torch finds them by the old ones.
+    """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for new, old in _FORMER.items():
+            if new in vars(cls):
+                setattr(cls, old, vars(cls)[new])
 
     @classmethod
     def target(cls) -> Target:
@@ -105,6 +125,10 @@ class ForwardingGroup(GroupFault, forwarding.ForwardingGroup):
     def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
         """`dist.monitored_barrier` is for backends called "gloo"; cases then ask the group."""
         self.inner.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
+
+
+for _new, _old in _FORMER.items():
+    setattr(ForwardingGroup, _new, getattr(forwarding.ForwardingGroup, _old))
 
 
 def _gloo(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> dist.ProcessGroup:

@@ -136,6 +136,8 @@ def test_a_fault_is_rejected_by_its_requirement(fault: Broken, tmp_path: Path) -
     )
     assert listener.results is not None, "no case ran"
     [result] = [r for r in listener.results.requirements if r.requirement.id == fault.requirement]
+    if result.reason.startswith("this torch"):
+        pytest.skip(result.reason)
     said = "\n\n".join(what_happened(text) for text in listener.texts)
     assert result.verdict is fault.verdict, f"{fault.spec}: {result.reason} is told by\n{said}"
     assert re.search(fault.says, said), f"{fault.spec}: {fault.says} is not in\n{said}"

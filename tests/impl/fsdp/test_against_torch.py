@@ -203,9 +203,15 @@ def test_the_optimizer_in_the_backward_pass(two_ranks: Ranks) -> None:
 
 # Collectives
 
-RECORDED = ("all_gather", "all_gather_single", "reduce_scatter_single", "all_reduce")
+# torch 2.11 has older names for two of them
+GATHER, SCATTER = (
+    ("all_gather_single", "reduce_scatter_single")
+    if hasattr(dist, "all_gather_single")
+    else ("all_gather_into_tensor", "reduce_scatter_tensor")
+)
+RECORDED = ("all_gather", GATHER, SCATTER, "all_reduce")
 # torch gathers into a list on CPU; it is the same exchange.
-SAME_AS = {"all_gather": "all_gather_single"}
+SAME_AS = {"all_gather": GATHER}
 
 
 @contextlib.contextmanager

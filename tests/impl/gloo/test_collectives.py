@@ -228,6 +228,8 @@ def test_coalesced_forms_keep_dtypes_apart(world_size: int) -> None:
 # -- sparse
 
 
+# torch 2.11 warns in spite of `check_invariants`
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 @each_world
 def test_sparse_sum_is_in_the_tensor_and_in_the_result(world_size: int) -> None:
     def run(group: ProcessGroupGloo) -> None:
