@@ -52,6 +52,15 @@ def tables_with_entries() -> list[str]:
     return [name for name in names if getattr(distributed_c10d._world, name)]
 
 
+def forget_meshes() -> None:
+    """Empty the caches that hold each mesh, with its groups, on which a DTensor was computed."""
+    from torch.distributed.tensor import _redistribute, debug  # most runs do without DTensors
+
+    _redistribute.clear_redistribute_planner_cache()
+    _redistribute._gen_transform_infos.cache_clear()
+    debug._clear_sharding_prop_cache()
+
+
 def sequence_number(group: dist.ProcessGroup) -> int:
     """How many operations the group has counted."""
     number: int = group._get_sequence_number_for_group()  # type: ignore[attr-defined]  # not in the stub

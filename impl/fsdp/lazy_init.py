@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from impl.fsdp import buffers
 from impl.fsdp.common import TrainingState, check, clean_tensor_name
 from impl.fsdp.state import FSDPState, RootContext, Streams, state_of, states_in
@@ -49,13 +51,17 @@ def lazy_init(state: FSDPState) -> None:
         )
         _note_optimizer_in_backward(other)
     context = RootContext(state, states, _make_streams(state, states))
-    buffers.cast_and_move(buffers.computation_dtypes(states), state.compute_device)
+    # What is made here outlives a first forward in inference mode, and training could not use it.
+    # (torch 2.13 raises at the first forward after that.)
+    with torch.inference_mode(mode=False), torch.no_grad():
+        buffers.cast_and_move(buffers.computation_dtypes(states), state.compute_device)
+        for other in states:
+            if other.handle is not None:
+                other.handle.init_tensors()
     context.param_names = _names_of_units(context)
     for other in states:
         other.is_root = other is state
         other.context = context
-        if other.handle is not None:
-            other.handle.init_tensors()
 
 
 def reset_lazy_init(state: FSDPState) -> None:

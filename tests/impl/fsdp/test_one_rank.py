@@ -17,7 +17,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import OptimStateKeyType, ShardingStrategy, StateDictType
+from torch.distributed.fsdp import (
+    MixedPrecision,
+    OptimStateKeyType,
+    ShardingStrategy,
+    StateDictType,
+)
 from torch.distributed.fsdp.wrap import always_wrap_policy, enable_wrap, wrap
 
 from impl.fsdp import FullyShardedDataParallel, ShardedStateDictConfig
@@ -406,6 +411,19 @@ def test_dtype_changes_before_and_after_the_first_forward(use_orig_params: bool)
             assert param.dtype == dtype
             assert param.grad is not None
             assert param.grad.dtype == dtype
+
+
+@pytest.mark.parametrize("use_orig_params", [False, True])
+def test_a_first_forward_in_inference_mode(use_orig_params: bool) -> None:
+    """What it makes, parameters and buffers in low precision here, can be trained with."""
+    low = MixedPrecision(torch.bfloat16, buffer_dtype=torch.bfloat16)
+    layers = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model = FSDP(layers, use_orig_params=use_orig_params, mixed_precision=low)
+    with torch.inference_mode():
+        model.eval()(torch.ones(2, 2))
+    model.train()(torch.ones(2, 2)).sum().backward()
+    assert all(param.grad is not None for param in model.parameters())
+    assert layers[1].num_batches_tracked == 1
 
 
 def test_gradients_of_gradients() -> None:
