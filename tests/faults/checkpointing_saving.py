@@ -22,6 +22,14 @@ class LeavesOutThePrefix(WrapperFault):
         return self.module.state_dict(*args, **kwargs)
 
 
+@breaks("saving/inside-another-module", says=r'Missing key\(s\) .* "part\.module')
+class TakesItselfForTheWhole(WrapperFault):
+    """The state is the same wherever the wrapper is."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return super().state_dict()
+
+
 @breaks("saving/exchange-with-torch", says=r"(Missing|Unexpected) key\(s\) in state_dict")
 class HasAPrefixOfItsOwn(WrapperFault):
     """Keys begin with 'wrapped.'."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from impl.ddp import api, autograd_hooks
+from impl.ddp import api, autograd_hooks, reduction
 from impl.ddp.api import DistributedDataParallel
 from impl.ddp.buckets import Bucket
 from impl.ddp.grad_copy import GradientCopier
@@ -138,6 +138,23 @@ def _rename_errors(right: Any) -> Any:
 @breaks("ddp/backward/error-in-backward", says="raised RuntimeError: backward failed")
 class BackwardFailsInItsOwnWay(DDPFault):
     patched = swap(torch.autograd, "backward", _rename_errors)
+
+
+def _or_its_own(right: Any) -> Any:
+    def result_of(bucket: Any, **options: Any) -> Any:
+        try:
+            return right(bucket, **options)
+        except RuntimeError:
+            return bucket.buffer
+
+    return result_of
+
+
+@breaks("ddp/backward/lost-rank", says="rank 0 was to raise RuntimeError, and it returned")
+class GoesOnWithItsOwnGradients(DDPFault):
+    """A bucket that cannot be exchanged stays what this rank has filled it with."""
+
+    patched = swap(reduction, "result_of", _or_its_own)
 
 
 @breaks("ddp/backward/two-wrappers", says="module 0, step 1")

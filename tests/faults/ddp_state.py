@@ -61,6 +61,21 @@ class FloatsAlone(DDPFault):
     )
 
 
+@breaks("ddp/buffers/not-persistent", says="buffer: rank 1 is wrong")
+class SavedBuffersAlone(DDPFault):
+    """Buffers that are not in the module's state are each rank's own in forward."""
+
+    @staticmethod
+    def _saved(right: Any) -> Any:
+        def named(module: Any, ignored: Any) -> dict[str, Any]:
+            saved = module.state_dict()
+            return {name: b for name, b in right(module, ignored).items() if name in saved}
+
+        return named
+
+    patched = swap(buffer_sync, "named_buffers", _saved)
+
+
 @breaks("ddp/buffers/forward-sync-off", says="before each forward")
 class SynchronisesBuffersAlways(DDPFault):
     patched = instead(

@@ -369,6 +369,15 @@ class LoadsARecordedGraph(DDPFault):
     patched = afterwards(WrapperControls, "__setstate__", _end)
 
 
+@breaks("ddp/copies/options", says="Expected to have finished reduction")
+class LoadedWrappersDoNotSearch(DDPFault):
+    patched = beforehand(
+        WrapperControls,
+        "__setstate__",
+        lambda self, state: state.update(find_unused_parameters=False),
+    )
+
+
 @breaks("ddp/copies/hook", says="can only be called once")
 class CopiesKeepTheirHook(DDPFault):
     @staticmethod

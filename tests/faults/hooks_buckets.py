@@ -12,9 +12,11 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from impl.ddp import comm_hooks, hook_registration, reduction
 from impl.ddp.buckets import GradBucket
 from impl.ddp.comm_hooks import BUILTIN_HOOKS, sum_hook
+from impl.ddp.grad_copy import GradientCopier
 from impl.ddp.logging_data import Logger
+from impl.ddp.reducer import Reducer
 from impl.ddp.reduction import Reduction
-from tests.faults.ddp_kit import DDPFault, beforehand, instead, swap
+from tests.faults.ddp_kit import DDPFault, beforehand, instead, swap, together
 from tests.faults.kit import breaks
 
 
@@ -35,6 +37,19 @@ class CallsTheHookTwice(DDPFault):
 @breaks("comm_hooks/library/zero", says="parameter 0")
 class DividesBeforeTheHook(DDPFault):
     patched = instead(Reduction, "_divisor", lambda self: self.group.size())
+
+
+def _divided(right: Any) -> Any:
+    def fill_one(self: Any, param: Any, view: Any) -> None:
+        right(self, param, view)
+        view.div_(self.group.size())
+
+    return fill_one
+
+
+@breaks("comm_hooks/gradients-are-not-divided", says="gradient on rank")
+class DividesLargeGradientsBeforeTheHook(DDPFault):
+    patched = swap(Reduction, "fill_one", _divided)
 
 
 @breaks("comm_hooks/bucket/index", says=r"calls of step \d")
@@ -135,6 +150,84 @@ class DoesNotWait(DDPFault):
 @breaks("comm_hooks/registered-twice", says="was to raise")
 class TakesASecondHook(DDPFault):
     patched = beforehand(Reduction, "set_hook", lambda self, *_, **__: setattr(self, "hook", None))
+
+
+def _waits_for_the_last(right: Any) -> Any:
+    def result_of(bucket: Any, **options: Any) -> Any:
+        return right(bucket, **options) if bucket.future.done() else bucket.buffer
+
+    return result_of
+
+
+@breaks("comm_hooks/future-is-awaited", says="gradients: rank 0 is wrong")
+class TakesFuturesForComplete(DDPFault):
+    """What is not complete when the last bucket's future is awaited is left out."""
+
+    @staticmethod
+    def _last(reducer: Any) -> None:
+        reducer.buckets[-1].future.wait()
+
+    patched = together(
+        beforehand(Reducer, "_deliver", _last), swap(reduction, "result_of", _waits_for_the_last)
+    )
+
+
+def _from_the_beginning(buffer: Any, layout: Any) -> list[Any]:
+    return [buffer.as_strided(slot.shape, slot.strides, slot.offset) for slot in layout.slots]
+
+
+@breaks("comm_hooks/result-inside-another-tensor", says="gradients: rank 0 is wrong")
+class ReadsResultsFromTheBeginning(DDPFault):
+    """A result is read from where its storage begins."""
+
+    patched = instead(reduction, "view_gradients", _from_the_beginning)
+
+
+def _strict(right: Any) -> Any:
+    def result_of(bucket: Any, **options: Any) -> Any:
+        result = right(bucket, **options)
+        if result.dtype != bucket.buffer.dtype:
+            raise RuntimeError(f"a result in {result.dtype}")
+        return result
+
+    return result_of
+
+
+@breaks("comm_hooks/result-of-another-dtype", says=r"a result in torch\.float16")
+class WantsTheBucketsDtype(DDPFault):
+    patched = swap(reduction, "result_of", _strict)
+
+
+def _leaves_what_was_there(right: Any) -> Any:
+    def copy(self: Any, slots: Any, divisor: Any) -> None:
+        absent = [
+            (view, view.clone())
+            for param, view in zip(slots.params, slots.views, strict=True)
+            if param.grad is None
+        ]
+        right(self, slots, divisor)
+        for view, before in absent:
+            view.copy_(before)
+
+    return copy
+
+
+@breaks("comm_hooks/bucket/unused-parameters", says="step 2: not zeros for")
+class LeavesOldGradientsInBuckets(DDPFault):
+    """The slot of a parameter that went unused holds what an earlier step left there."""
+
+    patched = swap(GradientCopier, "_copy_odd_ones_in", _leaves_what_was_there)
+
+
+@breaks("comm_hooks/unused-everywhere", says="gradients: rank 0 is wrong")
+class HooksAreForEveryParameter(DDPFault):
+    """What a hook returns goes to all parameters of the bucket, used or not."""
+
+    patched = swap(
+        Reduction,
+        "_gets_no_gradient",
+        lambda right: lambda self, index: self.hook is None and right(self, index),
+    )
 
 
 @breaks("comm_hooks/not-callable", says="was to raise|does not match")

@@ -231,3 +231,34 @@ class ConvertsOnce(LayerFault, SyncBatchNorm):
         if any(isinstance(layer, cls) for layer in module.modules()):
             return module
         return super().convert_sync_batchnorm(module, process_group)
+
+
+class _Kept(torch.autograd.Function):
+    """Hands x through and keeps it for backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        out = x.clone()
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (_,) = ctx.saved_tensors
+        return grads[0]
+
+
+@breaks("sync_batchnorm/output-changed-in-place", says="modified by an inplace operation")
+class NeedsItsOutput(LayerFault, SyncBatchNorm):
+    def forward(self, input: Tensor) -> Tensor:
+        out: Tensor = _Kept.apply(super().forward(input))  # type: ignore[no-untyped-call]  # in torch
+        return out
+
+
+@breaks("sync_batchnorm/changed-before-backward", says=r"gradient of the \w+: rank 0 is wrong")
+class SavesDataAlone(LayerFault, SyncBatchNorm):
+    """What is saved for backward is out of autograd's sight."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved.data, lambda data: data):
+            return super().forward(input)

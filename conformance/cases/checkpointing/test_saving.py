@@ -39,6 +39,27 @@ def test_keys_are_those_of_the_module_with_a_prefix(ranks: Ranks) -> None:
         assert_that(keys == want, f"got keys {keys}, want {want}", rank)
 
 
+def state_inside(me: Me) -> tuple[list[str], list[str], bool]:
+    """Keys of a module that holds a wrapper, and of the wrapper; whether they can be loaded."""
+    outer = nn.ModuleDict({"part": me.ddp(Model().to(me.device))})
+    state = copied(outer.state_dict())
+    with torch.no_grad():
+        for parameter in outer.parameters():
+            parameter.fill_(9.0)
+    outer.load_state_dict(state)
+    loaded = all(torch.equal(now, state[key]) for key, now in outer.state_dict().items())
+    return list(state), list(outer["part"].state_dict()), loaded
+
+
+@covers("saving/inside-another-module")
+@world_sizes(2)
+def test_a_wrapper_inside_another_module(ranks: Ranks) -> None:
+    for rank, (keys, of_wrapper, loaded) in enumerate(ranks.run(state_inside)):
+        want = [f"part.{key}" for key in of_wrapper]
+        assert_that(keys == want, f"got keys {keys}, want {want}", rank)
+        assert_that(loaded, "the state is not what was saved once it is loaded", rank)
+
+
 @covers("saving/the-modules-tensors")
 @world_sizes(1, 2)
 def test_a_state_holds_the_modules_own_tensors(ranks: Ranks) -> None:

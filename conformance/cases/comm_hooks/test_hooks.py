@@ -21,7 +21,15 @@ from conformance import (
     world_sizes,
 )
 from conformance.cases.comm_hooks.hooked import BYTE, completed, make_model, sum_of
-from conformance.cases.ddp.models import WIDTH, Convolving, Recipe, Typed, loss_of, normal
+from conformance.cases.ddp.models import (
+    WIDTH,
+    Branching,
+    Convolving,
+    Recipe,
+    Typed,
+    loss_of,
+    normal,
+)
 from conformance.cases.ddp.training import Options, assert_grads
 from conformance.cases.raising import assert_raised
 
@@ -97,7 +105,12 @@ def test_buffers(ranks: Ranks) -> None:
         assert_that(all(whole), "a buffer is not the flat gradients of its parameters", rank)
 
 
-def local_gradients(me: Me) -> list[tuple[Tensor, Tensor]]:
+def make_large() -> nn.Module:
+    """Gradients of 256 KiB between small ones."""
+    return nn.Sequential(nn.Linear(WIDTH, 256), nn.Linear(256, 256), nn.Linear(256, 2))
+
+
+def local_gradients(me: Me, make: Callable[[], nn.Module]) -> list[tuple[Tensor, Tensor]]:
     """Pairs of a gradient as the hook was given it, and what this rank's loss gives."""
     given: dict[int, Tensor] = {}
 
@@ -106,8 +119,8 @@ def local_gradients(me: Me) -> list[tuple[Tensor, Tensor]]:
             given[id(parameter)] = grad.clone()
         return sum_of(bucket.buffer())
 
-    module, _ = run_hook(me, make_model, (2, WIDTH), hook, {}, 1)
-    alone = Recipe(make_model)(seed=0).to(me.device)
+    module, _ = run_hook(me, make, (2, WIDTH), hook, {}, 1)
+    alone = Recipe(make)(seed=0).to(me.device)
     loss_of(alone(normal((2, WIDTH), me.rank, "float32").to(me.device))).backward()
     pairs = zip(module.parameters(), alone.parameters(), strict=True)
     return [(given[id(p)], q.grad) for p, q in pairs if q.grad is not None]
@@ -115,11 +128,67 @@ def local_gradients(me: Me) -> list[tuple[Tensor, Tensor]]:
 
 @covers("comm_hooks/gradients-are-not-divided", "comm_hooks/bucket/parameters")
 @world_sizes(2)
-def test_gradients_are_this_ranks_own(ranks: Ranks) -> None:
-    for rank, pairs in enumerate(ranks.run(local_gradients)):
-        assert_that(len(pairs) == 4, f"{len(pairs)} gradients of 4", rank)
+@pytest.mark.parametrize("make", [make_model, make_large], ids=["small", "large"])
+def test_gradients_are_this_ranks_own(ranks: Ranks, make: Callable[[], nn.Module]) -> None:
+    count = len(list(make().parameters()))
+    for rank, pairs in enumerate(ranks.run(local_gradients, make)):
+        assert_that(len(pairs) == count, f"{len(pairs)} gradients of {count}", rank)
         for given, want in pairs:
             assert_grads([given], want, f"gradient on rank {rank}", within=1e-5)
+
+
+def gradients_of_branches(me: Me, options: Options) -> list[list[float]]:
+    """In each step, for each branch, the largest element that the hook was given."""
+    module = Recipe(Branching)().to(me.device)
+    model = me.ddp(module, find_unused_parameters=True, **options)
+    places = {id(weight): k for k, weight in enumerate(module.parameters())}
+    seen: list[list[float]] = []
+
+    def hook(_: Any, bucket: Any) -> Any:
+        for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            seen[-1][places[id(parameter)]] = grad.abs().max().item()
+        return sum_of(bucket.buffer())
+
+    model.register_comm_hook(None, bare(hook))
+    for used in ([0, 1, 2], [0], [me.rank + 1], [0, 1, 2]):
+        seen.append([-1.0] * 3)
+        model.zero_grad()
+        loss_of(model(normal((2, WIDTH), me.rank).to(me.device), used)).backward()
+    return seen
+
+
+@covers("comm_hooks/bucket/unused-parameters")
+@world_sizes(2)
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=["apart", "view"])
+def test_gradients_of_unused_parameters(ranks: Ranks, options: Options) -> None:
+    for rank, seen in enumerate(ranks.run(gradients_of_branches, options)):
+        for i, used in enumerate(([0, 1, 2], [0], [rank + 1], [0, 1, 2])):
+            given = [k for k, largest in enumerate(seen[i]) if largest != 0]
+            assert_that(given == used, f"step {i + 1}: not zeros for {given}, used {used}", rank)
+
+
+def unused_by_all(me: Me, options: Options) -> list[list[float | None]]:
+    """The gradients of all branches after each step, of a hook that returns one number."""
+    module = Recipe(Branching)().to(me.device)
+    model = me.ddp(module, find_unused_parameters=True, **options)
+    model.register_comm_hook(
+        None, bare(lambda _, bucket: completed(torch.full_like(bucket.buffer(), 7.0)))
+    )
+    seen: list[list[float | None]] = []
+    for used in ([0, me.rank], [0, 2], [1, 2]):
+        model.zero_grad()
+        loss_of(model(normal((2, WIDTH), me.rank).to(me.device), used)).backward()
+        grads = [weight.grad for weight in module.parameters()]
+        seen.append([None if grad is None else grad[0, 0].item() for grad in grads])
+    return seen
+
+
+@covers("comm_hooks/unused-everywhere")
+@world_sizes(2)
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=["apart", "view"])
+def test_nobody_uses_a_parameter(ranks: Ranks, options: Options) -> None:
+    want = [[7.0, 7.0, None], [7.0, None, 7.0], [None, 7.0, 7.0]]
+    assert_same_on_all_ranks(ranks.run(unused_by_all, options), want, what="gradients")
 
 
 def write_to_views(me: Me, to_buffer: bool) -> list[bool]:
@@ -227,12 +296,16 @@ def test_complex_buffers(ranks: Ranks) -> None:
 
 def return_another(me: Me, way: str, options: Options) -> list[list[Tensor]]:
     def hook(state: Any, bucket: Any) -> Any:
-        state["step"] += bucket.is_last()
-        new = torch.full_like(bucket.buffer(), 100.0 + state["step"] + bucket.is_last())
-        if way == "thread":
+        state["step"] += bucket.index() == 0
+        new = torch.full_like(bucket.buffer(), 101.0 + state["step"])
+        if way == "thread" or (way == "first last" and bucket.index() == 0):
             future: Any = torch.futures.Future()
             threading.Timer(0.05, future.set_result, (new,)).start()
             return future
+        if way == "part":
+            return completed(torch.cat([new * 0, new, new * 0])[len(new) : 2 * len(new)])
+        if way == "half":
+            return completed(new.half())
         if way == "then":
             chained = completed(new - 1).then(lambda f: f.value() + 2)
             return chained.then(lambda f: f.value() - 1)
@@ -260,6 +333,26 @@ def test_another_tensor(ranks: Ranks, options: Options) -> None:
 @world_sizes(2)
 def test_a_thread_completes_the_future(ranks: Ranks) -> None:
     assert_returned(ranks, "thread", {})
+
+
+@covers("comm_hooks/future-is-awaited")
+@world_sizes(2)
+def test_the_first_of_several_futures_comes_last(ranks: Ranks) -> None:
+    assert_returned(ranks, "first last", {"bucket_cap_mb": BYTE})
+
+
+@covers("comm_hooks/result-inside-another-tensor")
+@world_sizes(2)
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=["apart", "view"])
+def test_a_part_of_another_tensor(ranks: Ranks, options: Options) -> None:
+    assert_returned(ranks, "part", options)
+
+
+@covers("comm_hooks/result-of-another-dtype")
+@world_sizes(2)
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=["apart", "view"])
+def test_a_result_of_another_dtype(ranks: Ranks, options: Options) -> None:
+    assert_returned(ranks, "half", options)
 
 
 @covers("comm_hooks/then")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import os
+import signal
 import threading
 import warnings
 from collections.abc import Sequence
@@ -15,7 +17,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance import (
+    Me,
+    Ranks,
+    assert_same_on_all_ranks,
+    assert_that,
+    covers,
+    deadline,
+    not_probed,
+    world_sizes,
+)
 from conformance.cases.ddp.models import WIDTH, Branching, Perceptron, Recipe, loss_of, normal
 from conformance.cases.ddp.observing import unannotated
 from conformance.cases.ddp.training import (
@@ -94,6 +105,15 @@ def test_synchronised_steps_between(ranks: Ranks, pattern: list[bool]) -> None:
 def test_views_of_buckets(ranks: Ranks, pattern: list[bool]) -> None:
     steps = micro_batches(2, 3, pattern)
     accumulate_everywhere(ranks, Recipe(Perceptron), {"gradient_as_bucket_view": True}, steps)
+
+
+@covers("ddp/gradients/large")
+@world_sizes(2)
+@pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
+def test_large_gradients_accumulate(ranks: Ranks, view: bool) -> None:
+    steps = micro_batches(2, 3, [True, False, True])
+    recipe = Recipe(Perceptron, ((WIDTH, 1 << 14, 1),))
+    accumulate_everywhere(ranks, recipe, {"gradient_as_bucket_view": view}, steps)
 
 
 @covers("ddp/no-sync/every-parameter")
@@ -408,6 +428,26 @@ def raise_in_backward(me: Me) -> None:
 def test_errors_come_out_of_backward(ranks: Ranks) -> None:
     outcomes = ranks.outcomes(raise_in_backward)
     assert_raised(outcomes, ArithmeticError, match="refused by rank")
+
+
+def lose_a_rank(me: Me, options: Options) -> None:
+    """Two steps together; in the third one the last rank is killed between forward and backward."""
+    model = me.ddp(Recipe(Perceptron)().to(me.device), **options)
+    for i in range(3):
+        model.zero_grad()
+        loss = loss_of(model(normal((2, WIDTH), 10 * i + me.rank).to(me.device)))
+        if i == 2 and me.rank == me.world_size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        loss.backward()
+
+
+@covers("ddp/backward/lost-rank")
+@world_sizes(2)
+@deadline(10)
+@not_probed()
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, SEARCH], ids=str)
+def test_a_rank_is_lost(ranks: Ranks, options: Options) -> None:
+    assert_raised(ranks.outcomes(lose_a_rank, options), RuntimeError, but={1})
 
 
 def gradient_without_hooks(me: Me) -> Tensor:

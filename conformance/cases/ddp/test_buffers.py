@@ -163,6 +163,41 @@ def test_buffers_of_many_kinds(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(synced_buffers), [want, want], what="buffers")
 
 
+class Scratching(nn.Module):
+    """A buffer that is not saved, and that each forward changes by the rank's number."""
+
+    scratch: Tensor
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 1).double()
+        self.register_buffer("scratch", torch.full((2,), 10.0 * rank), persistent=False)
+        self.step = rank + 1
+        self.seen: list[float] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(self.scratch[0].item())
+        self.scratch += self.step
+        y: Tensor = self.layer(x)
+        return y
+
+
+def scratched(me: Me) -> list[float]:
+    """The buffer after construction, then at the beginning of each forward."""
+    module = Scratching(me.rank).to(me.device)
+    model = me.ddp(module)
+    at_first = module.scratch[0].item()
+    for _ in range(3):
+        model(torch.ones(1, WIDTH, dtype=torch.float64, device=me.device)).sum().backward()
+    return [at_first, *module.seen]
+
+
+@covers("ddp/buffers/not-persistent")
+@world_sizes(2)
+def test_buffers_that_are_not_saved(ranks: Ranks) -> None:
+    assert_same_on_all_ranks(ranks.run(scratched), [0.0, 0.0, 1.0, 2.0], what="buffer")
+
+
 def two_forwards(me: Me) -> Tensor:
     module = nn.Sequential(nn.Linear(WIDTH, 4), nn.BatchNorm1d(4)).double().to(me.device)
     model = me.ddp(module)

@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import distributed as torch_ddp
 
 from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
-from conformance.cases.ddp.models import WIDTH, Perceptron, Recipe, loss_of, normal
+from conformance.cases.ddp.models import WIDTH, Branching, Perceptron, Recipe, loss_of, normal
 from conformance.cases.ddp.observing import unannotated
 from conformance.cases.ddp.training import Options, assert_grads
 from conformance.cases.raising import assert_raised
@@ -254,3 +255,127 @@ def logged_join(me: Me) -> int:
 @world_sizes(2)
 def test_the_logging_data_say_so(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(logged_join), 1, what="join_uneven_inputs")
+
+
+def buffers_under_join(me: Me, steps: int) -> list[float]:
+    """Whose buffer each forward began with."""
+    module = Remembering(me.rank).to(me.device)
+    model = me.ddp(module)
+    seen: list[float] = []
+    module.register_forward_pre_hook(lambda *_: seen.append(module.whose.item()))
+    with model.join():
+        for i in range(steps):
+            loss_of(model(numbered(me.rank, i).to(me.device))).backward()
+    return seen
+
+
+@covers("ddp/join/buffers")
+@world_sizes(2, 3)
+def test_buffers_of_a_rank_that_has_input(ranks: Ranks) -> None:
+    for lengths in ([2, 4, 3], [4, 3, 2]):
+        lengths = lengths[: ranks.world_size]
+        got = ranks.run_each(buffers_under_join, [(n,) for n in lengths])
+        for rank, seen in enumerate(got):
+            for i, whose in enumerate(seen[1:], 1):
+                active = [r for r, n in enumerate(lengths) if i < n]
+                words = f"forward {i + 1} began with the buffer of {whose}, not one of {active}"
+                assert_that(whose in active, words, rank)
+
+
+def buffer_hook_under_join(me: Me, steps: int) -> int:
+    """How often the hook ran."""
+    model = me.ddp(Remembering(me.rank).to(me.device))
+    calls = [0]
+
+    def add_up(_: Any, buffers: dict[str, Tensor]) -> None:
+        calls[0] += 1
+        for buffer in buffers.values():
+            dist.all_reduce(buffer)
+
+    location = torch_ddp._BufferCommHookLocation.PRE_FORWARD
+    model._register_buffer_comm_hook(None, add_up, location)
+    with model.join():
+        for i in range(steps):
+            loss_of(model(numbered(me.rank, i).to(me.device))).backward()
+    return calls[0]
+
+
+@covers("ddp/join/buffer-hook")
+@world_sizes(2)
+def test_buffer_hooks_run_on_joined_ranks(ranks: Ranks) -> None:
+    got = ranks.run_each(buffer_hook_under_join, [(2,), (4,)])
+    assert_same_on_all_ranks(got, 4, what="calls of the hook")
+
+
+def epochs(me: Me, lengths: list[int]) -> list[Tensor]:
+    """A gradient after each of two steps without join(), after each of two epochs with it."""
+    module = Recipe(Perceptron, ((WIDTH, 1),))().to(me.device)
+    model = me.ddp(module)
+    x = torch.full((1, WIDTH), 1.0 + 2 * me.rank, dtype=torch.float64, device=me.device)
+    seen = []
+    for steps in lengths:
+        with model.join():
+            for _ in range(steps):
+                model(x).sum().backward()
+        for _ in range(2):
+            model.zero_grad()
+            model(x).sum().backward()
+            grad = module.get_parameter("layers.0.weight").grad
+            assert grad is not None
+            seen.append(grad.clone())
+    return seen
+
+
+@covers("ddp/join/afterwards")
+@world_sizes(2)
+def test_steps_after_join(ranks: Ranks) -> None:
+    got = ranks.run_each(epochs, [([1, 3],), ([3, 2],)])
+    want = [torch.full((1, WIDTH), 2.0, dtype=torch.float64)] * 4
+    assert_same_on_all_ranks(got, want, what="gradients after join()")
+
+
+def join_in_a_group(me: Me, lengths: list[int]) -> tuple[int, float] | None:
+    """Steps of the joined group's ranks; whose model the last one's was. None outside."""
+    group = dist.new_group([1, 2])
+    if me.rank == 0:
+        return None
+    module = Remembering(me.rank).to(me.device)
+    model = me.ddp(module, process_group=group)
+    with model.join():
+        for i in range(lengths[me.rank - 1]):
+            loss_of(model(numbered(me.rank, i).to(me.device))).backward()
+    return lengths[me.rank - 1], module.whose.item()
+
+
+@covers("ddp/join/group")
+@world_sizes(3)
+@pytest.mark.parametrize("lengths", [[1, 3], [3, 1]], ids=str)
+def test_join_in_a_group_without_rank_0(ranks: Ranks, lengths: list[int]) -> None:
+    last = 1.0 + lengths.index(max(lengths))
+    want = [None, (lengths[0], last), (lengths[1], last)]
+    for rank, (got, wanted) in enumerate(
+        zip(ranks.run(join_in_a_group, lengths), want, strict=True)
+    ):
+        assert_that(got == wanted, f"steps and last rank: {got}, want {wanted}", rank)
+
+
+def unused_under_join(me: Me, uses: list[list[int]]) -> list[list[bool]]:
+    """Which branches have a gradient after each step."""
+    module = Recipe(Branching)().to(me.device)
+    model = me.ddp(module, find_unused_parameters=True)
+    seen = []
+    with model.join():
+        for i, used in enumerate(uses):
+            model.zero_grad()
+            loss_of(model(numbered(me.rank, i).to(me.device), used)).backward()
+            seen.append([weight.grad is not None for weight in module.parameters()])
+    return seen
+
+
+@covers("ddp/join/unused-by-those-who-are-left")
+@world_sizes(2)
+def test_nobody_who_is_left_uses_it(ranks: Ranks) -> None:
+    uses = [[0, 1], [0, 1, 2], [0], [0, 2], [0]]
+    got = ranks.run_each(unused_under_join, [(uses[:2],), (uses,)])
+    wanted = [[k in used for k in range(3)] for used in uses]
+    assert_that(got[1] == wanted, f"which have a gradient: {got[1]}, want {wanted}", 1)

@@ -134,6 +134,27 @@ def test_another_graph_each_step(ranks: Ranks, options: Options) -> None:
     train(ranks, Recipe(Branching), steps, {**SEARCH, **options})
 
 
+class Large(Branching):
+    """The first and the last branch have gradients of 384 KiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for i in (0, 2):
+            self.branches[i] = nn.Linear(WIDTH, 1 << 14, bias=False).double()
+
+
+@covers("ddp/gradients/large")
+@world_sizes(2)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"bucket_cap_mb": BYTE}, {"gradient_as_bucket_view": True}],
+    ids=lambda options: "-".join(options) or "default",
+)
+def test_large_parameters_go_unused(ranks: Ranks, options: Options) -> None:
+    uses = [[[0, 1], [1, 2]], [[2], [0]], [[1], [1, 2]], [[0], [0]]]
+    train(ranks, Recipe(Large), using(uses), {**SEARCH, **options})
+
+
 class TwoOutputs(nn.Module):
     """A trunk with two heads, in a tuple or a dict."""
 

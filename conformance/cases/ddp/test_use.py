@@ -160,6 +160,62 @@ def summing(group: Any, bucket: Any) -> Any:
 summing.__annotations__.clear()  # torch would have them name its own GradBucket
 
 
+OPTIONS_OF_COPIES: dict[str, Options] = {
+    "search": {"find_unused_parameters": True},
+    "views": {"gradient_as_bucket_view": True},
+    "caps": {"bucket_cap_mb": 2**-20},
+    "ignored": {},
+}
+
+
+def shown(me: Me, kind: str, model: Any) -> bool | int:
+    """What some steps show of an option."""
+    calls = [0]
+    if kind == "caps":
+        model.register_comm_hook(calls, counting)
+    branches = model.module.branches
+    for i in range(3):
+        model.zero_grad()
+        calls[0] = 0
+        x = torch.full((1, WIDTH), 1.0 + i + me.rank, dtype=torch.float64, device=me.device)
+        outputs = model(x, [0] if kind == "search" else [0, 1])
+        sum(output.sum() for output in outputs).backward()
+    first, second = branches[0].weight.grad, branches[1].weight.grad
+    if kind == "search":
+        return second is None
+    if kind == "views":
+        same: bool = first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+        return same
+    return calls[0] if kind == "caps" else bool((second == 3.0 + me.rank).all())
+
+
+def counting(calls: list[int], bucket: Any) -> Any:
+    calls[0] += 1
+    return summing(None, bucket)
+
+
+counting.__annotations__.clear()
+
+
+def options_of_a_copy(me: Me, kind: str) -> tuple[bool | int, bool | int]:
+    """What a wrapper shows of an option, and what the one that was saved and loaded does."""
+    module = Recipe(Branching, (2,))().to(me.device)
+    if kind == "ignored":
+        wrapper: Any = type(me.ddp(nn.Linear(1, 1).to(me.device)))
+        wrapper._set_params_and_buffers_to_ignore_for_model(module, ["branches.1.weight"])
+    model = me.ddp(module, **OPTIONS_OF_COPIES[kind])
+    twin = save(model)
+    return shown(me, kind, model), shown(me, kind, twin)
+
+
+@covers("ddp/copies/options")
+@world_sizes(2)
+@pytest.mark.parametrize("kind", OPTIONS_OF_COPIES)
+def test_copies_keep_their_options(ranks: Ranks, kind: str) -> None:
+    wanted = 2 if kind == "caps" else True
+    assert_same_on_all_ranks(ranks.run(options_of_a_copy, kind), (wanted, wanted), what="shown")
+
+
 def copied_with_a_hook(me: Me) -> list[Tensor]:
     """Gradients of the original, of its copy, and of the copy once it has the hook too."""
     model = me.ddp(Recipe(Perceptron)().to(me.device))

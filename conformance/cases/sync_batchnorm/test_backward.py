@@ -269,6 +269,58 @@ def test_a_bias_that_changes_before_backward(ranks: Ranks) -> None:
         assert_near([mine[at] for mine in got], near, f"gradient of {name}")
 
 
+def change_output(me: Me, x: Tensor, dy: Tensor) -> list[Tensor]:
+    """Gradients of input, weight and bias, of an output that is doubled in place."""
+    layer: Any = _DOUBLE.make(me)
+    x = x.to(me.device).requires_grad_()
+    layer(x).mul_(2).backward(dy.to(me.device) / 2)
+    assert x.grad is not None
+    return [x.grad, layer.weight.grad, layer.bias.grad]
+
+
+@covers("sync_batchnorm/output-changed-in-place")
+@world_sizes(2)
+def test_an_output_that_is_changed_in_place(ranks: Ranks) -> None:
+    xs = batches([3, 2], (2, 2), "float64")
+    dys = gradients(xs)
+    got = ranks.run_each(change_output, list(zip(xs, dys, strict=True)))
+    want = whole_batch(xs, dys, _DOUBLE.weight, _DOUBLE.bias_vector)
+    parts = (("input", want.input_grads), ("weight", want.weight_grads), ("bias", want.bias_grads))
+    for at, (name, near) in enumerate(parts):
+        assert_near([mine[at] for mine in got], near, f"gradient of {name}")
+
+
+def change_and_go_backward(me: Me, what: str, x: Tensor, dy: Tensor) -> list[Tensor]:
+    """Gradients of input and weight, one of which changes in between."""
+    layer: Any = _DOUBLE.make(me)
+    leaf = x.to(me.device).requires_grad_()
+    x = leaf.clone()
+    y = layer(x)
+    with torch.no_grad():
+        (x if what == "input" else layer.weight).mul_(-2)
+    y.backward(dy.to(me.device))
+    assert leaf.grad is not None
+    return [leaf.grad, layer.weight.grad]
+
+
+@covers("sync_batchnorm/changed-before-backward")
+@world_sizes(1, 2)
+@pytest.mark.parametrize("what", ["input", "weight"])
+def test_what_changes_before_backward(ranks: Ranks, what: str) -> None:
+    xs = batches([3, 2][: ranks.world_size], (2, 2), "float64")
+    dys = gradients(xs)
+    args = [(what, x, dy) for x, dy in zip(xs, dys, strict=True)]
+    outcomes = ranks.outcomes_each(change_and_go_backward, args)
+    if all(isinstance(o, Raised) and o.is_a(RuntimeError) for o in outcomes):
+        return
+    if not all(isinstance(o, Returned) for o in outcomes):
+        raise RanksFailed("a change in between", outcomes)
+    got = [o.value for o in outcomes if isinstance(o, Returned)]
+    want = whole_batch(xs, dys, _DOUBLE.weight, _DOUBLE.bias_vector)
+    assert_near([mine[0] for mine in got], want.input_grads, "gradient of the input")
+    assert_near([mine[1] for mine in got], want.weight_grads, "gradient of the weight")
+
+
 def differentiate_twice(me: Me, x: Tensor) -> Tensor:
     """The gradient of the squared norm of a gradient."""
     layer = _DOUBLE.make(me)

@@ -21,6 +21,15 @@ MODULES_TENSORS = Requirement(
     source=f"{_MODULE}.state_dict: 'references to the whole state'",
     rests_on=("saving/keys",),
 )
+INSIDE = Requirement(
+    id="saving/inside-another-module",
+    level=MUST,
+    profile="checkpointing",
+    says="The state dict of a module that holds a wrapper has the wrapper's entries under the name "
+    "that it has there, and is loaded with them.",
+    source=f"{_MODULE}.state_dict: prefix and destination",
+    rests_on=("saving/keys",),
+)
 ANY_RANK = Requirement(
     id="saving/any-rank",
     level=MUST,

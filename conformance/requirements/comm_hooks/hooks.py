@@ -54,6 +54,15 @@ GRADIENTS = Requirement(
     source=f"{DOCS}, GradBucket.gradients",
     rests_on=("comm_hooks/bucket/buffer",),
 )
+UNUSED_GRADIENTS = Requirement(
+    id="comm_hooks/bucket/unused-parameters",
+    level=MUST,
+    profile="comm_hooks",
+    says="With find_unused_parameters, the gradient of a parameter that this rank did not use is "
+    "zeros to the hook.",
+    source=f"{_CPP}: the slot of an undefined gradient is filled with zeros",
+    rests_on=("comm_hooks/bucket/gradients",),
+)
 PARAMETERS = Requirement(
     id="comm_hooks/bucket/parameters",
     level=MUST,
@@ -95,6 +104,22 @@ RESULT = Requirement(
     source=DOCS,
     rests_on=("comm_hooks/called-for-each-bucket",),
 )
+RESULT_INSIDE_ANOTHER = Requirement(
+    id="comm_hooks/result-inside-another-tensor",
+    level=MUST,
+    profile="comm_hooks",
+    says="The tensor in the hook's future may be a part of a larger one, wherever it begins in it.",
+    source=f"{DOCS}: a tensor in the bucket's place",
+    rests_on=("comm_hooks/result",),
+)
+RESULT_OF_ANOTHER_DTYPE = Requirement(
+    id="comm_hooks/result-of-another-dtype",
+    level=SHOULD,
+    profile="comm_hooks",
+    says="The tensor in the hook's future may be of another dtype; gradients keep theirs.",
+    source=OBSERVED,
+    rests_on=("comm_hooks/result",),
+)
 RESULT_REPEATED = Requirement(
     id="comm_hooks/result-in-later-steps",
     level=MUST,
@@ -102,6 +127,15 @@ RESULT_REPEATED = Requirement(
     says="A hook that returns a new tensor each time is right in all later steps too, with "
     "gradients that are views as well.",
     source="pytorch#43307",
+    rests_on=("comm_hooks/result",),
+)
+UNUSED_EVERYWHERE = Requirement(
+    id="comm_hooks/unused-everywhere",
+    level=MUST,
+    profile="comm_hooks",
+    says="With find_unused_parameters, a parameter that no rank used keeps its gradient, whatever "
+    "the hook makes of its place in the bucket: None stays None.",
+    source=f"{_CPP}: gradients of globally unused parameters are kept, with a hook as without",
     rests_on=("comm_hooks/result",),
 )
 AWAITED = Requirement(

@@ -150,6 +150,16 @@ ENGINE_ERROR = Requirement(
     says="An exception in every rank's backward pass comes out of it as it was raised.",
     source=f"{OBSERVED}, test_ddp_python_error_logged",
 )
+LOST_RANK = Requirement(
+    id="ddp/backward/lost-rank",
+    level=MUST,
+    profile="ddp",
+    says="If a rank dies before its part of an exchange, backward raises RuntimeError on the "
+    "others; none of them goes on with gradients of its own.",
+    source="observed, torch 2.13.0 gloo",
+    needs=("feature:peer_loss",),
+    rests_on=("ddp/average", "peer_loss/of-a-pair"),
+)
 REMOVED_HOOKS = Requirement(
     id="ddp/backward/removed-hooks",
     level=SHOULD,

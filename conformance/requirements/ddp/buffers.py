@@ -36,6 +36,15 @@ DTYPES = Requirement(
     source="torch, comm.cpp: broadcast_coalesced groups tensors by dtype",
     rests_on=("ddp/buffers/before-forward",),
 )
+NOT_PERSISTENT = Requirement(
+    id="ddp/buffers/not-persistent",
+    level=MUST,
+    profile="ddp",
+    says="Buffers that are not persistent get rank 0's values as others do, at construction and "
+    "before each forward.",
+    source="torch, distributed.py: buffers are those of named_buffers",
+    rests_on=("ddp/buffers/before-forward",),
+)
 NOT_SYNCED = Requirement(
     id="ddp/buffers/forward-sync-off",
     level=MUST,

@@ -79,6 +79,15 @@ NORM = Requirement(
     source="fairscale#517",
     rests_on=("ddp/average",),
 )
+LARGE = Requirement(
+    id="ddp/gradients/large",
+    level=MUST,
+    profile="ddp",
+    says="Gradients of several hundred KiB are averaged as small ones are, if they accumulate, if "
+    "they are views of buckets, and if some ranks do not use the parameter.",
+    source=f"{DOCS}: no size is named; implementations treat large gradients apart",
+    rests_on=("ddp/average",),
+)
 DELAYED = Requirement(
     id="ddp/gradients/delayed",
     level=SHOULD,

@@ -86,3 +86,46 @@ LOGGED = Requirement(
     says="The logging data say join_uneven_inputs after join() was used.",
     source="torch 2.13, test_ddp_uneven_inputs",
 )
+BUFFERS = Requirement(
+    id="ddp/join/buffers",
+    level=MUST,
+    profile="ddp",
+    says="Inside join() buffers get the values of a rank that still has input, before each "
+    "forward.",
+    source="torch, distributed.py: _find_common_rank among the ranks that have not joined",
+    rests_on=("ddp/join/uneven-inputs", "ddp/buffers/before-forward"),
+)
+BUFFER_HOOK = Requirement(
+    id="ddp/join/buffer-hook",
+    level=SHOULD,
+    profile="ddp",
+    says="A buffer hook that runs before forward runs on joined ranks too.",
+    source="torch, distributed.py: joined ranks call _check_and_sync_module_buffers",
+    rests_on=("ddp/join/uneven-inputs", "ddp/buffers/hook"),
+)
+AFTERWARDS = Requirement(
+    id="ddp/join/afterwards",
+    level=MUST,
+    profile="ddp",
+    says="Steps after join() average as those without it, on ranks that ran out of input early "
+    "too, and join() may be used again.",
+    source=f"{DOCS}, join: one for each epoch",
+    rests_on=("ddp/join/uneven-inputs",),
+)
+OF_GROUP = Requirement(
+    id="ddp/join/group",
+    level=MUST,
+    profile="ddp",
+    says="join() concerns the wrapper's group alone, whichever ranks are in it.",
+    source=f"{DOCS}, join and process_group",
+    rests_on=("ddp/join/uneven-inputs", "ddp/process-group"),
+)
+UNUSED_NOW = Requirement(
+    id="ddp/join/unused-by-those-who-are-left",
+    level=MUST,
+    profile="ddp",
+    says="With find_unused_parameters, a parameter that no rank with input used in a step keeps "
+    "its gradient, also if it was used in an earlier step.",
+    source=f"{DOCS}, find_unused_parameters and join",
+    rests_on=("ddp/join/unused-parameters", "ddp/unused/everywhere"),
+)

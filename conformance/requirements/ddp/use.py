@@ -104,6 +104,15 @@ DEEPCOPY = Requirement(
     source=f"{OBSERVED}: __getstate__ serves copies too",
     rests_on=("ddp/average",),
 )
+COPIES_OPTIONS = Requirement(
+    id="ddp/copies/options",
+    level=MUST,
+    profile="ddp",
+    says="A wrapper that was saved and loaded keeps its options: the search for unused "
+    "parameters, gradients that are views, the caps of buckets, what is to be ignored.",
+    source="torch, distributed.py: __setstate__ builds the reducer with what was saved",
+    rests_on=("ddp/copies/pickle",),
+)
 COPY_HOOK = Requirement(
     id="ddp/copies/hook",
     level=SHOULD,

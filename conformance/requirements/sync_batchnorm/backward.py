@@ -110,6 +110,24 @@ CHANGED_BIAS = Requirement(
     needs=TRAINS,
     rests_on=("sync_batchnorm/input-gradient", "sync_batchnorm/parameter-gradients"),
 )
+OUTPUT_CHANGED = Requirement(
+    id="sync_batchnorm/output-changed-in-place",
+    level=MUST,
+    profile="sync_batchnorm",
+    says="The output may be changed in place before backward, as an activation in place does.",
+    source="torch 2.13: no batch norm needs its output in backward; torchvision's models have "
+    "ReLU(inplace=True) behind it",
+    rests_on=("sync_batchnorm/input-gradient",),
+)
+INPUT_CHANGED = Requirement(
+    id="sync_batchnorm/changed-before-backward",
+    level=MUST,
+    profile="sync_batchnorm",
+    says="If the input or the weight is changed in place between forward and backward, gradients "
+    "are those of the values before, or backward raises RuntimeError.",
+    source="torch 2.13 docs, Autograd mechanics: in-place correctness checks",
+    rests_on=("sync_batchnorm/input-gradient",),
+)
 SECOND_DERIVATIVE = Requirement(
     id="sync_batchnorm/second-derivative",
     level=MUST,
