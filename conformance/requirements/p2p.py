@@ -129,6 +129,23 @@ ANY_PROGRAM = Requirement(
     source="torch 2.13 docs, isend and irecv",
     rests_on=("p2p/delivers", "p2p/tags", "p2p/order"),
 )
+MANY_PENDING = Requirement(
+    id="p2p/many-pending",
+    level=MUST,
+    profile="p2p",
+    says="Hundreds of messages between two ranks may be under way at once, whichever side posts "
+    "its part first.",
+    source="derived: order/many-pending, for messages",
+    rests_on=("p2p/order", "p2p/does-not-block"),
+)
+MANY_IN_A_ROW = Requirement(
+    id="p2p/many-in-a-row",
+    level=MUST,
+    profile="p2p",
+    says="After a thousand messages between two ranks the next one arrives as the first did.",
+    source="derived: order/many-in-a-row, for messages",
+    rests_on=("p2p/many-pending",),
+)
 THREADS = Requirement(
     id="p2p/threads",
     level=SHOULD,

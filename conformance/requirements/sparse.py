@@ -50,6 +50,24 @@ HYBRID = Requirement(
     needs=_NEEDS,
     rests_on=("sparse/sum",),
 )
+MANY = Requirement(
+    id="sparse/many-elements",
+    level=MUST,
+    profile="sparse",
+    says="Tensors of many thousand elements are summed, also where one rank has few of them.",
+    source="derived: a batch of words",
+    needs=_NEEDS,
+    rests_on=("sparse/sum",),
+)
+FAR = Requirement(
+    id="sparse/large-indices",
+    level=MUST,
+    profile="sparse",
+    says="Indices have 64 bits: a dimension may be larger than 2**32.",
+    source="torch 2.13 docs, sparse COO tensors: indices are int64",
+    needs=_NEEDS,
+    rests_on=("sparse/sum",),
+)
 NNZ = Requirement(
     id="sparse/differing-counts",
     level=MUST,

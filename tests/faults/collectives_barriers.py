@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -72,3 +73,17 @@ class MonitorsInTheBufferOfTheLastSum(ForwardingGroup):
             tensor, work = self.last
             work.wait()
             tensor.fill_(1)
+
+
+@breaks("monitored_barrier/names-ranks-of-the-group", says=r"was told 'Rank 3 failed")
+class NamesRanksOfTheWorld(ForwardingGroup):
+    """The missing rank of a group has its global number."""
+
+    def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
+        members = dist.get_process_group_ranks(self)
+        try:
+            super().monitored_barrier(timeout, wait_all_ranks)
+        except RuntimeError as error:
+            ranks = re.findall(r"Rank (\d+) failed", str(error))
+            named = " ".join(f"Rank {members[int(rank)]} failed" for rank in ranks)
+            raise RuntimeError(named) from error

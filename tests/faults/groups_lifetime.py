@@ -16,6 +16,7 @@ from torch.distributed import distributed_c10d
 from conformance.verdict import Verdict
 from impl.gloo import ProcessGroupGloo
 from tests.faults.kit import ForwardingGroup, GroupFault, breaks
+from tests.faults.works import Done
 from tests.faults.wrapping import Replacing
 
 
@@ -224,3 +225,26 @@ class WorksWithoutAGroup(Replacing):
     @staticmethod
     def all_reduce(right: Any, *args: Any, **how: Any) -> Any:
         return right(*args, **how) if dist.is_initialized() else None
+
+
+@breaks("destroy/what-was-sent-arrives", says=r"rank 1  raised RuntimeError")
+class WhatIsBufferedIsLost(ForwardingGroup):
+    """A small message is over when it is in a buffer, and the end of the group empties that."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.ended = threading.Event()
+
+    def send(self, tensors: Any, dst: int, tag: int) -> Any:
+        buffered = [x.clone() for x in tensors]
+        inner, ended = self.inner, self.ended
+
+        def deliver() -> None:
+            if not ended.wait(0.01):
+                inner.send(buffered, dst, tag)
+
+        threading.Thread(target=deliver).start()
+        return Done()
+
+    def shutdown(self) -> None:
+        self.ended.set()

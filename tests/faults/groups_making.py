@@ -198,3 +198,18 @@ class CountsWhatIsOver(GroupFault, ProcessGroupGloo):
     def _get_sequence_number_for_group(self) -> int:
         under_way = sum(not work.is_completed() for work in self.works)
         return int(super()._get_sequence_number_for_group()) - under_way
+
+
+@breaks("new_group/given-order-of-peers", says=r"raised RuntimeError: .*Pair is not connected")
+class MessagesKnowSortedRanks(ForwardingGroup):
+    """Collectives go by the order of the list, messages by the ascending one."""
+
+    def peer(self, place: int) -> int:
+        members = dist.get_process_group_ranks(self)
+        return members.index(sorted(members)[place])
+
+    def send(self, tensors: Any, dst: int, tag: int) -> Any:
+        return super().send(tensors, self.peer(dst), tag)
+
+    def recv(self, tensors: Any, src: int, tag: int) -> Any:
+        return super().recv(tensors, self.peer(src), tag)

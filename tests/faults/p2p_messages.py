@@ -205,6 +205,43 @@ class _Cut(_Noted):
         return True
 
 
+@breaks("p2p/many-pending", says=r"raised RuntimeError: 64 messages are under way")
+class HasRoomForSixtyFour(ForwardingGroup):
+    """There is a table of what is under way, and it is full soon."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.pending: list[Any] = []
+
+    def noted(self, work: Any) -> Any:
+        self.pending = [one for one in self.pending if not one.is_completed()]
+        if len(self.pending) == 64:
+            raise RuntimeError("64 messages are under way")
+        self.pending.append(work)
+        return work
+
+    def send(self, tensors: Any, dst: int, tag: int) -> Any:
+        return self.noted(self.inner.send(tensors, dst, tag))
+
+    def recv(self, tensors: Any, src: int, tag: int) -> Any:
+        return self.noted(self.inner.recv(tensors, src, tag))
+
+
+@breaks("p2p/many-in-a-row", says=r"rank 1 is wrong\n1 of 1100 elements differ")
+class CountsInTenBits(ForwardingGroup):
+    """The message after the first 1024 is taken for the first."""
+
+    count = 0
+    first: Any = None
+
+    def send(self, tensors: Any, dst: int, tag: int) -> Any:
+        if self.count == 0:
+            self.first = [x.clone() for x in tensors]
+        chosen = self.first if self.count == 1024 else tensors
+        self.count += 1
+        return self.inner.send(chosen, dst, tag)
+
+
 @breaks("p2p/order", says=r"rank 1 is wrong\nat \[0\]: 1 of 1 elements differ")
 class SecondComesFirst(ForwardingGroup):
     """Of every three messages of a tag the first two change places."""

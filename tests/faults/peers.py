@@ -222,6 +222,23 @@ class ReceivesNothingInTheEnd(ForwardingGroup):
         return _Forgiving(super().recv(tensors, src, tag))
 
 
+class _WaitsForAMinute(Relayed):
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return super().wait(timeout or timedelta(minutes=1))
+
+    def _source_rank(self) -> int:
+        source: int = self.inner._source_rank()
+        return source
+
+
+@breaks("timeouts/point-to-point", says=r"rank 0 .* at the deadline", verdict=Verdict.TIMEOUT)
+class AnybodyMayComeLate(ForwardingGroup):
+    """A receive without a source has a timeout of its own."""
+
+    def recv_anysource(self, tensors: Any, tag: int) -> Any:
+        return _WaitsForAMinute(super().recv_anysource(tensors, tag))
+
+
 class _Patient(Relayed):
     def wait(self, timeout: timedelta | None = None) -> bool:
         return super().wait()

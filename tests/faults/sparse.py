@@ -102,6 +102,22 @@ class TakesAsManyAsTheFewest(ReducesSparsely):
         return self.rightly(x, opts)
 
 
+@breaks("sparse/many-elements", says=r"rank 0 is wrong")
+class HasRoomForAThousand(ReducesSparsely):
+    """What comes after the thousandth element is not sent."""
+
+    def reduce_sparse(self, x: Any, opts: Any) -> Any:
+        x.copy_(torch.sparse_coo_tensor(x._indices()[:, :1000], x._values()[:1000], x.shape))
+        return self.rightly(x, opts)
+
+
+@breaks("sparse/large-indices", says=r"rank 0 is wrong\nat \[0\]: \d of \d elements differ")
+class IndicesHave32Bits(ReducesSparsely):
+    def reduce_sparse(self, x: Any, opts: Any) -> Any:
+        x.copy_(torch.sparse_coo_tensor(x._indices() & 0xFFFFFFFF, x._values(), x.shape))
+        return self.rightly(x, opts)
+
+
 @breaks("sparse/all-empty", says=r"raised RuntimeError: nothing to add")
 class NeedsAnElement(ReducesSparsely):
     def reduce_sparse(self, x: Any, opts: Any) -> Any:

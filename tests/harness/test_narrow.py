@@ -22,9 +22,12 @@ FILES = (
     "test_dtypes",
     "test_empty",
     "test_functional",
+    "test_large",
+    "test_order",
     "test_programs",
     "test_reductions",
     "test_subgroup",
+    "test_surroundings",
 )
 
 

@@ -122,6 +122,32 @@ def test_a_group_waits_for_its_own_members(ranks: Ranks) -> None:
     assert_each_rank(got, [Bystander(), "passed", Bystander(), "passed"])
 
 
+def one_of_a_group_is_missing(me: Me, members: Sequence[int]) -> str:
+    """The error of the group's first member, where the last one does not come."""
+    group = dist.new_group(list(members))
+    told = ""
+    if me.rank in members[:-1]:
+        try:
+            monitored_barrier(group, _SHORT)
+        except RuntimeError as error:
+            told = str(error)
+        tick(me.store, "told", of=len(members) - 1)
+    wait_for_ticks(me.store, "told")
+    return told
+
+
+@covers("monitored_barrier/names-ranks-of-the-group")
+@not_probed()
+@world_sizes(4)
+@pytest.mark.parametrize(("members", "name"), [([1, 3], 1), ([0, 2, 3], 2)], ids=str)
+def test_the_first_of_a_group_names_ranks_of_the_group(
+    ranks: Ranks, members: list[int], name: int
+) -> None:
+    words = ranks.run(one_of_a_group_is_missing, members)[members[0]]
+    said = re.search(rf"Rank {name} failed to pass monitoredBarrier in 1000 ms", words)
+    assert_that(bool(said), f"the first member was told {words!r}", members[0])
+
+
 def between_collectives(me: Me) -> Tensor:
     x = torch.full((3,), me.rank + 1.0, device=me.device)
     for _ in range(3):

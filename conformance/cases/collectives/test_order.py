@@ -198,3 +198,28 @@ def test_the_same_call_again_and_again(ranks: Ranks) -> None:
     sums = [sum_of_all(n, (5,), salt) for salt in range(6)]
     want = [torch.cat([x, *(x[:2] + rank for rank in range(n))]) for x in sums]
     assert_same_on_all_ranks(ranks.run(again_and_again), want=want)
+
+
+def in_the_same_memory(me: Me) -> list[Tensor]:
+    """Tensors that all begin at one place."""
+    memory = torch.zeros(24, device=me.device)
+    seen = []
+    for salt, numel in enumerate([6, 2, 24, 13]):
+        x = memory[:numel]
+        x.copy_(sample((numel,), "float32", me.rank, salt))
+        dist.all_reduce(x)
+        seen.append(x.clone())
+    doubles = memory.view(torch.float64)
+    doubles.copy_(sample((12,), "float64", me.rank, 4))
+    dist.all_reduce(doubles)
+    return [*seen, doubles]
+
+
+@covers("order/same-memory")
+@needs("dtype:float64")
+@world_sizes(2, 3)
+def test_tensors_that_begin_at_one_place(ranks: Ranks) -> None:
+    n = ranks.world_size
+    sums = [sum_of_all(n, (numel,), salt) for salt, numel in enumerate([6, 2, 24, 13])]
+    doubles = reduced("sum", [sample((12,), "float64", rank, 4) for rank in range(n)])
+    assert_same_on_all_ranks(ranks.run(in_the_same_memory), want=[*sums, doubles])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 from conformance import Me, Ranks, assert_each_rank, assert_that, covers, needs, world_sizes
 from conformance.cases.collectives.perform import issue
 from conformance.cases.collectives.waits import tick, wait_for_ticks
+from conformance.cases.parameters import ops
 from conformance.cases.polling import rounds_of_messages
 from conformance.cases.raising import returned
 from conformance.harness.outcome import Died, Raised
@@ -224,6 +226,130 @@ def chained(me: Me) -> list[float]:
 def test_callbacks_see_the_result(ranks: Ranks) -> None:
     n = ranks.world_size
     assert_each_rank(ranks.run(chained), [[10 * n * (n + 1) / 2 + 1] * 2] * n)
+
+
+def futures_at_any_time(me: Me) -> list[Tensor]:
+    """The values of futures that were asked for before and after the end."""
+    x = torch.full((2,), me.rank + 1.0, device=me.device)
+    work = dist.all_reduce(x, async_op=True)
+    futures = [work.get_future(), work.get_future()]
+    work.wait()
+    futures += [work.get_future(), work.get_future()]
+    return [flat(future.wait()) for future in futures]
+
+
+@covers("work/future-at-any-time")
+@world_sizes(2, 3)
+def test_futures_may_be_asked_for_at_any_time(ranks: Ranks) -> None:
+    n = ranks.world_size
+    total = torch.full((2,), n * (n + 1) / 2)
+    assert_each_rank(ranks.run(futures_at_any_time), [[total] * 4] * n)
+
+
+def one_callback_raises(me: Me) -> tuple[str, float, float]:
+    """The error of the broken future, what the callback after it saw, and another reduction."""
+    x = torch.ones(2, device=me.device)
+    future = dist.all_reduce(x, async_op=True).get_future()
+
+    def fail(done: Any) -> None:
+        raise KeyError("raised by the callback")
+
+    broken = future.then(fail)
+    sound = future.then(lambda done: float(done.value()[0][0]))
+    words = "returned"
+    try:
+        broken.wait()
+    except (RuntimeError, KeyError) as error:
+        words = str(error)
+    seen = sound.wait()
+    dist.all_reduce(x)
+    return words, seen, float(x[0])
+
+
+@covers("work/callback-that-raises")
+@world_sizes(2, 3)
+def test_a_callback_that_raises_harms_nobody_else(ranks: Ranks) -> None:
+    n = ranks.world_size
+    got = ranks.run(one_callback_raises)
+    for rank, (words, _, _) in enumerate(got):
+        assert_that("raised by the callback" in words, f"its future {words!r}", rank)
+    assert_each_rank([seen for _, *seen in got], [[float(n), float(n * n)]] * n)
+
+
+def waited_for_in_threads(me: Me) -> list[Tensor]:
+    """Rank 0 waits in three threads before the others join in; what each of them found."""
+    x = torch.ones(3, device=me.device)
+    if me.rank:
+        me.store.wait(["waiting"])
+        for _ in rounds_of_messages(me, 20):
+            pass
+        dist.all_reduce(x)
+        return []
+    work = dist.all_reduce(x, async_op=True)
+    found: list[Tensor] = []
+
+    def wait() -> None:
+        work.wait()
+        found.append(x.clone())
+
+    threads = [threading.Thread(target=wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    me.store.set("waiting", "")
+    for thread in threads:
+        thread.join()
+    return found
+
+
+@covers("work/wait-in-threads")
+@world_sizes(2, 3)
+def test_threads_wait_for_one_operation(ranks: Ranks) -> None:
+    n = ranks.world_size
+    others: list[list[Tensor]] = [[]] * (n - 1)
+    want = [[torch.full((3,), float(n))] * 3, *others]
+    assert_each_rank(ranks.run(waited_for_in_threads), want)
+
+
+def inputs_are_dropped(me: Me, call: Call) -> list[Tensor]:
+    """Rank 0's inputs are gone, and their memory is used otherwise, before the others join in."""
+    buffers = before(call, me.rank, me.world_size)
+    taken = [x.to(me.device) for x in buffers.taken]
+    if me.rank:
+        me.store.wait(["dropped"])
+    try:
+        given = [x.to(me.device, copy=True) for x in buffers.given]
+        work = issue(call, given, taken, async_op=True)
+        del given
+        others = [
+            torch.full_like(x, 99, device=me.device) for x in buffers.given for _ in range(20)
+        ]
+    finally:
+        me.store.set("dropped", "")
+    work.wait()
+    del others
+    return taken
+
+
+@covers("work/dropped-inputs")
+@pytest.mark.parametrize(
+    "op",
+    ops(
+        "all_gather",
+        "all_gather_into_tensor",
+        "gather",
+        "scatter",
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+        "all_to_all",
+        "all_to_all_single",
+    ),
+)
+@world_sizes(2)
+def test_inputs_may_be_dropped(ranks: Ranks, op: str) -> None:
+    call = Call(op, (1000,), root=1 if op == "gather" else 0)
+    got = ranks.run(inputs_are_dropped, call)
+    want = [list(after(call, rank, 2).taken) for rank in range(2)]
+    assert_each_rank(got, want, what=str(call))
 
 
 def one_waits_too_short(me: Me) -> tuple[str, Tensor]:

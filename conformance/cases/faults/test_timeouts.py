@@ -171,6 +171,21 @@ def test_messages_give_up(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(wait_for_messages), want={})
 
 
+def wait_for_anybody(me: Me) -> dict[str, str]:
+    """Rank 0 would take a message from any rank; nobody has one."""
+    x = torch.ones(4, device=me.device)
+    calls = {"recv": lambda group: dist.recv(x, group=group)}
+    return _try_all(me, ["recv"], {} if me.rank else calls)
+
+
+@covers("timeouts/point-to-point")
+@world_sizes(2, 3)
+@deadline(20)
+@needs("op:send", "feature:any_source")
+def test_a_receive_from_anybody_gives_up(ranks: Ranks) -> None:
+    assert_same_on_all_ranks(ranks.run(wait_for_anybody), want={})
+
+
 def wait_briefly(me: Me, how: str) -> None:
     """Rank 0 waits for 200 ms in a group with the timeout of the harness, which is minutes."""
     brief = timedelta(milliseconds=200)

@@ -22,8 +22,10 @@ from conformance import (
     assert_same_on_all_ranks,
     covers,
     deadline,
+    needs,
     world_sizes,
 )
+from conformance.cases.collectives.waits import appears
 from conformance.cases.groups.marks import mark, sum_marks, sum_of_marks
 from conformance.cases.groups.starting import start
 from conformance.cases.groups.stores import tcp_store
@@ -209,6 +211,44 @@ def destroy_in_turns(me: Me) -> Tensor:
 def test_groups_are_destroyed_in_any_order(ranks: Ranks) -> None:
     want = sum_of_marks(range(ranks.world_size))
     assert_same_on_all_ranks(ranks.run(destroy_in_turns), want=want)
+
+
+def leave_after_sending(me: Me, how: str, numel: int) -> Tensor:
+    """Rank 0 destroys its groups as soon as it is through, before the others take what it sent,
+    if it can be through without them."""
+    start(me, "once", timeout=timedelta(seconds=10))
+    dist.barrier()
+    x = torch.arange(float(numel), device=me.device) * (me.rank == 0)
+    if me.rank:
+        appears(me.store, "gone")
+    if how == "broadcast":
+        dist.broadcast(x, 0)
+    elif me.rank == 0:
+        for peer in range(1, me.world_size):
+            dist.send(x, peer)
+    else:
+        dist.recv(x, 0)
+    seen = x.cpu()  # on a device, only now are its part and the operation over
+    dist.destroy_process_group()
+    if me.rank == 0:
+        me.store.set("gone", "1")
+    return seen
+
+
+@covers("destroy/what-was-sent-arrives")
+@needs("op:barrier")
+@world_sizes(2, 3)
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("broadcast", marks=needs("op:broadcast")),
+        pytest.param("send", marks=needs("op:send")),
+    ],
+)
+@pytest.mark.parametrize("numel", [4, 10_000, 1 << 18], ids=["small", "some", "large"])
+def test_a_rank_leaves_after_it_has_sent(bare_ranks: Ranks, how: str, numel: int) -> None:
+    got = bare_ranks.run(leave_after_sending, how, numel)
+    assert_same_on_all_ranks(got, want=torch.arange(float(numel)))
 
 
 def start_again(me: Me, places: list[str]) -> list[tuple[Tensor, int]]:

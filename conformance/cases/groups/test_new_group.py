@@ -135,6 +135,37 @@ def test_collectives_keep_the_given_order(ranks: Ranks) -> None:
     assert_each_rank(got, want)
 
 
+def send_along_the_given_order(me: Me, order: list[int], by_group_rank: bool) -> Any:
+    """Each rank's message goes to the next one of the list, around its end."""
+    group = dist.new_group(order, sort_ranks=False)
+    if me.rank not in order:
+        return Bystander()
+    n, place = len(order), order.index(me.rank)
+    following, preceding = (place + 1) % n, (place - 1) % n
+    sent, got = mark(me), torch.full_like(mark(me), -1.0)
+    if by_group_rank:
+        work = dist.isend(sent, group=group, group_dst=following)
+        source = dist.recv(got, group=group, group_src=preceding)
+    else:
+        work = dist.isend(sent, order[following], group=group)
+        source = dist.recv(got, order[preceding], group=group)
+    assert work is not None
+    work.wait()
+    return got, source
+
+
+@covers("new_group/given-order-of-peers")
+@world_sizes(3, 4)
+@pytest.mark.parametrize("by_group_rank", [False, True], ids=["global", "of the group"])
+@_keeps_order
+def test_messages_keep_the_given_order(ranks: Ranks, by_group_rank: bool) -> None:
+    order = [2, 0, *range(ranks.world_size - 1, 2, -1), 1]
+    got = ranks.run(send_along_the_given_order, order, by_group_rank)
+    before = {rank: order[place - 1] for place, rank in enumerate(order)}
+    want = [(sum_of_marks([before[rank]]), before[rank]) for rank in range(ranks.world_size)]
+    assert_each_rank(got, want)
+
+
 # No order is its own inverse, so places that are looked up the wrong way round are other ones.
 _ORDERS = {4: [0, 3, 1, 2], 5: [1, 4, 2, 3]}
 

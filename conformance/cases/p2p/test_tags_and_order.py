@@ -84,6 +84,44 @@ def test_waiting_receives_are_served_in_their_order(ranks: Ranks) -> None:
     assert_each_rank(ranks.run(receives_are_posted_first), [want, want])
 
 
+_MANY = 300
+
+
+def many_pending(me: Me, first: int) -> Tensor:
+    """One rank posts all of its sides before the other one posts the first."""
+    buffers = torch.arange(float(_MANY), device=me.device) * (me.rank == 0)
+    if me.rank != first:
+        me.store.wait(["all posted"])
+    works = [post(x, 1 - me.rank, is_send=me.rank == 0) for x in buffers.split(1)]
+    if me.rank == first:
+        me.store.set("all posted", "1")
+    for work in works:
+        work.wait()
+    return buffers
+
+
+@covers("p2p/many-pending")
+@world_sizes(2)
+@pytest.mark.parametrize("first", [0, 1], ids=["sends first", "receives first"])
+def test_hundreds_of_messages_at_once(ranks: Ranks, first: int) -> None:
+    assert_each_rank(ranks.run(many_pending, first), [torch.arange(float(_MANY))] * 2)
+
+
+def many_in_a_row(me: Me) -> Tensor:
+    """1,100 messages of one element, a hundred at a time."""
+    elements = torch.arange(1100.0, device=me.device) * (me.rank == 0)
+    for hundred in elements.split(100):
+        for work in [post(x, 1 - me.rank, is_send=me.rank == 0) for x in hundred.split(1)]:
+            work.wait()
+    return elements
+
+
+@covers("p2p/many-in-a-row")
+@world_sizes(2)
+def test_a_thousand_messages_in_a_row(ranks: Ranks) -> None:
+    assert_each_rank(ranks.run(many_in_a_row), [torch.arange(1100.0)] * 2)
+
+
 def run_program(me: Me, programs: list[list[Post]], waits: list[list[int]]) -> list[Tensor]:
     """Post everything in the given order, then wait in another one. Returns what was received."""
     mine = programs[me.rank]

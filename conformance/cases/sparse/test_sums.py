@@ -189,6 +189,45 @@ def test_indices_and_values_keep_their_values(ranks: Ranks) -> None:
     assert_each_rank(ranks.run(keep_the_parts), want)
 
 
+def reduce_many(me: Me, numel: int) -> Tensor:
+    """Rank 0 has few elements, the others every third one of a long vector."""
+    places = torch.arange(me.rank, numel, 3 if me.rank else 1000, device=me.device)
+    x = torch.sparse_coo_tensor(places[None], places % 1009 + 1.0, (numel,), device=me.device)
+    dist.all_reduce(x)
+    return x.to_dense()
+
+
+@covers("sparse/many-elements")
+@world_sizes(2, 3)
+def test_many_elements(ranks: Ranks) -> None:
+    n, numel = ranks.world_size, 100_003
+    want = torch.zeros(numel)
+    index = torch.arange(numel)
+    for rank in range(n):
+        places = slice(rank, None, 3 if rank else 1000)
+        want[places] += (index % 1009 + 1.0)[places]
+    assert_same_on_all_ranks(ranks.run(reduce_many, numel), want=want)
+
+
+def reduce_far_apart(me: Me) -> tuple[Tensor, Tensor]:
+    """One element of all ranks, and one of each, beyond 32 bits. Returns indices and values."""
+    indices = torch.tensor([[5, (me.rank + 1) << 33]], device=me.device)
+    values = torch.tensor([1.0, me.rank + 2.0], device=me.device)
+    x = torch.sparse_coo_tensor(indices, values, (1 << 40,), device=me.device)
+    dist.all_reduce(x)
+    x = x.coalesce()
+    return x.indices(), x.values()
+
+
+@covers("sparse/large-indices")
+@world_sizes(1, 2, 3)
+def test_indices_beyond_32_bits(ranks: Ranks) -> None:
+    n = ranks.world_size
+    indices = torch.tensor([[5, *((rank + 1) << 33 for rank in range(n))]])
+    values = torch.tensor([float(n), *(rank + 2.0 for rank in range(n))])
+    assert_same_on_all_ranks(ranks.run(reduce_far_apart), want=(indices, values))
+
+
 @st.composite
 def contributions(draw: st.DrawFn, world_size: int) -> list[Entries]:
     """One shape, and each rank's own elements in it; indices may repeat."""

@@ -88,6 +88,13 @@ MONITORED_SUBGROUP = _monitored(
     source="torch 2.13 docs, monitored_barrier",
     rests_on=("monitored_barrier/passes",),
 )
+MONITORED_GROUP_RANKS = _monitored(
+    id="monitored_barrier/names-ranks-of-the-group",
+    level=SHOULD,
+    says="monitored_barrier in a group names missing ranks by their rank in the group.",
+    source="observed, torch 2.13.0 gloo",
+    rests_on=("monitored_barrier/subgroup", "monitored_barrier/names-a-missing-rank"),
+)
 MONITORED_AFTER = _monitored(
     id="monitored_barrier/between-collectives",
     level=MUST,

@@ -51,12 +51,44 @@ REPEATED = _must(
     source="pytorch#43307: wrong from the third time on",
     rests_on=("all_reduce/sum",),
 )
+SAME_MEMORY = _must(
+    id="order/same-memory",
+    says="A tensor may lie where another one, of another size or dtype, was before.",
+    source="derived: memory that is used again, registered by its address",
+    rests_on=("order/repeated",),
+)
 LARGE = _must(
     id="order/large",
     says="Every collective takes tensors of some MiB, in blocks of a MiB and more, of a size that "
     "nothing divides.",
     source="derived",
     rests_on=("all_reduce/sum",),
+)
+LARGE_OF_ANY_KIND = _must(
+    id="order/large-of-any-kind",
+    says="Large tensors are treated as small ones are: of every dtype, wherever they begin in "
+    "memory, by every reduction, from and to every root.",
+    source="derived: what is large often goes another way",
+    rests_on=("order/large",),
+)
+LARGE_STRIDED = _must(
+    id="order/large-strided",
+    says="Of a large strided view every element is read and written.",
+    source="derived: a view that is copied piece by piece",
+    rests_on=("all_reduce/strided", "order/large"),
+)
+LARGE_IN_GROUPS = _must(
+    id="order/large-in-groups",
+    says="Every collective takes large tensors in a group of some ranks too.",
+    source="derived",
+    rests_on=("all_reduce/subgroup", "order/large"),
+)
+LARGE_AT_ONCE = _must(
+    id="order/large-at-once",
+    says="Several collectives of large tensors, of the same size and of others, may be under way "
+    "at once.",
+    source="derived: the buckets of a backward pass",
+    rests_on=("order/issued", "order/large"),
 )
 HUGE = _must(
     id="order/larger-than-buffers",

@@ -63,6 +63,33 @@ FUTURE_THEN = _must(
     source="torch 2.13 docs, Work.get_future",
     rests_on=("work/future",),
 )
+FUTURE_AT_ANY_TIME = _must(
+    id="work/future-at-any-time",
+    says="get_future may be called before and after the operation is over, and more than once: "
+    "each future gets the outputs.",
+    source="torch 2.13 docs, Work.get_future",
+    rests_on=("work/future",),
+)
+CALLBACK_RAISES = _must(
+    id="work/callback-that-raises",
+    says="A callback that raises breaks the future that then returned for it, and nothing else: "
+    "other callbacks are called, and the group goes on.",
+    source="torch 2.13 docs, torch.futures.Future.then",
+    rests_on=("work/future-then",),
+)
+ANY_THREAD = _must(
+    id="work/wait-in-threads",
+    says="Several threads may wait for one operation, whichever thread has issued it, and each "
+    "comes back when the outputs hold the result.",
+    source="derived: an operation that one thread issues for another",
+    rests_on=("work/wait",),
+)
+DROPPED_INPUTS = _must(
+    id="work/dropped-inputs",
+    says="What an asynchronous operation reads may be dropped after the call: the operation holds "
+    "it as long as it needs it.",
+    source="derived: dist.all_gather(outputs, x.float(), async_op=True)",
+)
 WAIT_TIMEOUT = Requirement(
     id="work/wait-timeout",
     level=MUST,

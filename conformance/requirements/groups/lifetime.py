@@ -76,6 +76,15 @@ DESTROY_ORDER = Requirement(
     source="torch 2.13 docs, shutdown",
     rests_on=("new_group/members",),
 )
+DESTROY_SENT = Requirement(
+    id="destroy/what-was-sent-arrives",
+    level=MUST,
+    profile="groups",
+    says="What a rank has sent arrives, although it has destroyed its groups before the others "
+    "take it.",
+    source="torch 2.13 docs, Work.wait: the operation is complete",
+    rests_on=("destroy/default-group",),
+)
 AGAIN = Requirement(
     id="init/again",
     level=MUST,

@@ -37,6 +37,16 @@ UNSORTED = Requirement(
     source="pytorch#192777; torch 2.13 docs, new_group, sort_ranks",
     rests_on=("new_group/members", "all_gather_object/gathers"),
 )
+UNSORTED_PEERS = Requirement(
+    id="new_group/given-order-of-peers",
+    level=MUST,
+    profile="groups",
+    says="With sort_ranks=False messages go to and come from the ranks that the order of the list "
+    "makes of group_dst and group_src; dst and src are global ranks.",
+    source="torch 2.13 docs, new_group, sort_ranks",
+    needs=("op:send",),
+    rests_on=("new_group/given-order", "p2p/subgroup-peers"),
+)
 ALONE = Requirement(
     id="new_group/of-one",
     level=MUST,
