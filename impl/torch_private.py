@@ -315,6 +315,31 @@ def profiler_is_on() -> bool:
     return bool(torch.autograd._profiler_enabled())
 
 
+class _Failure:
+    """Is in a future in the place of a result. Whoever looks for tensors in it gets the error."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise self._error
+
+
+def fail_future(future: torch.futures.Future[Any], error: Exception) -> None:
+    """`future.set_exception(error)`, which C++ code notices too. Not for a future with devices.
+
+    `set_exception` makes the error the result, and leaves it to the future's Python methods to
+    raise it. C++ code, such as the Reducer of torch's DDP, looks for tensors in the result, which
+    means to pickle it; in an exception it finds none, and takes the first of them all the same.
+    """
+
+    def raise_error(_: Any) -> None:
+        raise error
+
+    future._set_unwrap_func(raise_error)
+    future.set_result(_Failure(error))
+
+
 def begin_profiler_range(name: str, inputs: Sequence[torch.Tensor]) -> torch.futures.Future[None]:
     """Begin a range with the inputs' shapes, which ends when somebody, on whatever thread, sets the
     result of the future."""

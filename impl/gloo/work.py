@@ -19,7 +19,7 @@ from impl import errors
 from impl.gloo.lending import Lender
 from impl.gloo.profiling import ProfiledRange
 from impl.torch_dispatch import dispatch_modes_are_active, never_traced
-from impl.torch_private import OpType
+from impl.torch_private import OpType, fail_future
 from impl.transport.base import CallInfo, Transfer
 
 _FOREVER = timedelta(0)  # torch's way to say: no timeout of one's own
@@ -101,10 +101,13 @@ class GlooWork(Work):
         assert future is not None
         if error is None:
             future.set_result(self._outputs)
-        elif isinstance(error, Exception):
-            future.set_exception(error)
+            return
+        if not isinstance(error, Exception):
+            error = RuntimeError(f"{self._where()} was interrupted: {error!r}")
+        if self._lender is None or not self._lender.has_streams:
+            fail_future(future, error)
         else:
-            future.set_exception(RuntimeError(f"{self._where()} was interrupted: {error!r}"))
+            future.set_exception(error)
 
     def _await(self, timeout_s: float | None) -> bool:
         """Block until done, or for `timeout_s`; whether it is done."""

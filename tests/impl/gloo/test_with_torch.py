@@ -324,6 +324,32 @@ def test_every_rank_hears_of_a_dead_one_and_can_go_on(
         assert len(results[rank]) == 2
 
 
+def averages_alone(rank: int, world_size: int, store_path: str) -> tuple[str, type, str]:
+    """What torch's DDP raises in backward, and the error of an all_reduce's future."""
+    join(rank, world_size, store_path)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(1, 1))
+    loss = model(torch.ones(1, 1)).sum()
+    group = dist.new_group()
+    dist.barrier()
+    if rank == 1:
+        exits()
+    with pytest.raises(RuntimeError) as of_backward:
+        loss.backward()
+    work = dist.all_reduce(torch.ones(1), group=group, async_op=True)
+    assert work is not None
+    with pytest.raises(errors.CommunicationError) as of_future:
+        work.get_future().wait()
+    return str(of_backward.value), of_future.type, str(of_future.value)
+
+
+def test_torchs_ddp_raises_when_a_rank_is_lost(store_path: str) -> None:
+    of_backward, kind, of_future = on_processes(2, averages_alone, store_path, may_die=(1,))[0]
+    assert "PeerLost: all_reduce" in of_backward
+    assert "lost rank 1 of 2" in of_backward
+    assert kind is errors.PeerLost
+    assert "lost rank 1 of 2" in of_future
+
+
 def forked(rank: int, world_size: int, store_path: str) -> bytes:
     join(rank, world_size, store_path)
     dist.barrier()
