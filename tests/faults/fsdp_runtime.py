@@ -93,7 +93,7 @@ def _reduce(state: Any, handle: Any) -> None:
     reduction.reduce_gradient(state, handle)
 
 
-@breaks("fsdp/scatter-dtype", says="want (b?float32|bfloat16)")
+@breaks("fsdp/scatter-dtype", says="want (b?float32|bfloat16)|issued .'all_reduce bfloat16")
 @breaks("fsdp/with-torch-low-precision", says="ranks disagree on dtype|raised|is wrong")
 class ReducesInTheDtypeOfTheGradient(Swapped):
     """The reduce_dtype never reaches the wire (pytorch#63375, for a hook of DDP)."""
@@ -310,7 +310,7 @@ class InputsAreNotCast(Swapped):
     swaps = ((tree, "cast_floating", lambda _: lambda value, dtype: value),)
 
 
-@breaks("fsdp/keep-low-precision-gradients", says="gradients: float32, want bfloat16")
+@breaks("fsdp/keep-low-precision-gradients", says=r"want (bfloat16|'torch\.bfloat16')")
 class GradientsAreAlwaysInFullPrecision(Swapped):
     swaps = (
         (config.HandleConfig, "keeps_low_precision_grads", as_property(False)),

@@ -194,7 +194,7 @@ def _made_empty(modules: Any, device: Any) -> None:
             tensor.detach().zero_()
 
 
-@breaks("fsdp/ignored-modules", says="ignored parameters|units")
+@breaks("fsdp/ignored-modules", says="ignored (parameters|weight)|units")
 @breaks("fsdp/ignored-in-state-dict", says="types")
 @breaks("fsdp/ignored-parameters", says="zip|ignored parameters")
 @breaks("fsdp/ignored-instance", says="was to raise")
