@@ -30,6 +30,21 @@ from conformance.oracle.reduction import reduced, rounded
 
 Shape = tuple[int, ...]
 
+# What a `Call` may be of.
+COLLECTIVES = (
+    "all_reduce",
+    "reduce",
+    "broadcast",
+    "all_gather",
+    "all_gather_into_tensor",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "all_to_all",
+    "all_to_all_single",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Call:

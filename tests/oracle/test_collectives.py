@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from conformance.oracle.collectives import (
+    COLLECTIVES,
     Call,
     after,
     before,
@@ -15,22 +16,8 @@ from conformance.oracle.collectives import (
 )
 from conformance.oracle.reduction import reduced
 
-OPS = [
-    "all_reduce",
-    "reduce",
-    "broadcast",
-    "all_gather",
-    "all_gather_into_tensor",
-    "gather",
-    "scatter",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "all_to_all",
-    "all_to_all_single",
-]
 
-
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", COLLECTIVES)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_outputs_keep_shape_and_dtype_and_share_no_memory(op: str, world_size: int) -> None:
     for rank in range(world_size):

@@ -14,7 +14,7 @@ from conformance.cases.collectives.perform import (
     reduce_scatter_tensor,
 )
 from conformance.cases.parameters import ops
-from conformance.oracle.collectives import Call
+from conformance.oracle.collectives import COLLECTIVES, Call
 
 OPS = [
     pytest.param("all_reduce", marks=covers("all_reduce/empty")),
@@ -39,19 +39,7 @@ def test_no_elements(ranks: Ranks, op: str) -> None:
         assert_taken(call, ranks.run(perform, call))
 
 
-EACH = ops(
-    "all_reduce",
-    "reduce",
-    "broadcast",
-    "all_gather",
-    "all_gather_into_tensor",
-    "gather",
-    "scatter",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "all_to_all",
-    "all_to_all_single",
-)
+EACH = ops(*COLLECTIVES)
 
 
 @covers("order/world-of-one")

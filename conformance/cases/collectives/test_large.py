@@ -22,22 +22,10 @@ from conformance.cases.collectives.perform import (
 from conformance.cases.collectives.strategies import ROOTED, calls, offsets, placements, strides
 from conformance.cases.parameters import ops
 from conformance.harness.failure import Bystander
-from conformance.oracle.collectives import Call, before
+from conformance.oracle.collectives import COLLECTIVES, Call, before
 from conformance.oracle.layout import Layout
 
-EACH = ops(
-    "all_reduce",
-    "reduce",
-    "broadcast",
-    "all_gather",
-    "all_gather_into_tensor",
-    "gather",
-    "scatter",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "all_to_all",
-    "all_to_all_single",
-)
+EACH = ops(*COLLECTIVES)
 STRIDED = [op for op in EACH if op.values != ("all_to_all_single",)]
 
 # More than 64 KiB, also of dtypes of one byte; nothing divides the last dimension.

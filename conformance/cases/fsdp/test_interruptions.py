@@ -14,7 +14,13 @@ from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers
 from conformance.cases.fsdp.custom import Unit, inputs, linear, train_custom, train_custom_whole
 from conformance.cases.fsdp.test_backwards import three_layers
 from conformance.cases.fsdp.test_optimizer_state import ON_DEVICE, loadable, saved
-from conformance.cases.fsdp.test_passes import branches, loss_of_one_branch, one_pass, two_layers
+from conformance.cases.fsdp.test_passes import (
+    branches,
+    loss_of_one_branch,
+    one_pass,
+    two_layers,
+    two_layers_from,
+)
 from conformance.cases.fsdp.test_state_dicts import FULL
 from conformance.cases.fsdp.training import (
     CPU,
@@ -121,28 +127,21 @@ class Moody(nn.Linear):
 
 def refuse_backward(me: Me, strategy: str, orig: bool) -> tuple[list[int], Run]:
     """A backward that raises in an inner unit before each step of training."""
-    moods: list[Moody] = []
-
-    def make(unit: Unit) -> Any:
-        layer = Moody(3, 3).double()
-        layer.load_state_dict(linear(3, 3, 1).state_dict())
-        moods.append(layer)
-        return unit(nn.Sequential(unit(layer), unit(linear(3, 2, 2))))
-
+    moody = Moody(3, 3)
     keys = []
 
     def passes(
         model: Any, rank: int, step: int, device: torch.device, scale: float
     ) -> list[Tensor]:
-        moods[0].refuses = True
+        moody.refuses = True
         with contextlib.suppress(KeyError):
             one_pass(model, rank, step, device, scale)
-        moods[0].refuses = False
+        moody.refuses = False
         keys.append(len(model.state_dict()))
         model.zero_grad()
         return one_pass(model, rank, step, device, scale)
 
-    run = train_custom(me, make, passes, strategy, orig)
+    run = train_custom(me, two_layers_from(moody), passes, strategy, orig)
     return keys, run
 
 

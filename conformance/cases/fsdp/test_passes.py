@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -319,31 +320,34 @@ class Moody(nn.Linear):
         return super().forward(x)
 
 
-def refuse_once(me: Me, strategy: str, orig: bool, with_grad: bool) -> tuple[list[int], Run]:
-    """A forward that raises in an inner unit between two steps of training."""
-    moods: list[Moody] = []
+def two_layers_from(first: nn.Linear) -> Callable[[Unit], Any]:
+    """`two_layers`, of which `first` is the first one."""
 
     def make(unit: Unit) -> Any:
-        layer = Moody(3, 3).double()
-        layer.load_state_dict(linear(3, 3, 1).state_dict())
-        moods.append(layer)
-        return unit(nn.Sequential(unit(layer), unit(linear(3, 2, 2))))
+        first.double().load_state_dict(linear(3, 3, 1).state_dict())
+        return unit(nn.Sequential(unit(first), unit(linear(3, 2, 2))))
 
+    return make
+
+
+def refuse_once(me: Me, strategy: str, orig: bool, with_grad: bool) -> tuple[list[int], Run]:
+    """A forward that raises in an inner unit between two steps of training."""
+    moody = Moody(3, 3)
     keys = []
 
     def passes(
         model: Any, rank: int, step: int, device: torch.device, scale: float
     ) -> list[Tensor]:
-        moods[0].refuses = True
+        moody.refuses = True
         try:
             with torch.set_grad_enabled(with_grad):
                 model(inputs(rank, step).to(device))
         except KeyError:
             keys.append(len(model.state_dict()))
-        moods[0].refuses = False
+        moody.refuses = False
         return one_pass(model, rank, step, device, scale)
 
-    run = train_custom(me, make, passes, strategy, orig)
+    run = train_custom(me, two_layers_from(moody), passes, strategy, orig)
     return keys, run
 
 

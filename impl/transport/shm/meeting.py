@@ -119,8 +119,8 @@ def _join(offer: str, rank: int, nbytes: int) -> Mapping:
 def _read(gathering: Gathering, kind: str, rank: int) -> str:
     """What `rank` has put there, once it has."""
 
-    def key_of(rank: int) -> str:
-        return f"{kind}/{rank}"
+    def key_of(other: int) -> str:
+        return f"{kind}/{other}"
 
     def missing() -> str:
         return not_come(gathering.absent(key_of, range(gathering.world_size)) or [rank])
