@@ -316,7 +316,7 @@ def profiler_is_on() -> bool:
 
 
 class _Failure:
-    """Is in a future in the place of a result. Whoever looks for tensors in it gets the error."""
+    """Is in a future in place of a result. Whoever looks for tensors in it gets the error."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error

@@ -29,7 +29,7 @@ class Slots:
     """Gradients of a bucket that are copied together."""
 
     params: list[Tensor]
-    views: list[Tensor]  # of the bucket's buffer, one a parameter
+    views: list[Tensor]  # of the bucket's buffer, one per parameter
     strides: list[tuple[int, ...]]  # of the views
     whole: Tensor | None  # the buffer, if these are all its slots
 
@@ -60,7 +60,7 @@ class Bucket:
 
     @property
     def views(self) -> list[Tensor]:
-        """Views of the buffer, one a parameter; none if the bucket is sparse."""
+        """Views of the buffer, one per parameter; none if the bucket is sparse."""
         return [] if self.all_slots is None else self.all_slots.views
 
     @property
@@ -125,11 +125,11 @@ class GradBucket:
         return self._buffer
 
     def set_buffer(self, buffer: Tensor) -> None:
-        """Put `buffer` in the place of the bucket's buffer, for instance one of another dtype."""
+        """Put `buffer` in place of the bucket's buffer, for instance one of another dtype."""
         self._buffer = buffer
 
     def gradients(self) -> list[Tensor]:
-        """Views of the buffer, one a parameter, element by element those of its gradient.
+        """Views of the buffer, one per parameter, element by element those of its gradient.
 
         Unlike torch 2.13's, they keep their meaning for parameters that are not row-major (a
         channels_last convolution) and for complex ones, whose buffer is real.

@@ -1,7 +1,7 @@
 """When and how do buffers become the same on all ranks?
 
 By default before each forward pass that synchronises, by broadcast from rank 0. A buffer hook can
-do something else in the place of the broadcast, and can do it after forward.
+do something else in place of the broadcast, and can do it after forward.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class BufferSync:
         hook: Callable[[Any, dict[str, Tensor]], Any],
         comm_hook_location: Enum = BufferCommHookLocation.POST_FORWARD,
     ) -> None:
-        """Run `hook(state, {name: buffer})` in the place of the broadcast.
+        """Run `hook(state, {name: buffer})` in place of the broadcast.
 
         It may return futures, which are waited for when backward ends.
         """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class DDPJoinHook(JoinHook):
-    """What a joined rank does in the place of an iteration, and when all have joined."""
+    """What a joined rank does in place of an iteration, and when all have joined."""
 
     def __init__(self, ddp: DistributedDataParallel, divide_by_initial_world_size: bool) -> None:
         """

@@ -116,7 +116,7 @@ def lay_out(params: Sequence[Tensor]) -> BucketLayout:
 
 
 def view_gradients(buffer: Tensor, layout: BucketLayout) -> list[Tensor]:
-    """Views of `buffer`, one a gradient, each with its slot's shape and strides.
+    """Views of `buffer`, one per gradient, each with its slot's shape and strides.
 
     `buffer` holds the bucket's elements in order, in any dtype; it need not be the bucket's own
     buffer, start at its storage's beginning, nor be one-dimensional.

@@ -3,8 +3,8 @@
 Pure: counters and flags, no tensors. A backward pass is a walk through this table:
 
     state of a gradient    event                   next state    effect
-    missing                it was accumulated      ready         its bucket misses one less
-    missing                it is known as unused   ready         its bucket misses one less
+    missing                it was accumulated      ready         its bucket has one fewer missing
+    missing                it is known as unused   ready         its bucket has one fewer missing
     ready                  either                  (error)       "mark a variable ready only once"
 
 A bucket with nothing missing is complete. Buckets are launched strictly in their order, because all

@@ -14,7 +14,7 @@ One synchronised iteration:
     gradients_arrived           from autograd, when so many hooks have fired that a bucket may be
                                 complete: mark their gradients; fill complete buckets, and launch
                                 those whose turn it is
-    gradient_accumulated        in the place of both, for each hook as it fires, where its stream or
+    gradient_accumulated        in place of both, for each hook as it fires, where its stream or
                                 what it was given matters
     _finish_backward            end of the backward pass: wait, hand results to `param.grad`
     _rebuild_buckets            before the second forward: buckets in the order of readiness
@@ -181,7 +181,7 @@ class Reducer(ReducerControls):
             self._statistics.begin_forward()
 
     def prepare_for_backward(self, outputs: Sequence[Tensor] | Tensor | None) -> None:
-        """Forward is over, and its backward pass shall average gradients.
+        """Forward is over, and its backward pass is to average gradients.
 
         Args:
             outputs: the tensors that forward returned. They count if `wants_outputs`. None if they

@@ -30,7 +30,7 @@ from impl.torch_private import profiler_is_on
 
 
 class Reduction:
-    """The state that is needed to reduce buckets, and to undo it into gradients."""
+    """The state that is needed to reduce buckets, and to hand the results back to the gradients."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class Reduction:
         return run_hook(self.hook, self._hook_state, bucket)
 
     def zero_bucket(self, bucket: Bucket, bucket_count: int) -> GradBucket:
-        """What a rank without gradients contributes in the place of `bucket`."""
+        """What a rank without gradients contributes in place of `bucket`."""
         if bucket.sparse:
             zeros = empty_sparse_gradient(bucket.params[0])
         else:

@@ -92,8 +92,9 @@ def _weakly(
 ) -> Callable[..., None]:
     """The hook, for a node of autograd that `handle` keeps alive.
 
-    What such a node holds no collector sees, so with it the model would live for ever if no
-    backward came to remove the hook. In a backward the pre-backward hooks hold the model.
+    The garbage collector cannot see what a node of autograd holds: a strong reference here would
+    keep the model alive for ever if no backward came to remove the hook. In a backward the
+    pre-backward hooks hold the model.
     """
     state_ref, handle_ref = weakref.ref(state), weakref.ref(handle)
 

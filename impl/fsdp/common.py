@@ -61,7 +61,7 @@ KEEP_AFTER_FORWARD_STRATEGIES = (
 
 
 def check(condition: bool, message: str) -> None:
-    """Guard an invariant of this package also under `python -O`, which drops `assert`."""
+    """Guard an invariant of this package even under `python -O`, which drops `assert`."""
     if not condition:
         raise AssertionError(message)
 

@@ -255,7 +255,7 @@ def _shard_orig_state(unit: Unit, name: str, state: ParamState) -> ParamState | 
 def _broadcast_outline(
     optim_state_dict: dict[str, Any], group: dist.ProcessGroup | None
 ) -> dict[str, Any]:
-    """The state dict of rank 0; elsewhere with a description in the place of each tensor."""
+    """The state dict of rank 0; elsewhere with a description in place of each tensor."""
     is_source = dist.get_rank(group) == 0
     outline: list[Any] = [None]
     if is_source:

@@ -3,9 +3,11 @@
     import impl.gloo
     dist.init_process_group("pygloo", ...)
 
-Reading order: process_group, core; reductions, copies, exchanges, point_to_point; validation and
-settings (what callers may ask), dense and lending (their memory), reduce_ops (arithmetic), work and
-executor (order and threads), transports (how the ranks are connected).
+Reading order: process_group, core; reductions, sparse, copies, exchanges, point_to_point,
+monitored_barrier (the operations); dispatching, validation, settings (what callers may ask);
+flattening, dense, lending, device, cuda_staging (their memory); reduce_ops (arithmetic); work,
+executor, interruption, profiling (order and threads); options, transports, roll_call (how the ranks
+are connected).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""broadcast, gathers, scatter, all-to-all, barrier: operations that move elements unchanged."""
+"""broadcast, gathers, scatter, barrier: operations that move elements unchanged."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from impl.torch_private import profiler_is_on
 from impl.transport.base import CallInfo, Communicator, Deadline
 
 # What a call does when its turn has come. It holds no group: one that nobody else holds any more
-# shall end, whatever is queued.
+# must end, whatever is queued.
 Operation = Callable[[Communicator, CallInfo, Deadline], None]
 
 

@@ -82,7 +82,7 @@ def dispatched(name: str, tensor_count: int, *, formerly: str = "") -> Callable[
 
 
 def _without_none(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Without what is left to its default at the end: torch's own class does not take None."""
+    """Drops trailing defaults, which are None here: torch's own class does not take None."""
     while args and args[-1] is None:
         args = args[:-1]
     return args

@@ -59,7 +59,6 @@ def _check_in(comm: Communicator, sequence: int, timeout_s: float) -> None:
 
 def _check_all(comm: Communicator, sequence: int, timeout_s: float, wait_all_ranks: bool) -> None:
     others = range(1, comm.world_size)
-    # the ranks before it may each use up the whole time, if all of them are to be reported
     until = _deadline(timeout_s)
     tokens = {rank: torch.empty(1, dtype=_TOKEN_DTYPE, device="cpu") for rank in others}
     heard = {

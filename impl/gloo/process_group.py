@@ -278,7 +278,7 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
     def _end_beside(self, reason: str) -> None:
         """End the group from another thread, since this one may hold the locks that it takes.
 
-        If it does not, which is likely, the others are told when this returns.
+        Unless those locks are held, the other ranks have been told when this returns.
         """
         comm, executor, finish = self._comm, self._executor, self._finalizer
         executor.refuse_more()

@@ -38,8 +38,8 @@ class ProfiledRange:
     def end(self) -> None:
         """The operation is over. May be called once, on any thread.
 
-        A profiler takes what begins and ends on one thread for a part of what surrounds it there;
-        an operation that others overlap is none, so it ends on another thread, whoever ends it.
+        A profiler nests a range that begins and ends on one thread inside that thread's other
+        ranges. Operations overlap, so a range must end on another thread.
         """
         if threading.get_ident() == self._thread:
             elsewhere = threading.Thread(target=self._over.set_result, args=(None,))

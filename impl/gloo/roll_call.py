@@ -78,7 +78,7 @@ class RollCall(Gathering):
         raise self.timed_out(not_come(silent) if silent else self._missing())
 
     def _answer(self) -> str:
-        """Any other rank: answer to every roll that has the own token, until one is complete."""
+        """Any other rank: answer to every roll that has its own token, until one is complete."""
         self.wait_for(["roll"], self._missing)
         answered = ""
         for _ in self._looks():

@@ -67,7 +67,7 @@ def settings(
 
 @functools.cache
 def _attributes(kind: type) -> tuple[bool, bool, bool, bool]:
-    """Which of the attributes an options class has. Asking an object that has not is slow."""
+    """Which attributes an options class has. `hasattr` is slow on an object that lacks one."""
     if not hasattr(kind, "timeout"):
         raise TypeError(
             f"expected options, a root, an operation or a timeout, not {kind.__name__!r}"

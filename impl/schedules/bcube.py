@@ -41,7 +41,7 @@ class CubeGroup:
 
 
 def cube_groups(rank: int, factors: Sequence[int]) -> list[CubeGroup]:
-    """The groups of `rank`, one a round."""
+    """The groups of `rank`, one per round."""
     groups = []
     distance = 1
     for factor in factors:
@@ -120,7 +120,7 @@ class _Halving:
     """One reducing round: the group shares out `piece`, and each member reduces one chunk of it."""
 
     group: CubeGroup
-    chunks: tuple[Region, ...]  # one a member; short or empty towards the end
+    chunks: tuple[Region, ...]  # one per member; short or empty towards the end
 
 
 def _halvings(rank: int, factors: Sequence[int], numel: int, itemsize: int) -> list[_Halving]:

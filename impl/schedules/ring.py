@@ -307,16 +307,16 @@ def chain_broadcast(
         N=3, root 1, segments a b c          1 -> 2: a b c      2 -> 0: (a) a b c, one step later
     """
     place = (rank - root) % world_size
-    above, below = (rank - 1) % world_size, (rank + 1) % world_size
+    previous, following = (rank - 1) % world_size, (rank + 1) % world_size
     pieces = _pieces(total_nbytes, 1, segment_nbytes_max)
 
     def steps() -> Iterator[Step]:
         if place > 0:
             for start, nbytes in pieces:
-                yield Receive(above, output(start, nbytes))
+                yield Receive(previous, output(start, nbytes))
         if place < world_size - 1:
             for start, nbytes in pieces:
-                yield Send(below, output(start, nbytes))
+                yield Send(following, output(start, nbytes))
 
     return schedule(steps)
 

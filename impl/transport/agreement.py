@@ -3,10 +3,9 @@
 [Note: call numbers]
 Collectives of a group are counted. A *call number* has the count in its upper bits and, in the
 lower 32, a digest of what must be equal on all ranks: the operation and its signature. Every
-frame of a collective carries the sender's call number,
-and a rank does not change any tensor before it has heard this number from every other rank. So a
-rank is never more than one call ahead of another, and one that calls something else is noticed by
-all it talks to.
+frame of a collective carries the sender's call number, and a rank does not change any tensor before
+it has heard this number from every other rank. So a rank is never more than one call ahead of
+another, and one that calls something else is noticed by all it talks to.
 
 Whoever notices sends out a STATEMENT, its own call in words. A statement makes every rank that
 hears it state its own, so that all ranks can raise the same table.

@@ -9,7 +9,7 @@ TCP, a simulated network, or a mix of them) is the communicator's business alone
   and AVG arrives as SUM: the process group divides afterwards. None of them requires grad, and none
   is an inference tensor.
 * An input shares no memory with an output, with one exception: what a rank gives to itself may lie
-  where it gets it (the own chunk of a reduce_scatter's input, the own part of a gather's output).
+  where it gets it (its own chunk of a reduce_scatter's input, its own part of a gather's output).
 * Collectives of one communicator are called by one thread at a time and in the same order on every
   rank. Point-to-point calls may come from other threads, at the same time as a collective.
 * `Deadline` is absolute. When it passes, the operation raises `CollectiveTimeout`; when a peer is
@@ -17,7 +17,7 @@ TCP, a simulated network, or a mix of them) is the communicator's business alone
   (all in `impl.errors`, which also builds their messages).
 * After the first three, in a collective, the communicator is broken for good: every later call
   raises the same error. A transfer that runs out of time fails alone. A mismatch is raised on every
-  rank, before any tensor changes; whether the communicator can go on is the transport's to say.
+  rank, before any tensor changes; whether the communicator can go on is up to the transport.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Communicator(Protocol):
         call: CallInfo,
         until: Deadline,
     ) -> None:
-        """Splits count elements, one a rank, and add up to the numel of output and of input."""
+        """Splits count elements, one per rank, and add up to the numel of output and of input."""
 
     def gather(
         self,

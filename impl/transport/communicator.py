@@ -161,7 +161,7 @@ class SocketCommunicator(ABC):
     ) -> None:
         sent, wanted = input_splits[self.rank], output_splits[self.rank]
         if sent != wanted:
-            raise self._group.contradict_itself(sent, wanted, call)
+            raise self._group.own_splits_differ(sent, wanted, call)
         if self._group.compares_splits:
             self._compare_splits(input_splits, output_splits, call, until)
         collective = self._build.all_to_all(output, input, output_splits, input_splits)

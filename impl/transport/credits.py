@@ -17,7 +17,7 @@ side (pair.cc and context.cc of gloo/transport):
     RECV_READY arrives    a send is queued                          DATA
                           otherwise                                 keep the credit
     DATA arrives          a receive is queued                       it belongs there
-                          otherwise                                 the peer has gone mad
+                          otherwise                                 protocol error
 
 C++ Gloo ends the process at DATA without a receive; here it costs the connection.
 

@@ -37,7 +37,7 @@ def choose_addresses(
     hostname: str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> list[Address]:
-    """The addresses to listen on, with port 0, one a device.
+    """The addresses to listen on, with port 0, one per device.
 
     `interface` (one name, or several separated by commas) comes first, then `hostname`, then
     GLOO_SOCKET_IFNAME, then the host's own name. If that one leads nowhere, as in many

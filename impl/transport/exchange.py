@@ -105,10 +105,11 @@ class Exchange(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Receive:
-    """A receive that a peer has been told of, and the message that it was posted for.
+    """A receive that a peer is or will be told of, and the message that it was posted for.
 
-    When that message is cancelled the promise stays, since it cannot be taken back. The next
-    receive of the conversation takes it over, or the payload that has arrived meanwhile.
+    Once the peer has been told, that cannot be taken back: when the message is cancelled the
+    receive stays, and the next one of the conversation takes it over, or the payload that has
+    arrived meanwhile.
     """
 
     nbytes: int

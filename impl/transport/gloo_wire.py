@@ -74,7 +74,7 @@ class GlooCommunicator(SocketCommunicator):
         loop = EventLoop(f"pygloo-gloo-{group}")
         super().__init__(GlooGroup(rank, world_size, group, device_count, loop), loop)
         self._store = store
-        self._listening: list[Address] = []  # one a device
+        self._listening: list[Address] = []  # one per device
         self._is_lazy = False
         self._approached: set[int] = set()  # peers that are connected, or about to be
 

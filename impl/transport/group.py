@@ -138,10 +138,10 @@ class MessageGroup(ABC):
         )
         return self.give_up(Cause.TIMEOUT, text, call)
 
-    def contradict_itself(
+    def own_splits_differ(
         self, sent: int, wanted: int, call: CallInfo
     ) -> errors.CommunicationError:
-        """This rank's splits say two things of what it keeps: end the group. The error to raise."""
+        """This rank's splits disagree on what it sends itself: end the group. Returns the error."""
         text = (
             f"{self.where(call)}, rank {self.rank} of {self.world_size}: rank {self.rank} gives "
             f"itself {sent} elements, and expects {wanted}."

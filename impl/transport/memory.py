@@ -165,7 +165,7 @@ class Bench(TensorMemory):
         _copy_memory(self._input_address, input, to_tensors=False)
 
     def hand_over(self, output: Sequence[Tensor]) -> None:
-        """Copy OUTPUT to these tensors, which are as large together."""
+        """Copy OUTPUT to these tensors, which together hold as many bytes."""
         _copy_memory(self._output_address, output, to_tensors=True)
 
 

@@ -11,8 +11,9 @@ byte crosses the network once an island instead of once a rank. What has no such
     inside           /  |  \\    /  \\             shared memory
 
 [Note: order of summation between islands] An element is summed inside each island from its lowest
-rank upwards, and the islands' sums from the island of rank 0 upwards. Leaders do the second step on
-the same operands, and spread one result: all ranks get the same bits.
+rank upwards. The islands' sums are combined in the order of the leaders' schedule (a ring begins
+each chunk at another island); reduce_scatter folds them from the island of rank 0 upwards. Each
+element has one result, which is spread: all ranks get the same bits.
 
 [Note: agreement] No rank sees what is called on the ranks of other islands, so every collective
 that goes by way of the leaders begins with an empty one between all ranks, over TCP: it costs one

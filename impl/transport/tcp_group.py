@@ -6,8 +6,8 @@ every rank is connected to every other, sees it at once, and tells the rest in c
 connection broke between two living ranks.
 
 A rank that closes a group that is over repeats why, and a rank that sees a connection end first
-hears what the others have to say: else whoever learns last would hold the rank for lost that
-learnt first.
+hears what the others have to say: otherwise the rank that learnt last would take the rank that
+learnt first for lost.
 """
 
 from __future__ import annotations

@@ -152,10 +152,10 @@ class SimulatedStream:
 
 
 class SimulatedDevice:
-    """One device. Enter it on each thread whose operations shall be seen.
+    """One device. Enter it on each thread whose operations are to be seen.
 
     schedule: when kernels are executed.
-    left_out: a call of the program that shall not take place, for showing that it is needed.
+    left_out: a call of the program that must not take place, for showing that it is needed.
     """
 
     def __init__(self, schedule: Schedule | None = None, left_out: Site | None = None) -> None:
@@ -489,7 +489,7 @@ class SimulatedDevice:
                     )
 
     def note_unpinned(self, what: str) -> None:
-        self._find("unpinned", f"{what}: a copy that shall not block needs pinned host memory")
+        self._find("unpinned", f"{what}: a copy that must not block needs pinned host memory")
 
     def _find(self, kind: str, text: str) -> None:
         finding = Finding(kind, text)
@@ -499,7 +499,7 @@ class SimulatedDevice:
     # -- calls that are left out
 
     def leaves_out(self, method: str) -> bool:
-        """Note a call of the program, and say whether it shall not take place."""
+        """Note a call of the program, and say whether it must not take place."""
         frame = sys._getframe(2)
         while frame.f_back is not None and _is_handle(Path(frame.f_code.co_filename)):
             frame = frame.f_back

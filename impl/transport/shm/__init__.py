@@ -1,7 +1,8 @@
 """Shared memory between ranks on one host.
 
-Reading order: layout, words, mapping, meeting; then rounds, segments, slots, reducing, copying;
-then ring, matching, mailbox; communicator puts them together.
+Reading order: layout, words, mapping, fate, meeting, membership (the memory, and who shares it);
+placement, rounds, segments, slots, reducing, copying (collectives); ring, matching, mailbox
+(messages); communicator puts them together.
 """
 
 from impl.transport.shm.communicator import DEFAULT_SEGMENT_NBYTES, ShmCommunicator

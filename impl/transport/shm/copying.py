@@ -55,7 +55,7 @@ class Copying(Slots):
     def _gather_into(
         self, targets: Sequence[int] | None, input: Tensor, call: CallInfo, until: Deadline
     ) -> None:
-        """Bring every rank's input to the targets (addresses, one a rank), if there are any."""
+        """Bring every rank's input to the targets (addresses, one per rank), if there are any."""
         rounds, itemsize, me = self._rounds, input.itemsize, self._position
         address = input.data_ptr()
         rounds.announce(call)

@@ -34,7 +34,7 @@ def better_processor(
 ) -> int | None:
     """Where the rank at `position` should go; None if it is well placed or another one should go.
 
-    places: the processor of each rank, None where it is not known; the own one is known.
+    places: the processor of each rank, None where it is not known; this rank's own is.
     allowed: the processors on which this rank may run.
     """
     here = places[position]

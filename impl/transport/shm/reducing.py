@@ -45,7 +45,7 @@ class Reducing(Slots):
         self.all_reduce(tensor, combine, call, until)
 
     def _in_place(self, tensor: Tensor, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The parts; for two ranks with the own one read where it will be written.
+        """The parts; for two ranks with its own read where it will be written.
 
         Touching two arrays instead of three makes the addition three times faster as soon as they
         do not all fit into the cache.

@@ -37,7 +37,7 @@ class _End:
         self._position = 0  # own counter
 
     def _pieces(self, nbytes: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(offset in the mapping, bytes) before and after the wrap, from the own counter on."""
+        """(offset in the mapping, bytes) before and after the wrap, from its own counter on."""
         offset = self._position & (self._capacity - 1)
         first = min(nbytes, self._capacity - offset)
         return (self._start + offset, first), (self._start, nbytes - first)

@@ -1,6 +1,6 @@
 """What lies in the slots: addresses to copy from and to, views to reduce, tables of sizes.
 
-The collectives (`reducing.py`, `copying.py`) are loops over segments of: write into the own slot,
+The collectives (`reducing.py`, `copying.py`) are loops over segments of: write into its own slot,
 meet, read from the others'. The first round of each also compares what the ranks announced, before
 any tensor changes.
 """

@@ -13,7 +13,7 @@ Python's `memoryview` know nothing about it:
 * Looking at a word is a plain aligned 32-bit load, which is single-copy atomic on x86-64 and on
   64-bit Arm. On x86-64 loads are not reordered with later loads, so seeing the new value is enough.
   Elsewhere the reader adds 0 to the word after it has seen the change (`acquire`): that
-  read-modify- write reads the same or a later value, synchronises with the writer, and keeps later
+  read-modify-write reads the same or a later value, synchronises with the writer, and keeps later
   reads behind it.
 * Going to sleep is the store-buffering pattern: the sleeper says so and then looks at the word, the
   writer changes the word and then looks for sleepers. On x86-64 both use the locked `fetch_add`, a
