@@ -26,16 +26,33 @@ def is_large(param: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Slots:
-    """Gradients of a bucket that are copied together."""
+    """Gradients of a bucket that are copied together.
+
+    Parameters are never given `views` themselves: whoever gives a gradient other memory
+    (`grad.data = ...`, as `Module.to(memory_format=...)` does) would take them out of the bucket.
+    """
 
     params: list[Tensor]
     views: list[Tensor]  # of the bucket's buffer, one per parameter
     strides: list[tuple[int, ...]]  # of the views
+    addresses: list[int]  # of the views
     whole: Tensor | None  # the buffer, if these are all its slots
+    _lent: list[Tensor] = field(default_factory=list)  # other tensors on the same memory
 
     @classmethod
     def of(cls, params: Sequence[Tensor], views: Sequence[Tensor], whole: Tensor | None) -> Slots:
-        return cls(list(params), list(views), [view.stride() for view in views], whole)
+        strides = [view.stride() for view in views]
+        return cls(list(params), list(views), strides, [view.data_ptr() for view in views], whole)
+
+    def hold(self, grads: Sequence[Tensor]) -> bool:
+        """Whether these gradients, one per parameter, are the views' memory."""
+        return [grad.data_ptr() for grad in grads] == self.addresses
+
+    def lend(self) -> list[Tensor]:
+        """The views, for parameters to have as gradients."""
+        if not self._lent or not self.hold(self._lent):
+            self._lent[:] = [view.detach() for view in self.views]
+        return self._lent
 
 
 @dataclass

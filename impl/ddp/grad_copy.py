@@ -23,7 +23,7 @@ import logging
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import repeat
-from operator import is_
+from operator import eq, is_
 from typing import Any
 
 import torch
@@ -82,7 +82,7 @@ class GradientCopier:
         else:
             torch.mul(grad, 1.0 / divisor, out=view)
         if self.gradient_as_bucket_view and not has_history:
-            param.grad = view
+            param.grad = view.detach()
 
     def copy_in(self, slots: Slots, divisor: int | None, *, have_history: bool) -> None:
         """Copy gradients that waited for each other: one call to copy, one to scale.
@@ -96,14 +96,14 @@ class GradientCopier:
         if have_history or not self._are_plain(slots, grads):
             self._copy_odd_ones_in(slots, divisor)
             return
-        if self.gradient_as_bucket_view and grads[0] is slots.views[0]:
+        if self.gradient_as_bucket_view and slots.hold(grads):
             if divisor is not None:
                 self._scale(slots, (), slots.views, divisor)
             return
         foreach_copy_(slots.views, grads)
         if self.gradient_as_bucket_view:
-            for param, view in zip(slots.params, slots.views, strict=True):
-                param.grad = view
+            for param, lent in zip(slots.params, slots.lend(), strict=True):
+                param.grad = lent
         if divisor is not None:
             self._scale(slots, slots.views, (), divisor)
 
@@ -120,7 +120,9 @@ class GradientCopier:
             return False
         if [grad.stride() for grad in grads] != slots.strides:
             return False
-        inside = sum(map(is_, grads, slots.views)) if self.gradient_as_bucket_view else 0
+        if not self.gradient_as_bucket_view:
+            return True
+        inside = sum(map(eq, [grad.data_ptr() for grad in grads], slots.addresses))
         return inside in (0, len(grads))
 
     def _copy_odd_ones_in(self, slots: Slots, divisor: int | None) -> None:
@@ -148,7 +150,7 @@ class GradientCopier:
         if self.gradient_as_bucket_view:
             for param, view in zip(owners, targets, strict=True):
                 if not _has_history(param):
-                    param.grad = view
+                    param.grad = view.detach()
         if divisor is not None:
             self._scale(slots, targets, resident, divisor)
 
@@ -219,8 +221,9 @@ class GradientCopier:
         """
         if reduced is not bucket.views:
             foreach_copy_(bucket.views, reduced)
+        assert bucket.all_slots is not None
         grads = [param.grad for param in bucket.params]
-        if all(map(is_, grads, bucket.views)):
+        if not any(map(is_, grads, repeat(None))) and bucket.all_slots.hold(grads):
             return
         for index, param, view in zip(
             bucket.param_indices, bucket.params, bucket.views, strict=True
@@ -229,7 +232,7 @@ class GradientCopier:
                 continue
             grad = param.grad
             if grad is None:
-                param.grad = view
+                param.grad = view.detach()
             elif grad.requires_grad:
                 grad.copy_(view)  # create_graph=True; a view of the bucket has no history
             elif not self._lives_in(grad, view):
@@ -245,15 +248,13 @@ class GradientCopier:
         for param, view in zip(bucket.params, bucket.views, strict=True):
             if param.grad is not None and not self._lives_in(param.grad, view):
                 view.copy_(param.grad)
-                param.grad = view
+                param.grad = view.detach()
 
     def _lives_in(self, grad: Tensor, view: Tensor) -> bool:
         """Whether `grad` is in the memory of the bucket that `view` is a view of."""
         if not self.gradient_as_bucket_view:
             return False
-        return grad is view or (
-            grad.untyped_storage().data_ptr() == view.untyped_storage().data_ptr()
-        )
+        return grad.untyped_storage().data_ptr() == view.untyped_storage().data_ptr()
 
     def _check(self, grad: Tensor, view: Tensor) -> None:
         """A gradient must have the bucket's dtype; it should have the view's strides.

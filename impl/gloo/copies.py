@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed import Work
 
 from impl.gloo import dense, flattening, validation
-from impl.gloo.core import GroupCore, as_list, as_lists
+from impl.gloo.core import Described, GroupCore, as_list, as_lists, joined
 from impl.gloo.dispatching import dispatched
 from impl.gloo.lending import lender_for
 from impl.gloo.settings import Settings, settings
@@ -20,10 +20,12 @@ from impl.transport.base import CallInfo, Communicator, Deadline
 
 
 @functools.lru_cache(maxsize=4096)
-def _described(dtype: torch.dtype, shape: torch.Size, extra: str = "") -> tuple[str, str]:
-    """`CallInfo.signature` and `.shown`."""
+def _described(dtype: torch.dtype, shape: torch.Size, extra: str = "") -> Described:
     plain = validation.plain_dtype(dtype)
-    return f"dtype={plain} numel={shape.numel()}{extra}", f"{plain} {tuple(shape)}{extra}"
+    return Described(
+        signature=f"dtype={plain} numel={shape.numel()}{extra}",
+        shown=f"{plain} {tuple(shape)}{extra}",
+    )
 
 
 class Copies(GroupCore):
@@ -51,7 +53,7 @@ class Copies(GroupCore):
         source = given[asked.root_tensor]
         targets = [tensor for tensor in given if not is_root or tensor is not source]
         dense.check_writable(method, dense.distinct(targets))
-        signature, shown = _described(source.dtype, source.shape, f" root={asked.root}")
+        described = _described(source.dtype, source.shape, f" root={asked.root}")
         lender = lender_for(given)
         memory = lender.read(source) if is_root else lender.room(source)
         copies = [lender.room(tensor) for tensor in given if tensor is not source]
@@ -61,9 +63,7 @@ class Copies(GroupCore):
             for copy in copies:
                 copy.copy_(memory)
 
-        return self._issue(
-            method, signature, shown, run, given, asked.timeout_s, asked.asynchronous, lender
-        )
+        return self._issue(method, described, run, given, asked, lender=lender)
 
     # -- to every rank
 
@@ -109,7 +109,7 @@ class Copies(GroupCore):
         if len({output.numel() for output in every_output}) > 1:
             return self._allgather_uneven(lists[0], inputs[0], asked)
         extra = f" inputs={len(inputs)}" if len(inputs) > 1 else ""
-        signature, shown = _described(inputs[0].dtype, inputs[0].shape, extra)
+        described = _described(inputs[0].dtype, inputs[0].shape, extra)
         lender = lender_for(inputs)
         sources = [lender.read(tensor) for tensor in inputs]
         rooms = [[lender.room(output) for output in outputs] for outputs in lists]
@@ -124,19 +124,22 @@ class Copies(GroupCore):
 
         return self._issue(
             "all_gather",
-            signature,
-            shown,
+            described,
             run,
             lists[0] if len(lists) == 1 else list(lists),
-            asked.timeout_s,
-            asked.asynchronous,
-            lender,
+            asked,
+            lender=lender,
             inputs=inputs,
         )
 
     def _allgather_uneven(self, outputs: list[Tensor], given: Tensor, asked: Settings) -> Work:
         numels = ",".join(str(output.numel()) for output in outputs)
         plain = validation.plain_dtype(given.dtype)
+        shapes = [tuple(output.shape) for output in outputs]
+        described = Described(
+            signature=f"dtype={plain} numels={numels}",
+            shown=f"{plain} {tuple(given.shape)} into {shapes}",
+        )
         lender = lender_for(outputs)
         rooms = [lender.room(output) for output in outputs]
         source = dense.apart(lender.read(given), rooms, rooms[self._rank])
@@ -145,15 +148,7 @@ class Copies(GroupCore):
             comm.all_gather_v(rooms, source, call, until)
 
         return self._issue(
-            "all_gather",
-            f"dtype={plain} numels={numels}",
-            f"{plain} {tuple(given.shape)} into {[tuple(output.shape) for output in outputs]}",
-            run,
-            outputs,
-            asked.timeout_s,
-            asked.asynchronous,
-            lender,
-            inputs=[given],
+            "all_gather", described, run, outputs, asked, lender=lender, inputs=[given]
         )
 
     @dispatched("all_gather_single", 2, formerly="_allgather_base")
@@ -184,7 +179,7 @@ class Copies(GroupCore):
         for output, given in zip(outputs, inputs, strict=True):
             validation.check_gathered_numel(method, output, given, self._size)
         dense.check_writable(method, outputs)
-        described = [_described(given.dtype, given.shape) for given in inputs]
+        described = joined(_described(given.dtype, given.shape) for given in inputs)
         lender = lender_for(inputs)
         rooms = [lender.room(output) for output in outputs]
         sources = [
@@ -199,17 +194,7 @@ class Copies(GroupCore):
             for room, source in zip(rooms, sources, strict=True):
                 comm.all_gather(room, source, call, until)
 
-        return self._issue(
-            method,
-            " ; ".join(signature for signature, _ in described),
-            " ; ".join(shown for _, shown in described),
-            run,
-            outputs,
-            asked.timeout_s,
-            asked.asynchronous,
-            lender,
-            inputs=inputs,
-        )
+        return self._issue(method, described, run, outputs, asked, lender=lender, inputs=inputs)
 
     @dispatched("allgather_coalesced", 2)
     def allgather_coalesced(
@@ -244,7 +229,7 @@ class Copies(GroupCore):
         validation.check_dense(method, inputs)
         validation.check_device(method, [*inputs, *every_output])
         dense.check_writable(method, every_output)
-        described = [_described(given.dtype, given.shape) for given in inputs]
+        described = joined(_described(given.dtype, given.shape) for given in inputs)
         lender = lender_for(inputs)
         sources = [lender.read(given) for given in inputs]
         rooms = [[lender.room(output) for output in outputs] for outputs in lists]
@@ -260,17 +245,7 @@ class Copies(GroupCore):
                 for position, part in enumerate(whole.view(comm.world_size, -1)):
                     rooms[position][index].copy_(part)
 
-        return self._issue(
-            method,
-            " ; ".join(signature for signature, _ in described),
-            " ; ".join(shown for _, shown in described),
-            run,
-            lists,
-            asked.timeout_s,
-            asked.asynchronous,
-            lender,
-            inputs=inputs,
-        )
+        return self._issue(method, described, run, lists, asked, lender=lender, inputs=inputs)
 
     # -- to and from a root
 
@@ -300,7 +275,7 @@ class Copies(GroupCore):
         else:
             validation.check_no_list_off_root(method, lists, "output")
         validation.check_device(method, [*inputs, *outputs])
-        signature, shown = _described(inputs[0].dtype, inputs[0].shape, f" root={asked.root}")
+        described = _described(inputs[0].dtype, inputs[0].shape, f" root={asked.root}")
         lender = lender_for(inputs)
         rooms = [lender.room(output) for output in outputs]
         source = dense.apart(lender.read(inputs[0]), rooms, rooms[self._rank] if rooms else None)
@@ -308,17 +283,7 @@ class Copies(GroupCore):
         def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:
             comm.gather(rooms or None, source, asked.root, call, until)
 
-        return self._issue(
-            method,
-            signature,
-            shown,
-            run,
-            outputs,
-            asked.timeout_s,
-            asked.asynchronous,
-            lender,
-            inputs=inputs,
-        )
+        return self._issue(method, described, run, outputs, asked, lender=lender, inputs=inputs)
 
     @dispatched("scatter", 2)
     def scatter(
@@ -346,7 +311,7 @@ class Copies(GroupCore):
             validation.check_no_list_off_root(method, lists, "input")
         validation.check_device(method, [*outputs, *inputs])
         dense.check_writable(method, outputs)
-        signature, shown = _described(outputs[0].dtype, outputs[0].shape, f" root={asked.root}")
+        described = _described(outputs[0].dtype, outputs[0].shape, f" root={asked.root}")
         lender = lender_for(outputs)
         room = lender.room(outputs[0])
         sources = [
@@ -357,17 +322,7 @@ class Copies(GroupCore):
         def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:
             comm.scatter(room, sources or None, asked.root, call, until)
 
-        return self._issue(
-            method,
-            signature,
-            shown,
-            run,
-            outputs,
-            asked.timeout_s,
-            asked.asynchronous,
-            lender,
-            inputs=inputs,
-        )
+        return self._issue(method, described, run, outputs, asked, lender=lender, inputs=inputs)
 
     @dispatched("barrier", 0)
     def barrier(self, opts: Any = None, *, timeout: timedelta | None = None) -> Work:
@@ -377,4 +332,4 @@ class Copies(GroupCore):
         def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:
             comm.barrier(call, until)
 
-        return self._issue("barrier", "", "", run, [], asked.timeout_s, asked.asynchronous)
+        return self._issue("barrier", Described("", ""), run, [], asked)

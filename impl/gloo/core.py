@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor
 
-from impl import errors
 from impl.gloo.executor import Executor
 from impl.gloo.lending import Lender
 from impl.gloo.options import Options
 from impl.gloo.profiling import profiled
+from impl.gloo.settings import Settings
 from impl.gloo.transports import Place, connect
 from impl.gloo.work import CollectiveWork
 from impl.torch_private import profiler_is_on
@@ -23,6 +23,19 @@ from impl.transport.base import CallInfo, Communicator, Deadline
 # What a call does when its turn has come. It holds no group: one that nobody else holds any more
 # must end, whatever is queued.
 Operation = Callable[[Communicator, CallInfo, Deadline], None]
+
+
+class Described(NamedTuple):
+    """A call in words: see `CallInfo.signature` and `CallInfo.shown`."""
+
+    signature: str
+    shown: str
+
+
+def joined(described: Iterable[Described]) -> Described:
+    """Of several tensors in one call."""
+    signatures, shown = zip(*described, strict=True)
+    return Described(" ; ".join(signatures), " ; ".join(shown))
 
 
 # torch's stubs give most methods two overloads that name their arguments differently, which no
@@ -53,32 +66,27 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
     def _issue(
         self,
         operation: str,
-        signature: str,
-        shown: str,
+        described: Described,
         run: Operation,
         outputs: list[Any],
-        timeout_s: float | None,
-        asynchronous: bool,
+        asked: Settings,
+        *,
         lender: Lender | None = None,
         inputs: Sequence[Tensor] | None = None,
     ) -> CollectiveWork:
         """Take the next place in the group's order, and run there.
 
-        signature, shown: see `CallInfo`. outputs: what the work's future holds. inputs: for a
-        profiler, if they are not the outputs. A synchronous operation has ended on return, and its
-        error is raised here. Its time runs from when its turn has come.
+        outputs: what the work's future holds. inputs: for a profiler, if they are not the outputs.
+        A synchronous operation has ended on return, and its error is raised here. Its time runs
+        from when its turn has come.
         """
         sequence = self._sequence
         self._sequence = sequence + 1
-        call = CallInfo(operation, sequence, signature, shown)
-        span_s = self._timeout_s if timeout_s is None else timeout_s
-        if not asynchronous and not profiler_is_on() and self._executor.enter():
-            comm, until = self._comm, Deadline(time.monotonic() + span_s, span_s)
+        call = CallInfo(operation, sequence, described.signature, described.shown)
+        span_s = self._timeout_s if asked.timeout_s is None else asked.timeout_s
+        if not asked.asynchronous and not profiler_is_on() and self._executor.enter():
             try:
-                if lender is None:
-                    run(comm, call, until)
-                else:
-                    lender.run(lambda: run(comm, call, until))
+                _perform(run, self._comm, call, span_s, lender)
             finally:
                 self._executor.leave()
             work = CollectiveWork.finished(call, self._name, outputs)
@@ -86,7 +94,10 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
                 work.arrives_by(lender)
                 lender.synchronize()
             return work
-        return self._enqueue(call, span_s, run, outputs, asynchronous, lender, inputs)
+        work = self._enqueue(call, span_s, run, outputs, lender, inputs)
+        if not asked.asynchronous:
+            work.wait()
+        return work
 
     def _enqueue(
         self,
@@ -94,7 +105,6 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
         span_s: float,
         run: Operation,
         outputs: list[Any],
-        asynchronous: bool,
         lender: Lender | None,
         inputs: Sequence[Tensor] | None,
     ) -> CollectiveWork:
@@ -104,25 +114,23 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
         if lender is not None and lender.has_streams:
             work.arrives_by(lender)
 
-        def job() -> None:
-            until = Deadline(time.monotonic() + span_s, span_s)
-            if lender is None:
-                run(comm, call, until)
-            else:
-                lender.run(lambda: run(comm, call, until))
-
         work.seen_by(profiled(call.operation, outputs if inputs is None else inputs))
-        self._executor.submit(work, job)
-        if not asynchronous:
-            work.wait()
+        self._executor.submit(work, lambda: _perform(run, comm, call, span_s, lender))
         return work
-
-    def _where(self, operation: str) -> str:
-        return errors.describe_call(operation, -1, self._name)
 
     def _set_timeout(self, timeout: timedelta) -> None:
         self._timeout_s = timeout.total_seconds()
         self._options._timeout = timeout
+
+
+def _perform(
+    run: Operation, comm: Communicator, call: CallInfo, span_s: float, lender: Lender | None
+) -> None:
+    until = Deadline(time.monotonic() + span_s, span_s)
+    if lender is None:
+        run(comm, call, until)
+    else:
+        lender.run(lambda: run(comm, call, until))
 
 
 def as_list(tensors: Tensor | Sequence[Tensor]) -> list[Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed import Work
 
 from impl.gloo import dense, validation
-from impl.gloo.core import GroupCore
+from impl.gloo.core import Described, GroupCore
 from impl.gloo.dispatching import dispatched
 from impl.gloo.lending import lender_for
 from impl.gloo.settings import settings
@@ -52,8 +52,11 @@ class Exchanges(GroupCore):
         sent = validation.row_splits(method, "input", input_split_sizes, input, size)
         received = validation.row_splits(method, "output", output_split_sizes, output, size)
         dense.check_writable(method, [output])
-        shown = f"{validation.plain_dtype(input.dtype)} {tuple(input.shape)} rows to each rank: "
-        shown += str(list(input_split_sizes)) if input_split_sizes else "equal"
+        plain = validation.plain_dtype(input.dtype)
+        shares = list(input_split_sizes) or "equal"
+        described = Described(
+            f"dtype={plain}", f"{plain} {tuple(input.shape)} rows to each rank: {shares}"
+        )
         lender = lender_for(tensors)
         room = lender.room(output)
         source = dense.apart(lender.read(input), [room])
@@ -70,15 +73,7 @@ class Exchanges(GroupCore):
             )
 
         return self._issue(
-            "all_to_all_single",
-            f"dtype={validation.plain_dtype(input.dtype)}",
-            shown,
-            run,
-            [output],
-            asked.timeout_s,
-            asked.asynchronous,
-            lender,
-            inputs=[input],
+            "all_to_all_single", described, run, [output], asked, lender=lender, inputs=[input]
         )
 
     alltoall_base = all_to_all_single  # torch 2.11's name
@@ -110,6 +105,8 @@ class Exchanges(GroupCore):
         for tensors in (inputs, outputs):
             validation.check_dtypes(method, tensors, dtype)
         dense.check_writable(method, outputs)
+        plain = validation.plain_dtype(dtype)
+        described = Described(f"dtype={plain}", f"{plain} {[tuple(each.shape) for each in inputs]}")
         lender = lender_for(every)
         sources = [lender.read(tensor) for tensor in inputs]
         rooms = [lender.room(tensor) for tensor in outputs]
@@ -123,13 +120,5 @@ class Exchanges(GroupCore):
                 room.copy_(part)
 
         return self._issue(
-            "all_to_all",
-            f"dtype={validation.plain_dtype(dtype)}",
-            f"{validation.plain_dtype(dtype)} {[tuple(tensor.shape) for tensor in inputs]}",
-            run,
-            outputs,
-            asked.timeout_s,
-            asked.asynchronous,
-            lender,
-            inputs=inputs,
+            "all_to_all", described, run, outputs, asked, lender=lender, inputs=inputs
         )

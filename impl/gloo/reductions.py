@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp, Work
 
 from impl.gloo import dense, flattening, sparse, validation
-from impl.gloo.core import GroupCore, as_list, as_lists
+from impl.gloo.core import Described, GroupCore, as_list, as_lists, joined
 from impl.gloo.dispatching import dispatched, is_direct
 from impl.gloo.lending import lender_for
 from impl.gloo.reduce_ops import AnyReduceOp, Reduction, check_complex, op_name, reduction
@@ -26,23 +26,31 @@ from impl.transport.base import CallInfo, Communicator, Deadline, PacedCommunica
 @functools.lru_cache(maxsize=4096)
 def _described(
     method: str, op: AnyReduceOp, dtype: torch.dtype, shape: torch.Size, extra: str
-) -> tuple[Reduction, str, str]:
-    """The reduction, and `CallInfo.signature` and `.shown`. Raises what `reduction` raises."""
+) -> tuple[Reduction, Described]:
+    """The reduction, and how it is described. Raises what `reduction` raises."""
     if dtype.is_complex:
         check_complex(method, op)
     chosen = reduction(op, dtype.to_real() if dtype.is_complex else dtype)
     plain = validation.plain_dtype(dtype)
     signature = f"op={chosen.op_name} dtype={plain} numel={shape.numel()}{extra}"
-    return chosen, signature, f"{chosen.op_name} {plain} {tuple(shape)}{extra}"
+    return chosen, Described(signature, f"{chosen.op_name} {plain} {tuple(shape)}{extra}")
+
+
+def _each_described(
+    method: str, op: AnyReduceOp, tensors: Sequence[Tensor]
+) -> tuple[list[Reduction], Described]:
+    """Each tensor's reduction, and how all of them are described in one call."""
+    each = [_described(method, op, tensor.dtype, tensor.shape, "") for tensor in tensors]
+    return [chosen for chosen, _ in each], joined(described for _, described in each)
 
 
 # What `_described` says of an all_reduce, by the operation's hash, which is its kind's number: to
 # look it up by the operation itself takes four microseconds more.
 _KNOWN_MAX = 4096
-_known: dict[tuple[int, torch.dtype, torch.Size], tuple[Reduction, str, str]] = {}
+_known: dict[tuple[int, torch.dtype, torch.Size], tuple[Reduction, Described]] = {}
 
 
-def _described_soon(op: ReduceOp, tensor: Tensor) -> tuple[Reduction, str, str]:
+def _described_soon(op: ReduceOp, tensor: Tensor) -> tuple[Reduction, Described]:
     key = hash(op), tensor.dtype, tensor.shape
     known = _known.get(key)
     if known is None:
@@ -50,6 +58,11 @@ def _described_soon(op: ReduceOp, tensor: Tensor) -> tuple[Reduction, str, str]:
             _known.clear()
         known = _known[key] = _described("all_reduce", op, tensor.dtype, tensor.shape, "")
     return known
+
+
+# The settings of an all_reduce without a timeout of its own, by `asyncOp`: made once, since that
+# takes half a microsecond.
+_ASKED = {asynchronous: Settings(asynchronous=asynchronous) for asynchronous in (False, True)}
 
 
 class Reductions(GroupCore):
@@ -75,15 +88,15 @@ class Reductions(GroupCore):
             # the common case is the one that is worth microseconds
             is_dense = tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous()
             if is_dense and is_direct(tensor) and dense.is_raw(tensor):
-                chosen, signature, shown = _described_soon(opts.reduceOp, tensor)
+                chosen, described = _described_soon(opts.reduceOp, tensor)
                 if not chosen.is_average:
-                    return self._allreduce_raw(tensor, opts, chosen, signature, shown)
+                    return self._allreduce_raw(tensor, opts, chosen, described)
         if op is None and timeout is None:
             return self._allreduce_any(given, opts)
         return self._allreduce_any(given, opts, timeout, op=op)
 
     def _allreduce_raw(
-        self, tensor: Tensor, opts: Any, chosen: Reduction, signature: str, shown: str
+        self, tensor: Tensor, opts: Any, chosen: Reduction, described: Described
     ) -> Work:
         memory = tensor.data if tensor.dim() == 1 else tensor.data.view(-1)
         combine = chosen.combine
@@ -91,15 +104,10 @@ class Reductions(GroupCore):
         def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:
             comm.all_reduce(memory, combine, call, until)
 
-        return self._issue(
-            "all_reduce",
-            signature,
-            shown,
-            run,
-            [tensor],
-            own_timeout_s(opts.timeout),
-            opts.asyncOp,
-        )
+        asked, timeout_s = _ASKED[opts.asyncOp], own_timeout_s(opts.timeout)
+        if timeout_s is not None:
+            asked = asked._replace(timeout_s=timeout_s)
+        return self._issue("all_reduce", described, run, [tensor], asked)
 
     @dispatched("allreduce", 1)
     def _allreduce_any(
@@ -130,52 +138,41 @@ class Reductions(GroupCore):
         asked: Settings,
     ) -> Work:
         """Reduce each bundle: tensors of one shape that are also reduced with each other."""
-        described = [
-            _described("all_reduce", asked.op, bundle[0].dtype, bundle[0].shape, "")
-            for bundle in bundles
-        ]
+        chosen, described = _each_described(
+            "all_reduce", asked.op, [first for first, *_ in bundles]
+        )
         for bundle in bundles:
             dense.check_writable(operation, dense.distinct(bundle))
         lender = lender_for(outputs)
         memories = [[lender.update(tensor) for tensor in bundle] for bundle in bundles]
         pace = None
-        if isinstance(self._comm, PacedCommunicator) and described[0][0].is_in_place:
+        if isinstance(self._comm, PacedCommunicator) and chosen[0].is_in_place:
             pace = lender.pace()
 
         def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:
             if pace is not None and isinstance(comm, PacedCommunicator):
-                combine = described[0][0].combine
-                comm.all_reduce_paced(memories[0][0], combine, call, until, pace)
+                comm.all_reduce_paced(memories[0][0], chosen[0].combine, call, until, pace)
                 return
             if flattening.is_wanted(comm, memories):
-                chosen = described[0][0]
-                staged = [chosen.stage(memory[0]) for memory in memories]
-                flattening.all_reduce(comm, staged, chosen.combine, call, until)
+                same = chosen[0]  # tensors that are reduced as one are of one dtype
+                staged = [same.stage(memory[0]) for memory in memories]
+                flattening.all_reduce(comm, staged, same.combine, call, until)
                 for travelling, memory in zip(staged, memories, strict=True):
-                    chosen.conclude(travelling, memory[0], comm.world_size)
+                    same.conclude(travelling, memory[0], comm.world_size)
                 return
-            for memory, (chosen, _, _) in zip(memories, described, strict=True):
-                travelling = chosen.stage(memory[0])
+            for memory, each in zip(memories, chosen, strict=True):
+                travelling = each.stage(memory[0])
                 if len(memory) > 1:
                     # not in the caller's tensor: it must not change if the ranks disagree
-                    own = [chosen.stage(each) for each in memory]
+                    own = [each.stage(one) for one in memory]
                     travelling = torch.empty_like(travelling)
-                    chosen.combine.fold(travelling, own)
-                comm.all_reduce(travelling, chosen.combine, call, until)
-                chosen.conclude(travelling, memory[0], comm.world_size)
+                    each.combine.fold(travelling, own)
+                comm.all_reduce(travelling, each.combine, call, until)
+                each.conclude(travelling, memory[0], comm.world_size)
                 for more in memory[1:]:
                     more.copy_(memory[0])
 
-        return self._issue(
-            operation,
-            " ; ".join(signature for _, signature, _ in described),
-            " ; ".join(shown for _, _, shown in described),
-            run,
-            list(outputs),
-            asked.timeout_s,
-            asked.asynchronous,
-            lender,
-        )
+        return self._issue(operation, described, run, list(outputs), asked, lender=lender)
 
     def _allreduce_sparse(self, tensors: list[Tensor], asked: Settings) -> Work:
         if op_name(asked.op) != "sum":
@@ -187,13 +184,11 @@ class Reductions(GroupCore):
         exchange = sparse.SparseSum(tensors, self._comm.kind)
         return self._issue(
             "all_reduce",
-            exchange.signature,
-            exchange.shown,
+            exchange.described,
             exchange.run,
             exchange.outputs,
-            asked.timeout_s,
-            asked.asynchronous,
-            exchange.lender,
+            asked,
+            lender=exchange.lender,
             inputs=tensors,
         )
 
@@ -241,7 +236,7 @@ class Reductions(GroupCore):
         validation.check_dense(method, given)
         validation.check_device(method, given)
         tensor = given[0]
-        chosen, signature, shown = _described(
+        chosen, described = _described(
             method, asked.op, tensor.dtype, tensor.shape, f" root={asked.root}"
         )
         lender = lender_for(given)
@@ -256,9 +251,7 @@ class Reductions(GroupCore):
             if receives:
                 chosen.conclude(travelling, memory, comm.world_size)
 
-        return self._issue(
-            method, signature, shown, run, given, asked.timeout_s, asked.asynchronous, lender
-        )
+        return self._issue(method, described, run, given, asked, lender=lender)
 
     @dispatched("reduce_scatter", 2)
     def reduce_scatter(
@@ -291,7 +284,7 @@ class Reductions(GroupCore):
         dense.check_writable(method, outputs)
         if len({given.numel() for given in inputs}) > 1:
             return self._reduce_scatter_uneven(output, inputs, asked)
-        chosen, signature, shown = _described(method, asked.op, output.dtype, output.shape, "")
+        chosen, described = _described(method, asked.op, output.dtype, output.shape, "")
         lender = lender_for(outputs)
         memory = lender.room(output)
         sources = [lender.read(given) for given in inputs]
@@ -305,25 +298,16 @@ class Reductions(GroupCore):
             comm.reduce_scatter(result, travelling, chosen.combine, call, until)
             chosen.conclude(result, memory, comm.world_size)
 
-        return self._issue(
-            method,
-            signature,
-            shown,
-            run,
-            outputs,
-            asked.timeout_s,
-            asked.asynchronous,
-            lender,
-            inputs=inputs,
-        )
+        return self._issue(method, described, run, outputs, asked, lender=lender, inputs=inputs)
 
     def _reduce_scatter_uneven(self, output: Tensor, inputs: list[Tensor], asked: Settings) -> Work:
         method = "reduce_scatter"
         numels = ",".join(str(given.numel()) for given in inputs)
-        chosen, _, shown = _described(
+        chosen, described = _described(
             method, asked.op, output.dtype, output.shape, f" of numels={numels}"
         )
         plain = validation.plain_dtype(output.dtype)
+        signature = f"op={chosen.op_name} dtype={plain} numels={numels}"
         lender = lender_for([output])
         memory = lender.room(output)
         sources = [lender.read(given) for given in inputs]
@@ -337,13 +321,11 @@ class Reductions(GroupCore):
 
         return self._issue(
             method,
-            f"op={chosen.op_name} dtype={plain} numels={numels}",
-            shown,
+            Described(signature, described.shown),
             run,
             [output],
-            asked.timeout_s,
-            asked.asynchronous,
-            lender,
+            asked,
+            lender=lender,
             inputs=inputs,
         )
 
@@ -381,7 +363,7 @@ class Reductions(GroupCore):
         for output, given in zip(outputs, inputs, strict=True):
             validation.check_gathered_numel(method, given, output, self._size)
         dense.check_writable(method, outputs)
-        described = [_described(method, asked.op, given.dtype, given.shape, "") for given in inputs]
+        chosen, described = _each_described(method, asked.op, inputs)
         lender = lender_for(outputs)
         memories = [lender.room(output) for output in outputs]
         sources = [
@@ -390,22 +372,12 @@ class Reductions(GroupCore):
         ]
 
         def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:
-            for memory, source, (chosen, _, _) in zip(memories, sources, described, strict=True):
-                travelling = chosen.stage(source)
+            for memory, source, each in zip(memories, sources, chosen, strict=True):
+                travelling = each.stage(source)
                 result = memory
                 if travelling is not source:
                     result = travelling.new_empty(memory.numel())
-                comm.reduce_scatter(result, travelling, chosen.combine, call, until)
-                chosen.conclude(result, memory, comm.world_size)
+                comm.reduce_scatter(result, travelling, each.combine, call, until)
+                each.conclude(result, memory, comm.world_size)
 
-        return self._issue(
-            method,
-            " ; ".join(signature for _, signature, _ in described),
-            " ; ".join(shown for _, _, shown in described),
-            run,
-            outputs,
-            asked.timeout_s,
-            asked.asynchronous,
-            lender,
-            inputs=inputs,
-        )
+        return self._issue(method, described, run, outputs, asked, lender=lender, inputs=inputs)

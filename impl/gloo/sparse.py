@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from impl.gloo import validation
+from impl.gloo.core import Described
 from impl.gloo.lending import lender_for
 from impl.transport.base import CallInfo, Communicator, Deadline
 
@@ -38,14 +39,15 @@ class SparseSum:
             _refuse_dims(self._sparse_dim, self._dense_dim)
         dtype = validation.plain_dtype(local.dtype)
         shape = ",".join(map(str, local.shape))
-        self.signature = (
+        signature = (
             f"op=sum dtype={dtype} layout=sparse_coo shape={shape} "
             f"sparse_dim={self._sparse_dim} dense_dim={self._dense_dim}"
         )
-        self.shown = (
+        shown = (
             f"sum {dtype} {tuple(local.shape)} sparse_coo, {self._sparse_dim} sparse and "
             f"{self._dense_dim} dense dimensions"
         )
+        self.described = Described(signature, shown)
         self.lender = lender_for([self._local.values()])
         for tensor in tensors:
             self.lender.expect_write(tensor)

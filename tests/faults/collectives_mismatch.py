@@ -10,6 +10,7 @@ from zlib import crc32
 from impl import errors
 from impl.errors import CollectiveMismatch
 from impl.gloo import ProcessGroupGloo
+from impl.gloo.core import Described
 from tests.faults.collectives_kit import AroundImpl
 from tests.faults.ddp_kit import swap
 from tests.faults.kit import GroupFault, Patch, breaks
@@ -40,8 +41,9 @@ class Forgetful(GroupFault, ProcessGroupGloo):
     base = "impl"
     forgotten: ClassVar[str]
 
-    def _issue(self, operation: str, signature: str, *rest: Any) -> Any:
-        return super()._issue(operation, re.sub(self.forgotten, "", signature), *rest)
+    def _issue(self, operation: str, described: Described, *rest: Any, **more: Any) -> Any:
+        signature = re.sub(self.forgotten, "", described.signature)
+        return super()._issue(operation, described._replace(signature=signature), *rest, **more)
 
 
 @breaks("mismatch/dtype", says=r"returned as if all ranks had made the same call")
@@ -68,8 +70,9 @@ class ShowsNoCalls(GroupFault, ProcessGroupGloo):
 
     base = "impl"
 
-    def _issue(self, operation: str, signature: str, shown: str, *rest: Any) -> Any:
-        return super()._issue(operation, f"call={crc32(signature.encode())}", "", *rest)
+    def _issue(self, operation: str, described: Described, *rest: Any, **more: Any) -> Any:
+        call = f"call={crc32(described.signature.encode())}"
+        return super()._issue(operation, Described(call, ""), *rest, **more)
 
 
 @breaks("mismatch/operation", says=r"was told nothing of 'all_reduce'")
@@ -78,8 +81,10 @@ class CallsEverythingACollective(GroupFault, ProcessGroupGloo):
 
     base = "impl"
 
-    def _issue(self, operation: str, signature: str, *rest: Any) -> Any:
-        return super()._issue("collective", f"of={crc32(operation.encode())} {signature}", *rest)
+    def _issue(self, operation: str, described: Described, *rest: Any, **more: Any) -> Any:
+        signature = f"of={crc32(operation.encode())} {described.signature}"
+        described = described._replace(signature=signature)
+        return super()._issue("collective", described, *rest, **more)
 
 
 def _without_tensors(right: Callable[..., str]) -> Callable[..., str]:

@@ -17,6 +17,8 @@ from torch.distributed import ReduceOp
 
 from impl import errors
 from impl.gloo import Options, ProcessGroupGloo
+from impl.gloo.core import Described
+from impl.gloo.settings import Settings
 from tests.impl.gloo.ranks import in_groups, on_threads
 
 c10d = dist.distributed_c10d
@@ -315,7 +317,9 @@ def test_a_signal_may_end_the_group_in_the_middle_of_a_collective() -> None:
             comm.barrier(call, until)
 
         with pytest.raises(errors.Aborted, match="in the middle of an operation"):
-            group._issue("barrier", "", "", interrupted, [], None, False)
+            group._issue(
+                "barrier", Described("", ""), interrupted, [], Settings(asynchronous=False)
+            )
         over.set()
         with pytest.raises(errors.Aborted, match="destroyed"):
             group.barrier().wait()
