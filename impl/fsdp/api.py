@@ -20,7 +20,7 @@ from torch.distributed.fsdp import (
 
 from impl.fsdp import forward, state_dict, unshard_params
 from impl.fsdp.backward import be_ready
-from impl.fsdp.build import Settings, build_state, check_wrappable, root_arguments
+from impl.fsdp.build import UnitSettings, arguments_for_nested, build_state, check_wrappable
 from impl.fsdp.common import (
     FSDP_PREFIX,
     FSDP_WRAPPED_MODULE,
@@ -115,7 +115,7 @@ class FullyShardedDataParallel(StateDictTypeMethods, OptimStateDictMethods, nn.M
                 stacklevel=2,
             )
         check_wrappable(module)
-        settings = Settings(
+        settings = UnitSettings(
             sharding_strategy=sharding_strategy,
             cpu_offload=cpu_offload,
             backward_prefetch=backward_prefetch,
@@ -143,7 +143,7 @@ class FullyShardedDataParallel(StateDictTypeMethods, OptimStateDictMethods, nn.M
             has_policy=auto_wrap_policy is not None,
         )
         if auto_wrap_policy is not None:
-            kwargs = root_arguments(settings, process_group, groups, ignored)
+            kwargs = arguments_for_nested(settings, process_group, groups, ignored)
             auto_wrap(module, auto_wrap_policy, ignored, kwargs, FullyShardedDataParallel)
         state = build_state(
             self, module, groups, ignored, device_handle, settings, transform_for(device_mesh)

@@ -164,7 +164,7 @@ def _reduce_or_keep(state: FSDPState, handle: FlatParamHandle) -> None:
         handle.has_reduced = True
         reduce_gradient(state, handle)
     else:
-        handle.accumulates_unsharded = handle.config.is_sharded
+        handle.accumulates_unsharded = handle.config.uses_sharding
         gradients.show_unsharded_grads(handle)
 
 
@@ -233,7 +233,11 @@ def be_ready(state: FSDPState) -> None:
 def _reshard_if_left_unsharded(state: FSDPState, handle: FlatParamHandle) -> None:
     """Reshard a unit whose post-backward hook did not run, as its output is not in the loss."""
     free = frees_in_backward(state, handle)
-    if handle.uses_unsharded or handle.skipped_sharded_views or (free and handle.is_unsharded):
+    if (
+        handle.points_to_unsharded
+        or handle.skipped_sharded_views
+        or (free and handle.holds_unsharded)
+    ):
         reshard(state, handle, free=free)
 
 

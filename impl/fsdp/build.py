@@ -36,7 +36,7 @@ from impl.fsdp.state import FSDPState, is_wrapped, mark_wrapped
 
 
 @dataclass(frozen=True)
-class Settings:
+class UnitSettings:
     """The constructor's arguments that concern one instance, as the user gave them."""
 
     sharding_strategy: ShardingStrategy | None
@@ -67,7 +67,7 @@ def build_state(
     groups: Groups,
     ignored: Ignored,
     device_handle: DeviceHandle,
-    settings: Settings,
+    settings: UnitSettings,
     transform: ParamTransform,
 ) -> FSDPState:
     """Materialise, move, synchronize, flatten and shard the parameters of `module`."""
@@ -167,8 +167,8 @@ def resolve_strategy(strategy: ShardingStrategy | None, world_size: int) -> Shar
     return wanted
 
 
-def root_arguments(
-    settings: Settings,
+def arguments_for_nested(
+    settings: UnitSettings,
     process_group: object,
     groups: Groups,
     ignored: Ignored,
@@ -177,18 +177,4 @@ def root_arguments(
     if settings.sharding_strategy in HYBRID_STRATEGIES and settings.device_mesh is None:
         # The same groups for all; otherwise every instance would create its own.
         process_group = (groups.shard, groups.replicate)
-    return {
-        "process_group": process_group,
-        "sharding_strategy": settings.sharding_strategy,
-        "cpu_offload": settings.cpu_offload,
-        "backward_prefetch": settings.backward_prefetch,
-        "mixed_precision": settings.mixed_precision,
-        "param_init_fn": settings.param_init_fn,
-        "device_id": settings.device_id,
-        "sync_module_states": settings.sync_module_states,
-        "forward_prefetch": settings.forward_prefetch,
-        "limit_all_gathers": settings.limit_all_gathers,
-        "use_orig_params": settings.use_orig_params,
-        "ignored_states": ignored.params,
-        "device_mesh": settings.device_mesh,
-    }
+    return {**vars(settings), "process_group": process_group, "ignored_states": ignored.params}

@@ -26,7 +26,7 @@ class HandleConfig:
     use_orig_params: bool
 
     @property
-    def is_sharded(self) -> bool:
+    def uses_sharding(self) -> bool:
         return self.strategy != ShardingStrategy.NO_SHARD
 
     @property

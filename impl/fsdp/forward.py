@@ -55,7 +55,7 @@ def _refuse_if_summoned(state: FSDPState) -> None:
     handle = state.handle
     if (
         handle is not None
-        and handle.config.is_sharded
+        and handle.config.uses_sharding
         and state.training_state == TrainingState.SUMMON_FULL_PARAMS
         and (state.writes_back_summoned or handle.orig_views is None)
     ):
@@ -130,8 +130,8 @@ def _free_all(root: FSDPState) -> None:
     computes with the old values.)
     """
     for state, handle in zip(root.shared.owners, root.shared.units, strict=True):
-        is_sharded = handle.config.is_sharded
-        if handle.uses_unsharded or (is_sharded and handle.is_unsharded):
+        is_sharded = handle.config.uses_sharding
+        if handle.points_to_unsharded or (is_sharded and handle.holds_unsharded):
             reshard(state, handle, free=is_sharded)
             if handle.orig_views is not None:
                 gradients.show_grads(handle)
@@ -147,7 +147,7 @@ def abandon(state: FSDPState) -> None:
         if handle.training_state != HandleTrainingState.FORWARD:
             return
         handle.training_state = HandleTrainingState.IDLE
-        reshard(state, handle, free=handle.config.is_sharded)
+        reshard(state, handle, free=handle.config.uses_sharding)
     state.training_state = TrainingState.IDLE
     if state.is_root and not is_backward_running():
         _free_all(state)

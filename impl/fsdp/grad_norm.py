@@ -43,7 +43,7 @@ def clip_grad_norm(state: FSDPState, max_norm: float, norm_type: float) -> Tenso
     Returns the norm before clipping, a scalar of the widest dtype among the gradients.
     """
     context = state.shared
-    if not any(handle.config.is_sharded for handle in context.units):
+    if not any(handle.config.uses_sharding for handle in context.units):
         return torch.nn.utils.clip_grad_norm_(state.wrapper.parameters(), max_norm, norm_type)
     params = _collect(state)
     device = state.compute_device
@@ -90,7 +90,7 @@ def _collect(state: FSDPState) -> _Parameters:
                 target.append(param)
 
     for handle in state.shared.units:
-        target = result.sharded if handle.config.is_sharded else result.replicated
+        target = result.sharded if handle.config.uses_sharding else result.replicated
         views = handle.orig_views
         add(target, views.params if views is not None else [handle.flat_param])
     add(result.replicated, state.wrapper.parameters())

@@ -74,7 +74,7 @@ def prepare_for_backward(handle: FlatParamHandle) -> None:
         handle.accumulates_unsharded = False
     elif handle.accumulates_unsharded:
         handle.check_unsharded_size(flat_param.grad)
-    elif handle.config.is_sharded or flat_param.grad.device != flat_param.device:
+    elif handle.config.uses_sharding or flat_param.grad.device != flat_param.device:
         _put_aside(handle, flat_param.grad)
         flat_param.grad = None
     # else whole on every rank: to reduce the sum again leaves the earlier part of it as it is
@@ -132,7 +132,7 @@ def hand_to_optimizer(handle: FlatParamHandle) -> None:
         assert handle.cpu_grad is not None
         # Another tensor on the same memory, whose data may be replaced without losing `cpu_grad`.
         flat_param.grad = handle.cpu_grad.detach()
-    elif handle.config.is_sharded:
+    elif handle.config.uses_sharding:
         flat_param.grad = saved
     else:
         return  # reduced in place, in the dtype that it is to keep
@@ -176,7 +176,7 @@ def show_sharded_grads(handle: FlatParamHandle, grad: Tensor | None) -> None:
         return
     if grad is None:
         views.clear_grads()
-    elif handle.config.is_sharded:
+    elif handle.config.uses_sharding:
         handle.check_sharded_size(grad)
         views.show_sharded_grads(grad, handle.shard_layout)
     else:
@@ -209,7 +209,7 @@ def unshard_grad(handle: FlatParamHandle) -> Tensor | None:
     """
     flat_param = handle.flat_param
     shard = flat_param.grad
-    if not handle.config.is_sharded:
+    if not handle.config.uses_sharding:
         show_unsharded_grads(handle)
         return shard
     missing = torch.tensor([int(shard is None)], dtype=torch.int32, device=handle.device)

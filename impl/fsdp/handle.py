@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -141,7 +141,7 @@ class FlatParamHandle:
     def __repr__(self) -> str:
         return (
             f"FlatParamHandle({self.config.strategy.name}, rank {self.rank} of {self.world_size}, "
-            f"{self.training_state.name}, {'un' if self.is_unsharded else ''}sharded, "
+            f"{self.training_state.name}, {'un' if self.points_to_unsharded else ''}sharded, "
             f"params {list(self.metadata.fqns)})"
         )
 
@@ -159,7 +159,7 @@ class FlatParamHandle:
         # Whether `flat_param.grad` is an unsharded gradient that `no_sync()` left there.
         self.accumulates_unsharded = False
         # Whether the flat parameter is the unsharded one at the moment.
-        self.uses_unsharded = False
+        self.points_to_unsharded = False
         # What the attributes were views into when a forward left them unsharded.
         self.unsharded_shown: Tensor | None = None
         # Whether the shards were written after they were gathered last.
@@ -169,7 +169,7 @@ class FlatParamHandle:
     @torch.no_grad()
     def _shard(self) -> None:
         """Replace the unsharded flat parameter by this rank's shard and free the former."""
-        if not self.config.is_sharded:
+        if not self.config.uses_sharding:
             self.shard_layout = plan_unsharded(self.layout)
         else:
             self.shard_layout = plan_shard(self.layout, self.rank, self.world_size)
@@ -208,7 +208,7 @@ class FlatParamHandle:
             self.cpu_grad_buffer()
         if self.uses_low_precision_params:
             self.low_precision_shard = self._empty_freed(numel, self.dtypes.compute)
-        if self.config.is_sharded:
+        if self.config.uses_sharding:
             padded_numel = numel * self.world_size
             self.unsharded = self._empty_freed(padded_numel, self.dtypes.compute)
             if self.uses_low_precision_params:
@@ -243,16 +243,16 @@ class FlatParamHandle:
     @property
     def unsharded_buffer(self) -> Tensor:
         """The tensor that a gather would fill at this moment."""
-        check(self.config.is_sharded, "Expects sharded strategy")
+        check(self.config.uses_sharding, "Expects sharded strategy")
         full_precision = self.forces_full_precision and self.uses_low_precision_params
         buffer = self.unsharded_full_prec if full_precision else self.unsharded
         assert buffer is not None, "init_tensors has not run"
         return buffer
 
     @property
-    def is_unsharded(self) -> bool:
+    def holds_unsharded(self) -> bool:
         """Whether the unsharded parameter is in memory (always, with `NO_SHARD`)."""
-        if not self.config.is_sharded:
+        if not self.config.uses_sharding:
             return True
         return self.unsharded is not None and storage_numel(self.unsharded_buffer) > 0
 
@@ -265,11 +265,11 @@ class FlatParamHandle:
         `summon_full_params` then overwrites the step.) Between a forward and its backward the old
         values are the right ones.
         """
-        if not self.config.is_sharded:
+        if not self.config.uses_sharding:
             return False
         state = self.training_state
         return (
-            not self.is_unsharded
+            not self.holds_unsharded
             or state == HandleTrainingState.SUMMON_FULL_PARAMS
             or (state == HandleTrainingState.FORWARD and self.is_outdated)
         )
@@ -279,9 +279,9 @@ class FlatParamHandle:
         """Whether the last forward left unsharded attributes in place, as nothing was freed."""
         return self.unsharded_shown is not None
 
-    def is_sharded(self, tensor: Tensor) -> bool:
+    def has_shard_shape(self, tensor: Tensor) -> bool:
         """Whether `tensor` has the sharded size (never, with `NO_SHARD`)."""
-        return self.config.is_sharded and tensor.shape == (self.shard_layout.numel,)
+        return self.config.uses_sharding and tensor.shape == (self.shard_layout.numel,)
 
     # Unshard
 
@@ -309,7 +309,7 @@ class FlatParamHandle:
         """
         # Without sharding this is what computes; offloaded, the shard must leave the host even if
         # nothing is gathered; otherwise only a gather needs it.
-        if not self.config.is_sharded or self.config.offload_params or self.needs_unshard():
+        if not self.config.uses_sharding or self.config.offload_params or self.needs_unshard():
             if self.uses_low_precision_params and not self.forces_full_precision:
                 self.use_low_precision_shard()
                 return True
@@ -321,7 +321,7 @@ class FlatParamHandle:
 
     def unshard(self) -> None:
         """Gather if needed, then let the flat parameter and the attributes be the unsharded one."""
-        if not self.config.is_sharded:
+        if not self.config.uses_sharding:
             self._use_unsharded(self.flat_param.data)
             return
         buffer = self.unsharded_buffer
@@ -337,12 +337,12 @@ class FlatParamHandle:
         self._use_unsharded(buffer)
 
     def post_unshard(self) -> None:
-        if self.config.is_sharded:
+        if self.config.uses_sharding:
             self._free_low_precision_shard()
 
     def _use_unsharded(self, padded: Tensor) -> None:
         self.flat_param.data = padded[: self.layout.numel]
-        self.uses_unsharded = True
+        self.points_to_unsharded = True
         state = self.training_state
         in_forward = state == HandleTrainingState.FORWARD
         in_pre_backward = state == HandleTrainingState.BACKWARD_PRE
@@ -368,18 +368,18 @@ class FlatParamHandle:
         if free:
             self._free_unsharded_buffer(self.unsharded_buffer)
             optimizer_steps.forget(self)
-        elif self.config.is_sharded:
+        elif self.config.uses_sharding:
             optimizer_steps.watch(self)
 
     def post_reshard(self) -> None:
         """With `NO_SHARD` the low precision "shard" was what computation used; free it now."""
-        if not self.config.is_sharded and not self.forces_full_precision:
+        if not self.config.uses_sharding and not self.forces_full_precision:
             self._free_low_precision_shard()
 
     def _use_sharded(self) -> None:
         unsharded = self.flat_param.data
         self.flat_param.data = self.local_shard
-        self.uses_unsharded = False
+        self.points_to_unsharded = False
         if self.orig_views is None:
             return
         in_forward = self.training_state == HandleTrainingState.FORWARD
@@ -392,7 +392,7 @@ class FlatParamHandle:
     def _show_sharded(self) -> None:
         assert self.orig_views is not None
         self.unsharded_shown = None
-        if not self.config.is_sharded:
+        if not self.config.uses_sharding:
             self.show_unsharded_params()
             return
         self.orig_views.show_sharded_params(self.flat_param.data, self.shard_layout)
@@ -435,7 +435,7 @@ class FlatParamHandle:
     def follow_flat_param(self) -> None:
         """Adopt data that `Module.to()` and the like gave to the sharded flat parameter."""
         data = self.flat_param.data
-        if self.uses_unsharded or data.untyped_storage().data_ptr() == (
+        if self.points_to_unsharded or data.untyped_storage().data_ptr() == (
             self.local_shard.untyped_storage().data_ptr()
         ):
             return
@@ -470,7 +470,7 @@ class FlatParamHandle:
         """Replace the flat parameter's data and refresh what the attributes show."""
         self.flat_param.data = data
         if self.orig_views is not None:
-            if self.is_sharded(data):
+            if self.has_shard_shape(data):
                 self._show_sharded()
             else:
                 self.show_unsharded_params()
@@ -492,21 +492,20 @@ class FlatParamHandle:
     # Checks
 
     def check_on_compute_device(self, tensor: Tensor) -> None:
-        check(
-            tensor.device == self.device,
-            f"Expects tensor to be on the compute device {self.device}, was on {tensor.device}",
-        )
+        if tensor.device != self.device:
+            self._refuse(
+                f"Expects tensor to be on the compute device {self.device}, was on {tensor.device}"
+            )
 
     def check_sharded_size(self, tensor: Tensor) -> None:
         size = torch.Size([self.shard_layout.numel])
-        check(
-            tensor.size() == size,
-            f"Expects tensor to be sharded with size {size} but got {tensor.size()}",
-        )
+        if tensor.size() != size:
+            self._refuse(f"Expects tensor to be sharded with size {size} but got {tensor.size()}")
 
     def check_unsharded_size(self, tensor: Tensor) -> None:
         size = torch.Size([self.layout.numel])
-        check(
-            tensor.size() == size,
-            f"Expects tensor to be unsharded with size {size} but got {tensor.size()}",
-        )
+        if tensor.size() != size:
+            self._refuse(f"Expects tensor to be unsharded with size {size} but got {tensor.size()}")
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise AssertionError(f"{reason}: {self}")

@@ -216,7 +216,7 @@ def _flatten_tensors(unit: Unit, state_name: str, values: list[Tensor | None]) -
             else value.cpu()
         )
     flat = handle.metadata.flatten(filled)
-    if not handle.config.is_sharded:
+    if not handle.config.uses_sharding:
         return flat
     shard = flat.new_zeros(handle.shard_layout.numel)
     handle.local_chunk(shard).copy_(handle.own_part(flat))
@@ -237,7 +237,7 @@ def _shard_orig_state(unit: Unit, name: str, state: ParamState) -> ParamState | 
         return None
     result: ParamState = {}
     for key, value in gathered.items():
-        if torch.is_tensor(value) and value.dim() > 0 and handle.config.is_sharded:
+        if torch.is_tensor(value) and value.dim() > 0 and handle.config.uses_sharding:
             if value.shape != handle.metadata.params[index].shape:
                 raise ValueError(
                     "Tensor optimizer state does not have same shape as its parameter: "

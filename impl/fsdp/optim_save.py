@@ -78,7 +78,7 @@ def save_optim_state(
     states: dict[ParamKey, ParamState] = optim_state_dict["state"]
     keys, own_keys = agree_on_keys(params, states, names, group, merge=use_orig_params)
     saves = options.shard or not options.rank0_only or dist.get_rank(group) == 0
-    managed = _managed_states(keys, own_keys, states, names, use_orig_params)
+    managed = _managed_states(keys, own_keys, states, names)
     result: dict[Any, Any] = {}
     for unit, unit_states in managed:
         gathered = (
@@ -114,7 +114,6 @@ def _managed_states(
     own_keys: dict[OptimStateKey, ParamKey],
     states: dict[ParamKey, ParamState],
     names: ModelNames,
-    use_orig_params: bool,
 ) -> list[tuple[Unit, dict[str, ParamState]]]:
     """This rank's state of each unit, by the name of the original parameter.
 
@@ -186,7 +185,7 @@ def _copied(state: ParamState) -> ParamState:
 def _gather(unit: Unit, shard: Tensor) -> Tensor:
     """All of a flat tensor, (layout.numel,), of which `shard` is this rank's part."""
     handle = unit.handle
-    if not handle.config.is_sharded:
+    if not handle.config.uses_sharding:
         return shard
     if shard.numel() != handle.shard_layout.numel:
         raise ValueError(
@@ -216,7 +215,7 @@ def _gather_orig_states(
     unit: Unit, unit_states: dict[str, ParamState], options: SaveOptions
 ) -> dict[str, ParamState]:
     handle = unit.handle
-    if not handle.config.is_sharded:
+    if not handle.config.uses_sharding:
         return unit_states
     mine = {param: _describe(state) for param, state in unit_states.items()}
     everybodys: list[dict[str, _StateInfo]] = [{} for _ in range(handle.world_size)]

@@ -30,7 +30,7 @@ def reduce_gradient(state: FSDPState, handle: FlatParamHandle) -> None:
     computed = grad.data
     streams.post_backward.wait_stream(device.current_stream())
     with device.use_stream(streams.post_backward):
-        if handle.config.is_sharded:
+        if handle.config.uses_sharding:
             # Cleared at once: a second backward must not add to what is being reduced.
             handle.flat_param.grad = None
             _reduce_scatter(state, handle, computed)
@@ -101,7 +101,7 @@ def _publish(state: FSDPState, handle: FlatParamHandle, reduced: Tensor) -> None
         # The optimizer runs on the host at once if it runs in the backward pass, else after the
         # end of it, which synchronizes. A replicated gradient is not copied asynchronously either:
         # torch found wrong values there.
-        non_blocking = handle.config.is_sharded and not handle.has_optimizer_in_backward
+        non_blocking = handle.config.uses_sharding and not handle.has_optimizer_in_backward
         device.enqueue(
             lambda: target.copy_(reduced, non_blocking=non_blocking),
             reads=(reduced,),

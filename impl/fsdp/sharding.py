@@ -63,7 +63,7 @@ def frees_in_backward(state: FSDPState, handle: FlatParamHandle) -> bool:
     Under `no_sync()`, strategies that keep them after the forward keep them on to the next one:
     memory for time, as the user chose.
     """
-    return handle.config.is_sharded and (
+    return handle.config.uses_sharding and (
         state.sync_gradients or handle.config.reshards_after_forward
     )
 

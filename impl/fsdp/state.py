@@ -184,7 +184,7 @@ class FSDPState:
         if self.training_state not in allowed:
             raise ValueError(
                 f"expected to be in states {list(allowed)} but current state is "
-                f"{self.training_state}"
+                f"{self.training_state}: {self.handle}"
             )
 
 

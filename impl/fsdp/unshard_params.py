@@ -35,7 +35,7 @@ class SummonOptions:
                 f"with_grads={self.with_grads}, use_orig_params={state.use_orig_params}, "
                 f"offload_to_cpu={self.offload_to_cpu} is not supported yet"
             )
-        if self.offload_to_cpu and state.handle and not state.handle.config.is_sharded:
+        if self.offload_to_cpu and state.handle and not state.handle.config.uses_sharding:
             raise NotImplementedError("offload_to_cpu=True and NO_SHARD is not supported yet")
         if self.writeback and self.rank0_only:
             raise NotImplementedError("writeback=True and rank0_only=True is not supported yet")
@@ -108,34 +108,31 @@ def unsharded(state: FSDPState, options: SummonOptions) -> Iterator[None]:
     grad_shard = gradients.unshard_grad(handle) if options.with_grads else None
 
     def restore() -> None:
-        reshard(state, handle, free=handle.config.is_sharded)
+        reshard(state, handle, free=handle.config.uses_sharding)
         if options.with_grads:
             gradients.reshard_grad(handle, grad_shard)
 
-    try:
+    def write_back() -> None:
+        handle.write_back_shard()
+        if options.with_grads:
+            gradients.write_back_grad(handle, grad_shard)
+
+    with contextlib.ExitStack() as stack:  # undone in the reverse order
+        stack.callback(setattr, handle, "training_state", HandleTrainingState.IDLE)
         if options.rank0_only and state.rank != 0:
             restore()  # at once: the gather needed this rank, the user does not
             yield
             return
-        try:
-            with contextlib.ExitStack() as stack:
-                if options.offload_to_cpu and handle.config.is_sharded:
-                    stack.enter_context(_on_cpu(handle))
-                if not state.use_orig_params:
-                    stack.enter_context(_as_params(state, handle))
-                try:
-                    yield
-                finally:
-                    if options.writeback:
-                        take_in_replaced_params(handle)
-        finally:
-            if options.writeback:
-                handle.write_back_shard()
-                if options.with_grads:
-                    gradients.write_back_grad(handle, grad_shard)
-            restore()
-    finally:
-        handle.training_state = HandleTrainingState.IDLE
+        stack.callback(restore)
+        if options.writeback:
+            stack.callback(write_back)
+        if options.offload_to_cpu and handle.config.uses_sharding:
+            stack.enter_context(_on_cpu(handle))
+        if not state.use_orig_params:
+            stack.enter_context(_as_params(state, handle))
+        if options.writeback:
+            stack.callback(take_in_replaced_params, handle)
+        yield
 
 
 @contextlib.contextmanager
@@ -211,7 +208,7 @@ def flat_param_exposed(state: FSDPState) -> Iterator[None]:
         yield
     finally:
         deregister_flat_param(state)
-        if handle.uses_unsharded:
+        if handle.points_to_unsharded:
             handle.show_unsharded_params()
         else:
             handle.show_sharded_params()

@@ -36,7 +36,7 @@ def write_back_orig_params(handle: FlatParamHandle) -> bool:
     if views is None or handle.skips_writeback_check:
         return False
     skipped = handle.skipped_sharded_views
-    if handle.config.is_sharded and handle.uses_unsharded and not skipped:
+    if handle.config.uses_sharding and handle.points_to_unsharded and not skipped:
         return False  # unsharded by an earlier call, which checked
     flat = handle.unsharded_shown if skipped else handle.flat_param.data
     assert flat is not None
@@ -83,14 +83,16 @@ def _write_back_param(
         handle.mark_outdated()
     if part is None:
         return False
-    target = _target(handle, index, handle.flat_param.data, is_whole=not handle.config.is_sharded)
+    target = _target(
+        handle, index, handle.flat_param.data, is_whole=not handle.config.uses_sharding
+    )
     _copy(handle, current.data, target, "parameter")
     return True
 
 
 def _write_back_grad(handle: FlatParamHandle, views: OrigParamViews, index: int) -> None:
     flat_param = handle.flat_param
-    is_whole = not handle.config.is_sharded or has_unsharded_grad(handle)
+    is_whole = not handle.config.uses_sharding or has_unsharded_grad(handle)
     if handle.shard_layout.params[index] is None and not is_whole:
         return
     grad = views.params[index].grad
@@ -99,7 +101,7 @@ def _write_back_grad(handle: FlatParamHandle, views: OrigParamViews, index: int)
             _target(handle, index, flat_param.grad, is_whole=is_whole).zero_()
             views.grad_is_none[index] = True
         return
-    if handle.config.offload_params and not handle.config.is_sharded:
+    if handle.config.offload_params and not handle.config.uses_sharding:
         return  # `cpu_grad` owns the gradient for good
     if flat_param.grad is None:
         flat_param.grad = torch.zeros_like(flat_param)
@@ -156,7 +158,7 @@ def _copy(handle: FlatParamHandle, source: Tensor, target: Tensor, what: str) ->
     if source.shape != target.shape:
         raise RuntimeError(
             f"Cannot writeback when the {what} shape changes\n"
-            f"Expects {target.shape} but got {source.shape}"
+            f"Expects {target.shape} but got {source.shape}: {handle}"
         )
     target.copy_(source)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -118,15 +116,11 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
         self._executor.submit(work, lambda: _perform(run, comm, call, span_s, lender))
         return work
 
-    def _set_timeout(self, timeout: timedelta) -> None:
-        self._timeout_s = timeout.total_seconds()
-        self._options._timeout = timeout
-
 
 def _perform(
     run: Operation, comm: Communicator, call: CallInfo, span_s: float, lender: Lender | None
 ) -> None:
-    until = Deadline(time.monotonic() + span_s, span_s)
+    until = Deadline.after(span_s)
     if lender is None:
         run(comm, call, until)
     else:

@@ -24,6 +24,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from impl.gloo.validation import sign
 from impl.torch_dispatch import (
     OVERRIDES_NOTHING,
     below_other_modes,
@@ -64,16 +65,20 @@ def dispatched(name: str, tensor_count: int, *, formerly: str = "") -> Callable[
     def decorate(method: _Method) -> _Method:
         @functools.wraps(method)
         def call(self: Any, *args: Any, **kwargs: Any) -> dist.Work:
-            tensors = args[:tensor_count]
-            if not dispatch_modes_are_active() and all(map(_has_memory, _flat(tensors))):
-                return method(self, *args, **kwargs)
-            lowest = _LowestMode(
-                lambda tensors: method(self, *tensors, *args[tensor_count:], **kwargs),
-                tensor_count,
-            )
-            issue = getattr(group_without_backend(self.rank(), self.size()), name)
-            with below_other_modes(lowest):
-                work: dist.Work = issue(*_without_none(args), **kwargs)
+            try:
+                tensors = args[:tensor_count]
+                if not dispatch_modes_are_active() and all(map(_has_memory, _flat(tensors))):
+                    return method(self, *args, **kwargs)
+                lowest = _LowestMode(
+                    lambda tensors: method(self, *tensors, *args[tensor_count:], **kwargs),
+                    tensor_count,
+                )
+                issue = getattr(group_without_backend(self.rank(), self.size()), name)
+                with below_other_modes(lowest):
+                    work: dist.Work = issue(*_without_none(args), **kwargs)
+            except (RuntimeError, TypeError, ValueError) as error:
+                sign(error, method.__name__, self)
+                raise
             return work if lowest.work is None else lowest.work
 
         return cast(_Method, never_traced(call))

@@ -51,7 +51,10 @@ class Executor:
         self._idle_count = 0
 
     def enter(self) -> bool:
-        """Whether the caller may run a collective itself, now; if so it must call `leave`."""
+        """Whether the caller may run a collective itself, now; if so it must call `leave`.
+
+        The turn is that of the caller's frame: to be called where the collective then runs.
+        """
         with self._lock:
             if self._is_busy() or self._queue or self._closed:
                 return False
@@ -101,7 +104,7 @@ class Executor:
         """Queue a collective. Raises Aborted once the group is closed."""
         with self._lock:
             if self._closed:
-                raise errors.Aborted(f"group {self._group!r} was destroyed.")
+                raise errors.Aborted(f"{work.where()}: the group was destroyed.")
             self._queue.append((work, job))
             self._is_busy()  # if only by a turn that was broken off, that ends here
             self._see_to_it()

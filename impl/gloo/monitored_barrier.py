@@ -7,7 +7,6 @@ an `isend` with tag 0 can be swallowed by the barrier).
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 
 import torch
@@ -35,7 +34,7 @@ def _call(operation: str) -> CallInfo:
 
 
 def _deadline(timeout_s: float) -> Deadline:
-    return Deadline(time.monotonic() + timeout_s, timeout_s)
+    return Deadline.after(timeout_s)
 
 
 def _check_in(comm: Communicator, sequence: int, timeout_s: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -87,7 +86,7 @@ class PointToPoint(GroupCore):
         return given[0]
 
     def _deadline(self) -> Deadline:
-        return Deadline(time.monotonic() + self._timeout_s, self._timeout_s)
+        return Deadline.after(self._timeout_s)
 
     # -- monitored barrier
 

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
+from impl.gloo import validation
 from impl.gloo.copies import Copies
 from impl.gloo.exchanges import Exchanges
 from impl.gloo.executor import Executor
@@ -58,7 +59,6 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
         super().__init__(store, rank, size, options, name or "undefined")
         options.tell_timeout(self._follow_timeout)
         self._given_store = store
-        self._group_name = name
         self._group_desc = "undefined"
         self._bound_device_id: torch.device | None = None
         self._splits = 0
@@ -89,10 +89,9 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
         return self._size
 
     def getGroupName(self) -> str:  # noqa: N802
-        return self._group_name
+        return self._name
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
-        self._group_name = name
         self._name = name
 
     def getGroupDesc(self) -> str:  # noqa: N802
@@ -103,7 +102,7 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
 
     @property
     def group_name(self) -> str:
-        return self._group_name
+        return self._name
 
     @property
     def group_desc(self) -> str:
@@ -140,7 +139,7 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
 
     def __repr__(self) -> str:
         return (
-            f"<ProcessGroupGloo {self._group_name!r}, rank {self._rank} of {self._size}, "
+            f"<ProcessGroupGloo {self._name!r}, rank {self._rank} of {self._size}, "
             f"{self._comm.kind}, {self._sequence} collectives issued>"
         )
 
@@ -172,7 +171,7 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """For operations issued from now on."""
-        self._set_timeout(timeout)
+        self._options._timeout = timeout  # which calls `_follow_timeout`
 
     _set_default_timeout = set_timeout
 
@@ -220,13 +219,11 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
         Every rank of this group calls it, in the same order. The place of a rank in `new_ranks` is
         its rank in the new group.
         """
-        if len(set(new_ranks)) != len(new_ranks):
-            raise RuntimeError(f"Split ranks should not have duplicates: {list(new_ranks)}")
-        outside = [rank for rank in new_ranks if not 0 <= rank < self._size]
-        if not new_ranks or outside:
-            raise RuntimeError(
-                f"Split ranks must be ranks of the group of {self._size}: {list(new_ranks)}"
-            )
+        try:
+            validation.check_split_ranks(new_ranks, self._size)
+        except RuntimeError as error:
+            validation.sign(error, "split_group", self)
+            raise
         self._splits += 1
         if self._rank not in new_ranks:
             return None
@@ -234,7 +231,7 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
         if timeout is not None:
             options._timeout = timeout
         members = ",".join(map(str, new_ranks))
-        name = group_name or f"{self._group_name}:split:{self._splits}:{members}"
+        name = group_name or f"{self._name}:split:{self._splits}:{members}"
         global_ranks = self._options.global_ranks_in_group or range(self._size)
         options.global_ranks_in_group = [global_ranks[rank] for rank in new_ranks]
         options.group_name = name
@@ -290,7 +287,7 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
             executor.finish()
             finish()
 
-        threading.Thread(target=end, name=f"pygloo-{self._group_name} end").start()
+        threading.Thread(target=end, name=f"pygloo-{self._name} end").start()
         is_told.wait(_TELLING_S)
 
 

@@ -88,7 +88,11 @@ class Reductions(GroupCore):
             # the common case is the one that is worth microseconds
             is_dense = tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous()
             if is_dense and is_direct(tensor) and dense.is_raw(tensor):
-                chosen, described = _described_soon(opts.reduceOp, tensor)
+                try:
+                    chosen, described = _described_soon(opts.reduceOp, tensor)
+                except (RuntimeError, ValueError) as error:
+                    validation.sign(error, "allreduce", self)
+                    raise
                 if not chosen.is_average:
                     return self._allreduce_raw(tensor, opts, chosen, described)
         if op is None and timeout is None:

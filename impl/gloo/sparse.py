@@ -14,6 +14,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from impl.errors import CollectiveMismatch
 from impl.gloo import validation
 from impl.gloo.core import Described
 from impl.gloo.lending import lender_for
@@ -73,7 +74,11 @@ class SparseSum:
         rows = metadata.new_empty(comm.world_size, metadata.numel())
         comm.all_gather(rows.view(-1), metadata, call, until)
         if not torch.equal(rows[:, :-1], metadata[:-1].expand_as(rows[:, :-1])):
-            raise RuntimeError(f"Sparse dimensions do not match: {rows[:, :-1].tolist()}")
+            raise CollectiveMismatch(
+                f"Sparse dimensions do not match: {call.operation} #{call.sequence}, rank "
+                f"{comm.rank} of {comm.world_size}: by rank, four sparse and four dense sizes are "
+                f"{rows[:, :-1].tolist()}."
+            )
         return [int(count) for count in rows[:, -1]]
 
     def _metadata(self) -> Tensor:

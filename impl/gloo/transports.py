@@ -5,7 +5,6 @@ The TCP communicators are imported only when they are needed.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 from torch.distributed import PrefixStore, Store
@@ -34,7 +33,7 @@ def connect(place: Place, options: Options) -> Communicator:
     does not come, RuntimeError if the transport cannot be had.
     """
     timeout_s = options.timeout.total_seconds()
-    until = Deadline(time.monotonic() + timeout_s, timeout_s)
+    until = Deadline.after(timeout_s)
     if options.transport == "gloo":
         from impl.transport.gloo_wire import connect_gloo
 

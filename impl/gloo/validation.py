@@ -1,22 +1,32 @@
 """What does torch's gloo refuse before anything is sent, and in which words?
 
 Every function raises RuntimeError unless it says otherwise. Messages begin with
-`ProcessGroupGloo::<method>:` and the words that torch's users match on; more may follow.
+`ProcessGroupGloo::<method>:` and the words that torch's users match on; more may follow, and in the
+end `sign` tells the group and the rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+
+from impl.errors import describe_call
 
 DEVICES = ("cpu", "cuda")
 
 
 def refuse(method: str, text: str) -> NoReturn:
     raise RuntimeError(f"ProcessGroupGloo::{method}: {text}")
+
+
+def sign(error: Exception, operation: str, group: Any) -> None:
+    """Tell in a refusal's message whose call it was. Errors of `impl.errors` tell it already."""
+    if type(error) in (RuntimeError, TypeError, ValueError):
+        call = describe_call(operation, -1, group.group_name)
+        error.args = (f"{error} [{call}, rank {group.rank()} of {group.size()}]",)
 
 
 def plain_dtype(dtype: torch.dtype) -> str:
@@ -106,6 +116,13 @@ def check_single_input(method: str, tensors: Sequence[Tensor]) -> None:
 def check_single_output(method: str, tensors: Sequence[Tensor]) -> None:
     if len(tensors) != 1:
         refuse(method, "requires a single-element output tensor list")
+
+
+def check_split_ranks(ranks: Sequence[int], world_size: int) -> None:
+    if len(set(ranks)) != len(ranks):
+        raise RuntimeError(f"Split ranks should not have duplicates: {list(ranks)}")
+    if not ranks or not all(0 <= rank < world_size for rank in ranks):
+        raise RuntimeError(f"Split ranks must be ranks of the group of {world_size}: {list(ranks)}")
 
 
 def check_list_on_root(

@@ -103,7 +103,7 @@ class GlooWork(Work):
             future.set_result(self._outputs)
             return
         if not isinstance(error, Exception):
-            error = RuntimeError(f"{self._where()} was interrupted: {error!r}")
+            error = RuntimeError(f"{self.where()} was interrupted: {error!r}")
         if self._lender is None or not self._lender.has_streams:
             fail_future(future, error)
         else:
@@ -126,7 +126,7 @@ class GlooWork(Work):
             if not self._await(timeout_s):
                 waited_ms = round((timeout_s or 0) * 1000)
                 raise errors.CollectiveTimeout(
-                    f"{self._where()}: Operation timed out! Timed out waiting {waited_ms}ms for "
+                    f"{self.where()}: Operation timed out! Timed out waiting {waited_ms}ms for "
                     f"{self._call.operation} operation to complete; it goes on."
                 )
         if self._error is not None:
@@ -186,7 +186,7 @@ class GlooWork(Work):
 
     _source_rank = source_rank
 
-    def _where(self) -> str:
+    def where(self) -> str:
         return errors.describe_call(self._call.operation, self._call.sequence, self._group)
 
     def __repr__(self) -> str:
@@ -194,7 +194,7 @@ class GlooWork(Work):
             state = "running"
         else:
             state = "done" if self._error is None else f"failed: {self._error}"
-        return f"<{type(self).__name__} {self._where()}, {state}>"
+        return f"<{type(self).__name__} {self.where()}, {state}>"
 
 
 class CollectiveWork(GlooWork):

@@ -31,8 +31,11 @@ from impl.schedules.steps import (
 )
 
 
-class Transfer(Protocol):
-    """A send or receive under way. It may end at any moment, but it never becomes undone."""
+class Pending(Protocol):
+    """What somebody waits for: a send or receive under way, for instance.
+
+    It may end at any moment, but it never becomes undone.
+    """
 
     @property
     def done(self) -> bool: ...
@@ -41,9 +44,9 @@ class Transfer(Protocol):
 class Port(Protocol):
     """Where the messages of a collective go: our n-th send to a rank meets its n-th receive."""
 
-    def send(self, to: int, data: memoryview) -> Transfer: ...
+    def send(self, to: int, data: memoryview) -> Pending: ...
 
-    def receive(self, source: int, into: memoryview) -> Transfer: ...
+    def receive(self, source: int, into: memoryview) -> Pending: ...
 
     def flush(self) -> None:
         """Something slow follows: put everything on its way that waits for company."""
@@ -62,10 +65,10 @@ class Memory(Protocol):
     def copy(self, into: Region, source: Region) -> None: ...
 
 
-def execute(plan: Schedule, memory: Memory, port: Port) -> Iterator[Transfer]:
+def execute(plan: Schedule, memory: Memory, port: Port) -> Iterator[Pending]:
     """Carry out `plan`. Yields a transfer whenever nothing can be done until it ends."""
-    sends: list[tuple[Transfer, Region]] = []
-    receives: list[tuple[Transfer, Region]] = []
+    sends: list[tuple[Pending, Region]] = []
+    receives: list[tuple[Pending, Region]] = []
     for step in plan.steps:
         if isinstance(step, Fence):
             yield from _until_done(sends)
@@ -94,9 +97,9 @@ def execute(plan: Schedule, memory: Memory, port: Port) -> Iterator[Transfer]:
 
 def _until_safe(
     step: Step,
-    sends: list[tuple[Transfer, Region]],
-    receives: list[tuple[Transfer, Region]],
-) -> Iterator[Transfer]:
+    sends: list[tuple[Pending, Region]],
+    receives: list[tuple[Pending, Region]],
+) -> Iterator[Pending]:
     """Wait for the transfers that `step` must not overtake, and forget those that have ended."""
     touched, written = _touches(step)
     if receives:
@@ -130,7 +133,7 @@ def _touches(step: Step) -> tuple[tuple[Region, ...], Region | None]:
             return (), None
 
 
-def _until_done(pending: list[tuple[Transfer, Region]]) -> Iterator[Transfer]:
+def _until_done(pending: list[tuple[Pending, Region]]) -> Iterator[Pending]:
     for transfer, _ in pending:
         while not transfer.done:
             yield transfer

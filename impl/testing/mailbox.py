@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from impl.schedules.executor import Transfer, execute
+from impl.schedules.executor import Pending, execute
 from impl.schedules.steps import Buffer, Region, Schedule
 
 Array = npt.NDArray[Any]
@@ -67,7 +67,7 @@ class MailboxPort:
     rank: int
     box: Mailbox
 
-    def send(self, to: int, data: memoryview) -> Transfer:
+    def send(self, to: int, data: memoryview) -> Pending:
         assert to != self.rank, "a rank does not write to itself"
         # A buffered message is copied: its region may change while it waits.
         content = memoryview(bytes(data)) if self.box.buffered else data
@@ -75,7 +75,7 @@ class MailboxPort:
         self.box.sent.setdefault((self.rank, to), deque()).append(message)
         return message
 
-    def receive(self, source: int, into: memoryview) -> Transfer:
+    def receive(self, source: int, into: memoryview) -> Pending:
         assert source != self.rank, "a rank does not wait for itself"
         message = Message(self.rank, source, into)
         self.box.wanted.setdefault((source, self.rank), deque()).append(message)
@@ -143,7 +143,7 @@ def run_on_all_ranks(
     random = Random(seed)
     box = Mailbox(buffered=random.random() < 0.5)
     running = {}
-    waiting_for: dict[int, Transfer | None] = {}
+    waiting_for: dict[int, Pending | None] = {}
     for rank, (plan, own) in enumerate(zip(plans, buffers, strict=True)):
         rubbish = np.full(plan.scratch_nbytes, 0xA5, np.uint8)
         memory = ArrayMemory(own.output, own.input, rubbish, combine)

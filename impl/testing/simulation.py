@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
+from impl.schedules.executor import Pending
 from impl.testing.clock import SimulatedClock
 from impl.testing.network import SimulatedStream, Weather, connection
 from impl.transport.base import ANY_SOURCE, CallInfo, Combine, Deadline
@@ -34,7 +35,7 @@ from impl.transport.fate import Cause
 from impl.transport.gloo_group import GlooGroup
 from impl.transport.group import Expired, MessageGroup
 from impl.transport.hub import Link
-from impl.transport.loop import Pending, Timer
+from impl.transport.loop import Timer
 from impl.transport.memory import bytes_of
 from impl.transport.tcp_group import TcpGroup
 

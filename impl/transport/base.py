@@ -22,6 +22,7 @@ TCP, a simulated network, or a mix of them) is the communicator's business alone
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -41,6 +42,10 @@ class Deadline(NamedTuple):
 
     at_s: float
     timeout_s: float
+
+    @classmethod
+    def after(cls, timeout_s: float) -> Deadline:
+        return cls(time.monotonic() + timeout_s, timeout_s)
 
 
 class CallInfo(NamedTuple):

@@ -73,10 +73,6 @@ class GlooPlans:
     reduce_scatter = staticmethod(ring_reduce_scatter)
 
 
-def nbytes_of(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
 def _around(tensor: Tensor, index: int, chunk_numel: int) -> tuple[Tensor, Tensor, Tensor]:
     """What lies before chunk `index`, the chunk, and what lies behind it."""
     start, stop = index * chunk_numel, (index + 1) * chunk_numel
@@ -93,7 +89,7 @@ class CollectiveBuilder:
 
     def all_reduce(self, tensor: Tensor, combine: Combine) -> Collective:
         plan = self._plans.all_reduce(
-            self._rank, self._world_size, nbytes_of(tensor), tensor.element_size()
+            self._rank, self._world_size, tensor.nbytes, tensor.element_size()
         )
         return Collective(
             SlotPrefix.ALL_REDUCE, plan, [tensor], combine=combine, output_starts_filled=True
@@ -103,28 +99,28 @@ class CollectiveBuilder:
         """The schedules reduce in place on every rank: ranks other than the root lend a copy."""
         working = tensor if self._rank == root else tensor.clone()
         plan = self._plans.reduce(
-            self._rank, self._world_size, root, nbytes_of(tensor), tensor.element_size()
+            self._rank, self._world_size, root, tensor.nbytes, tensor.element_size()
         )
         return Collective(
             SlotPrefix.REDUCE, plan, [working], combine=combine, output_starts_filled=True
         )
 
     def broadcast(self, tensor: Tensor, root: int) -> Collective:
-        plan = self._plans.broadcast(self._rank, self._world_size, root, nbytes_of(tensor))
+        plan = self._plans.broadcast(self._rank, self._world_size, root, tensor.nbytes)
         return Collective(SlotPrefix.BROADCAST, plan, [tensor], output_starts_filled=True)
 
     def all_gather(self, output: Tensor, input: Tensor) -> Collective:
-        plan = self._plans.all_gather(self._rank, self._world_size, nbytes_of(input))
+        plan = self._plans.all_gather(self._rank, self._world_size, input.nbytes)
         return Collective(SlotPrefix.ALL_GATHER, plan, [output], [input])
 
     def all_gather_v(self, outputs: Sequence[Tensor], input: Tensor) -> Collective:
-        blocks = [nbytes_of(output) for output in outputs]
+        blocks = [output.nbytes for output in outputs]
         plan = self._plans.all_gather_v(self._rank, self._world_size, blocks)
         return Collective(SlotPrefix.ALL_GATHER, plan, list(outputs), [input])
 
     def reduce_scatter(self, output: Tensor, input: Tensor, combine: Combine) -> Collective:
         plan = self._plans.reduce_scatter(
-            self._rank, self._world_size, nbytes_of(output), output.element_size()
+            self._rank, self._world_size, output.nbytes, output.element_size()
         )
         parts = [input]
         if overlap(output, input):
@@ -150,12 +146,12 @@ class CollectiveBuilder:
         return Collective(SlotPrefix.ALL_TO_ALL, plan, [output], [input])
 
     def gather(self, outputs: Sequence[Tensor] | None, input: Tensor, root: int) -> Collective:
-        blocks = [nbytes_of(each) for each in outputs or [input] * self._world_size]
+        blocks = [each.nbytes for each in outputs or [input] * self._world_size]
         plan = direct_gather(self._rank, self._world_size, root, blocks)
         return Collective(SlotPrefix.GATHER, plan, list(outputs or ()), [input])
 
     def scatter(self, output: Tensor, inputs: Sequence[Tensor] | None, root: int) -> Collective:
-        plan = direct_scatter(self._rank, self._world_size, root, nbytes_of(output))
+        plan = direct_scatter(self._rank, self._world_size, root, output.nbytes)
         return Collective(SlotPrefix.SCATTER, plan, [output], list(inputs or ()))
 
     def barrier(self) -> Collective:

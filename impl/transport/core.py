@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from impl.schedules.barrier import dissemination_barrier
-from impl.schedules.executor import execute
+from impl.schedules.executor import Pending, execute
 from impl.schedules.steps import Schedule
 from impl.transport.agreement import Agreement
 from impl.transport.base import CallInfo, Combine
@@ -23,7 +23,6 @@ from impl.transport.eager import COLLECTIVE_SLOT, EagerExchange
 from impl.transport.exchange import Message
 from impl.transport.frames import Opcode, SlotPrefix, collective_slot
 from impl.transport.hub import Hub
-from impl.transport.loop import Pending
 from impl.transport.memory import BenchRack, ScratchPool, TensorMemory
 
 STAGED_NBYTES_MAX = 64 << 10

@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from impl.transport.exchange import (
     AnySource,
     Message,
-    Receive,
+    PendingReceive,
     SizeMismatch,
     complete,
     memory_for,
@@ -53,10 +53,10 @@ class Conversation:
     credits: deque[int] = field(default_factory=deque)  # sizes that the peer waits for
     announced: deque[int] = field(default_factory=deque)  # sizes that wait at the peer
     sends: deque[Message] = field(default_factory=deque)  # without a credit yet
-    receives: deque[Receive] = field(default_factory=deque)  # without data yet
-    unannounced: deque[Receive] = field(default_factory=deque)  # without SEND_READY yet
-    unclaimed: deque[Receive] = field(default_factory=deque)  # whose message was cancelled
-    arriving: Receive | None = None  # whose payload is under way
+    receives: deque[PendingReceive] = field(default_factory=deque)  # without data yet
+    unannounced: deque[PendingReceive] = field(default_factory=deque)  # without SEND_READY yet
+    unclaimed: deque[PendingReceive] = field(default_factory=deque)  # whose message was cancelled
+    arriving: PendingReceive | None = None  # whose payload is under way
 
     def is_over(self) -> bool:
         return not (
@@ -104,7 +104,7 @@ class CreditExchange:
             message.finish(self._gone[message.peer])
             self._forget_if_over(message.peer, message.slot)
             return
-        receive = Receive(message.nbytes, message)
+        receive = PendingReceive(message.nbytes, message)
         talk.receives.append(receive)
         self._tell(message.peer, Opcode.RECV_READY, message.slot, message.nbytes)
         if talk.announced:
@@ -117,7 +117,7 @@ class CreditExchange:
         if self._anyone.find_sender(message, sources):
             self.post_receive(message)
 
-    def _meet(self, peer: int, slot: int, receive: Receive, sent_nbytes: int) -> None:
+    def _meet(self, peer: int, slot: int, receive: PendingReceive, sent_nbytes: int) -> None:
         """A receive has got its SEND_READY. A message that is too long will not come."""
         if sent_nbytes <= receive.nbytes:
             return
@@ -210,8 +210,7 @@ class CreditExchange:
             for receive in [*talk.receives, *([talk.arriving] if talk.arriving else [])]:
                 if receive.message is not None:
                     receive.message.finish(error)
-            for _ in talk.announced:
-                self._anyone.sender_served(key[1], peer)
+            self._anyone.sender_gone(key[1], peer)
             kept = deque(receive for receive in talk.unclaimed if receive.is_complete)
             if kept:
                 self._conversations[key] = Conversation(unclaimed=kept)

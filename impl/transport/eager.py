@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from impl.transport.exchange import (
     AnySource,
     Message,
-    Receive,
+    PendingReceive,
     SizeMismatch,
     complete,
     memory_for,
@@ -52,7 +52,6 @@ from impl.transport.streams import SendQueue
 
 WINDOW_NBYTES = 1 << 20
 COLLECTIVE_SLOT = 1 << 63  # one for all: collectives of a group follow one another
-TAG_LIMIT = COLLECTIVE_SLOT  # tags of point-to-point messages are below
 
 
 @dataclass(slots=True, eq=False)
@@ -60,20 +59,24 @@ class Arrival:
     """A message that has found no receive yet: announced, or here already."""
 
     nbytes: int
-    eager: Receive | None = None  # None: announced
+    eager: PendingReceive | None = None  # None: announced
 
 
 @dataclass(slots=True)
 class Conversation:
     """What one rank knows of one (peer, slot). Empty ones are forgotten."""
 
-    receives: deque[Receive] = field(default_factory=deque)  # that have met no message
+    receives: deque[PendingReceive] = field(default_factory=deque)  # that have met no message
     arrivals: deque[Arrival] = field(default_factory=deque)  # that have met no receive
-    asked: deque[Receive] = field(default_factory=deque)  # RECV_READY has gone out, no data yet
-    unclaimed: deque[Receive] = field(default_factory=deque)  # asked, but the message was cancelled
+    asked: deque[PendingReceive] = field(
+        default_factory=deque
+    )  # RECV_READY has gone out, no data yet
+    unclaimed: deque[PendingReceive] = field(
+        default_factory=deque
+    )  # asked, but the message was cancelled
     sends: deque[Message] = field(default_factory=deque)  # announced and not yet wanted
     wanted: deque[int] = field(default_factory=deque)  # sizes that the peer wants too early
-    arriving: Receive | None = None  # whose payload is under way
+    arriving: PendingReceive | None = None  # whose payload is under way
 
     def is_over(self) -> bool:
         return not (
@@ -154,11 +157,13 @@ class EagerExchange:
                 take_over(arrival.eager, message, self._rank)
                 self._consume(peer, slot, arrival.nbytes)
             else:
-                self._meet_announced(peer, slot, Receive(message.nbytes, message), arrival.nbytes)
+                self._meet_announced(
+                    peer, slot, PendingReceive(message.nbytes, message), arrival.nbytes
+                )
         elif peer in self._gone:
             message.finish(self._gone[peer])
         else:
-            receive = Receive(message.nbytes, message)
+            receive = PendingReceive(message.nbytes, message)
             talk.receives.append(receive)
             if slot == COLLECTIVE_SLOT and message.nbytes > EAGER_NBYTES_MAX:
                 self._ask(peer, slot, receive)
@@ -188,11 +193,13 @@ class EagerExchange:
             consumed = 0
         self._consumed[peer] = consumed
 
-    def _ask(self, peer: int, slot: int, receive: Receive) -> None:
+    def _ask(self, peer: int, slot: int, receive: PendingReceive) -> None:
         self._put(peer, Opcode.RECV_READY, slot, receive.nbytes)
         self._conversation(peer, slot).asked.append(receive)
 
-    def _meet_announced(self, peer: int, slot: int, receive: Receive, sent_nbytes: int) -> None:
+    def _meet_announced(
+        self, peer: int, slot: int, receive: PendingReceive, sent_nbytes: int
+    ) -> None:
         """A receive has met an announcement. RECV_READY tells the sender of a wrong size."""
         talk = self._conversation(peer, slot)
         if receive not in talk.asked:
@@ -254,10 +261,10 @@ class EagerExchange:
                 error = SizeMismatch(peer, self._rank, frame.length, receive.nbytes)
                 assert receive.message is not None
                 receive.message.finish(error)
-                receive = Receive(frame.length, None)
+                receive = PendingReceive(frame.length, None)
         else:
             # before the offer, which forgets conversations that are over
-            receive = talk.arriving = Receive(frame.length, None)
+            receive = talk.arriving = PendingReceive(frame.length, None)
             talk.arrivals.append(Arrival(frame.length, eager=receive))
             self._offer_to_anyone(peer, frame.slot)
         talk.arriving = receive
@@ -316,8 +323,7 @@ class EagerExchange:
             # What has come in full is still there for whoever asks for it.
             unclaimed = deque(receive for receive in talk.unclaimed if receive.is_complete)
             kept = [a for a in talk.arrivals if a.eager is not None and a.eager.is_complete]
-            for _ in range(len(talk.arrivals) - len(kept)):
-                self._anyone.sender_served(key[1], peer)
+            self._anyone.sender_gone(key[1], peer, len(kept))
             if kept or unclaimed:
                 self._conversations[key] = Conversation(arrivals=deque(kept), unclaimed=unclaimed)
         for message in self._anyone.fail_peer(peer):

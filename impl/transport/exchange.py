@@ -104,7 +104,7 @@ class Exchange(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Receive:
+class PendingReceive:
     """A receive that a peer is or will be told of, and the message that it was posted for.
 
     Once the peer has been told, that cannot be taken back: when the message is cancelled the
@@ -118,7 +118,7 @@ class Receive:
     is_complete: bool = False
 
 
-def memory_for(receive: Receive) -> memoryview | None:
+def memory_for(receive: PendingReceive) -> memoryview | None:
     """Where a receive's payload belongs: in its message, or in memory that waits for one."""
     if receive.message is not None:
         return receive.message.view
@@ -126,7 +126,7 @@ def memory_for(receive: Receive) -> memoryview | None:
     return memoryview(receive.arrived)
 
 
-def complete(receive: Receive) -> None:
+def complete(receive: PendingReceive) -> None:
     """The payload is there; its message, if it has one, is done."""
     receive.is_complete = True
     message = receive.message
@@ -137,7 +137,7 @@ def complete(receive: Receive) -> None:
         message.finish()
 
 
-def take_over(receive: Receive, message: Message, rank: int) -> None:
+def take_over(receive: PendingReceive, message: Message, rank: int) -> None:
     """Serve a message of `rank` by a receive that a cancelled one has left behind."""
     if receive.nbytes != message.nbytes:
         message.finish(SizeMismatch(message.peer, rank, receive.nbytes, message.nbytes))
@@ -186,10 +186,18 @@ class AnySource:
         return None
 
     def sender_served(self, slot: int, peer: int) -> None:
-        senders = self._senders[slot]
-        senders.remove(peer)
+        self.sender_gone(slot, peer, kept=self._senders[slot].count(peer) - 1)
+
+    def sender_gone(self, slot: int, peer: int, kept: int = 0) -> None:
+        """Of the messages that `peer` has waiting on this slot, only the last `kept` remain.
+
+        There may be fewer already: a signal's handler may have broken off `sender_waits`.
+        """
+        senders = self._senders.get(slot, deque())
+        for _ in range(senders.count(peer) - kept):
+            senders.remove(peer)
         if not senders:
-            del self._senders[slot]
+            self._senders.pop(slot, None)
 
     def forget(self, message: Message) -> None:
         waiting = self._receives.get(message.slot, deque())

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 from impl import errors
+from impl.schedules.executor import Pending
 from impl.transport.base import CallInfo
 from impl.transport.collectives import GlooPlans
 from impl.transport.core import Collective, GlooCore
@@ -19,7 +20,7 @@ from impl.transport.fate import Fate
 from impl.transport.frames import GLOO_RULES, TAG_MAX, Preamble, SlotPrefix
 from impl.transport.group import MessageGroup, ranks_that_wait
 from impl.transport.hub import Link
-from impl.transport.loop import Loop, Pending
+from impl.transport.loop import Loop
 from impl.transport.streams import SendQueue
 
 logger = logging.getLogger(__name__)

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 
 from impl import errors
+from impl.schedules.executor import Pending
 from impl.transport.base import CallInfo, Deadline
 from impl.transport.collectives import Plans
 from impl.transport.core import Collective, MessageFailed
@@ -17,7 +18,7 @@ from impl.transport.exchange import Exchange, Message, NobodyLeft, SizeMismatch
 from impl.transport.fate import Cause, Fate
 from impl.transport.frames import FrameRules, Preamble
 from impl.transport.hub import Hub, Link, PeerGone
-from impl.transport.loop import Loop, Pending
+from impl.transport.loop import Loop
 from impl.transport.own_messages import OwnMessages
 from impl.transport.streams import SendQueue
 

@@ -32,17 +32,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from impl.schedules.executor import Pending
+
 logger = logging.getLogger(__name__)
 
 HELPER_PATIENCE_S = 0.05
 POLL_SLICE_S = 3600.0  # poll takes no infinite number of milliseconds
-
-
-class Pending(Protocol):
-    """Something that a caller waits for."""
-
-    @property
-    def done(self) -> bool: ...
 
 
 class Timer:

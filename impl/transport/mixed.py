@@ -233,8 +233,8 @@ class MixedCommunicator:
         if outputs[self.rank].numel() != input.numel():
             with self._together(call):
                 raise errors.CollectiveMismatch(
-                    f"{call.operation}: rank {self.rank} gives {input.numel()} elements, but has "
-                    f"room for {outputs[self.rank].numel()}."
+                    f"{call.operation} #{call.sequence}: rank {self.rank} gives {input.numel()} "
+                    f"elements, but has room for {outputs[self.rank].numel()}."
                 )
         self._gather_rows(outputs, input, call, until)
 

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 from impl import errors
+from impl.schedules.executor import Pending
 from impl.transport.agreement import Statement
 from impl.transport.base import CallInfo
 from impl.transport.collectives import ChosenPlans
@@ -25,7 +26,7 @@ from impl.transport.fate import Cause, Fate
 from impl.transport.frames import TCP_RULES, Opcode, Preamble, frame_header
 from impl.transport.group import MessageGroup, ranks_that_wait
 from impl.transport.hub import Link
-from impl.transport.loop import Loop, Pending
+from impl.transport.loop import Loop
 from impl.transport.own_messages import OwnMessages
 from impl.transport.streams import SendQueue
 

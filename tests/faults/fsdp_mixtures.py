@@ -32,7 +32,7 @@ from tests.faults.kit import breaks
 
 def _unless_the_root_is_sharded(right: Any) -> Any:
     def wrong(state: Any, handle: Any, computed: torch.Tensor) -> None:
-        if state.shared.root.handle.config.is_sharded:
+        if state.shared.root.handle.config.uses_sharding:
             reduction._publish(state, handle, computed)
         else:
             right(state, handle, computed)
@@ -168,7 +168,7 @@ class ReplicasGradientsAreInFullPrecision(Swapped):
 def _for_shards(right: Any) -> Any:
     def wrong(state: Any, handle: Any, grad: torch.Tensor) -> torch.dtype:
         dtype: torch.dtype = right(state, handle, grad)
-        return dtype if handle.config.is_sharded else grad.dtype
+        return dtype if handle.config.uses_sharding else grad.dtype
 
     return wrong
 

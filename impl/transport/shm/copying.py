@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from impl import errors
+from impl.schedules.arithmetic import round_up
 from impl.transport.base import CallInfo, Deadline
 from impl.transport.shm.segments import CACHE_LINE_NBYTES, part_numel, span_count, spans
 from impl.transport.shm.slots import Slots, Table, ends_the_group
@@ -234,7 +235,7 @@ class Copying(Slots):
 
 
 def _table_nbytes(length: int) -> int:
-    return -(-length * 8 // CACHE_LINE_NBYTES) * CACHE_LINE_NBYTES
+    return round_up(length * 8, CACHE_LINE_NBYTES)
 
 
 def _digest(sizes: Iterable[int]) -> int:

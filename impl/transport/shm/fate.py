@@ -29,7 +29,7 @@ class FateBoard:
         self._text_nbytes = layout.fate_text_nbytes - _HEADER.size
 
     def is_decided(self) -> bool:
-        return self._mapping.words[self._ready_index] != 0
+        return self._mapping.u32[self._ready_index] != 0
 
     def decide(self, fate: Fate) -> bool:
         """Write the fate, unless another rank was first. The caller wakes the sleepers.
@@ -43,7 +43,7 @@ class FateBoard:
             return False
         text = fate.text.encode()[: self._text_nbytes]
         record = _HEADER.pack(fate.cause, fate.decided_by, len(text)) + text
-        self._mapping.octets[self._text_offset : self._text_offset + len(record)] = record
+        self._mapping.raw[self._text_offset : self._text_offset + len(record)] = record
         words.fetch_add(self._ready_address, 1)
         return True
 
@@ -52,7 +52,7 @@ class FateBoard:
             return None
         words.acquire(self._ready_address)
         start = self._text_offset
-        header = self._mapping.octets[start : start + _HEADER.size]
+        header = self._mapping.raw[start : start + _HEADER.size]
         cause, decided_by, nbytes = _HEADER.unpack(header)
-        body = self._mapping.octets[start + _HEADER.size : start + _HEADER.size + nbytes]
+        body = self._mapping.raw[start + _HEADER.size : start + _HEADER.size + nbytes]
         return Fate(Cause(cause), decided_by, bytes(body).decode(errors="replace"))

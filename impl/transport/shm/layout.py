@@ -24,6 +24,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from impl.schedules.arithmetic import ceil_div, round_up
+
 LINE_NBYTES = 128  # two cache lines of 64: adjacent-line prefetch and big Arm cores share pairs
 PAGE_NBYTES = 4096
 ANNOUNCEMENT_NBYTES = 384
@@ -32,10 +34,6 @@ _MAPPING_NBYTES_PER_RANK = 8 << 20  # so that 4 ranks stay within 32 MiB
 _MAPPING_NBYTES_MAX = 512 << 20
 _RING_NBYTES_MIN, _RING_NBYTES_MAX = 4 << 10, 256 << 10
 _FATE_NBYTES = 2048
-
-
-def round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
 
 
 def power_of_two_below(value: int) -> int:
@@ -119,7 +117,7 @@ class Layout:
     @property
     def result_nbytes(self) -> int:
         """Room for one rank's chunk of a segment, reduced."""
-        return round_up(-(-self.segment_nbytes // self.world_size), LINE_NBYTES)
+        return round_up(ceil_div(self.segment_nbytes, self.world_size), LINE_NBYTES)
 
     @property
     def _half_nbytes(self) -> int:

@@ -25,7 +25,7 @@ from impl.transport.background import is_background, work_in_background
 from impl.transport.base import ANY_SOURCE, CallInfo, Deadline
 from impl.transport.fate import Cause
 from impl.transport.shm import words
-from impl.transport.shm.matching import Matcher, Message
+from impl.transport.shm.matching import IncomingMessage, Matcher
 from impl.transport.shm.membership import Membership
 from impl.transport.shm.ring import UNIT_NBYTES, RingReader, RingWriter, padded
 from impl.transport.shm.rounds import CHECK_EVERY_S, YIELDING_S
@@ -110,7 +110,7 @@ class Mailbox:
         mapping, layout, me = membership.mapping, membership.layout, membership.position
         everybody = range(membership.size)
         self._membership = membership
-        self._words = mapping.words
+        self._u32 = mapping.u32
         self._writers = [RingWriter(mapping, layout, peer, me) for peer in everybody]
         self._readers = [RingReader(mapping, layout, me, peer) for peer in everybody]
         self._bells = [mapping.address + layout.bell_offset(peer) for peer in everybody]
@@ -121,7 +121,7 @@ class Mailbox:
         self._lock = threading.Lock()  # guards everything below
         self._outbox: list[deque[tuple[int, ShmTransfer]]] = [deque() for _ in everybody]  # tag, ..
         self._matcher: Matcher[ShmTransfer] = Matcher()
-        self._arriving: list[Message[ShmTransfer] | None] = [None for _ in everybody]
+        self._arriving: list[IncomingMessage[ShmTransfer] | None] = [None for _ in everybody]
         self._drivers: list[int] = []  # threads, by their identifiers; one may drive twice, nested
         self._driver_left = threading.Condition(self._lock)
         self._closed = False
@@ -194,7 +194,7 @@ class Mailbox:
         now = time.monotonic()
         yield_until_s, check_at_s = now + yielding_s, now + CHECK_EVERY_S
         while not (enough() or self._closed):
-            rung = self._words[self._own_bell]
+            rung = self._u32[self._own_bell]
             # a ring that was written before the bell is to be read after it
             words.acquire(self._bells[self._membership.position])
             moved = self._turn()
@@ -277,7 +277,7 @@ class Mailbox:
 
     def _ring(self, peer: int) -> None:
         words.fetch_add(self._bells[peer], 1)
-        if self._words[self._sleepers[peer]] or not words.LOADS_ARE_ORDERED:
+        if self._u32[self._sleepers[peer]] or not words.LOADS_ARE_ORDERED:
             words.wake_all(self._bells[peer])
 
     # -- receiving (under the lock)
@@ -321,7 +321,7 @@ class Mailbox:
                     done.append((message.receive, None, source))
         return moved
 
-    def _take(self, reader: RingReader, message: Message[ShmTransfer], nbytes: int) -> None:
+    def _take(self, reader: RingReader, message: IncomingMessage[ShmTransfer], nbytes: int) -> None:
         if message.receive is not None:
             reader.take(message.receive.address + message.arrived_nbytes, nbytes)
         elif message.body is not None:
@@ -330,7 +330,7 @@ class Mailbox:
             reader.skip(nbytes)
         message.arrived_nbytes += nbytes
 
-    def _bind(self, message: Message[ShmTransfer], done: list[_Outcome]) -> None:
+    def _bind(self, message: IncomingMessage[ShmTransfer], done: list[_Outcome]) -> None:
         """The message has found its receive."""
         receive = message.receive
         assert receive is not None

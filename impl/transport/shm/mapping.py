@@ -95,7 +95,6 @@ class Mapping:
             if os.fstat(fd).st_size != nbytes:
                 raise SharingRefused(f"{path} has another layout")
             self._mmap = mmap.mmap(fd, nbytes)
-            self._path = path
             self._presence_fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             raise SharingRefused(f"cannot use {path}: {error.strerror}") from error
@@ -103,9 +102,9 @@ class Mapping:
             os.close(fd)
         _mappings_with_presence.add(self)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._mmap))
-        self.octets = memoryview(self._mmap)
-        self.words = self.octets.cast("I")
-        self.doubles = self.octets.cast("Q")  # double words
+        self.raw = memoryview(self._mmap)  # the same memory by bytes and by unsigned integers
+        self.u32 = self.raw.cast("I")
+        self.u64 = self.raw.cast("Q")
 
     def tensor(self, offset: int, numel: int, dtype: torch.dtype) -> Tensor:
         """A view of shared memory, (numel,)."""
@@ -139,9 +138,9 @@ class Mapping:
     def close(self) -> None:
         """Let go. The memory itself goes when the last view of it does."""
         self.forget_presence()
-        self.words.release()
-        self.doubles.release()
-        self.octets.release()
+        self.u32.release()
+        self.u64.release()
+        self.raw.release()
         # BufferError: tensors over the memory are still referenced, and unmap it when they go
         with contextlib.suppress(BufferError):
             self._mmap.close()

@@ -18,7 +18,7 @@ _Receive = TypeVar("_Receive")
 
 
 @dataclass(slots=True, eq=False)
-class Message(Generic[_Receive]):
+class IncomingMessage(Generic[_Receive]):
     """One that is arriving, or that arrived before a receive for it was posted."""
 
     source: int
@@ -39,9 +39,9 @@ class Matcher(Generic[_Receive]):
 
     def __init__(self) -> None:
         self._posted: list[tuple[int, int, _Receive]] = []  # source, tag; in order of posting
-        self._unexpected: list[Message[_Receive]] = []  # in order of arrival
+        self._unexpected: list[IncomingMessage[_Receive]] = []  # in order of arrival
 
-    def post(self, source: int, tag: int, receive: _Receive) -> Message[_Receive] | None:
+    def post(self, source: int, tag: int, receive: _Receive) -> IncomingMessage[_Receive] | None:
         """The message that was waiting for this receive; it may still be arriving. None: posted."""
         for message in self._unexpected:
             if message.tag == tag and source in (ANY_SOURCE, message.source):
@@ -51,9 +51,9 @@ class Matcher(Generic[_Receive]):
         self._posted.append((source, tag, receive))
         return None
 
-    def arrive(self, source: int, tag: int, nbytes: int) -> Message[_Receive]:
+    def arrive(self, source: int, tag: int, nbytes: int) -> IncomingMessage[_Receive]:
         """A message begins to arrive. Its `receive` is None if nothing was posted for it."""
-        message: Message[_Receive] = Message(source, tag, nbytes)
+        message: IncomingMessage[_Receive] = IncomingMessage(source, tag, nbytes)
         for entry in self._posted:
             if entry[1] == tag and entry[0] in (ANY_SOURCE, source):
                 self._posted.remove(entry)

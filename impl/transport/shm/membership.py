@@ -46,7 +46,7 @@ class Membership:
 
     def gone(self, positions: Sequence[int]) -> tuple[list[int], list[int]]:
         """Of these positions: those that left the group, and those whose process ended."""
-        left = [p for p in positions if self.mapping.words[self._state_indices[p]]]
+        left = [p for p in positions if self.mapping.u32[self._state_indices[p]]]
         died = [
             p for p in positions if p not in left and not self.mapping.is_present(self.members[p])
         ]

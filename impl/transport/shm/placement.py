@@ -49,9 +49,9 @@ def better_processor(
 class Placement:
     """One rank's part in keeping the ranks apart."""
 
-    def __init__(self, words: memoryview, indices: Sequence[int], position: int) -> None:
+    def __init__(self, u32: memoryview, indices: Sequence[int], position: int) -> None:
         """indices: by position, the word in which a rank writes its processor's number plus 1."""
-        self._words = words
+        self._u32 = u32
         self._indices = tuple(indices)
         self._position = position
         self._own = self._indices[position]
@@ -62,20 +62,20 @@ class Placement:
 
     def note(self) -> int:
         """Write down where this rank runs; returns what was written."""
-        here = self._words[self._own] = current_processor() + 1
+        here = self._u32[self._own] = current_processor() + 1
         return here
 
     def waits_for(self, position: int) -> None:
         """This rank has to wait; it moves if it shares its processor with the other one."""
         here = self.note()
-        if here and self._words[self._indices[position]] == here:
+        if here and self._u32[self._indices[position]] == here:
             self._spread()
 
     def _spread(self) -> None:
         now_s = time.monotonic()
         if now_s < self._not_before_s:
             return
-        places = [self._words[index] - 1 if self._words[index] else None for index in self._indices]
+        places = [self._u32[index] - 1 if self._u32[index] else None for index in self._indices]
         allowed = os.sched_getaffinity(0)
         there = better_processor(places, self._position, allowed)
         if there is None:
@@ -99,4 +99,4 @@ class Placement:
         except OSError:  # a sandbox may forbid it
             self._not_before_s = math.inf
             return
-        self._words[self._own] = there + 1
+        self._u32[self._own] = there + 1

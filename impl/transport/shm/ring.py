@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 
+from impl.schedules.arithmetic import round_up
 from impl.transport.shm import words
 from impl.transport.shm.layout import Layout
 from impl.transport.shm.mapping import Mapping
@@ -19,7 +20,7 @@ _MODULO = 0xFFFFFFFF
 
 def padded(nbytes: int) -> int:
     """Bytes that a payload occupies in the ring."""
-    return -(-nbytes // UNIT_NBYTES) * UNIT_NBYTES
+    return round_up(nbytes, UNIT_NBYTES)
 
 
 class _End:
@@ -27,7 +28,7 @@ class _End:
 
     def __init__(self, mapping: Mapping, layout: Layout, destination: int, source: int) -> None:
         self._mapping = mapping
-        self._words = mapping.words
+        self._u32 = mapping.u32
         self._capacity = layout.ring_nbytes
         self._start = layout.ring_offset(destination, source)
         tail = layout.ring_tail_offset(destination, source)
@@ -48,14 +49,14 @@ class RingWriter(_End):
 
     def room(self) -> int:
         """Bytes that can be put now; a multiple of UNIT_NBYTES."""
-        head = self._words[self._head_index]
+        head = self._u32[self._head_index]
         words.acquire(self._head_address)
         return self._capacity - ((self._position - head) & _MODULO)
 
     def put_header(self, tag: int, nbytes: int) -> None:
         """Needs room for UNIT_NBYTES. Visible to the reader after `publish`."""
         (offset, _), _ = self._pieces(UNIT_NBYTES)
-        self._mapping.octets[offset : offset + UNIT_NBYTES] = HEADER.pack(tag, nbytes)
+        self._mapping.raw[offset : offset + UNIT_NBYTES] = HEADER.pack(tag, nbytes)
         self._advance(UNIT_NBYTES)
 
     def put(self, address: int, nbytes: int) -> None:
@@ -68,7 +69,7 @@ class RingWriter(_End):
 
     def publish(self) -> None:
         # only this end adds to the word; at most the ring's size, which fits a signed int
-        published = self._words[self._tail_index]
+        published = self._u32[self._tail_index]
         words.fetch_add(self._tail_address, (self._position - published) & 0x7FFFFFFF)
 
     def _advance(self, nbytes: int) -> None:
@@ -80,7 +81,7 @@ class RingReader(_End):
 
     def available(self) -> int:
         """Bytes that can be taken now; a multiple of UNIT_NBYTES."""
-        tail = self._words[self._tail_index]
+        tail = self._u32[self._tail_index]
         if tail != self._position:
             words.acquire(self._tail_address)
         return (tail - self._position) & _MODULO
@@ -88,7 +89,7 @@ class RingReader(_End):
     def take_header(self) -> tuple[int, int]:
         """(tag, bytes of payload)."""
         (offset, _), _ = self._pieces(UNIT_NBYTES)
-        tag, nbytes = HEADER.unpack(self._mapping.octets[offset : offset + UNIT_NBYTES])
+        tag, nbytes = HEADER.unpack(self._mapping.raw[offset : offset + UNIT_NBYTES])
         self._advance(UNIT_NBYTES)
         return tag, nbytes
 
@@ -104,7 +105,7 @@ class RingReader(_End):
         self._advance(padded(nbytes))
 
     def release(self) -> None:
-        released = self._words[self._head_index]
+        released = self._u32[self._head_index]
         words.fetch_add(self._head_address, (self._position - released) & 0x7FFFFFFF)
 
     def _advance(self, nbytes: int) -> None:

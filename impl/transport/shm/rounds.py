@@ -48,7 +48,7 @@ class Rounds:
         layout, mapping = membership.layout, membership.mapping
         self._membership = membership
         self._mapping = mapping
-        self._words = mapping.words
+        self._u32 = mapping.u32
         own = membership.position
         self._own_address = mapping.address + layout.step_offset(own)
         self._own_sleepers = layout.step_offset(own) // 4 + 1
@@ -60,13 +60,13 @@ class Rounds:
         self._announcements = [  # [half][position]: offsets
             [layout.announcement_offset(p, half) for p in range(membership.size)] for half in (0, 1)
         ]
-        self._digest_indices = [  # [half]: of the others' announcements, in double words
+        self._digest_indices = [  # [half]: of the others' announcements, in `u64`
             [layout.announcement_offset(p, half) // 8 for p, _, _ in self._others]
             for half in (0, 1)
         ]
         self._wake_always = not words.LOADS_ARE_ORDERED
         self._placement = Placement(
-            mapping.words,
+            mapping.u32,
             [layout.processor_offset(p) // 4 for p in range(membership.size)],
             own,
         )
@@ -85,11 +85,11 @@ class Rounds:
         half = (self.step + 1) & 1
         offset = self._announcements[half][self._membership.position]
         mapping = self._mapping
-        doubles, index = mapping.doubles, offset >> 3
-        doubles[index] = digest
-        doubles[index + 1] = call.sequence
-        doubles[index + 2] = sizes
-        mapping.octets[offset + 24 : offset + 24 + len(text)] = text
+        u64, index = mapping.u64, offset >> 3
+        u64[index] = digest
+        u64[index + 1] = call.sequence
+        u64[index + 2] = sizes
+        mapping.raw[offset + 24 : offset + 24 + len(text)] = text
 
     def meet(self, call: CallInfo, until: Deadline) -> None:
         """Publish the next step, and wait until every rank has published it."""
@@ -98,7 +98,7 @@ class Rounds:
         if not previous & (PLACE_EVERY - 1):
             self._placement.note()
         words.fetch_add(self._own_address, 1)
-        shared = self._words
+        shared = self._u32
         if shared[self._own_sleepers] or self._wake_always:
             words.wake_all(self._own_address)
         for position, index, address in self._others:
@@ -111,17 +111,17 @@ class Rounds:
     def compare(self, call: CallInfo) -> None:
         """After the first round: raise CollectiveMismatch unless all ranks announced the same."""
         half = self.step & 1
-        doubles = self._mapping.doubles
+        u64 = self._mapping.u64
         digest = _encode(call.operation, call.signature, call.shown)[0]
         for index in self._digest_indices[half]:
-            if doubles[index] != digest:
+            if u64[index] != digest:
                 raise self._mismatch(call, half)
 
     def same_sizes(self, sizes: int) -> bool:
         """After the first round: whether all ranks announced these sizes, and some at all."""
-        doubles = self._mapping.doubles
+        u64 = self._mapping.u64
         return sizes != 0 and all(
-            doubles[index + 2] == sizes for index in self._digest_indices[self.step & 1]
+            u64[index + 2] == sizes for index in self._digest_indices[self.step & 1]
         )
 
     def _mismatch(self, call: CallInfo, half: int) -> errors.CollectiveMismatch:
@@ -138,11 +138,11 @@ class Rounds:
         )
 
     def _read_announcement(self, offset: int) -> tuple[str, str, str]:
-        octets = self._mapping.octets
+        raw = self._mapping.raw
         start = offset + _ANNOUNCEMENT.size
-        nbytes = _TEXT_LENGTH.unpack(octets[start : start + _TEXT_LENGTH.size])[0]
+        nbytes = _TEXT_LENGTH.unpack(raw[start : start + _TEXT_LENGTH.size])[0]
         start += _TEXT_LENGTH.size
-        text = bytes(octets[start : start + nbytes]).decode(errors="replace")
+        text = bytes(raw[start : start + nbytes]).decode(errors="replace")
         operation, signature, shown = [*text.split("\n", 2), "", ""][:3]
         return operation, signature, shown
 
@@ -152,7 +152,7 @@ class Rounds:
         self, position: int, index: int, address: int, value: int, call: CallInfo, until: Deadline
     ) -> None:
         """Return once the word differs from `value`."""
-        shared = self._words
+        shared = self._u32
         for _ in range(LOOKS):
             if shared[index] != value:
                 return
@@ -197,7 +197,7 @@ class Rounds:
 
     def _is_behind(self, position: int) -> bool:
         index = self._membership.layout.step_offset(position) // 4
-        return self._words[index] == (self.step - 1) & 0xFFFFFFFF
+        return self._u32[index] == (self.step - 1) & 0xFFFFFFFF
 
     def _describe_missing(self) -> str:
         """`ranks 2, 3 have not joined (rank 2 last called barrier #16; ...)`."""
@@ -212,7 +212,7 @@ class Rounds:
             offset = self._announcements[last_half][position]
             operation = self._read_announcement(offset)[0]
             if operation:
-                header = self._mapping.octets[offset : offset + _ANNOUNCEMENT.size]
+                header = self._mapping.raw[offset : offset + _ANNOUNCEMENT.size]
                 number = _ANNOUNCEMENT.unpack(header)[1]
                 last.append(f"rank {members[position]} last called {operation} #{number}")
         detail = f" ({'; '.join(last)})" if last else ""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from impl.schedules.arithmetic import ceil_div, round_up
+
 CACHE_LINE_NBYTES = 64
 
 
@@ -23,14 +25,13 @@ def spans(numel: int, segment_numel: int) -> Iterator[tuple[int, int]]:
 
 def span_count(numel: int, segment_numel: int) -> int:
     """How many spans `spans` yields."""
-    return max(1, -(-numel // segment_numel))
+    return max(1, ceil_div(numel, segment_numel))
 
 
 def chunk_numel(numel: int, world_size: int, itemsize: int) -> int:
     """Elements of a chunk: a whole number of cache lines, so that no line has two writers."""
     line = max(1, CACHE_LINE_NBYTES // itemsize)
-    per_rank = -(-numel // world_size)
-    return -(-per_rank // line) * line
+    return round_up(ceil_div(numel, world_size), line)
 
 
 def chunk_span(numel: int, world_size: int, itemsize: int, owner: int) -> tuple[int, int]:

@@ -86,7 +86,7 @@ class Slots:
             [mapping.address + layout.parts_offset(p, half) for p in range(self._size)]
             for half in (0, 1)
         ]
-        self._table_indices = [  # [half][position]: of the parts, in double words
+        self._table_indices = [  # [half][position]: of the parts, in `u64`
             [layout.parts_offset(p, half) // 8 for p in range(self._size)] for half in (0, 1)
         ]
         self._results = [
@@ -96,7 +96,7 @@ class Slots:
         self._plans: dict[tuple[torch.dtype, int], Plan] = {}
         self._whole_views: dict[tuple[torch.dtype, int, int], Tensor] = {}
         self._views_made: dict[tuple[torch.dtype, int, int, int], tuple[Tensor, ...]] = {}
-        self._longs = np.frombuffer(mapping.octets, dtype=np.int64)
+        self._i64 = np.frombuffer(mapping.raw, dtype=np.int64)
         self._whole_nbytes = self._segment_nbytes
         if self._size > 2:
             self._whole_nbytes = min(self._segment_nbytes, _WHOLE_TOTAL_NBYTES // self._size)
@@ -106,7 +106,7 @@ class Slots:
         self._plans.clear()
         self._whole_views.clear()
         self._views_made.clear()
-        self._longs = np.empty(0, dtype=np.int64)
+        self._i64 = np.empty(0, dtype=np.int64)
 
     # -- views of shared memory
 
@@ -159,12 +159,12 @@ class Slots:
 
     def _write_table(self, values: Sequence[int]) -> None:
         first = self._table_indices[self._rounds.half()][self._position]
-        self._longs[first : first + len(values)] = values
+        self._i64[first : first + len(values)] = values
 
     def _read_tables(self, half: int, length: int) -> Table:
         """(ranks, length): a copy, one row a rank."""
         rows = self._table_indices[half]
-        return np.stack([self._longs[first : first + length] for first in rows])
+        return np.stack([self._i64[first : first + length] for first in rows])
 
 
 def _where(membership: Membership, args: Sequence[object]) -> str:

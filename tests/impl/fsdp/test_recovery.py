@@ -72,7 +72,7 @@ def run_several_backwards(rank: int, world_size: int) -> None:
             expected = bare.get_parameter(name)
             assert torch.allclose(param, expected, atol=1e-6), (strategy, orig, backwards, name)
         assert not any(
-            unit._handle.uses_unsharded for unit in FSDP.fsdp_modules(model) if unit._handle
+            unit._handle.points_to_unsharded for unit in FSDP.fsdp_modules(model) if unit._handle
         )
 
 
@@ -200,9 +200,9 @@ def run_forward_that_raises_after_prefetching(rank: int, world_size: int) -> Non
         with pytest.raises(ZeroDivisionError):
             loss_of(model, rank, 1)
         hook.remove()
-        assert not any(handle.uses_unsharded or handle.is_prefetched for handle in handles)
+        assert not any(handle.points_to_unsharded or handle.is_prefetched for handle in handles)
         if strategy != ShardingStrategy.NO_SHARD:
-            assert not any(handle.is_unsharded for handle in handles)
+            assert not any(handle.holds_unsharded for handle in handles)
         for param in model.parameters():
             assert isinstance(param, nn.Parameter)
         loss_of(model, rank, 1).backward()

@@ -277,7 +277,7 @@ class Watch:
             unit.module.register_full_backward_hook(lambda *_: self.note())
 
     def unsharded(self) -> list[bool]:
-        return [u._handle is not None and u._handle.is_unsharded for u in self.units]
+        return [u._handle is not None and u._handle.holds_unsharded for u in self.units]
 
     def note(self) -> None:
         self.counts.append(sum(self.unsharded()))
@@ -302,7 +302,7 @@ def run_memory(rank: int, world_size: int) -> None:
                 assert watch.counts == [1, 2, 3, 3, 2, 1]
             assert not any(watch.unsharded())
             assert model._handle is not None
-            assert not model._handle.is_unsharded
+            assert not model._handle.holds_unsharded
 
 
 def test_parameters_are_freed_when_they_must_be(two_ranks: Ranks) -> None:
@@ -317,7 +317,7 @@ def check_unused_unit_is_freed(rank: int, settings: dict[str, Any]) -> None:
         (used.sum() + optional.sum() if loss_of_both else used.sum()).backward()
         for unit in (branches.used, branches.optional):
             assert unit._handle is not None
-            assert not unit._handle.is_unsharded
+            assert not unit._handle.holds_unsharded
         model.state_dict()  # everything is idle again
 
 
@@ -351,7 +351,7 @@ def run_loss_without_the_root(rank: int, world_size: int) -> None:
         handle = keeps.inner._handle
         assert handle is not None
         assert handle.flat_param.grad is not None
-        assert not handle.is_unsharded
+        assert not handle.holds_unsharded
 
 
 def test_a_loss_that_the_root_does_not_produce(two_ranks: Ranks) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from tests.impl.gloo.ranks import on_threads
 
 
 def soon(timeout_s: float = 30.0) -> Deadline:
-    return Deadline(time.monotonic() + timeout_s, timeout_s)
+    return Deadline.after(timeout_s)
 
 
 def agree(store: dist.Store, world_size: int) -> str:

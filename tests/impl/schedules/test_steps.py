@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from impl.schedules.arithmetic import factors_of, log2_ceil, round_up, starts_of
-from impl.schedules.executor import Transfer, execute
+from impl.schedules.executor import Pending, execute
 from impl.schedules.ring import all_reduce_geometry, reduce_geometry
 from impl.schedules.steps import (
     Combine,
@@ -49,10 +49,10 @@ class ManualPort:
     started: list[ManualTransfer] = field(default_factory=list)
     flushes: int = 0
 
-    def send(self, to: int, data: memoryview) -> Transfer:
+    def send(self, to: int, data: memoryview) -> Pending:
         return self._start()
 
-    def receive(self, source: int, into: memoryview) -> Transfer:
+    def receive(self, source: int, into: memoryview) -> Pending:
         return self._start()
 
     def flush(self) -> None:
@@ -93,7 +93,7 @@ FREE_TO_GO: list[tuple[Step, Step]] = [
 ]
 
 
-def start(*steps: Step) -> tuple[ManualPort, Transfer | None]:
+def start(*steps: Step) -> tuple[ManualPort, Pending | None]:
     memory = ArrayMemory(
         np.zeros(8, np.uint8), np.zeros(8, np.uint8), np.zeros(8, np.uint8), np.add
     )

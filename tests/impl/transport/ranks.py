@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,7 +29,7 @@ CONNECT = {"tcp": connect_tcp, "gloo": connect_gloo}
 
 
 def soon(timeout_s: float = PATIENCE_S) -> Deadline:
-    return Deadline(time.monotonic() + timeout_s, timeout_s)
+    return Deadline.after(timeout_s)
 
 
 @dataclass(slots=True)

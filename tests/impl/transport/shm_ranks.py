@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -44,7 +43,7 @@ def call(operation: str = "all_reduce", signature: str = "", shown: str = "") ->
 
 
 def soon(timeout_s: float = 30.0) -> Deadline:
-    return Deadline(time.monotonic() + timeout_s, timeout_s)
+    return Deadline.after(timeout_s)
 
 
 def new_mapping(world_size: int) -> tuple[Mapping, Layout]:

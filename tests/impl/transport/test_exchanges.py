@@ -11,7 +11,7 @@ import pytest
 
 from impl.transport.credits import CreditExchange
 from impl.transport.eager import COLLECTIVE_SLOT, WINDOW_NBYTES, EagerExchange, eager_cost
-from impl.transport.exchange import Message, NobodyLeft, SizeMismatch
+from impl.transport.exchange import AnySource, Message, NobodyLeft, SizeMismatch
 from impl.transport.frames import (
     EAGER_NBYTES_MAX,
     PREAMBLE,
@@ -308,6 +308,24 @@ def test_messages_of_a_lost_peer_fail_now_and_later(
     assert all(message.error is error for message in before + after)
     assert isinstance(desk.receive_any(6, 3, 1).error, NobodyLeft)
     assert not other.done
+
+
+@pytest.mark.parametrize("mode", ["gloo", "tcp"])
+def test_a_peer_can_fail_after_a_signal_broke_off_what_it_announced(
+    mode: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk: Desk = request.getfixturevalue(mode)
+    wanted = desk.receive_any(5, LARGE, 2)
+
+    def interrupted(slot: int, peer: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(AnySource, "sender_waits", staticmethod(interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        desk.hear(1, Opcode.SEND_READY, 5, LARGE)
+    for peer in (1, 2):
+        desk.exchange.fail_peer(peer, RuntimeError("over"))
+    assert isinstance(wanted.error, RuntimeError)
 
 
 def test_what_a_lost_peer_has_sent_can_still_be_received(tcp: Desk) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +23,7 @@ class BrokenStore:
 
 
 def gathering(store: Any, timeout_s: float = 30.0) -> Gathering:
-    return Gathering(store, 1, 3, "g", Deadline(time.monotonic() + timeout_s, timeout_s))
+    return Gathering(store, 1, 3, "g", Deadline.after(timeout_s))
 
 
 def test_what_others_published_is_read() -> None:

@@ -20,8 +20,8 @@ def test_two_mappings_of_one_offer_see_the_same_memory() -> None:
     one.tensor(4096, 3, torch.float32).copy_(torch.tensor([1.0, 2.0, 3.0]))
     assert two.tensor(4096, 3, torch.float32).tolist() == [1.0, 2.0, 3.0]
     assert two.tensor(4096, 0, torch.float32).tolist() == []
-    one.words[4096 // 4] = 7
-    assert two.words[4096 // 4] == 7
+    one.u32[4096 // 4] = 7
+    assert two.u32[4096 // 4] == 7
     one.close()
     two.close()
 
