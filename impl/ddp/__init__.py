@@ -1,7 +1,8 @@
 """Distributed data parallelism: `DistributedDataParallel` and the reducer behind it.
 
-Reading order: bucketing, layout, readiness (what is decided), then reducer (when), reduction and
-grad_copy (what is done), then api (how it is wrapped around a module).
+Reading order: bucketing, layout, readiness (what is decided), then backward_pass (when), reduction
+and grad_copy (what is done), then reducer (what torch can ask of it) and api (how it is wrapped
+around a module).
 """
 
 from impl.ddp.api import DistributedDataParallel

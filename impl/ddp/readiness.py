@@ -29,7 +29,6 @@ class Readiness:
     """Counts, bucket by bucket, the gradients that a backward pass has yet to produce."""
 
     def __init__(self, buckets: Sequence[Sequence[int]]) -> None:
-        self.gradient_count = sum(len(indices) for indices in buckets)
         self.bucket_of = [0] * (1 + max((i for indices in buckets for i in indices), default=-1))
         for bucket, indices in enumerate(buckets):
             for index in indices:

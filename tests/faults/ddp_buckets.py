@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from impl.ddp import api, bucket_agreement, bucketing, buffer_sync, reducer_controls
+from impl.ddp import api, bucket_agreement, bucketing, buffer_sync, reducer
 from impl.ddp.bucketing import BucketCaps
 from impl.ddp.readiness import LaunchOrder, Readiness
 from impl.ddp.reducer import Reducer
@@ -43,7 +43,7 @@ class RebuildsAlways(DDPFault):
 
 @breaks("ddp/buckets/order-of-rank-0", says="is wrong|differ|disagree")
 class EachRankInItsOwnOrder(DDPFault):
-    patched = instead(reducer_controls, "agree_on_buckets", lambda group, buckets, device: buckets)
+    patched = instead(reducer, "agree_on_buckets", lambda group, buckets, device: buckets)
 
 
 def _cut_by_own_sizes(right: Any) -> Any:
@@ -58,7 +58,7 @@ def _cut_by_own_sizes(right: Any) -> Any:
 class TellsNoSizes(DDPFault):
     """Rank 0 tells the order of parameters, and each rank divides it as its own."""
 
-    patched = swap(reducer_controls, "agree_on_buckets", _cut_by_own_sizes)
+    patched = swap(reducer, "agree_on_buckets", _cut_by_own_sizes)
 
 
 def _in_own_order(right: Any) -> Any:
@@ -73,13 +73,13 @@ def _in_own_order(right: Any) -> Any:
 class FillsBucketsInItsOwnOrder(DDPFault):
     """Buckets are the same sets everywhere, and each rank has its own places in them."""
 
-    patched = swap(reducer_controls, "agree_on_buckets", _in_own_order)
+    patched = swap(reducer, "agree_on_buckets", _in_own_order)
 
 
 def with_limits(change: Any) -> Any:
     """Rebuilt buckets are filled against other limits."""
     return swap(
-        reducer_controls,
+        reducer,
         "assign_in_ready_order",
         lambda right: (
             lambda params, order, limits, sparse: right(params, order, change(limits), sparse)
@@ -123,7 +123,7 @@ class LargeGradientsAlone(DDPFault):
 
         return assign
 
-    patched = swap(reducer_controls, "assign_in_ready_order", _assign)
+    patched = swap(reducer, "assign_in_ready_order", _assign)
 
 
 @breaks("ddp/buckets/each-parameter-once", says=r"reduced \[|is wrong|raised")
@@ -152,9 +152,9 @@ class LaunchesAsTheyComplete(DDPFault):
     def patched() -> Any:
         from unittest import mock
 
-        from impl.ddp import reducer_controls
+        from impl.ddp import backward_pass
 
-        return mock.patch.multiple(reducer_controls, LaunchOrder=_AsTheyComplete)
+        return mock.patch.multiple(backward_pass, LaunchOrder=_AsTheyComplete)
 
 
 def _all_at_once(self: LaunchOrder, readiness: Readiness) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from conformance.verdict import Verdict
-from impl.ddp import api, reducer_controls
+from impl.ddp import api, reducer
 from impl.ddp.api import DistributedDataParallel
 from impl.ddp.readiness import Readiness, ReadyTwiceError
 from impl.ddp.reducer import Reducer
@@ -106,7 +106,7 @@ class SaysNothingOfMissingGradients(DDPFault):
 
 @breaks("ddp/unused/error-with-names", says="named are")
 class NamesNoParameter(DDPFault):
-    patched = instead(reducer_controls, "debug_is_on", lambda: False)
+    patched = instead(reducer, "debug_is_on", lambda: False)
 
 
 @breaks("ddp/unused/error-again", says="forward 3 said ''")
