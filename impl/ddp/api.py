@@ -42,7 +42,7 @@ from impl.ddp.options import buffer_policy, choose_devices, choose_group
 from impl.ddp.outputs import find_tensors, notify_at, pass_through
 from impl.ddp.parameters import ManagedParameters, managed_parameters
 from impl.ddp.reducer import Reducer
-from impl.ddp.reduction import profiled
+from impl.ddp.reduction import profiler_range
 from impl.ddp.verification import verify_params_across_processes
 from impl.torch_dispatch import outside_transforms, skipped_by_dynamo, transforms_are_active
 from impl.torch_private import (
@@ -299,7 +299,7 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
 
     @skipped_by_dynamo(with_callees=True)
     def _begin_forward(self) -> tuple[AbstractContextManager[Any], nn.Module | None]:
-        range_in_profile = profiled("DistributedDataParallel.forward")
+        range_in_profile = profiler_range("DistributedDataParallel.forward")
         range_in_profile.__enter__()
         return range_in_profile, exchange_active_ddp(self)
 

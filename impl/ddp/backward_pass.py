@@ -63,7 +63,7 @@ from impl.ddp.distributed_autograd import LentGradients
 from impl.ddp.grad_copy import GradientCopier
 from impl.ddp.graph_search import UnusedParameterSearch, unreachable_params
 from impl.ddp.readiness import LaunchOrder, Readiness, ReadyTwiceError
-from impl.ddp.reduction import Reduction, profiled
+from impl.ddp.reduction import Reduction, profiler_range
 from impl.ddp.static_graph import StaticGraph
 from impl.ddp.timing import Event, Statistics, Timer
 from impl.ddp.used_map import UsedMap
@@ -227,7 +227,7 @@ class BackwardPass:
             self.unused_params = []
 
     def _search_graph(self, outputs: Sequence[Tensor]) -> None:
-        with profiled("torch.distributed.ddp.reducer::search_unused_parameters"):
+        with profiler_range("torch.distributed.ddp.reducer::search_unused_parameters"):
             accumulators = self._hooks.accumulators
             if self._mixed_precision_dtype is not None:
                 accumulators = accumulators_of(self.params)

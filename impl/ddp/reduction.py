@@ -104,13 +104,13 @@ class Reduction:
             for index, param in zip(bucket.param_indices, bucket.params, strict=True):
                 self._check_undefined(index, param)
         have_history = torch.is_grad_enabled()  # while backward runs: create_graph=True
-        with torch.no_grad(), profiled("torch::distributed::reducer::copy_"):
+        with torch.no_grad(), profiler_range("torch::distributed::reducer::copy_"):
             self.copier.copy_in(slots, self._divisor(), have_history=have_history)
 
     def fill_one(self, param: Tensor, view: Tensor) -> None:
         """Copy one gradient into its slot. Short, as its code is cold whenever it runs."""
         if torch.is_grad_enabled() or profiler_is_on():
-            with torch.no_grad(), profiled("torch::distributed::reducer::mul_out"):
+            with torch.no_grad(), profiler_range("torch::distributed::reducer::mul_out"):
                 self.copier.copy_one_in(param, view, self._divisor())
         else:
             self.copier.copy_one_in(param, view, self._divisor())
@@ -212,7 +212,7 @@ class Reduction:
         if not _same_memory(result, bucket.buffer):
             reduced = view_gradients(result, bucket.layout)
         gets_none = None if self.used is None and not self.stepped else self._gets_no_gradient
-        with profiled("torch.distributed.ddp.reducer::copy_bucket_to_grad"):
+        with profiler_range("torch.distributed.ddp.reducer::copy_bucket_to_grad"):
             if self.copier.gradient_as_bucket_view:
                 self.copier.leave_in_bucket(bucket, reduced, gets_none)
             else:
@@ -261,7 +261,7 @@ def _same_memory(result: Tensor, buffer: Tensor) -> bool:
     )
 
 
-def profiled(name: str) -> AbstractContextManager[Any]:
+def profiler_range(name: str) -> AbstractContextManager[Any]:
     """A range in the profile, if one is being recorded."""
     if not profiler_is_on():
         return contextlib.nullcontext()

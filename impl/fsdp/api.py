@@ -19,7 +19,7 @@ from torch.distributed.fsdp import (
 )
 
 from impl.fsdp import forward, state_dict, unshard_params
-from impl.fsdp.backward import be_ready
+from impl.fsdp.backward import ensure_ready
 from impl.fsdp.build import UnitSettings, arguments_for_nested, build_state, check_wrappable
 from impl.fsdp.common import (
     FSDP_PREFIX,
@@ -348,7 +348,7 @@ class FullyShardedDataParallel(StateDictTypeMethods, OptimStateDictMethods, nn.M
         """`nn.Module.apply` with full parameters, such as for initialising them."""
         state = self._state
         was_uninitialized = state.is_root is None
-        be_ready(state)
+        ensure_ready(state)
         state.require(TrainingState.IDLE)
         # Each nested instance summons its own parameters when its turn comes.
         with unshard_params.summon_one(state, SummonOptions(writeback=True)):
@@ -410,7 +410,7 @@ class FullyShardedDataParallel(StateDictTypeMethods, OptimStateDictMethods, nn.M
             RuntimeError: on an instance that is not the root.
         """
         state = self._state
-        be_ready(state)
+        ensure_ready(state)
         if not state.is_root:
             raise RuntimeError(
                 "`no_sync()` on inner FSDP instances is not supported. Please call `no_sync()` on "
@@ -441,7 +441,7 @@ class FullyShardedDataParallel(StateDictTypeMethods, OptimStateDictMethods, nn.M
             RuntimeError: on an instance that is not the root.
         """
         state = self._state
-        be_ready(state)
+        ensure_ready(state)
         if not state.is_root:
             raise RuntimeError(
                 "`clip_grad_norm_()` should only be called on the root FSDP instance"

@@ -207,7 +207,7 @@ def _end_of_backward(context: RootContext) -> None:
 
 
 @torch.no_grad()
-def be_ready(state: FSDPState) -> None:
+def ensure_ready(state: FSDPState) -> None:
     """Before anything else that the user asks for: initialise lazily, recover from an error.
 
     Autograd calls no final callback after an error in a backward. What that backward had computed

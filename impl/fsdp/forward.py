@@ -23,7 +23,7 @@ Kwargs = dict[str, Any]
 def root_pre_forward(state: FSDPState, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
     """What only the root does, before anything else: settle streams, move inputs."""
     _refuse_if_summoned(state)
-    backward.be_ready(state)
+    backward.ensure_ready(state)
     if not state.is_root:
         return args, kwargs
     context, streams = state.shared, state.shared.streams

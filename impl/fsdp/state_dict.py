@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullStateDictConfig, ShardingStrategy, StateDictType
 
 from impl.fsdp import gradients
-from impl.fsdp.backward import be_ready
+from impl.fsdp.backward import ensure_ready
 from impl.fsdp.common import FLAT_PARAM, FSDP_PREFIX, clean_tensor_name
 from impl.fsdp.flat_param import OrigParam
 from impl.fsdp.handle import FlatParamHandle
@@ -39,7 +39,7 @@ from impl.fsdp.unshard_params import (
     follow_flat_param,
     unsharded,
 )
-from impl.fsdp.writeback import take_in_replaced_params
+from impl.fsdp.writeback import adopt_replaced_params
 from impl.torch_private import ShardedTensor, sharded_tensor_from_flat_shard
 
 StateDict = dict[str, Any]
@@ -60,7 +60,7 @@ def register_hooks(wrapper: nn.Module) -> None:
 def _before_save(wrapper: nn.Module, prefix: str, keep_vars: bool) -> None:
     state = _state(wrapper)
     kind = _kind(state)
-    be_ready(state)
+    ensure_ready(state)
     settle(state)
     if state.is_root:
         gradients.reset_if_cleared(state.shared.units)
@@ -106,7 +106,7 @@ def _before_load(
 ) -> None:
     state = _state(wrapper)
     kind = _kind(state)
-    be_ready(state)
+    ensure_ready(state)
     settle(state)
     replace_prefix(state_dict, prefix, prefix + FSDP_PREFIX)
     try:
@@ -166,7 +166,7 @@ def _shown_in_full(state: FSDPState, options: SummonOptions) -> Iterator[None]:
     if state.use_orig_params and state.sharding_strategy == ShardingStrategy.NO_SHARD:
         yield
         if options.writeback and state.handle is not None:
-            take_in_replaced_params(state.handle)
+            adopt_replaced_params(state.handle)
             state.handle.show_unsharded_params()
         return
     with unsharded(state, options):

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from impl.fsdp import gradients
-from impl.fsdp.backward import be_ready
+from impl.fsdp.backward import ensure_ready
 from impl.fsdp.common import FLAT_PARAM, HandleTrainingState, TrainingState, check
 from impl.fsdp.handle import FlatParamHandle
 from impl.fsdp.sharding import reshard, settle, unshard
 from impl.fsdp.state import FSDPState, state_of, states_in
-from impl.fsdp.writeback import take_in_replaced_params
+from impl.fsdp.writeback import adopt_replaced_params
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def summon(module: nn.Module, *, recurse: bool, options: SummonOptions) -> Itera
 def summon_one(state: FSDPState, options: SummonOptions) -> Iterator[None]:
     """Unshard one instance for the user."""
     options.validate(state)
-    be_ready(state)
+    ensure_ready(state)
     if state.training_state == TrainingState.FORWARD_BACKWARD:
         raise AssertionError("Cannot manually unshard parameters during forward/backward")
     if state.training_state == TrainingState.SUMMON_FULL_PARAMS:
@@ -131,7 +131,7 @@ def unsharded(state: FSDPState, options: SummonOptions) -> Iterator[None]:
         if not state.use_orig_params:
             stack.enter_context(_as_params(state, handle))
         if options.writeback:
-            stack.callback(take_in_replaced_params, handle)
+            stack.callback(adopt_replaced_params, handle)
         yield
 
 

@@ -112,7 +112,7 @@ def _write_back_grad(handle: FlatParamHandle, views: OrigParamViews, index: int)
 
 
 @torch.no_grad()
-def take_in_replaced_params(handle: FlatParamHandle) -> None:
+def adopt_replaced_params(handle: FlatParamHandle) -> None:
     """Copy what the user put in place of full parameters into the unsharded flat parameter.
 
     That is what `load_state_dict(assign=True)` does, or an assignment inside `summon_full_params`.

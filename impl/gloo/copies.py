@@ -142,7 +142,7 @@ class Copies(GroupCore):
         )
         lender = lender_for(outputs)
         rooms = [lender.room(output) for output in outputs]
-        source = dense.apart(lender.read(given), rooms, rooms[self._rank])
+        source = dense.without_overlap(lender.read(given), rooms, rooms[self._rank])
 
         def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:
             comm.all_gather_v(rooms, source, call, until)
@@ -183,7 +183,7 @@ class Copies(GroupCore):
         lender = lender_for(inputs)
         rooms = [lender.room(output) for output in outputs]
         sources = [
-            dense.apart(source, rooms, room, -self._rank * source.nbytes)
+            dense.without_overlap(source, rooms, room, -self._rank * source.nbytes)
             for source, room in zip(map(lender.read, inputs), rooms, strict=True)
         ]
 
@@ -278,7 +278,9 @@ class Copies(GroupCore):
         described = _described(inputs[0].dtype, inputs[0].shape, f" root={asked.root}")
         lender = lender_for(inputs)
         rooms = [lender.room(output) for output in outputs]
-        source = dense.apart(lender.read(inputs[0]), rooms, rooms[self._rank] if rooms else None)
+        source = dense.without_overlap(
+            lender.read(inputs[0]), rooms, rooms[self._rank] if rooms else None
+        )
 
         def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:
             comm.gather(rooms or None, source, asked.root, call, until)
@@ -315,7 +317,7 @@ class Copies(GroupCore):
         lender = lender_for(outputs)
         room = lender.room(outputs[0])
         sources = [
-            dense.apart(lender.read(given), [room], room if rank == self._rank else None)
+            dense.without_overlap(lender.read(given), [room], room if rank == self._rank else None)
             for rank, given in enumerate(inputs)
         ]
 

@@ -89,7 +89,7 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
                 self._executor.leave()
             work = CollectiveWork.finished(call, self._name, outputs)
             if lender is not None and lender.has_streams:
-                work.arrives_by(lender)
+                work.set_lender(lender)
                 lender.synchronize()
             return work
         work = self._enqueue(call, span_s, run, outputs, lender, inputs)
@@ -108,11 +108,11 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
     ) -> CollectiveWork:
         comm = self._comm
         work = CollectiveWork(call, self._name, outputs)
-        work.help_by(self._executor.help_with)
+        work.set_helper(self._executor.help_with)
         if lender is not None and lender.has_streams:
-            work.arrives_by(lender)
+            work.set_lender(lender)
 
-        work.seen_by(profiled(call.operation, outputs if inputs is None else inputs))
+        work.set_profiled_range(profiled(call.operation, outputs if inputs is None else inputs))
         self._executor.submit(work, lambda: _perform(run, comm, call, span_s, lender))
         return work
 

@@ -101,7 +101,7 @@ class CudaLender(Lender):
         """
         if len(self._owed) == 1 and len(self._segments) > 1:
             memory, tensor = self._owed[0]
-            if dense.is_plain(tensor):
+            if dense.flat_shares_memory(tensor):
                 target = dense.flat(tensor)
                 self._pace = SegmentPace(self._device, memory, target, self._segments)
         return self._pace

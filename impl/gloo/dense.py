@@ -31,19 +31,19 @@ def flat(tensor: Tensor) -> Tensor:
     return raw if raw.dim() == 1 else raw.view(-1)
 
 
-def is_plain(tensor: Tensor) -> bool:
+def flat_shares_memory(tensor: Tensor) -> bool:
     """Whether `flat` returns the tensor's own memory, so that results need no copying back."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
-def is_raw(tensor: Tensor) -> bool:
+def memory_holds_elements(tensor: Tensor) -> bool:
     """Whether a contiguous tensor's memory holds its elements, and anybody may write to it."""
     return not (tensor.is_complex() or tensor.is_neg() or tensor.is_inference())
 
 
 def room_for(tensor: Tensor) -> Tensor:
     """Where results for `tensor` may be received: its memory, or new memory. See `put_back`."""
-    if is_plain(tensor):
+    if flat_shares_memory(tensor):
         return flat(tensor)
     numel = tensor.numel() * (2 if tensor.is_complex() else 1)
     dtype = tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
@@ -52,7 +52,7 @@ def room_for(tensor: Tensor) -> Tensor:
 
 def put_back(memory: Tensor, tensor: Tensor) -> None:
     """After `flat` or `room_for`: see to it that `tensor` holds what `memory` holds."""
-    if is_plain(tensor):
+    if flat_shares_memory(tensor):
         return
     if tensor.is_complex():
         tensor.data.copy_(torch.view_as_complex(memory.view(*tensor.shape, 2)))
@@ -104,7 +104,7 @@ def check_writable(operation: str, tensors: Sequence[Tensor]) -> None:
             raise _aliased(operation, index)
 
 
-def apart(
+def without_overlap(
     source: Tensor, rooms: Sequence[Tensor], own: Tensor | None = None, gap_nbytes: int = 0
 ) -> Tensor:
     """The flat source, or a copy if a result that is written to one of the rooms could change it.

@@ -36,7 +36,7 @@ from impl.torch_dispatch import (
 _Method = TypeVar("_Method", bound=Callable[..., dist.Work])
 
 
-def is_direct(tensor: Tensor) -> bool:
+def bypasses_dispatcher(tensor: Tensor) -> bool:
     """Whether an operation may go to the memory of `tensor`, past the dispatcher's modes."""
     return not dispatch_modes_are_active() and _has_memory(tensor)
 

@@ -59,7 +59,7 @@ class Exchanges(GroupCore):
         )
         lender = lender_for(tensors)
         room = lender.room(output)
-        source = dense.apart(lender.read(input), [room])
+        source = dense.without_overlap(lender.read(input), [room])
         reals = 2 if input.is_complex() else 1
 
         def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:

@@ -77,7 +77,7 @@ class Executor:
         self._busy = False
         self._busy_frame = None
         if self._queue or self._closed:
-            self._see_to_it()
+            self._wake_or_start_worker()
 
     def _is_busy(self) -> bool:
         """Under the lock: whether a collective runs. Ends this thread's turn if it was broken off.
@@ -107,7 +107,7 @@ class Executor:
                 raise errors.Aborted(f"{work.where()}: the group was destroyed.")
             self._queue.append((work, job))
             self._is_busy()  # if only by a turn that was broken off, that ends here
-            self._see_to_it()
+            self._wake_or_start_worker()
 
     def help_with(self, work: CollectiveWork) -> None:
         """For a thread that waits for `work` anyway: run what is queued up to it, if it is queued.
@@ -151,7 +151,7 @@ class Executor:
         """Run something that may block on the group's operations, such as a future's callbacks."""
         with self._lock:
             self._callbacks.append(callback)
-            self._see_to_it()
+            self._wake_or_start_worker()
 
     def runs_here(self) -> bool:
         """Whether the caller was interrupted (by a signal) in a collective that it runs itself."""
@@ -182,7 +182,7 @@ class Executor:
             while self._is_busy() and threading.current_thread() not in self._workers:
                 self._changed.wait()
 
-    def _see_to_it(self) -> None:
+    def _wake_or_start_worker(self) -> None:
         """Under the lock: somebody takes what can run now."""
         if self._idle_count:
             self._changed.notify_all()
@@ -216,7 +216,7 @@ class Executor:
                 else:
                     taken = self._queue.popleft()
                     self._take_turn(None)
-                self._see_to_it()
+                self._wake_or_start_worker()
             if taken is not None:
                 self._run_collective(*taken)
                 del taken

@@ -54,7 +54,7 @@ class Lender:
     def _owe(self, memory: Tensor, tensor: Tensor) -> Tensor:
         self.expect_write(tensor)
         self.expect_write(memory)
-        if not dense.is_plain(tensor):
+        if not dense.flat_shares_memory(tensor):
             self._owed.append((memory, tensor))
         return memory
 

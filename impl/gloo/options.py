@@ -90,7 +90,7 @@ class Options(BackendOptions):
             if follow is not None:
                 follow(timeout)
 
-    def tell_timeout(self, follow: Callable[[timedelta], None]) -> None:
+    def on_timeout_change(self, follow: Callable[[timedelta], None]) -> None:
         """Call the bound method `follow`, as long as its object lives, when the timeout changes."""
         self._followers.append(weakref.WeakMethod(follow))
 

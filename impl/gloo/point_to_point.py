@@ -67,7 +67,7 @@ class PointToPoint(GroupCore):
             recorded,
         )
         if lender.has_streams:
-            work.arrives_by(lender)
+            work.set_lender(lender)
         return work
 
     def _checked(

@@ -57,7 +57,7 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
         elif options is None:
             options = Options(default_pg_timeout if timeout is None else timeout)
         super().__init__(store, rank, size, options, name or "undefined")
-        options.tell_timeout(self._follow_timeout)
+        options.on_timeout_change(self._follow_timeout)
         self._given_store = store
         self._group_desc = "undefined"
         self._bound_device_id: torch.device | None = None

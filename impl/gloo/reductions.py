@@ -14,7 +14,7 @@ from torch.distributed import ReduceOp, Work
 
 from impl.gloo import dense, flattening, sparse, validation
 from impl.gloo.core import Described, GroupCore, as_list, as_lists, joined
-from impl.gloo.dispatching import dispatched, is_direct
+from impl.gloo.dispatching import bypasses_dispatcher, dispatched
 from impl.gloo.lending import lender_for
 from impl.gloo.reduce_ops import AnyReduceOp, Reduction, check_complex, op_name, reduction
 from impl.gloo.settings import Settings, own_timeout_s, settings
@@ -87,19 +87,19 @@ class Reductions(GroupCore):
             tensor = given[0]
             # the common case is the one that is worth microseconds
             is_dense = tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous()
-            if is_dense and is_direct(tensor) and dense.is_raw(tensor):
+            if is_dense and bypasses_dispatcher(tensor) and dense.memory_holds_elements(tensor):
                 try:
                     chosen, described = _described_soon(opts.reduceOp, tensor)
                 except (RuntimeError, ValueError) as error:
                     validation.sign(error, "allreduce", self)
                     raise
                 if not chosen.is_average:
-                    return self._allreduce_raw(tensor, opts, chosen, described)
+                    return self._allreduce_contiguous_cpu(tensor, opts, chosen, described)
         if op is None and timeout is None:
             return self._allreduce_any(given, opts)
         return self._allreduce_any(given, opts, timeout, op=op)
 
-    def _allreduce_raw(
+    def _allreduce_contiguous_cpu(
         self, tensor: Tensor, opts: Any, chosen: Reduction, described: Described
     ) -> Work:
         memory = tensor.data if tensor.dim() == 1 else tensor.data.view(-1)
@@ -371,7 +371,7 @@ class Reductions(GroupCore):
         lender = lender_for(outputs)
         memories = [lender.room(output) for output in outputs]
         sources = [
-            dense.apart(lender.read(given), memories, memory, self._rank * memory.nbytes)
+            dense.without_overlap(lender.read(given), memories, memory, self._rank * memory.nbytes)
             for given, memory in zip(inputs, memories, strict=True)
         ]
 

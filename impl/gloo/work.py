@@ -71,11 +71,11 @@ class GlooWork(Work):
 
     # -- for whoever runs the operation
 
-    def arrives_by(self, lender: Lender) -> None:
+    def set_lender(self, lender: Lender) -> None:
         """The results are for tensors on a device, to which `lender` brings them."""
         self._lender = lender
 
-    def seen_by(self, recorded: ProfiledRange | None) -> None:
+    def set_profiled_range(self, recorded: ProfiledRange | None) -> None:
         """A profiler has a range of the operation, which ends when that is complete."""
         self._range = recorded
 
@@ -216,7 +216,7 @@ class CollectiveWork(GlooWork):
             self._event.set()
         return resolve
 
-    def help_by(self, help_with: Callable[[CollectiveWork], None]) -> None:
+    def set_helper(self, help_with: Callable[[CollectiveWork], None]) -> None:
         """How a thread that waits without a timeout can lend a hand."""
         self._help = help_with
 
@@ -250,7 +250,7 @@ class TransferWork(GlooWork):
         call_soon: runs callbacks on a thread that does not move bytes.
         """
         super().__init__(call, group, [tensor])
-        self.seen_by(recorded)
+        self.set_profiled_range(recorded)
         self._transfer = transfer
         self._conclude = conclude
         self._call_soon = call_soon

@@ -23,7 +23,7 @@ from impl.transport.eager import COLLECTIVE_SLOT, EagerExchange
 from impl.transport.exchange import Message
 from impl.transport.frames import Opcode, SlotPrefix, collective_slot
 from impl.transport.hub import Hub
-from impl.transport.memory import BenchRack, ScratchPool, TensorMemory
+from impl.transport.memory import ScratchPool, StagingCache, TensorMemory
 
 STAGED_NBYTES_MAX = 64 << 10
 EVERYBODY_TALKS_MAX = 16  # world size up to which all ranks tell all others their call number
@@ -165,7 +165,7 @@ class TcpCore:
         self._hubs = hubs
         self._lock = lock
         self._scratch = ScratchPool()
-        self._benches = BenchRack()
+        self._staging = StagingCache()
         self._calls = 0
         self._interruption: Exception | None = None
 
@@ -226,12 +226,12 @@ class TcpCore:
                 yield from self._hear_everybody(exchange, port)
             yield from self._carry_out(collective, port)
             return
-        bench = self._benches.take(
+        staged = self._staging.take(
             collective.plan, collective.dtype, collective.output_nbytes, collective.input_nbytes
         )
         filled = collective.output if collective.output_starts_filled else ()
-        bench.lay_out(filled, collective.input, collective.combine)
-        for pending in execute(collective.plan, bench, port):
+        staged.lay_out(filled, collective.input, collective.combine)
+        for pending in execute(collective.plan, staged, port):
             if everybody_talks:
                 self._tell_the_rest(exchange)
             yield pending
@@ -239,7 +239,7 @@ class TcpCore:
         if everybody_talks:
             yield from self._hear_everybody(exchange, port)
         port.flush()
-        bench.hand_over(collective.output)
+        staged.hand_over(collective.output)
 
     def _barrier(self) -> Schedule:
         return dissemination_barrier(self._rank, self._world_size)

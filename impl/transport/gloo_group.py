@@ -97,7 +97,7 @@ class GlooGroup(MessageGroup):
 
     def link_closed(self, link: Link, how: str, after_farewell: bool) -> None:
         # That a peer has finished looks the same as that it died: nothing to warn of.
-        level = logging.WARNING if link.was_rude else logging.DEBUG
+        level = logging.WARNING if link.broke_protocol else logging.DEBUG
         text = "rank %d of group %r: rank %d is gone: %s"
         logger.log(level, text, self.rank, self.name, link.peer, how)
 

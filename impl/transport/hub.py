@@ -68,10 +68,10 @@ class Link:
         "_is_writing",
         "_queue",
         "_reader",
+        "broke_protocol",
         "hub",
         "peer",
         "stream",
-        "was_rude",
     )
 
     def __init__(self, hub: Hub, peer: int, stream: Stream, queue: SendQueue) -> None:
@@ -81,7 +81,7 @@ class Link:
         self._queue = queue
         self._reader = FrameReader(hub.rules)
         self._is_writing = False
-        self.was_rude = False  # it ended because its peer broke the protocol
+        self.broke_protocol = False  # it ended because its peer broke the protocol
         self._control = bytearray()  # payload of a control frame
         self._in_control = False  # it is under way
 
@@ -123,7 +123,7 @@ class Link:
             try:
                 self._on_received(count)
             except ProtocolError as error:
-                self.was_rude = True
+                self.broke_protocol = True
                 self.hub.drop(self, f"it broke the protocol: {error}")
                 return
             if count < len(buffer) or self.hub.links.get(self.peer) is not self:

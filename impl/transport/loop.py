@@ -171,13 +171,13 @@ class EventLoop:
     def defer(self, callback: Callable[[], None]) -> None:
         self._deferred.append(callback)
 
-    def one_more(self) -> None:
+    def message_posted(self) -> None:
         """A message was posted, and somebody must see it to its end, though nobody waits."""
         self._under_way += 1
         if not self._is_driven:
             self._helper_may_go_on.notify()
 
-    def one_less(self) -> None:
+    def message_ended(self) -> None:
         """A message that was posted has ended."""
         self._under_way -= 1
 

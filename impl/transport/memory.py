@@ -121,7 +121,7 @@ class TensorMemory:
         self.view(into)[:] = self.view(source)
 
 
-class Bench(TensorMemory):
+class StagingBuffers(TensorMemory):
     """Buffers of its own for one small schedule, to be used again and again.
 
     A program repeats the same few small collectives. Making views and slices for them anew would
@@ -179,26 +179,29 @@ def _copy_memory(address: int, tensors: Sequence[Tensor], to_tensors: bool) -> N
         address += nbytes
 
 
-class BenchRack:
-    """The benches that were used last."""
+_Key = tuple[int, torch.dtype, int, int]  # id of the plan, and what the buffers are made for
+
+
+class StagingCache:
+    """The buffers that were used last."""
 
     def __init__(self, count_max: int = 16) -> None:
-        self._benches: OrderedDict[tuple[int, torch.dtype, int, int], Bench] = OrderedDict()
+        self._staging: OrderedDict[_Key, StagingBuffers] = OrderedDict()
         self._count_max = count_max
 
     def take(
         self, plan: Schedule, dtype: torch.dtype, output_nbytes: int, input_nbytes: int
-    ) -> Bench:
-        """A bench for this schedule. A bench keeps its plan alive, so the plan's id is its own."""
+    ) -> StagingBuffers:
+        """Buffers for this schedule. They keep their plan alive, so the plan's id is its own."""
         key = (id(plan), dtype, output_nbytes, input_nbytes)
-        bench = self._benches.get(key)
-        if bench is None:
-            bench = self._benches[key] = Bench(plan, dtype, output_nbytes, input_nbytes)
-            if len(self._benches) > self._count_max:
-                self._benches.popitem(last=False)
+        staged = self._staging.get(key)
+        if staged is None:
+            staged = self._staging[key] = StagingBuffers(plan, dtype, output_nbytes, input_nbytes)
+            if len(self._staging) > self._count_max:
+                self._staging.popitem(last=False)
         else:
-            self._benches.move_to_end(key)
-        return bench
+            self._staging.move_to_end(key)
+        return staged
 
 
 class ScratchPool:

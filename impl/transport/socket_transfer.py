@@ -50,7 +50,7 @@ class SocketTransfer(PostedTransfer):
             if not message.done:
                 message.on_done = self._on_done
                 self._timer = loop.call_at(until.at_s, self._expire)
-                loop.one_more()
+                loop.message_posted()
 
         with loop.lock:
             loop.undivided(begin)
@@ -65,7 +65,7 @@ class SocketTransfer(PostedTransfer):
     def _on_done(self, _: Message) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._loop.one_less()
+        self._loop.message_ended()
         self._loop.defer(self._complete)
 
     def _complete(self) -> None:

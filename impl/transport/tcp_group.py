@@ -127,7 +127,7 @@ class TcpGroup(MessageGroup):
             if self._call is None or has_joined:
                 return
             how = "it has left the group"
-        elif link.was_rude:
+        elif link.broke_protocol:
             text = "rank %d of group %r: lost rank %d: %s"
             logger.warning(text, self.rank, self.name, link.peer, how)
         if self._hear_of_the_end():

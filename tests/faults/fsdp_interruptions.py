@@ -90,10 +90,10 @@ class StaysInTheBackwardThatRaised(Swapped):
     """As torch 2.13 does."""
 
     swaps = (
-        (api, "be_ready", _lazily),
-        (backward, "be_ready", _lazily),
-        (unshard_params, "be_ready", _lazily),
-        (state_dict, "be_ready", _lazily),
+        (api, "ensure_ready", _lazily),
+        (backward, "ensure_ready", _lazily),
+        (unshard_params, "ensure_ready", _lazily),
+        (state_dict, "ensure_ready", _lazily),
     )
 
 
@@ -270,6 +270,6 @@ class AssignedParametersAreForgotten(Swapped):
     """As torch 2.13 does."""
 
     swaps = (
-        (state_dict, "take_in_replaced_params", nothing),
-        (unshard_params, "take_in_replaced_params", nothing),
+        (state_dict, "adopt_replaced_params", nothing),
+        (unshard_params, "adopt_replaced_params", nothing),
     )

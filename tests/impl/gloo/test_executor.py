@@ -207,7 +207,7 @@ def test_compilers_do_not_look_at_what_whoever_waits_runs() -> None:
         return y / 2
 
     work = new_work()
-    work.help_by(run)
+    work.set_helper(run)
     assert waits(torch.ones(2), work).tolist() == [1.0, 1.0]
     assert traced == [False]
 

@@ -136,7 +136,7 @@ def test_posted_work_brings_the_helper_back_at_once(
     flag, _ = set_when_readable(loop, pair[0])
     loop.run_until(Flag(), time.monotonic() + 0.001)  # a caller has just been here
     with loop.lock:
-        loop.one_more()
+        loop.message_posted()
     pair[1].send(b"d")
     assert flag.was_set.wait(PATIENCE_S)
 

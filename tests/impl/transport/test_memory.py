@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from impl.schedules.steps import Region, Schedule, input_, output, scratch
-from impl.transport.memory import Bench, BenchRack, ScratchPool, TensorMemory, bytes_of
+from impl.transport.memory import ScratchPool, StagingBuffers, StagingCache, TensorMemory, bytes_of
 from tests.impl.transport.combines import SUM
 
 PLAN = Schedule((), scratch_nbytes=8)
@@ -54,25 +54,25 @@ def test_reductions_work_on_elements() -> None:
 
 
 def test_a_bench_takes_contents_from_tensors_and_hands_them_over() -> None:
-    bench = Bench(PLAN, torch.float32, output_nbytes=12, input_nbytes=4)
-    bench.lay_out([torch.tensor([1.0, 2.0]), torch.tensor([3.0])], [torch.tensor([5.0])], SUM)
-    bench.combine(output(4, 4), input_(0, 4))
-    bench.copy(scratch(0, 4), output(8, 4))
-    bench.fold(output(0, 4), [output(0, 4), scratch(0, 4)])
+    staged = StagingBuffers(PLAN, torch.float32, output_nbytes=12, input_nbytes=4)
+    staged.lay_out([torch.tensor([1.0, 2.0]), torch.tensor([3.0])], [torch.tensor([5.0])], SUM)
+    staged.combine(output(4, 4), input_(0, 4))
+    staged.copy(scratch(0, 4), output(8, 4))
+    staged.fold(output(0, 4), [output(0, 4), scratch(0, 4)])
     results = [torch.empty(1), torch.empty(2)]
-    bench.hand_over(results)
+    staged.hand_over(results)
     assert [r.tolist() for r in results] == [[4.0], [7.0, 3.0]]
 
 
 def test_a_bench_is_kept_while_it_is_used() -> None:
-    rack = BenchRack(count_max=2)
-    first = rack.take(PLAN, torch.float32, 12, 4)
-    assert rack.take(PLAN, torch.float32, 12, 4) is first
-    assert rack.take(PLAN, torch.int32, 12, 4) is not first
-    assert rack.take(PLAN, torch.float32, 12, 4) is first
-    rack.take(PLAN, torch.float32, 8, 4)
-    rack.take(PLAN, torch.float32, 4, 4)
-    assert rack.take(PLAN, torch.float32, 12, 4) is not first
+    cache = StagingCache(count_max=2)
+    first = cache.take(PLAN, torch.float32, 12, 4)
+    assert cache.take(PLAN, torch.float32, 12, 4) is first
+    assert cache.take(PLAN, torch.int32, 12, 4) is not first
+    assert cache.take(PLAN, torch.float32, 12, 4) is first
+    cache.take(PLAN, torch.float32, 8, 4)
+    cache.take(PLAN, torch.float32, 4, 4)
+    assert cache.take(PLAN, torch.float32, 12, 4) is not first
 
 
 def test_small_scratch_is_kept_and_large_scratch_is_not() -> None:
