@@ -26,10 +26,11 @@ class Message:
 
     `peer` is -1 for a receive from anyone, until a sender is found. `view` is where the bytes are
     or belong; None once the owner has taken the memory away. `on_done` is called at the end,
-    while the exchange is in the middle of things: it may take a note, no more.
+    while the exchange is in the middle of things: it may take a note, no more. `under_way` holds
+    the message until then.
     """
 
-    __slots__ = ("done", "error", "nbytes", "on_done", "peer", "slot", "view")
+    __slots__ = ("done", "error", "nbytes", "on_done", "peer", "slot", "under_way", "view")
 
     def __init__(
         self,
@@ -43,6 +44,7 @@ class Message:
         self.view: memoryview | None = view
         self.nbytes = len(view)
         self.on_done = on_done
+        self.under_way: set[Message] | None = None
         self.done = False
         self.error: Exception | None = None
 
@@ -52,6 +54,8 @@ class Message:
             self.done, self.error = True, error
             if self.on_done is not None:
                 self.on_done(self)
+            if self.under_way is not None:
+                self.under_way.discard(self)
 
     def __repr__(self) -> str:
         state = "failed" if self.error else "done" if self.done else "pending"
@@ -191,7 +195,7 @@ class AnySource:
     def sender_gone(self, slot: int, peer: int, kept: int = 0) -> None:
         """Of the messages that `peer` has waiting on this slot, only the last `kept` remain.
 
-        There may be fewer already: a signal's handler may have broken off `sender_waits`.
+        There may be fewer already: see [Note: changes that are broken off].
         """
         senders = self._senders.get(slot, deque())
         for _ in range(senders.count(peer) - kept):

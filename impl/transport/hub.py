@@ -2,6 +2,12 @@
 
 A hub ties the parts without I/O together: for each peer a reader, a queue and a stream, and one
 exchange for all. Somebody else says when a stream is ready: the event loop, or a simulation.
+
+[Note: changes that are broken off]
+A signal's handler may raise (Ctrl-C) between any two lines of a change to what a hub or its
+exchange knows. Then the group ends, and whoever waits must hear of it, whatever is half changed: a
+message may have left one list and not arrived in the next. So `fail_messages` expects no more of
+the lists than that they are lists, and goes by `Message.under_way`, too.
 """
 
 from __future__ import annotations
@@ -187,6 +193,7 @@ class Hub:
         self.silenced: Exception | None = None  # why messages are neither sent nor taken
         self._queues = {peer: SendQueue() for peer in peers}
         self._with_news: set[int] = set()  # peers for which something was queued
+        self._under_way: set[Message] = set()
         self.exchange = make_exchange(self.queue_for)
 
     def queue_for(self, peer: int) -> SendQueue:
@@ -233,22 +240,24 @@ class Hub:
             self.exchange.fail_peer(peer, error)
 
     def post_send(self, message: Message) -> None:
-        if self.silenced is None:
+        if self._accepts(message):
             self.exchange.post_send(message)
-        else:
-            message.finish(self.silenced)
 
     def post_receive(self, message: Message) -> None:
-        if self.silenced is None:
+        if self._accepts(message):
             self.exchange.post_receive(message)
-        else:
-            message.finish(self.silenced)
 
     def post_receive_any(self, message: Message, sources: Sequence[int]) -> None:
-        if self.silenced is None:
+        if self._accepts(message):
             self.exchange.post_receive_any(message, sources)
-        else:
+
+    def _accepts(self, message: Message) -> bool:
+        if self.silenced is not None:
             message.finish(self.silenced)
+            return False
+        message.under_way = self._under_way
+        self._under_way.add(message)
+        return True
 
     def cancel(self, message: Message, error: Exception) -> None:
         """Make one message fail alone. Its memory is the caller's again when this returns."""
@@ -262,6 +271,8 @@ class Hub:
         for peer, queue in self._queues.items():
             queue.cut(error)
             self.exchange.fail_peer(peer, error)
+        for message in tuple(self._under_way):
+            message.finish(error)
         for link in self.links.values():
             link.drop_payload()
 

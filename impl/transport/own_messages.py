@@ -23,7 +23,8 @@ class OwnMessages:
         data = bytes(message.view)
         waiting = self._receives.get(message.slot)
         if waiting:
-            _deliver(data, waiting.popleft())
+            _deliver(data, waiting[0])
+            waiting.popleft()  # afterwards: see [Note: changes that are broken off] in hub.py
         else:
             self._sent.setdefault(message.slot, deque()).append(data)
         message.finish()

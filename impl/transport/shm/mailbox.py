@@ -85,9 +85,10 @@ _R = TypeVar("_R")
 def undivided(
     method: Callable[Concatenate[Mailbox, _P], _R],
 ) -> Callable[Concatenate[Mailbox, _P], _R]:
-    """A change that a signal's handler breaks off (Ctrl-C) leaves the rings out of step.
+    """A change that a signal's handler breaks off (Ctrl-C) leaves everything half changed.
 
-    Then the group ends, or the next message would be made of what was left of this one.
+    Then no more bytes are moved, or the next message would be made of what was left of this one,
+    and the group ends.
     """
 
     @functools.wraps(method)
@@ -124,6 +125,8 @@ class Mailbox:
         self._arriving: list[IncomingMessage[ShmTransfer] | None] = [None for _ in everybody]
         self._drivers: list[int] = []  # threads, by their identifiers; one may drive twice, nested
         self._driver_left = threading.Condition(self._lock)
+        self._under_way: set[ShmTransfer] = set()  # posted, and not told yet how they ended
+        self._broken_off = False
         self._closed = False
         self._helper: threading.Thread | None = None
         self._help_wanted = threading.Condition(self._lock)
@@ -138,10 +141,11 @@ class Mailbox:
         done: list[_Outcome] = []
         with self._lock:
             self._refuse_after_the_end(call)
+            self._under_way.add(transfer)
             self._outbox[dst].append((tag, transfer))
             self._push(dst, done)
             self._hand_over()
-        _complete(done)
+        self._complete(done)
         return transfer
 
     @undivided
@@ -152,13 +156,14 @@ class Mailbox:
         done: list[_Outcome] = []
         with self._lock:
             self._refuse_after_the_end(call)
+            self._under_way.add(transfer)
             message = self._matcher.post(src, tag, transfer)
             if message is not None:
                 self._bind(message, done)
             if not done:
                 self._pull_all(done)
             self._hand_over()
-        _complete(done)
+        self._complete(done)
         return transfer
 
     def _refuse_after_the_end(self, call: CallInfo) -> None:
@@ -238,13 +243,13 @@ class Mailbox:
         done: list[_Outcome] = []
         moved = False
         with self._lock:
-            if self._closed:
+            if self._closed or self._broken_off:
                 return False
             for dst, queue in enumerate(self._outbox):
                 if queue:
                     moved |= self._push(dst, done)
             moved |= self._pull_all(done)
-        _complete(done)
+        self._complete(done)
         return moved
 
     # -- sending (under the lock)
@@ -377,7 +382,7 @@ class Mailbox:
                 if error is not None:
                     self._withdraw(transfer)
                     done.append((transfer, error, -1))
-        _complete(done)
+        self._complete(done)
 
     def _timeout_text(self, transfer: ShmTransfer, where: str) -> str:
         membership = self._membership
@@ -462,12 +467,17 @@ class Mailbox:
     # -- the end
 
     def break_off(self, error: BaseException) -> None:
-        """A change was broken off: nobody can go on."""
+        """A change was broken off: nobody can go on, and whoever waits must hear of it."""
+        self._broken_off = True
         membership = self._membership
-        if not self._closed:
-            where = f"group {membership.group!r}"
-            text = f"{where} was interrupted on rank {membership.rank}: {error!r}."
-            membership.give_up(Cause.ABORT, where, text)
+        if self._closed:
+            return
+        where = f"group {membership.group!r}"
+        text = f"{where} was interrupted on rank {membership.rank}: {error!r}."
+        membership.give_up(Cause.ABORT, where, text)
+        for transfer in tuple(self._under_way):
+            why = membership.fate_error(membership.where(transfer.call))
+            self._complete([(transfer, why, -1)])
 
     def close(self) -> None:
         """Fail what is pending; then nobody touches the mapping. Safe to call twice.
@@ -487,7 +497,7 @@ class Mailbox:
             self._help_wanted.notify_all()
         text = f"group {self._membership.group!r} was destroyed"
         for transfer in pending:
-            _complete([(transfer, errors.Aborted(f"{transfer.call.operation}: {text}."), -1)])
+            self._complete([(transfer, errors.Aborted(f"{transfer.call.operation}: {text}."), -1)])
         self._ring(self._membership.position)
         if helper is not None and helper is not threading.current_thread():
             helper.join()
@@ -495,10 +505,10 @@ class Mailbox:
             while any(driver != me for driver in self._drivers):
                 self._driver_left.wait()
 
-
-def _complete(done: Iterable[_Outcome]) -> None:
-    """Without the lock: callbacks may post more transfers."""
-    for transfer, error, source in done:
-        transfer.finish(error, source)
-        if transfer.moved_nbytes in (-1, transfer.nbytes):
-            transfer.tensor = None
+    def _complete(self, done: Iterable[_Outcome]) -> None:
+        """Without the lock: callbacks may post more transfers."""
+        for transfer, error, source in done:
+            transfer.finish(error, source)
+            self._under_way.discard(transfer)
+            if transfer.moved_nbytes in (-1, transfer.nbytes):
+                transfer.tensor = None

@@ -1,0 +1,47 @@
+"""What a signal's handler can do to a change: raise wherever Python lets a handler run."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType, ModuleType
+
+
+class Interrupted(Exception):
+    """What a handler raises."""
+
+
+class RaisesAt:
+    """A context in which `modules` are broken off at the `number`-th place where they can be.
+
+    Python runs handlers where a function begins, and when a built-in one has returned.
+    """
+
+    def __init__(self, modules: Sequence[ModuleType], number: int) -> None:
+        self._files = {module.__file__ for module in modules}
+        self._left = number
+
+    def __enter__(self) -> None:
+        sys.setprofile(self._look)
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _look(self, frame: FrameType, event: str, arg: object) -> None:
+        code = frame.f_code
+        if event not in ("call", "c_return") or code.co_filename not in self._files:
+            return
+        # what is raised in a generator that is being closed goes nowhere
+        if not code.co_flags & inspect.CO_GENERATOR:
+            self._left -= 1
+            if self._left == 0:
+                raise Interrupted
+
+
+def everywhere(breaks_off: Callable[[int], bool]) -> None:
+    """Call `breaks_off(number)` for 1, 2, ... until there was no such place to break off at."""
+    number = 1
+    while breaks_off(number):
+        number += 1
+    assert number > 1, "none of the traced modules ran"
