@@ -1,4 +1,4 @@
-"""As `test_broken_off`, for messages over shared memory."""
+"""As `test_broken_off`, for messages and collectives over shared memory."""
 
 from __future__ import annotations
 
@@ -8,17 +8,30 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from torch import Tensor
 
 from impl import errors
 from impl.transport.base import ANY_SOURCE
-from impl.transport.shm import ShmCommunicator, mailbox, matching, ring
+from impl.transport.shm import (
+    ShmCommunicator,
+    copying,
+    mailbox,
+    matching,
+    membership,
+    placement,
+    reducing,
+    ring,
+    rounds,
+    slots,
+)
 from impl.transport.shm.layout import Layout
 from impl.transport.shm.mailbox import Mailbox, ShmTransfer
 from impl.transport.shm.mapping import Mapping, SharedFile
 from tests.impl.transport.breaking_off import Interrupted, RaisesAt, everywhere
-from tests.impl.transport.shm_ranks import SMALL_SEGMENT_NBYTES, call, soon
+from tests.impl.transport.shm_ranks import SMALL_SEGMENT_NBYTES, SUM, call, on_ranks, soon
 
 TRACED = (mailbox, matching, ring)
+TRACED_COLLECTIVES = (copying, membership, placement, reducing, rounds, slots)
 SMALL, LARGE = 4, 5_000  # float32s; the large ones are more than a ring holds
 TURNS = 100  # enough to move everything
 SEND, RECV = call("send"), call("recv")
@@ -98,3 +111,76 @@ def interrupt(program: list[Step], place: int) -> bool:
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_turn_is_broken_off(program: str) -> None:
     everywhere(functools.partial(interrupt, PROGRAMS[program]))
+
+
+# collectives: rank 0 is broken off in the first of two, and tries again
+
+
+def all_reduced(comm: ShmCommunicator, numel: int, value: float) -> Tensor:
+    tensor = torch.full((numel,), value)
+    comm.all_reduce(tensor, SUM, call(), soon())
+    return tensor
+
+
+def gathered(comm: ShmCommunicator, numel: int, value: float) -> Tensor:
+    rows = torch.empty(2 * numel)
+    comm.all_gather(rows, torch.full((numel,), value), call("all_gather"), soon())
+    return rows.view(2, numel).sum(0)
+
+
+def exchanged(comm: ShmCommunicator, numel: int, value: float) -> Tensor:
+    given, got = torch.full((2 * numel,), value), torch.empty(2 * numel)
+    comm.all_to_all(got, given, [numel] * 2, [numel] * 2, call("all_to_all"), soon())
+    return got.view(2, numel).sum(0)
+
+
+def scattered(comm: ShmCommunicator, numel: int, value: float) -> Tensor:
+    got = torch.empty(numel)
+    comm.reduce_scatter(got, torch.full((2 * numel,), value), SUM, call(), soon())
+    return got
+
+
+Collective = Callable[[ShmCommunicator, int, float], Tensor]
+
+COLLECTIVES: dict[str, tuple[Collective, int]] = {
+    "all_reduce": (all_reduced, SMALL),
+    "large-all_reduce": (all_reduced, LARGE),
+    "all_gather": (gathered, SMALL),
+    "large-all_to_all": (exchanged, LARGE),
+    "reduce_scatter": (scattered, LARGE),
+}
+
+
+def interrupt_collective(collective: Collective, numel: int, place: int) -> bool:
+    """Break off rank 0's first call at one place. Whether it has so many places.
+
+    What either rank then gets is right, or an error; and both come to their end.
+    """
+    broken_off = False
+    # what rank 0 may have given when rank 1 gave 1 or 2
+    right = {value + own for value in (10.0, 20.0) for own in (1.0, 2.0)}
+
+    def run(comm: ShmCommunicator) -> None:
+        nonlocal broken_off
+        for value in (10.0, 20.0) if comm.rank == 0 else (1.0, 2.0):
+            try:
+                if value == 10.0:
+                    with RaisesAt(TRACED_COLLECTIVES, place):
+                        result = collective(comm, numel, value)
+                else:
+                    result = collective(comm, numel, value)
+            except Interrupted:
+                broken_off = True
+                continue
+            except errors.CommunicationError:
+                return
+            assert result.min() == result.max(), f"place {place}"
+            assert result[0].item() in right, f"place {place}"
+
+    on_ranks(2, run)
+    return broken_off
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_a_collective_is_broken_off(name: str) -> None:
+    everywhere(functools.partial(interrupt_collective, *COLLECTIVES[name]))
