@@ -118,9 +118,7 @@ class EventLoop:
 
     def __init__(self, name: str) -> None:
         self.lock = threading.Lock()
-        self.on_flush: list[
-            Callable[[], None]
-        ] = []  # called before each poll: write what is queued
+        self.on_flush: list[Callable[[], None]] = []  # before each poll: write what is queued
         self._changed = threading.Condition(self.lock)  # the driver has handled events, or left
         self._helper_may_go_on = threading.Condition(self.lock)
         self._epoll = select.epoll()
@@ -134,9 +132,7 @@ class EventLoop:
         self._is_driven = False
         self._driver = 0  # the thread that drives, or the last one that did
         self._is_polled = False  # by the driver
-        self._helper_wakes_s = (
-            0.0  # when the helper's poll ends by itself; 0 while it does not poll
-        )
+        self._helper_wakes_s = 0.0  # when the helper's poll ends by itself; 0: it does not poll
         self._sleepers = 0  # callers that wait for the driver
         self._under_way = 0  # posted messages that have not ended
         self._last_driven_s = 0.0
@@ -196,19 +192,23 @@ class EventLoop:
         """Drive the loop until `pending.done`, or until the time `at_s`: True if it is done."""
         with self.lock:
             self.undivided(self._flush)
-        while True:
-            with self.lock:
-                if pending.done:
-                    self._leave()
-                    break
-                timeout_s = at_s - time.monotonic()
-                if self._is_closed or timeout_s <= 0:
-                    return False
-                if self._is_driven:
-                    self._sleep(timeout_s)
-                    continue
-                timeout_s = self._take_seat(timeout_s)
-            self._drive_once(timeout_s)
+        try:
+            while True:
+                with self.lock:
+                    if pending.done:
+                        self._leave()
+                        break
+                    timeout_s = at_s - time.monotonic()
+                    if self._is_closed or timeout_s <= 0:
+                        return False
+                    if self._is_driven:
+                        self._sleep(timeout_s)
+                        continue
+                    timeout_s = self._take_seat(timeout_s)
+                self._drive_once(timeout_s)
+        except BaseException:  # a signal's handler may raise between taking the seat and driving
+            self._leave_seat()
+            raise
         self.run_deferred()
         return True
 
@@ -257,8 +257,8 @@ class EventLoop:
 
     def _take_seat(self, timeout_s: float) -> float:
         """This thread drives. How long it may poll, at most `timeout_s`."""
-        self._is_driven = self._is_polled = True
         self._driver = threading.get_ident()
+        self._is_driven = self._is_polled = True
         return min(timeout_s, self._time_to_next_timer_s())
 
     def _drive_once(self, timeout_s: float) -> None:
@@ -269,11 +269,16 @@ class EventLoop:
                 self._is_polled = False
                 self.undivided(lambda: self._handle(events))
         finally:
-            with self.lock:
+            self._leave_seat()
+        self.run_deferred()
+
+    def _leave_seat(self) -> None:
+        """If this thread has it. Without the lock."""
+        with self.lock:
+            if self._is_driven and self._driver == threading.get_ident():
                 self._is_driven = self._is_polled = False
                 if self._sleepers:
                     self._changed.notify_all()
-        self.run_deferred()
 
     def _handle(self, events: list[tuple[int, int]]) -> None:
         for fd, mask in events:
