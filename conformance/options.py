@@ -23,8 +23,8 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--requirement": {
         "action": "append",
         "default": [],
-        "metavar": "ID",
-        "help": "only these requirements; a pattern such as 'all_reduce/*'; may be repeated",
+        "metavar": "ID,...",
+        "help": "only these requirements; patterns such as 'all_reduce/*'; may be repeated",
     },
     "--certificate": {
         "metavar": "DIR",

@@ -88,7 +88,8 @@ def read_settings(
     """Settings from the texts of the options. Raises UsageError with one line."""
     try:
         found = load_target(target)
-        chosen = [r.id for pattern in requirements for r in catalogue().matching(pattern)]
+        patterns = [part.strip() for text in requirements for part in text.split(",")]
+        chosen = [r.id for pattern in patterns for r in catalogue().matching(pattern)]
     except TargetError as error:
         raise UsageError(str(error)) from error
     except UnknownRequirement as error:

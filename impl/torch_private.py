@@ -6,6 +6,7 @@ Checked with torch 2.13.0 and 2.11.0; names that differ are looked up in a way t
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -322,7 +323,7 @@ class _Failure:
         self._error = error
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise self._error
+        raise copy.copy(self._error)
 
 
 def fail_future(future: torch.futures.Future[Any], error: Exception) -> None:
@@ -331,13 +332,17 @@ def fail_future(future: torch.futures.Future[Any], error: Exception) -> None:
     `set_exception` makes the error the result, and leaves it to the future's Python methods to
     raise it. C++ code, such as the Reducer of torch's DDP, looks for tensors in the result, which
     means to pickle it; in an exception it finds none, and takes the first of them all the same.
+
+    What the future keeps is never raised, and so has no traceback: whoever waits for the future
+    holds it, and a circle that goes through C++ is never freed.
     """
+    kept = copy.copy(error)
 
     def raise_error(_: Any) -> None:
-        raise error
+        raise copy.copy(kept)
 
     future._set_unwrap_func(raise_error)
-    future.set_result(_Failure(error))
+    future.set_result(_Failure(kept))
 
 
 def begin_profiler_range(name: str, inputs: Sequence[torch.Tensor]) -> torch.futures.Future[None]:

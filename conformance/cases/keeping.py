@@ -49,10 +49,10 @@ def kept_after(me: Me, operation: Operation) -> Kept:
     operations = _settled(remembered, _KEPT_MAX)
     for _ in range(_MANY // 3):
         operation(_LARGE)
-    before = _in_use(me.device)
+    before = in_use(me.device)
     for _ in range(_MANY):
         operation(_LARGE)
-    growth = _settled(lambda: _in_use(me.device) - before, int(_GROWTH_MAX))
+    growth = _settled(lambda: in_use(me.device) - before, int(_GROWTH_MAX))
     return Kept(operations, growth)
 
 
@@ -81,7 +81,8 @@ def _settled(measure: Callable[[], int], enough: int) -> int:
     return seen
 
 
-def _in_use(device: torch.device) -> int:
+def in_use(device: torch.device) -> int:
+    """Bytes of the device that tensors have; of the process, on the CPU."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     pages = int(Path("/proc/self/statm").read_text().split()[1])

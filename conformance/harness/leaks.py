@@ -6,9 +6,12 @@ import gc
 import os
 import threading
 import time
+import weakref
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 # Threads that torch starts once and keeps for the life of a process; they belong to no case.
 _FOR_LIFE = ("pt_autograd", "OMP", "libgomp", "cuda", "kineto", "python-watchdog")
@@ -59,6 +62,21 @@ def find_leaks(before: Holdings) -> tuple[str, ...]:
         leaks = _difference(before, take_census())
         if not leaks or time.monotonic() > give_up_at:
             return leaks
+        gc.collect()
+        time.sleep(0.01)
+
+
+def still_alive(watched: Sequence[tuple[str, weakref.ref[Any]]]) -> tuple[str, ...]:
+    """The names of those objects that somebody holds yet.
+
+    A thread of a destroyed group holds the group until it ends, so they too are looked at again for
+    up to three seconds.
+    """
+    give_up_at = time.monotonic() + _SETTLE_S
+    while True:
+        names = tuple(name for name, object in watched if object() is not None)
+        if not names or time.monotonic() > give_up_at:
+            return names
         gc.collect()
         time.sleep(0.01)
 
@@ -120,9 +138,15 @@ def _children() -> dict[int, str]:
     for process in Path("/proc").glob("[0-9]*"):
         try:
             parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
-            words = (process / "cmdline").read_bytes().decode(errors="replace")
+            words = (process / "cmdline").read_bytes()
         except OSError:  # it has ended since
             continue
         if int(parent) == os.getpid():
-            found[int(process.name)] = " ".join(words.split("\0"))[:_SHOWN_OF_COMMAND].strip()
+            found[int(process.name)] = _command(words)
     return found
+
+
+def _command(words: bytes) -> str:
+    if words == Path("/proc/self/cmdline").read_bytes():
+        return "a fork of this one"
+    return words.decode(errors="replace").replace("\0", " ")[:_SHOWN_OF_COMMAND].strip()

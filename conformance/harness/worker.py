@@ -29,7 +29,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from conformance.harness.leaks import find_leaks, take_census
+from conformance.harness.leaks import find_leaks, still_alive, take_census
 from conformance.harness.me import Me
 from conformance.harness.messages import (
     Answer,
@@ -116,7 +116,9 @@ class Worker:
         self._me: Me | None = None
         self._undo = contextlib.ExitStack()
         self._groups: list[tuple[str, weakref.ref[Any]]] = []
-        on_new_group(lambda name, group: self._groups.append((name, weakref.ref(group))))
+        on_new_group(
+            lambda name, group: self._groups.append((f"group {name!r}", weakref.ref(group)))
+        )
         self._before = take_census()
 
     def obey(self, command: Join | Call | Leave) -> Answer:
@@ -209,7 +211,7 @@ class Worker:
         self._undo = contextlib.ExitStack()
         self._me = None
         gc.collect()
-        groups = [f"group {name!r}" for name, group in self._groups if group() is not None]
+        groups = still_alive(self._groups)
         self._groups.clear()
         return Left((*leaks, *groups), find_leaks(self._before))
 

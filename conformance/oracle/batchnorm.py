@@ -57,7 +57,7 @@ def whole_batch(
 ) -> Expected:
     """Forward and backward in training.
 
-    batches: one a rank, (N, C, *); N may be 0 and may differ.
+    batches: one per rank, (N, C, *); N may be 0 and may differ.
     output_grads: the gradients of the loss with respect to the outputs, of the same shapes.
     weight, bias: (C,).
     """

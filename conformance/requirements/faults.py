@@ -154,6 +154,16 @@ BARRIER_TIMEOUT = Requirement(
     needs=("feature:timeouts",),
     rests_on=("all_reduce/sum",),
 )
+FOR_ONE_OPERATION = Requirement(
+    id="timeouts/for-one-operation",
+    level=MUST,
+    profile="faults",
+    says="The timeout of a wait or of a barrier is over with it: the operations that follow have "
+    "the group's.",
+    source="torch 2.13 docs, Work.wait and barrier, timeout",
+    needs=("feature:timeouts",),
+    rests_on=("timeouts/of-wait", "timeouts/of-barrier"),
+)
 CHANGED = Requirement(
     id="timeouts/changed",
     level=MUST,
@@ -210,6 +220,24 @@ JOINING = Requirement(
     says="init_process_group and new_group raise when a rank does not come before their timeout.",
     source="torch 2.13 docs, init_process_group and new_group, timeout",
     needs=("feature:timeouts",),
+    rests_on=("all_reduce/sum",),
+)
+JOINING_LATE = Requirement(
+    id="timeouts/joining-late",
+    level=MUST,
+    profile="faults",
+    says="init_process_group and new_group wait for a rank that comes seconds late, and within "
+    "their timeout.",
+    source="torch 2.13 docs, init_process_group and new_group, timeout",
+    rests_on=("all_reduce/sum",),
+)
+OF_DAYS = Requirement(
+    id="timeouts/of-days",
+    level=MUST,
+    profile="faults",
+    says="A timeout of days, or of a year, is as long as it says.",
+    source="derived: the seconds of a timedelta leave out its days, and 32 bits of milliseconds "
+    "hold 25 days",
     rests_on=("all_reduce/sum",),
 )
 RECOVERY = Requirement(

@@ -172,8 +172,8 @@ COPIES = Requirement(
     id="objects/received-are-copies",
     level=MUST,
     profile="objects",
-    says="What is received belongs to the receiver: changing it changes no other rank's and no "
-    "earlier result.",
+    says="What is received belongs to the receiver: changing it changes no other rank's, no "
+    "earlier result and nothing that was given.",
     source="torch 2.13 docs, all_gather_object: objects are pickled",
     rests_on=("all_gather_object/gathers",),
 )

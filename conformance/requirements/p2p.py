@@ -246,6 +246,15 @@ COMPLETES = Requirement(
     source="pytorch#30723",
     rests_on=("p2p/delivers",),
 )
+COMPLETED_IS_WRITTEN = Requirement(
+    id="p2p/completed-is-written",
+    level=MUST,
+    profile="p2p",
+    says="Once is_completed of an irecv is true its tensor holds the whole message, although "
+    "nobody has waited.",
+    source="torch 2.13 docs, Work.is_completed",
+    rests_on=("p2p/completes-without-wait",),
+)
 AFTER_WAIT = Requirement(
     id="p2p/handle-after-wait",
     level=MUST,
@@ -310,7 +319,7 @@ SELF_BLOCKING = Requirement(
     id="p2p/blocking-to-oneself",
     level=MUST,
     profile="p2p",
-    says="send and recv with the own rank as peer raise a ValueError that says which rank is "
+    says="send and recv with the rank itself as peer raise a ValueError that says which rank is "
     "invalid.",
     source="torch/distributed/distributed_c10d.py of torch 2.13, send and recv",
 )

@@ -50,6 +50,16 @@ HYBRID = Requirement(
     needs=_NEEDS,
     rests_on=("sparse/sum",),
 )
+STRIDED = Requirement(
+    id="sparse/strided",
+    level=MUST,
+    profile="sparse",
+    says="Indices and values may have any strides, as the values of a gradient have whose output "
+    "was transposed or summed.",
+    source="torch 2.13 docs, sparse COO tensors: constructed of any tensors",
+    needs=_NEEDS,
+    rests_on=("sparse/hybrid",),
+)
 MANY = Requirement(
     id="sparse/many-elements",
     level=MUST,
@@ -93,6 +103,15 @@ DTYPES = Requirement(
     says="Sums of float32, float64, bfloat16 and of integers of 8, 32 and 64 bits are right.",
     source="observed, torch 2.13.0 gloo",
     needs=_NEEDS,
+    rests_on=("sparse/sum",),
+)
+COMPLEX = Requirement(
+    id="sparse/complex",
+    level=MUST,
+    profile="sparse",
+    says="Sums of complex tensors are right, or refused on every rank.",
+    source="torch 2.13, all_reduce takes dense complex tensors for pairs of real ones",
+    needs=(*_NEEDS, "dtype:complex64"),
     rests_on=("sparse/sum",),
 )
 FLOAT16 = Requirement(
@@ -168,6 +187,16 @@ SUBGROUP = Requirement(
     profile="sparse",
     says="In a subgroup the members' tensors alone are summed.",
     source="torch 2.13 docs, all_reduce: 'The process group to work on'",
+    needs=_NEEDS,
+    rests_on=("sparse/sum",),
+)
+ASYNC = Requirement(
+    id="sparse/async",
+    level=MUST,
+    profile="sparse",
+    says="With async_op the call returns before the other ranks have joined in, and the tensor "
+    "holds the sum once wait has returned.",
+    source="torch 2.13 docs, all_reduce: 'Async work handle, if async_op is set to True'",
     needs=_NEEDS,
     rests_on=("sparse/sum",),
 )

@@ -44,9 +44,12 @@ class Slots:
         strides = [view.stride() for view in views]
         return cls(list(params), list(views), strides, [view.data_ptr() for view in views], whole)
 
-    def hold(self, grads: Sequence[Tensor]) -> bool:
-        """Whether these gradients, one per parameter, are the views' memory."""
-        return [grad.data_ptr() for grad in grads] == self.addresses
+    def hold(self, grads: Sequence[Any]) -> bool:
+        """Whether these gradients, one per parameter, are all there, and in the views' memory."""
+        try:
+            return [grad.data_ptr() for grad in grads] == self.addresses
+        except AttributeError:
+            return False  # some are None
 
     def lend(self) -> list[Tensor]:
         """The views, for parameters to have as gradients."""

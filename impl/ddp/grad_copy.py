@@ -222,8 +222,7 @@ class GradientCopier:
         if reduced is not bucket.views:
             foreach_copy_(bucket.views, reduced)
         assert bucket.all_slots is not None
-        grads = [param.grad for param in bucket.params]
-        if not any(map(is_, grads, repeat(None))) and bucket.all_slots.hold(grads):
+        if bucket.all_slots.hold([param.grad for param in bucket.params]):
             return
         for index, param, view in zip(
             bucket.param_indices, bucket.params, bucket.views, strict=True

@@ -171,7 +171,11 @@ class Reducer(BackwardPass):
             self._reduction.group = new_process_group
 
     def _reset_state(self) -> None:
-        """Forget a backward pass that failed; buckets will be rebuilt anew."""
+        """Forget a backward pass that failed; buckets will be rebuilt anew.
+
+        What it has launched may still be under way, or wait for ranks that are gone, and keeps the
+        memory that it was given.
+        """
         with self._lock:
             self.has_rebuilt_buckets = False
             self._final_order = []
@@ -180,7 +184,8 @@ class Reducer(BackwardPass):
             self._arrivals.indices.clear()
             self._reduction.forget_iteration()
             if self._reduction.used is not None:
-                self._reduction.used.clear()
+                self._reduction.used = UsedMap(len(self.params), self._device)
+            self._initialize_buckets([bucket.param_indices for bucket in self.buckets])
 
     def _set_static_graph(self) -> None:
         """Every iteration has the graph of the first one.

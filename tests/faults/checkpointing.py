@@ -11,6 +11,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -19,6 +20,7 @@ from impl.ddp.readiness import Readiness
 from impl.ddp.reducer import Reducer
 from impl.sync_batchnorm import SyncBatchNorm
 from impl.sync_batchnorm.normalise import Exchange
+from impl.torch_private import is_backward_running
 from tests.faults.ddp_kit import DDPFault, swap, together
 from tests.faults.kit import Patch, breaks
 from tests.faults.parts import LayerFault, WrapperFault
@@ -302,6 +304,42 @@ class DropsWhatItDidNotExchange(WrapperFault):
         self.zero_grad()
 
 
+@breaks("checkpointing/accumulation", says=r"round 1, .*: rank \d is wrong")
+class NoSyncIsOverInBackward(WrapperFault):
+    """A forward pass that runs again in backward exchanges gradients, whatever holds there."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        held = self.require_backward_grad_sync
+        self.require_backward_grad_sync = held or is_backward_running()
+        try:
+            return super().forward(*args, **kwargs)
+        finally:
+            self.require_backward_grad_sync = held
+
+
+@breaks("comm_hooks/checkpoints", says=r"gradient of .* in step 1: rank \d is wrong")
+class ReducesTheFirstStepItself(WrapperFault):
+    """A communication hook is called from the second step on."""
+
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        super().__init__(module, **options)
+        self.passes: list[str] = []
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.passes.append("forward")
+        return super().forward(*args, **kwargs)
+
+    def register_comm_hook(self, state: Any, hook: Callable[..., Any]) -> None:
+        passes, group = self.passes, self.process_group
+
+        super().register_comm_hook(
+            state,
+            lambda state, bucket: (
+                hook(state, bucket) if passes[1:] else allreduce_hook(group, bucket)
+            ),
+        )
+
+
 @breaks("checkpointing/a-ranks-own-choice", says=r"checkpoints differ: \['', 'non-reentrant'")
 class WantsTheSameCheckpoints(WrapperFault):
     """Ranks with checkpoints refuse ranks without."""
@@ -359,6 +397,7 @@ class RoundsDifferentlyEachTime(WrapperFault):
 
 
 @breaks("checkpointing/sync-batchnorm", says=r"step 1: gradient of .*: rank \d is wrong")
+@breaks("sync_batchnorm/without-gradients", says=r"output: rank \d is wrong")
 class SyncsWithGradientsAlone(LayerFault, SyncBatchNorm):
     """Takes a forward pass without gradients, such as the first of a reentrant one, for eval."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar
@@ -242,6 +242,20 @@ class NeverHasAnException(Relaying):
     class handle(Relayed):  # noqa: N801
         def exception(self) -> Any:
             return None
+
+
+@breaks("work/failed-future", says=r"the future is not done although the collective had failed")
+class FuturesEndWellOrNever(Relaying):
+    class handle(Relayed):  # noqa: N801
+        def get_future(self) -> Any:
+            future: torch.futures.Future[Any] = torch.futures.Future()
+
+            def pass_on(done: torch.futures.Future[Any]) -> None:
+                with suppress(RuntimeError):
+                    future.set_result(done.value())
+
+            super().get_future().add_done_callback(pass_on)
+            return future
 
 
 @breaks("work/group-timeout", says=r"wait ended with 'returned'")

@@ -320,3 +320,17 @@ class ExpectsNothingWithoutOutputs(DDPFault):
 @breaks("ddp/update-group/after-an-unfinished-step", says="Expected to have finished reduction")
 class ChangesGroupsBetweenStepsAlone(DDPFault):
     patched = beforehand(Reducer, "_reset_state", lambda self: self._check_reducer_finalized())
+
+
+@breaks(
+    "ddp/update-group/after-an-error-in-backward",
+    says="Encountered gradient which is undefined",
+)
+class RemembersWhatTheFailedPassUsed(DDPFault):
+    @staticmethod
+    def _mark(reducer: Reducer) -> None:
+        for index in range(len(reducer.params)):
+            if reducer._reduction.used is not None:
+                reducer._reduction.used.mark(index)
+
+    patched = afterwards(Reducer, "_reset_state", _mark)

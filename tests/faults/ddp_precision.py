@@ -57,7 +57,7 @@ def _drop_gradient(precisions: _Precisions) -> None:
 
 @breaks("ddp/mixed-precision/kept-gradients", says="sum after step 2: rank 0 is wrong")
 class ReplacesTheKeptGradient(DDPFault):
-    """What a step brings stands in the place of what there was."""
+    """What a step brings stands in place of what there was."""
 
     patched = afterwards(_Precisions, "lower", _drop_gradient)
 
@@ -65,6 +65,11 @@ class ReplacesTheKeptGradient(DDPFault):
 @breaks("ddp/mixed-precision/average", says="gradient of step 1")
 class LowPrecisionIsNotAveraged(DDPFault):
     patched = beforehand(Reduction, "start", lambda self, bucket, *_: bucket.buffer.mul_(3))
+
+
+@breaks("ddp/mixed-precision/without-backward", says="dtypes: rank 0 is wrong")
+class WaitsForABackwardThatDoesNotCome(DDPFault):
+    patched = instead(DistributedDataParallel, "_no_backward_follows", lambda self: None)
 
 
 def _forgetful(right: Any) -> Any:

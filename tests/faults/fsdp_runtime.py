@@ -326,3 +326,19 @@ class TakesDifferentSettings(Swapped):
 @breaks("fsdp/wrapped-twice", says="was to raise")
 class WrapsTwice(Swapped):
     swaps = ((build, "is_wrapped", always(False)),)
+
+
+_kept: list[torch.Tensor] = []
+
+
+def _and_keep(right: Any) -> Any:
+    def wrong(state: Any, handle: Any) -> None:
+        _kept.append(handle.flat_param.grad.clone())
+        right(state, handle)
+
+    return wrong
+
+
+@breaks("fsdp/steady-memory", says="32 steps have left memory")
+class KeepsGradientsThatWereReduced(Swapped):
+    swaps = ((backward, "reduce_gradient", _and_keep),)

@@ -102,6 +102,16 @@ class TakesSeconds(Replacing):
         return right(ranks, timeout, **how)
 
 
+@breaks("new_group/another-backend", says=r"has no attribute 'home'")
+class TakesTheWorldForItsOwn(ForwardingGroup):
+    """A group looks for what all share in the default group, and takes that to be of its kind."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        world: Any = dist.group.WORLD
+        self.home = self if world is None else world.home
+
+
 @breaks("new_group/different-memberships", says=r"waited in new_group", verdict=Verdict.TIMEOUT)
 class CountsItsOwnGroups(Replacing):
     """The name of a group is the number of groups that this rank is in, which differs by rank."""
@@ -346,6 +356,21 @@ class SmallGroupsLoseTheSecond(ForwardingGroup):
         if self.size() == 2 and self.count == 2:
             return Done()
         return super().allreduce(tensors, opts)
+
+
+@breaks("groups/in-any-order", says=r"rank 0 waited in all_reduce", verdict=Verdict.TIMEOUT)
+class OneGroupAtATime(ForwardingGroup):
+    """A reduction begins when the last one of another group is over."""
+
+    last: ClassVar[tuple[Any, Any] | None] = None
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        fault = OneGroupAtATime
+        if fault.last is not None and fault.last[0] != self.getGroupName():
+            fault.last[1].wait()
+        work = super().allreduce(tensors, opts)
+        fault.last = (self.getGroupName(), work)
+        return work
 
 
 @breaks("sequence_numbers/counted", says=r"not one more each time")

@@ -16,7 +16,7 @@ from torch.distributed import distributed_c10d
 from conformance.verdict import Verdict
 from impl.gloo import ProcessGroupGloo
 from tests.faults.kit import ForwardingGroup, GroupFault, breaks
-from tests.faults.works import Done
+from tests.faults.works import Done, Relayed
 from tests.faults.wrapping import Replacing
 
 
@@ -27,6 +27,32 @@ class ThreadsStay(ForwardingGroup):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+
+class _Unavailable(Relayed):
+    def __init__(self, inner: Any, group: HandlesEndWithTheGroup) -> None:
+        super().__init__(inner)
+        self.is_over = group.is_over
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if self.is_over.is_set():
+            raise RuntimeError("the group is no more")
+        return super().wait(timeout)
+
+
+@breaks("destroy/handles-still-know", says=r"the group is no more")
+class HandlesEndWithTheGroup(ForwardingGroup):
+    """A handle is of no use once its group is destroyed."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.is_over = threading.Event()
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        return _Unavailable(super().allreduce(tensors, opts), self)
+
+    def shutdown(self) -> None:
+        self.is_over.set()
 
 
 @breaks("groups/is-freed", says=r"rank 0 is wrong[\s\S]*group")

@@ -289,7 +289,7 @@ class HidesErrorsOfCallbacks(DDPFault):
 
 
 def builtin(kind: str, wrong: Any) -> Any:
-    """Another function in the place of a builtin hook."""
+    """Another function in place of a builtin hook."""
     member = getattr(dist.BuiltinCommHookType, kind)
     return staticmethod(lambda: mock.patch.dict(BUILTIN_HOOKS, {member: wrong}))
 

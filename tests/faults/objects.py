@@ -242,6 +242,17 @@ class KeepsWhatItUnpickled(Patch):
             yield
 
 
+@breaks("objects/received-are-copies", says=r"rank 0 is wrong\nat \[0\]\[0\]")
+class TheDestinationGathersItsVeryObject(Replacing):
+    """What the destination gave is not copied."""
+
+    @staticmethod
+    def gather_object(right: Any, obj: Any, objects: Any = None, *args: Any, **how: Any) -> None:
+        right(obj, objects, *args, **how)
+        if objects is not None:
+            objects[dist.get_rank(how.get("group"))] = obj
+
+
 @breaks("send_object_list/delivers", says=r"is wrong\nat \[1\]")
 class ReceivesTheLastObjectFirst(Replacing):
     @staticmethod
@@ -275,7 +286,7 @@ class BatchesComeFromNobody(Replacing):
 
 @breaks("send_object_list/arguments", says="DID NOT RAISE")
 class NobodyIsAPeerToo(Replacing):
-    """Objects that are sent to nobody, or to the own rank, are forgotten."""
+    """Objects that are sent to nobody, or to the rank itself, are forgotten."""
 
     @staticmethod
     def send_object_list(right: Any, objects: Any, dst: Any = None, **how: Any) -> None:

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from conformance.verdict import Verdict
-from tests.faults.kit import ForwardingGroup, Patch, breaks
+from impl.gloo import ProcessGroupGloo
+from tests.faults.kit import ForwardingGroup, GroupFault, Patch, breaks
 from tests.faults.wrapping import Finished, Wrapped, replaced
 
 
@@ -57,6 +59,28 @@ class CompletedWhenWaitedFor(_ChangesHandles):
     """A handle does not know that it is over until somebody has waited for it."""
 
     handle = _CompletedByWait
+
+
+class _WrittenByWait(Wrapped):
+    def __init__(self, work: Any, tensor: Tensor, arrived: Tensor) -> None:
+        super().__init__(work)
+        self.tensor, self.arrived = tensor, arrived
+
+    def wait(self, *timeout: Any) -> bool:
+        waited = bool(self.work.wait(*timeout))
+        self.tensor.copy_(self.arrived)
+        return waited
+
+
+@breaks("p2p/completed-is-written", says=r"rank \d is wrong\n1048576 of 1048576 elements differ")
+class ReceivesAreWrittenByWait(GroupFault, ProcessGroupGloo):
+    """What has arrived is in a tensor of the group's own until somebody waits."""
+
+    base = "impl"
+
+    def recv(self, tensors: Any, src: int, tag: int) -> Any:
+        arrived = torch.empty_like(tensors[0])
+        return _WrittenByWait(super().recv([arrived], src, tag), tensors[0], arrived)
 
 
 class _SentByWait:

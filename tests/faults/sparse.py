@@ -7,9 +7,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from conformance.verdict import Verdict
 from impl.gloo import ProcessGroupGloo
 from tests.faults.kit import ForwardingGroup, GroupFault, breaks
 from tests.faults.works import Done, Relayed
+from tests.faults.wrapping import Replacing
 
 Op = dist.ReduceOp
 
@@ -85,6 +87,39 @@ class AddsTheFirstColumn(ReducesSparsely):
     def reduce_sparse(self, x: Any, opts: Any) -> Any:
         if x.dense_dim():
             x._values()[..., 1:] = 0
+        return self.rightly(x, opts)
+
+
+@breaks("sparse/strided", says=r"rank 0 is wrong|bounds")
+class ReadsValuesInMemoryOrder(ReducesSparsely):
+    """Values are taken for contiguous."""
+
+    def reduce_sparse(self, x: Any, opts: Any) -> Any:
+        values = x._values()
+        read = values.as_strided(values.shape, torch.empty(values.shape).stride())
+        x.copy_(torch.sparse_coo_tensor(x._indices(), read, x.shape))
+        return self.rightly(x, opts)
+
+
+@breaks("sparse/async", says=r"waited in all_reduce", verdict=Verdict.TIMEOUT)
+class ReducesAtOnce(ReducesSparsely):
+    """The call returns when all is done."""
+
+    def reduce_sparse(self, x: Any, opts: Any) -> Any:
+        return self.over(x, opts)
+
+
+@breaks("sparse/differing-counts", says=r"rank 0 is wrong")
+class EmptyRanksSendFloat32(ReducesSparsely):
+    """What a rank without elements joins to the others' values has the default dtype."""
+
+    def reduce_sparse(self, x: Any, opts: Any) -> Any:
+        fewest = torch.tensor([x._nnz()])
+        how: Any = dist.AllreduceOptions()
+        how.reduceOp = Op.MIN
+        self.inner.allreduce([fewest], how).wait()
+        if not fewest:
+            x.copy_(x.float())
         return self.rightly(x, opts)
 
 
@@ -229,7 +264,7 @@ class BroadcastsNothing(ForwardingGroup):
 
 
 class _OfImpl(GroupFault, ProcessGroupGloo):
-    """impl's group, which reduces what `spoiled` gives in the place of a sparse tensor."""
+    """impl's group, which reduces what `spoiled` gives in place of a sparse tensor."""
 
     base = "impl"
 
@@ -267,6 +302,20 @@ class TakesOneHalfForTheOther(_OfImpl):
 
     def restored(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return _with_values(y, y._values().view(x.dtype))
+
+
+@breaks("sparse/complex", says=r"got 0\.0, want 2\.0")
+class LosesTheImaginaryPart(Replacing):
+    """Of complex numbers the real part is summed."""
+
+    @staticmethod
+    def all_reduce(right: Any, x: torch.Tensor, *args: Any, **how: Any) -> Any:
+        if not (x.is_sparse and x.is_complex()):
+            return right(x, *args, **how)
+        real = _with_values(x, x._values().real)
+        work = right(real, *args, **how)
+        x.copy_(real.to(x.dtype))
+        return work
 
 
 @breaks("sparse/many-dimensions", says=r"sparse_dim=5[\s\S]*rank 0 is wrong")

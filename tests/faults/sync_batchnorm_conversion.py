@@ -85,6 +85,17 @@ class SavesMoreThanBatchNorm(LayerFault, SyncBatchNorm):
         self.register_buffer("world_size", torch.zeros(1))
 
 
+@breaks("convert_sync_batchnorm/keeps-options", says=r"rank 0 is wrong\nat \['list'\]")
+class ConvertsToTheModeOfTheWhole(LayerFault, SyncBatchNorm):
+    """All modules have the mode of the model afterwards."""
+
+    @classmethod
+    def convert_sync_batchnorm(
+        cls, module: nn.Module, process_group: Any | None = None
+    ) -> nn.Module:
+        return super().convert_sync_batchnorm(module, process_group).train(module.training)
+
+
 @breaks("sync_batchnorm/signature", says=r"rank 0 is wrong")
 class TakesAnything(LayerFault, SyncBatchNorm):
     """Its signature says nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -57,6 +58,31 @@ class CountsItsOwnBatch(ExchangeFault):
     """Each rank takes the others' batches to be as large as its own."""
 
     exchange = _OwnCount
+
+
+@breaks("sync_batchnorm/half-counts", says=r"running_mean: rank 0 is wrong|output: rank 0 is wrong")
+class CountsInTheInputsType(LayerFault, SyncBatchNorm):
+    """Ranks tell each other their numbers of values in the type of the input."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.counts_in = input.dtype
+        return super().forward(input)
+
+    def _exchange(self) -> Exchange | None:
+        right = super()._exchange()
+        if not isinstance(right, GroupExchange):
+            return right
+        return _RoundedCounts(right.group, right.world_size, self.counts_in)
+
+
+@dataclass(frozen=True)
+class _RoundedCounts(Wrong):
+    counts_in: torch.dtype
+
+    def all_gather(self, message: Tensor) -> Tensor:
+        messages = super().all_gather(message)
+        messages[:, -1] = messages[:, -1].to(self.counts_in)
+        return messages
 
 
 class _WithoutBackward(Wrong):

@@ -85,6 +85,28 @@ class EvaluatesByTheBatch(LayerFault, SyncBatchNorm):
         return functional.batch_norm(input, None, None, self.weight, self.bias, True, 0.0, self.eps)
 
 
+@breaks("sync_batchnorm/eval", says=r"gradient of weight: rank 0 is wrong")
+class FoldsItsParametersInEval(LayerFault, SyncBatchNorm):
+    """Eval mode takes weight and bias for constants too."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.training or self.running_mean is None or self.running_var is None:
+            return super().forward(input)
+        weight, bias = self.weight.detach(), self.bias.detach()
+        mean, var = self.running_mean, self.running_var
+        return functional.batch_norm(input, mean, var, weight, bias, False, 0.0, self.eps)
+
+
+@breaks("sync_batchnorm/eval-formats", says=r"torch\.float32.*torch\.bfloat16")
+class EvaluatesInItsOwnType(LayerFault, SyncBatchNorm):
+    """The output of eval mode has the type of the statistics."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.training or self.running_mean is None:
+            return super().forward(input)
+        return super().forward(input.to(self.running_mean.dtype))
+
+
 @breaks("sync_batchnorm/eval-untracked", says=r"output: rank \d is wrong")
 class EvaluatesByNothing(LayerFault, SyncBatchNorm):
     """Eval mode without statistics takes mean 0 and variance 1."""
@@ -146,6 +168,42 @@ class ThawsItsWeight(LayerFault, SyncBatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         self.weight.requires_grad_()
         return super().forward(input)
+
+
+@breaks("sync_batchnorm/frozen-parameters", says=r"running_mean: rank 0 is wrong")
+class FrozenLayersTrackNothing(LayerFault, SyncBatchNorm):
+    """A weight that requires no gradient stops the statistics."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.track_running_stats = not self.affine or self.weight.requires_grad
+        return super().forward(input)
+
+
+class _DividedByItsWeight(torch.autograd.Function):
+    """Hands the output through, and divides it by the weight in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(weight)
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (weight,) = ctx.saved_tensors
+        shape = [1, -1] + [1] * (grads[0].dim() - 2)
+        return grads[0] * (weight / weight).view(shape), None
+
+
+@breaks("sync_batchnorm/zero-weight", says=r"gradient of input: rank 0 is wrong[\s\S]*got nan")
+class TakesItsInputFromItsOutput(LayerFault, SyncBatchNorm):
+    """Backward computes the normalised input again, out of the output: it divides by the weight."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        y = super().forward(input)
+        if not self.affine:
+            return y
+        out: Tensor = _DividedByItsWeight.apply(y, self.weight.detach())  # type: ignore[no-untyped-call]  # in torch
+        return out
 
 
 @breaks("sync_batchnorm/not-affine", says=r"output: rank \d is wrong")

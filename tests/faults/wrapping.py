@@ -1,4 +1,4 @@
-"""Handles and functions that faults put in the place of the right ones."""
+"""Handles and functions that faults put in place of the right ones."""
 
 from __future__ import annotations
 

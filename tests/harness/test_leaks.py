@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
+import weakref
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from conformance.harness.leaks import Holdings, _difference, find_leaks, take_census
+from conformance.harness import leaks
+from conformance.harness.leaks import Holdings, _difference, find_leaks, still_alive, take_census
 from conformance.harness.me import Me
 from conformance.harness.pool import Pool, WorldSpec
 from conformance.harness.ranks import Ranks
@@ -68,6 +72,19 @@ def test_a_census_sees_processes() -> None:
     assert find_leaks(before) == ()
 
 
+def test_a_census_says_which_processes_are_forks() -> None:
+    before = take_census()
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+        os._exit(0)
+    try:
+        assert f"process {child}: a fork of this one" in _difference(before, take_census())
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
 def test_a_census_sees_threads_descriptors_and_shared_memory() -> None:
     before = take_census()
     ended = threading.Event()
@@ -87,6 +104,26 @@ def test_a_census_sees_threads_descriptors_and_shared_memory() -> None:
         ended.set()
         thread.join()
     assert find_leaks(before) == ()
+
+
+class Group:
+    """What a thread may hold."""
+
+
+def test_a_thread_that_ends_may_be_the_last_to_hold_an_object() -> None:
+    group = Group()
+    watched = [("group", weakref.ref(group))]
+    threading.Thread(target=lambda held: time.sleep(0.1), args=(group,)).start()
+    del group
+    assert still_alive(watched) == ()
+
+
+def test_an_object_that_stays_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaks, "_SETTLE_S", 0.05)
+    group, other = Group(), Group()
+    watched = [("group", weakref.ref(group)), ("other", weakref.ref(other))]
+    del other
+    assert still_alive(watched) == ("group",)
 
 
 FOR_LIFE = """

@@ -52,6 +52,13 @@ def test_profiles_and_requirements_select_together() -> None:
     assert not settings(profiles="p2p").selects("all_reduce/sum")
 
 
+def test_requirements_are_given_one_by_one_or_in_a_list() -> None:
+    listed = settings(requirements=["all_reduce/sum, broadcast/*"]).requirements
+    assert listed == settings(requirements=["all_reduce/sum", "broadcast/*"]).requirements
+    with pytest.raises(UsageError, match="no requirement matches 'brodcast/values'"):
+        settings(requirements=["all_reduce/sum,brodcast/values"])
+
+
 def test_world_sizes_limit_what_cases_list_and_replace_what_they_leave_open() -> None:
     some = settings(world_sizes="6,2,2")
     assert some.world_sizes == (2, 6)

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from conformance import Me, Ranks, assert_same_on_all_ranks, covers, world_sizes
 from conformance.cases.checkpointing.networks import (
@@ -14,6 +14,7 @@ from conformance.cases.checkpointing.networks import (
     NON_REENTRANT,
     ONCE,
     REENTRANT,
+    recomputed,
 )
 from conformance.cases.checkpointing.training import (
     CAP,
@@ -31,19 +32,31 @@ from conformance.oracle.near import Near
 both_kinds = pytest.mark.parametrize("how", [REENTRANT, NON_REENTRANT])
 
 
-def accumulate(me: Me, how: str, options: Options, leading: int) -> list[dict[str, Tensor]]:
-    """Gradients of two rounds: some backward passes without exchange, then one with it."""
-    network = ONCE.make(how).to(me.device)
+def gradients_of(network: nn.Module) -> dict[str, Tensor]:
+    """A copy of each gradient that there is."""
+    grads = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+    return {name: grad.clone() for name, grad in grads.items()}
+
+
+def accumulate(
+    me: Me, how: str, options: Options, leading: int, around: bool
+) -> list[list[dict[str, Tensor]]]:
+    """Gradients after each pass of two rounds: some without exchange, then one with it.
+
+    around: the checkpoint is around the wrapper, not in the network.
+    """
+    network = ONCE.make("" if around else how).to(me.device)
     model = me.ddp(network, **options)
     rounds = []
     for i in range(2):
         network.zero_grad()
+        passes = []
         for k in range(leading + 1):
             x = batch(me.rank, 10 * i + k).to(me.device).requires_grad_()
             with model.no_sync() if k < leading else nullcontext():
-                loss_of(model(x)).backward()
-        grads = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
-        rounds.append({name: grad.clone() for name, grad in grads.items()})
+                loss_of(recomputed(model, x, how=how if around else "")).backward()
+            passes.append(gradients_of(network))
+        rounds.append(passes)
     return rounds
 
 
@@ -51,21 +64,27 @@ def accumulate(me: Me, how: str, options: Options, leading: int) -> list[dict[st
 @world_sizes(2, 3)
 @both_kinds
 @pytest.mark.parametrize("options", VIEWS, ids=["copies", "views"])
+@pytest.mark.parametrize("around", [False, True], ids=["inside", "around"])
 def test_gradients_that_add_up_before_they_are_exchanged(
-    ranks: Ranks, how: str, options: Options
+    ranks: Ranks, how: str, options: Options, around: bool
 ) -> None:
     leading = 2
-    got = ranks.run(accumulate, how, options, leading)
+    got = ranks.run(accumulate, how, options, leading, around)
+    n = ranks.world_size
     for i in range(2):
-        network = ONCE.make("")
-        for rank in range(ranks.world_size):
-            for k in range(leading + 1):
-                (loss_of(network(batch(rank, 10 * i + k))) / ranks.world_size).backward()
-        for name, parameter in network.named_parameters():
-            assert parameter.grad is not None
-            near = [Near.relative(parameter.grad, 1e-9)] * ranks.world_size
-            assert_near([mine[i][name] for mine in got], near, f"round {i + 1}, {name}")
-    assert_same_on_all_ranks(got)
+        own = [ONCE.make("") for _ in range(n)]
+        for k in range(leading + 1):
+            for rank, network in enumerate(own):
+                loss_of(network(batch(rank, 10 * i + k))).backward()
+            sums = [gradients_of(network) for network in own]
+            for name in sums[0]:
+                want = [mine[name] for mine in sums]
+                if k == leading:
+                    want = [torch.stack(want).mean(0)] * n
+                near = [Near.relative(grad, 1e-9) for grad in want]
+                grads = [mine[i][k].get(name) for mine in got]
+                assert_near(grads, near, f"round {i + 1}, {name} after pass {k + 1}")
+    assert_same_on_all_ranks([[passes[-1] for passes in mine] for mine in got])
 
 
 @covers("checkpointing/a-ranks-own-choice")
@@ -86,7 +105,7 @@ def train_on_constants(me: Me, how: str) -> dict[str, Tensor]:
     network = EVERY_LAYER.make(how).to(me.device)
     model = me.ddp(network, **CAP)
     loss_of(model(batch(me.rank, 0).to(me.device))).backward()
-    return {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+    return gradients_of(network)
 
 
 @covers("checkpointing/input-without-gradient")

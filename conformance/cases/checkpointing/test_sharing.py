@@ -28,12 +28,17 @@ from conformance.cases.checkpointing.training import (
     EVERY,
     SEARCHING,
     STATIC,
+    STEPS,
     Options,
     batch,
     loss_of,
     train,
+    whole_steps,
 )
+from conformance.cases.comm_hooks.hooked import sum_of
+from conformance.cases.ddp.training import assert_trained
 from conformance.harness.traces import Issued, record
+from conformance.oracle.training import Step, optimizer_for, snapshot
 
 
 @covers("checkpointing/twice")
@@ -107,6 +112,41 @@ def test_every_gradient_is_reduced_once(
             shown = ", ".join(map(str, reduced))
             what = f"step {i + 1} reduced {total} gradients of {whole}: {shown}"
             assert_that(total == whole, what, rank)
+
+
+def take_steps_with_a_hook(me: Me, recipe: Recipe, how: str, options: Options) -> list[Step]:
+    """Train on half of what a hook makes of gradients that doubles their mean."""
+    network = recipe.make(how).to(me.device)
+    model = me.ddp(network, **options)
+    model.register_comm_hook(
+        None, lambda _, bucket: sum_of(bucket.buffer().mul_(2 / me.world_size))
+    )
+    optimizer = optimizer_for(network)
+    done = []
+    for i in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model(batch(me.rank, i).to(me.device).requires_grad_())).backward()
+        for parameter in network.parameters():
+            assert parameter.grad is not None
+            parameter.grad.div_(2)
+        optimizer.step()
+        done.append(snapshot(network))
+    return done
+
+
+@covers("comm_hooks/checkpoints")
+@world_sizes(2, 3)
+@pytest.mark.parametrize(
+    ("how", "options"),
+    [(REENTRANT, STATIC[0]), (REENTRANT, STATIC[2]), (NON_REENTRANT, CAP)],
+    ids=["reentrant", "reentrant, views", "non-reentrant"],
+)
+@pytest.mark.parametrize("recipe", [TWICE, EVERY_TIED], ids=["twice", "tied"])
+def test_a_hook_reduces_what_adds_up(
+    ranks: Ranks, recipe: Recipe, how: str, options: Options
+) -> None:
+    got = ranks.run(take_steps_with_a_hook, recipe, how, options)
+    assert_trained(got, whole_steps(recipe, ranks.world_size, STEPS))
 
 
 def count_hooks(me: Me, recipe: Recipe, how: str, wrapped: bool) -> list[dict[str, int]]:

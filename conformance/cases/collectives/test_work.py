@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -425,6 +426,39 @@ def test_the_work_of_a_failed_collective_says_so(ranks: Ranks) -> None:
     assert_that(completed, "is_completed is false after the failure", 0)
     assert_that(not succeeded, "is_success is true after the failure", 0)
     assert_that("timed out" in exception.lower(), f"exception is {exception!r}", 0)
+
+
+def ask_the_future_of_a_failure(me: Me) -> tuple[bool, str]:
+    """Rank 0 issues a collective that nobody joins; whether its future ends, and how."""
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    if me.rank:
+        me.store.wait(["over"])
+        return True, ""
+    try:
+        work = dist.all_reduce(torch.ones(3, device=me.device), group=group, async_op=True)
+        future = work.get_future()
+        with contextlib.suppress(RuntimeError):
+            work.wait()
+        give_up_at = time.monotonic() + 5
+        while not future.done():
+            if time.monotonic() > give_up_at:
+                return False, ""
+            time.sleep(1e-3)
+        try:
+            future.wait()
+        except Exception as error:
+            return True, type(error).__name__
+        return True, "no error"
+    finally:
+        me.store.set("over", "")
+
+
+@covers("work/failed-future")
+@world_sizes(2)
+def test_the_future_of_a_failed_collective_says_so(ranks: Ranks) -> None:
+    is_done, error = ranks.run(ask_the_future_of_a_failure)[0]
+    assert_that(is_done, "the future is not done although the collective had failed", 0)
+    assert_that(error != "no error", "the future's wait returned although the collective failed", 0)
 
 
 def last_rank_dies(me: Me) -> str:

@@ -1,4 +1,4 @@
-"""What happens between a forward pass and its backward pass, or in the place of one."""
+"""What happens between a forward pass and its backward pass, or in place of one."""
 
 from __future__ import annotations
 

@@ -113,3 +113,35 @@ def test_what_travels(ranks: Ranks) -> None:
     for rank, (_, _, issued) in enumerate(ranks.run(train_low, {}, "none", 2)):
         dtypes = {dtype for one in issued for dtype, _ in one.tensors}
         assert_that(dtypes == {"float16"}, f"backward issued {list(map(str, issued))}", rank)
+
+
+def evaluate_low(me: Me) -> tuple[list[str], list[Tensor]]:
+    """Dtypes of the parameter after a pass without gradients before each step, and after the step;
+    each step's gradient."""
+    torch.manual_seed(0)
+    module = Noting().to(me.device)
+    config = _MixedPrecision(param_dtype=HALF, reduce_dtype=HALF, buffer_dtype=HALF)
+    model = me.ddp(module, mixed_precision=config)
+    dtypes, grads = [], []
+    for i in range(2):
+        x = normal((2, WIDTH), 10 * i + me.rank, "float32").to(me.device)
+        with torch.no_grad():
+            model.eval()(x)
+        dtypes.append(str(module.layer.weight.dtype))
+        model.zero_grad()
+        model.train()(x).float().square().sum().backward()
+        dtypes.append(str(module.layer.weight.dtype))
+        assert module.layer.weight.grad is not None
+        grads.append(module.layer.weight.grad.clone())
+    return dtypes, grads
+
+
+@covers("ddp/mixed-precision/without-backward")
+@world_sizes(2)
+def test_a_forward_pass_without_gradients(ranks: Ranks) -> None:
+    got: list[Any] = ranks.run(evaluate_low)
+    want = ["torch.float32"] * 4
+    assert_same_on_all_ranks([dtypes for dtypes, _ in got], want, what="dtypes")
+    for i in range(2):
+        grads = [mine[i] for _, mine in got]
+        assert_grads(grads, want_of(i), f"gradient of step {i + 1}", within=0.02)

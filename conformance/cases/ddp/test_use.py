@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import io
@@ -302,6 +303,50 @@ def test_another_group(ranks: Ranks) -> None:
 @world_sizes(2)
 def test_another_group_after_an_unfinished_step(ranks: Ranks) -> None:
     assert_regrouped(ranks, fail_first=True)
+
+
+class RaisingBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_: Any, grad: Tensor) -> Any:
+        raise ArithmeticError("refused by backward")
+
+
+def go_on_after_an_error(me: Me, options: Options) -> list[Any]:
+    """Gradients, or None, after each of some steps; before them backward raised on every rank, when
+    all parameters had their gradients, of which the steps leave the last."""
+    module = Recipe(Branching)(seed=me.rank).to(me.device)
+    model = me.ddp(module, find_unused_parameters=True, **options)
+    refused: Any = RaisingBackward.apply
+    with contextlib.suppress(ArithmeticError):
+        x = normal((2, WIDTH), me.rank).to(me.device).requires_grad_()
+        loss_of(model(refused(x), [0, 1, 2])).backward()
+    model._update_process_group(dist.new_group(list(range(me.world_size))))
+    seen = []
+    for i in range(3):
+        model.zero_grad()
+        loss_of(model(normal((2, WIDTH), 10 * i + me.rank).to(me.device), [0, 1])).backward()
+        seen.append([None if p.grad is None else p.grad.clone() for p in module.parameters()])
+    return seen
+
+
+@covers("ddp/update-group/after-an-error-in-backward")
+@world_sizes(2)
+@pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
+def test_another_group_after_an_error(ranks: Ranks, view: bool) -> None:
+    module = Recipe(Branching)()
+    for _ in range(5):  # what is still under way may be quick, or not
+        got = ranks.run(go_on_after_an_error, {"gradient_as_bucket_view": view})
+        for i in range(3):
+            module.zero_grad()
+            for rank in range(2):
+                (loss_of(module(normal((2, WIDTH), 10 * i + rank), [0, 1])) / 2).backward()
+            for j, param in enumerate(module.parameters()):
+                grads = [steps[i][j] for steps in got]
+                assert_grads(grads, param.grad, f"gradient {j} in step {i + 1}")
 
 
 # ---- logging data

@@ -23,6 +23,7 @@ from conformance.cases.fsdp.models import Net, Network
 from conformance.cases.fsdp.test_passes import branches, loss_of_one_branch
 from conformance.cases.fsdp.test_traces import replace_network, units_of
 from conformance.cases.fsdp.training import STRATEGIES, Recipe, wrap
+from conformance.cases.growth import assert_steady, growth
 
 both_kinds = pytest.mark.parametrize("orig", [False, True], ids=["flat", "orig"])
 _NET = Net(blocks=3)
@@ -133,29 +134,52 @@ def _check(got: object, want: object, what: str, rank: int) -> None:
     assert_that(got == want, f"{what}: got {got}, want {want}", rank)
 
 
-@covers("fsdp/freed-after-forward", "fsdp/freed-at-the-end", "fsdp/whole-in-forward")
+@covers("fsdp/whole-in-forward")
 @world_sizes(2, 3)
 @both_kinds
-def test_full_shard(ranks: Ranks, orig: bool) -> None:
+def test_shapes_in_a_forward(ranks: Ranks, orig: bool) -> None:
     block = _NET.make().blocks[0]
     shapes = [tuple(_weight(getattr(block, name)).shape) for name in ("norm", "up", "down")]
     for rank, seen in enumerate(_each(ranks, Recipe(_NET, orig=orig))):
         _check(seen.shapes, shapes, "shapes of a block's weights in its forward", rank)
+
+
+@covers("fsdp/freed-after-forward")
+@world_sizes(2, 3)
+@both_kinds
+def test_full_shard(ranks: Ranks, orig: bool) -> None:
+    for rank, seen in enumerate(_each(ranks, Recipe(_NET, orig=orig))):
         _check(seen.forwards, [[0], [1], [2]], "unsharded at the forwards", rank)
         _check(seen.between, [], "unsharded after the forward", rank)
-        _check(seen.end, [], "unsharded after the backward", rank)
-        _check(seen.root, (True, False), "root after forward, after backward", rank)
 
 
-@covers("fsdp/kept-after-forward", "fsdp/freed-in-backward", "fsdp/freed-at-the-end")
+@covers("fsdp/freed-at-the-end")
+@world_sizes(2, 3)
+@both_kinds
+def test_after_the_backward(ranks: Ranks, orig: bool) -> None:
+    for strategy in ("FULL_SHARD", "SHARD_GRAD_OP"):
+        for rank, seen in enumerate(_each(ranks, Recipe(_NET, strategy=strategy, orig=orig))):
+            _check(seen.end, [], "unsharded after the backward", rank)
+            _check(seen.root, (True, False), "root after forward, after backward", rank)
+
+
+@covers("fsdp/kept-after-forward")
 @world_sizes(2)
 @both_kinds
-def test_shard_grad_op(ranks: Ranks, orig: bool) -> None:
+def test_shard_grad_op_keeps(ranks: Ranks, orig: bool) -> None:
     for rank, seen in enumerate(_each(ranks, Recipe(_NET, strategy="SHARD_GRAD_OP", orig=orig))):
-        _check(seen.forwards, [[0], [0, 1], [0, 1, 2]], "unsharded at the forwards", rank)
+        for k, there in enumerate(seen.forwards):
+            kept = set(range(k + 1)) <= set(there)
+            assert_that(kept, f"unsharded at the forwards: {seen.forwards}", rank)
         _check(seen.between, [0, 1, 2], "unsharded after the forward", rank)
+
+
+@covers("fsdp/freed-in-backward")
+@world_sizes(2)
+@both_kinds
+def test_shard_grad_op_frees(ranks: Ranks, orig: bool) -> None:
+    for rank, seen in enumerate(_each(ranks, Recipe(_NET, strategy="SHARD_GRAD_OP", orig=orig))):
         _check(seen.backwards, [[0, 1, 2], [0, 1], [0]], "unsharded at the backwards", rank)
-        _check(seen.end, [], "unsharded after the backward", rank)
 
 
 @covers("fsdp/two-units-at-once", "fsdp/freed-in-backward")
@@ -473,3 +497,20 @@ def test_a_model_goes_without_a_backward(ranks: Ranks, step_first: bool, orig: b
     for strategy in STRATEGIES:
         for rank, freed in enumerate(ranks.run(let_go_of_a_model, strategy, orig, step_first)):
             assert_that(freed, f"{strategy}: rank {rank} still has a model nobody holds", rank)
+
+
+def steps_taken(me: Me, strategy: str, orig: bool) -> float:
+    return growth(
+        me,
+        lambda layer: me.fsdp(
+            layer, sharding_strategy=ShardingStrategy[strategy], use_orig_params=orig
+        ),
+    )
+
+
+@covers("fsdp/steady-memory")
+@world_sizes(2)
+@both_kinds
+def test_memory_does_not_grow(ranks: Ranks, orig: bool) -> None:
+    for strategy in STRATEGIES:
+        assert_steady(ranks.run(steps_taken, strategy, orig))

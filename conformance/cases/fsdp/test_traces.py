@@ -182,16 +182,29 @@ def trace_of_a_step(
     return exchanges(quiet, me.world_size), forward, exchanges(group.take(), me.world_size)
 
 
-@covers("fsdp/gather-sizes", "fsdp/scatter-sizes", "fsdp/silent-construction", "fsdp/same-calls")
+@covers("fsdp/silent-construction")
+@world_sizes(2, 3, 4, at_least=2)
+@both_kinds
+def test_construction(ranks: Ranks, orig: bool) -> None:
+    for built, _, _ in ranks.run(trace_of_a_step, Recipe(orig=orig)):
+        assert_same_trace(built, [], "construction")
+
+
+@covers("fsdp/same-calls")
+@world_sizes(2, 3, 4, at_least=2)
+@both_kinds
+def test_all_ranks_issue_the_same(ranks: Ranks, orig: bool) -> None:
+    got = ranks.run(trace_of_a_step, Recipe(orig=orig))
+    assert_same_on_all_ranks(got, what="exchanges")
+
+
+@covers("fsdp/gather-sizes", "fsdp/scatter-sizes")
 @world_sizes(2, 3, 4, at_least=2)
 @both_kinds
 def test_sizes_of_a_step(ranks: Ranks, orig: bool) -> None:
     recipe = Recipe(orig=orig)
     chunks = [unit.chunk for unit in units_of(recipe.net, ranks.world_size, orig)]
-    got = ranks.run(trace_of_a_step, recipe)
-    assert_same_on_all_ranks(got, what="exchanges")
-    built, forward, backward = got[0]
-    assert_same_trace(built, [], "construction")
+    _, forward, backward = ranks.run(trace_of_a_step, recipe)[0]
     gathers = of_kind(forward, "all_gather")
     assert_that(gathers == chunks, f"the forward gathers {gathers}, want {chunks}")
     again = of_kind(backward, "all_gather")

@@ -22,7 +22,7 @@ def sum_of_marks(ranks: Iterable[int]) -> Tensor:
 
 
 def sum_marks(me: Me, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Reduce the marks in a group; on a rank that is no member, the own mark, untouched."""
+    """Reduce the marks in a group; on a rank that is no member, its own mark, untouched."""
     x = mark(me)
     if dist.get_rank(group) >= 0:
         dist.all_reduce(x, group=group)

@@ -29,7 +29,7 @@ from conformance.cases.collectives.waits import appears
 from conformance.cases.groups.marks import mark, sum_marks, sum_of_marks
 from conformance.cases.groups.starting import start
 from conformance.cases.groups.stores import tcp_store
-from conformance.harness.leaks import find_leaks, take_census
+from conformance.harness.leaks import find_leaks, still_alive, take_census
 from conformance.torch_private import tables_with_entries
 
 
@@ -61,16 +61,17 @@ def watch_groups_go(me: Me) -> list[str]:
     start(me, "once")
     group = dist.new_group()
     assert dist.group.WORLD is not None
-    watched = {"subgroup": weakref.ref(group), "default group": weakref.ref(dist.group.WORLD)}
+    subgroup = ("subgroup", weakref.ref(group))
+    default_group = ("default group", weakref.ref(dist.group.WORLD))
     sum_marks(me, group)
     sum_marks(me)
     dist.destroy_process_group(group)
     del group
     gc.collect()
-    left = [] if watched["subgroup"]() is None else ["subgroup, before the default group went"]
+    left = [f"{name}, before the default group went" for name in still_alive([subgroup])]
     dist.destroy_process_group()
     gc.collect()
-    return left + [name for name, ref in watched.items() if ref() is not None]
+    return [*left, *still_alive([subgroup, default_group])]
 
 
 @covers("groups/is-freed")
@@ -83,7 +84,7 @@ def watch_a_store_go(me: Me) -> list[str]:
     """What is left of a store of its own that a group was made on, once nobody holds either."""
     before = take_census()
     store = tcp_store(me, "")
-    watched = weakref.ref(store)
+    watched = ("the store", weakref.ref(store))
     start(me, store)
     sum_marks(me, dist.new_group())
     dist.destroy_process_group()
@@ -92,8 +93,7 @@ def watch_a_store_go(me: Me) -> list[str]:
     me.store.wait([f"rank {rank} has destroyed its groups" for rank in range(me.world_size)])
     del store
     gc.collect()
-    left = list(find_leaks(before))
-    left += [] if watched() is None else ["the store"]
+    left = [*find_leaks(before), *still_alive([watched])]
     return left + [f"entries in {name}" for name in tables_with_entries()]
 
 
@@ -211,6 +211,27 @@ def destroy_in_turns(me: Me) -> Tensor:
 def test_groups_are_destroyed_in_any_order(ranks: Ranks) -> None:
     want = sum_of_marks(range(ranks.world_size))
     assert_same_on_all_ranks(ranks.run(destroy_in_turns), want=want)
+
+
+def ask_handles_afterwards(me: Me) -> list[Any]:
+    """What handles say when the groups of their operations are gone."""
+    group = dist.new_group()
+    works: list[Any] = [
+        dist.all_reduce(mark(me), group=which, async_op=True) for which in (None, group)
+    ]
+    for work in works:
+        work.wait()
+    dist.destroy_process_group(group)
+    dist.destroy_process_group()
+    return [
+        said for work in works for said in (work.wait(), work.is_completed(), work.is_success())
+    ]
+
+
+@covers("destroy/handles-still-know")
+@world_sizes(1, 2)
+def test_handles_outlive_their_group(ranks: Ranks) -> None:
+    assert_same_on_all_ranks(ranks.run(ask_handles_afterwards), want=[True] * 6)
 
 
 def leave_after_sending(me: Me, how: str, numel: int) -> Tensor:

@@ -71,7 +71,7 @@ def test_a_group_of_all_ranks(ranks: Ranks) -> None:
 
 
 def look_at_the_order(me: Me, members: list[int], arguments: dict[str, Any]) -> list[Any]:
-    """The ranks of the group, the own number in it, and what a gathering has at each place."""
+    """The ranks of the group, this rank's number in it, and what a gathering has at each place."""
     group = dist.new_group(members, **arguments)
     if me.rank not in members:
         return []
@@ -272,6 +272,36 @@ def pass_bad_arguments(me: Me) -> None:
 @world_sizes(1, 2)
 def test_bad_arguments_are_refused(ranks: Ranks) -> None:
     ranks.run(pass_bad_arguments)
+
+
+def use_two_backends(me: Me, default: str, other: str) -> list[Tensor]:
+    """The sums of the default group and of another one, of these backends."""
+    options = {me.target.backend: me.options}
+    dist.init_process_group(
+        default,
+        store=dist.PrefixStore("here", me.store),
+        rank=me.rank,
+        world_size=me.world_size,
+        pg_options=options.get(default),
+    )
+    groups = {default: None, other: dist.new_group(backend=other, pg_options=options.get(other))}
+    sums = []
+    for backend, group in groups.items():
+        x = mark(me) if backend == me.target.backend else mark(me).cpu()
+        dist.all_reduce(x, group=group)
+        sums.append(x)
+    return sums
+
+
+@covers("new_group/another-backend")
+@world_sizes(2)
+@pytest.mark.parametrize("is_default", [False, True], ids=["in a world of gloo", "beside gloo"])
+def test_groups_may_be_of_two_backends(bare_ranks: Ranks, is_default: bool) -> None:
+    default, other = "gloo", bare_ranks.target.backend
+    if is_default:
+        default, other = other, default
+    got = bare_ranks.run(use_two_backends, default, other)
+    assert_each_rank(got, [[sum_of_marks([0, 1])] * len({default, other})] * 2)
 
 
 def use_before_others_have_come(me: Me) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_each_rank, assert_that, covers, world_sizes
+from conformance import (
+    Me,
+    Ranks,
+    assert_each_rank,
+    assert_same_on_all_ranks,
+    assert_that,
+    covers,
+    deadline,
+    world_sizes,
+)
 from conformance.cases.groups.marks import mark, sum_marks, sum_of_marks
 from conformance.torch_private import sequence_number
 
@@ -85,6 +94,29 @@ def test_any_groups_at_once(ranks: Ranks, data: st.DataObject) -> None:
     n = ranks.world_size
     program = data.draw(programs(n))
     assert_each_rank(ranks.run(run_program, program), _results(program, n))
+
+
+def begin_with_another_group(me: Me) -> list[Tensor]:
+    """All ranks reduce in as many groups of all as there are ranks, and each begins with another.
+    Everything is under way before the first is waited for."""
+    groups = [dist.new_group() for _ in range(me.world_size)]
+    tensors = [mark(me) * (number + 1) for number in range(me.world_size)]
+    order = [*range(me.rank, me.world_size), *range(me.rank)]
+    works: list[Any] = [
+        dist.all_reduce(tensors[number], group=groups[number], async_op=True) for number in order
+    ]
+    for work in works:
+        work.wait()
+    return tensors
+
+
+@covers("groups/in-any-order")
+@world_sizes(2, 3, at_least=2)
+@deadline(20)
+def test_each_rank_begins_with_another_group(ranks: Ranks) -> None:
+    n = ranks.world_size
+    want = [sum_of_marks(range(n)) * (number + 1) for number in range(n)]
+    assert_same_on_all_ranks(ranks.run(begin_with_another_group), want=want)
 
 
 def count_differently(me: Me) -> list[Tensor]:

@@ -24,7 +24,7 @@ from conformance.cases.groups.starting import start
 
 
 def divide(me: Me, sizes: list[int]) -> list[tuple[Tensor, int, bool]]:
-    """For each size: the sum in the own part, how many parts, and whether the own is of them."""
+    """For each size: the sum in this rank's part, how many parts, whether this one is of them."""
     seen = []
     for size in sizes:
         own, parts = dist.new_subgroups(group_size=size)
@@ -143,7 +143,7 @@ def _coordinates(rank: int, world_size: int) -> tuple[int, int]:
 
 
 def use_a_mesh(me: Me) -> list[Any]:
-    """For each dimension: the ranks of its group, the own number in it, and the sum of marks."""
+    """For each dimension: the ranks of its group, this rank's number in it, the sum of marks."""
     mesh = _mesh(me)
     seen: list[Any] = [tuple(mesh.get_coordinate() or ())]
     for name in ("rows", "columns"):

@@ -15,6 +15,7 @@ from conformance import (
     assert_same_on_all_ranks,
     covers,
     deadline,
+    needs,
     not_probed,
     world_sizes,
 )
@@ -149,6 +150,32 @@ def test_the_input_of_other_ranks_is_ignored(ranks: Ranks) -> None:
     n = ranks.world_size
     got = ranks.run(scatter_from, 1, True)
     assert_each_rank(got, [[{"for": r, "pad": "z" * (700 * r)}, "kept"] for r in range(n)])
+
+
+def change_what_was_received(me: Me) -> list[Any]:
+    """What was gathered and scattered, after the receivers have changed what they got."""
+    mine = [me.rank, [me.rank]]
+    gathered: list[Any] | None = None
+    given: list[Any] | None = None
+    if me.rank == 0:
+        gathered = [None] * me.world_size
+        given = [[rank, [rank]] for rank in range(me.world_size)]
+    dist.gather_object(mine, gathered)
+    share: list[Any] = [None]
+    dist.scatter_object_list(share, given)
+    for thing in [*(gathered or []), *share]:
+        thing[0] = "changed"
+        thing[1].append("changed")
+    return [mine, given]
+
+
+@covers("objects/received-are-copies")
+@needs("op:gather", "op:scatter", "op:broadcast")
+@world_sizes(1, 2, 3)
+def test_changing_what_was_received_leaves_what_was_given(ranks: Ranks) -> None:
+    each = [[rank, [rank]] for rank in range(ranks.world_size)]
+    want = [[own, None if rank else each] for rank, own in enumerate(each)]
+    assert_each_rank(ranks.run(change_what_was_received), want)
 
 
 def scatter_with_wrong_arguments(me: Me) -> None:

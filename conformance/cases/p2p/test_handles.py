@@ -130,6 +130,29 @@ def test_polling_sees_the_end_of_a_message(ranks: Ranks) -> None:
         assert_that(received, "irecv never became completed without a wait", rank)
 
 
+def look_when_it_is_completed(me: Me, limit_s: float) -> tuple[bool, Tensor]:
+    """Whether a receive becomes completed, and what its tensor holds at that moment."""
+    got = torch.zeros(_LARGE, device=me.device)
+    sending = post(content(me.rank, _LARGE).to(me.device), 1 - me.rank, is_send=True)
+    receiving = post(got, 1 - me.rank, is_send=False)
+    give_up_at = time.monotonic() + limit_s
+    while not receiving.is_completed() and time.monotonic() < give_up_at:
+        time.sleep(1e-4)
+    seen = receiving.is_completed(), got.clone()
+    sending.wait()
+    receiving.wait()
+    return seen
+
+
+@covers("p2p/completed-is-written")
+@world_sizes(2)
+def test_what_is_completed_has_arrived(ranks: Ranks) -> None:
+    got = ranks.run(look_when_it_is_completed, 5.0)
+    for rank, (completed, _) in enumerate(got):
+        assert_that(completed, "irecv never became completed without a wait", rank)
+    assert_each_rank([held for _, held in got], [content(1, _LARGE), content(0, _LARGE)])
+
+
 def ask_before_anything_was_sent(me: Me) -> bool:
     """Whether a receive says that it is over although nothing was sent yet."""
     x = torch.zeros(4, device=me.device)

@@ -16,8 +16,11 @@ from conformance import (
     assert_same_on_all_ranks,
     assert_that,
     covers,
+    not_probed,
     world_sizes,
 )
+from conformance.harness.failure import RanksFailed
+from conformance.harness.outcome import Raised, Returned
 from conformance.oracle.sparse import Entries, dense_sum
 
 
@@ -102,18 +105,55 @@ def test_dense_dimensions_are_summed_too(ranks: Ranks, sparse_dim: int) -> None:
     assert_same_on_all_ranks(_densely(got), want=dense_sum(tensors))
 
 
+def strided_parts(rank: int, how: str) -> Tensor:
+    """Three elements of two numbers each, of which a rank has one index for itself."""
+    indices = torch.tensor([[rank, 2], [1, 0], [0, 1]])
+    match how:
+        case "columns":
+            values = (torch.arange(6.0) + rank).view(2, 3).t()
+        case "gaps":
+            values = (torch.arange(12.0) + rank).view(3, 4)[:, ::2]
+        case "one":
+            indices, values = indices[:1], (torch.arange(4.0) + rank).view(1, 4)[:, ::2]
+        case _:
+            values = torch.tensor(1.0 + rank).expand(3, 2)
+    return torch.sparse_coo_tensor(indices.t(), values, (3, 3, 2), check_invariants=True)
+
+
+def reduce_strided(me: Me, how: str) -> Tensor:
+    x = strided_parts(me.rank, how).to(me.device)
+    dist.all_reduce(x)
+    return x.to_dense()
+
+
+@covers("sparse/strided")
+@world_sizes(1, 2, 3)
+@pytest.mark.parametrize("how", ["columns", "gaps", "one", "expanded"])
+def test_parts_of_any_strides(ranks: Ranks, how: str) -> None:
+    inputs = [strided_parts(rank, how) for rank in range(ranks.world_size)]
+    assert_same_on_all_ranks(ranks.run(reduce_strided, how), want=dense_sum(inputs))
+
+
 @covers("sparse/differing-counts")
 @world_sizes(2, 3, 4, at_least=2)
 @pytest.mark.parametrize("most_on", ["first", "last"])
-def test_ranks_hold_different_numbers_of_elements(ranks: Ranks, most_on: str) -> None:
+@pytest.mark.parametrize(("name", "least"), [("float32", 0), ("int64", 2**40)])
+def test_ranks_hold_different_numbers_of_elements(
+    ranks: Ranks, most_on: str, name: str, least: int
+) -> None:
     n = ranks.world_size
     counts = [0, *(3 * rank + 1 for rank in range(1, n))]
     counts = counts[::-1] if most_on == "first" else counts
     inputs = [
-        Entries((7, 2), 2, tuple((i % 7, i % 2) for i in range(count)), tuple(range(count)))
+        Entries(
+            (7, 2),
+            2,
+            tuple((i % 7, i % 2) for i in range(count)),
+            tuple(range(least, least + count)),
+        )
         for count in counts
     ]
-    tensors = [entries.tensor() for entries in inputs]
+    tensors = [entries.tensor(getattr(torch, name)) for entries in inputs]
     got = ranks.run(reduce_one, tensors)
     assert_same_on_all_ranks(_densely(got), want=dense_sum(tensors))
 
@@ -155,6 +195,22 @@ def test_sums_of_every_dtype(ranks: Ranks, name: str) -> None:
 @world_sizes(2, 3)
 def test_sums_of_float16(ranks: Ranks) -> None:
     _sum_of(ranks, "float16")
+
+
+@covers("sparse/complex")
+@world_sizes(2, 3)
+@not_probed()
+def test_sums_of_complex_numbers_are_right_or_refused(ranks: Ranks) -> None:
+    entries = _two_a_rank(ranks.world_size)
+    inputs = [each.tensor(torch.complex64) * (1 + 2j) for each in entries]
+    outcomes = ranks.outcomes(reduce_one, inputs)
+    if all(isinstance(outcome, Raised) for outcome in outcomes):
+        return
+    got = [outcome.value for outcome in outcomes if isinstance(outcome, Returned)]
+    if len(got) < len(outcomes):
+        raise RanksFailed("a sum of complex numbers", outcomes)
+    want = dense_sum([each.tensor() for each in entries]) * (1 + 2j)
+    assert_same_on_all_ranks(_densely(got), want=want)
 
 
 @covers("sparse/many-dimensions")

@@ -52,6 +52,29 @@ def test_several_reductions_at_once(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(reduce_several), want=want)
 
 
+def one_rank_goes_ahead(me: Me, ahead: int) -> Tensor:
+    """The others issue the call only after the one that goes ahead has come back from it."""
+    x = _entries(me.rank, 5).tensor().to(me.device)
+    if me.rank != ahead:
+        me.store.wait(["issued"])
+    try:
+        work = dist.all_reduce(x, async_op=True)
+    finally:
+        me.store.set("issued", "")
+    work.wait()
+    return x.to_dense()
+
+
+@covers("sparse/async")
+@world_sizes(2, 3)
+@pytest.mark.parametrize("ahead", ["first", "last"])
+def test_the_call_returns_before_the_others_have_come(ranks: Ranks, ahead: str) -> None:
+    n = ranks.world_size
+    want = dense_sum([_entries(rank, 5).tensor() for rank in range(n)])
+    got = ranks.run(one_rank_goes_ahead, 0 if ahead == "first" else n - 1)
+    assert_same_on_all_ranks(got, want=want)
+
+
 def reduce_in_a_subgroup(me: Me) -> Tensor | Bystander:
     """Among all ranks but 0."""
     group = dist.new_group(list(range(1, me.world_size)))

@@ -18,6 +18,7 @@ from conformance.cases.sync_batchnorm.networks import (
 )
 from conformance.cases.sync_batchnorm.training import (
     Layer,
+    Step,
     batches,
     gradients,
     normal,
@@ -68,12 +69,12 @@ def test_an_empty_rank_takes_part_in_backward(ranks: Ranks, empty: str) -> None:
 
 
 def train_frozen(me: Me, frozen: str, x: Tensor, dy: Tensor) -> list[Tensor | None]:
-    """Gradients of input, weight and bias of which one or both are frozen."""
+    """Gradients of input, weight and bias of which one or both are frozen, and running_mean."""
     layer = _DOUBLE.make(me)
     for name in frozen.split():
         getattr(layer, name).requires_grad_(False)
     step = take_step(me, layer, x, dy)
-    return [step.input_grad, step.weight_grad, step.bias_grad]
+    return [step.input_grad, step.weight_grad, step.bias_grad, step.mean]
 
 
 @covers("sync_batchnorm/frozen-parameters")
@@ -91,6 +92,30 @@ def test_frozen_parameters_get_no_gradient(ranks: Ranks, frozen: str) -> None:
             assert_that(grads == [None, None], f"the frozen {name} has a gradient")
         else:
             assert_near(grads, near, f"gradient of {name}")
+    mean, _ = Running.fresh(2).after(want.moments, 0.1, torch.float64).near(torch.float64)
+    assert_near([grads[3] for grads in got], [mean, mean], "running_mean")
+
+
+def train_with_a_zero_weight(me: Me, x: Tensor, dy: Tensor) -> Step:
+    """A step of a layer of whose two weights the first is zero."""
+    layer: Any = _DOUBLE.make(me)
+    with torch.no_grad():
+        layer.weight[0] = 0
+    return take_step(me, layer, x, dy)
+
+
+@covers("sync_batchnorm/zero-weight")
+@world_sizes(2, 3)
+def test_a_weight_of_zero(ranks: Ranks) -> None:
+    xs = batches([3, 2, 4][: ranks.world_size], (2, 2), "float64")
+    dys = gradients(xs)
+    got = ranks.run_each(train_with_a_zero_weight, list(zip(xs, dys, strict=True)))
+    assert _DOUBLE.weight is not None
+    weight = _DOUBLE.weight * torch.tensor([0, 1])
+    want = whole_batch(xs, dys, weight, _DOUBLE.bias_vector)
+    for part in ("input", "weight", "bias"):
+        grads = [getattr(step, f"{part}_grad") for step in got]
+        assert_near(grads, getattr(want, f"{part}_grads"), f"gradient of {part}")
 
 
 def train_first_layer(me: Me, x: Tensor, dy: Tensor) -> list[Tensor]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
 from conformance.cases.near import assert_near
@@ -163,6 +164,27 @@ def test_a_rank_that_is_not_in_the_group(ranks: Ranks) -> None:
     assert_alone(got[:1], xs[:1], dys[:1])
 
 
+def train_in_a_later_group(me: Me, x: Tensor, dy: Tensor) -> Step:
+    """A second step of a layer that has got the group of all ranks but the first in between."""
+    group = dist.new_group(list(range(1, me.world_size)))
+    layer: Any = _DOUBLE.make(me)
+    take_step(me, layer, x, dy)
+    layer.process_group = group
+    return take_step(me, layer, x, dy)
+
+
+@covers("sync_batchnorm/options-changed")
+@world_sizes(3)
+def test_a_group_that_is_set_later(ranks: Ranks) -> None:
+    xs = batches([3, 2, 1], (2, 2), "float64")
+    dys = gradients(xs)
+    got = ranks.run_each(train_in_a_later_group, list(zip(xs, dys, strict=True)))
+    want = whole_batch(xs[1:], dys[1:], _DOUBLE.weight, _DOUBLE.bias_vector)
+    assert_near([mine.output for mine in got[1:]], want.outputs, "output", [1, 2])
+    grads = [mine.input_grad for mine in got[1:]]
+    assert_near(grads, want.input_grads, "gradient of the input", [1, 2])
+
+
 def assert_alone(got: list[Step], xs: list[Tensor], dys: list[Tensor]) -> None:
     """Every rank got what plain batch norm makes of its own batch."""
     want = [
@@ -214,6 +236,35 @@ def test_without_a_default_group(bare_ranks: Ranks) -> None:
     got = bare_ranks.run_each(train_without_groups, list(zip(xs, dys, strict=True)))
     assert_alone([before for before, _ in got], xs, dys)
     assert_alone([after for _, after in got], xs, dys)
+
+
+def make_before_groups(me: Me, how: str, x: Tensor) -> Tensor:
+    """The output of a layer that is older than the default group."""
+    layer = _DOUBLE.make(me)
+    if how == "converted":
+        plain: Any = nn.BatchNorm1d(2, dtype=torch.float64, device=me.device)
+        plain.load_state_dict(layer.state_dict())
+        layer = me.sync_batchnorm().convert_sync_batchnorm(plain)
+    dist.init_process_group(
+        me.target.backend,
+        store=me.store,
+        rank=me.rank,
+        world_size=me.world_size,
+        pg_options=me.options,
+    )
+    y: Tensor = layer(x.to(me.device)).detach()
+    dist.barrier()
+    dist.destroy_process_group()
+    return y
+
+
+@covers("sync_batchnorm/made-before-groups")
+@world_sizes(2, 3)
+@pytest.mark.parametrize("how", ["made", "converted"])
+def test_a_layer_older_than_its_group(bare_ranks: Ranks, how: str) -> None:
+    xs = batches([3, 1, 2][: bare_ranks.world_size], (2, 2), "float64")
+    got = bare_ranks.run_each(make_before_groups, [(how, x) for x in xs])
+    assert_near(got, whole_batch(xs, xs, _DOUBLE.weight, _DOUBLE.bias_vector).outputs, "output")
 
 
 def train_refused(me: Me, x: Tensor) -> None:

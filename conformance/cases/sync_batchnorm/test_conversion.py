@@ -154,6 +154,23 @@ def test_options_are_handed_on(ranks: Ranks, options: dict[str, Any], training: 
     assert_same_on_all_ranks(ranks.run(keep_options, options, training), want)
 
 
+def keep_modes(me: Me) -> dict[str, bool]:
+    """Which modules of a converted model are in training mode."""
+    module = Nested()
+    module.list.eval()
+    module.others.eval()[0].train()
+    converted = me.sync_batchnorm().convert_sync_batchnorm(module)
+    return {name: part.training for name, part in converted.named_modules()}
+
+
+@covers("convert_sync_batchnorm/keeps-options")
+@world_sizes(1)
+def test_modes_of_all_modules_stay(ranks: Ranks) -> None:
+    in_eval = {"list", "list.0", "list.1", "list.1.0", "others", "others.1", "others.2"}
+    want = {name: name not in in_eval for name, _ in Nested().named_modules()}
+    assert_same_on_all_ranks(ranks.run(keep_modes), want)
+
+
 def groups_of_layers(me: Me) -> dict[str, bool]:
     """Which group the layers of a model get, the first and the second time."""
     convert = me.sync_batchnorm().convert_sync_batchnorm

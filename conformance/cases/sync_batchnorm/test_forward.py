@@ -8,8 +8,15 @@ from torch import Tensor
 
 from conformance import Me, Ranks, assert_each_rank, assert_that, covers, world_sizes
 from conformance.cases.near import assert_near
-from conformance.cases.sync_batchnorm.training import Layer, batches, normal, train
-from conformance.oracle.batchnorm import whole_batch
+from conformance.cases.sync_batchnorm.training import (
+    Layer,
+    Step,
+    batches,
+    normal,
+    take_step,
+    train,
+)
+from conformance.oracle.batchnorm import Running, whole_batch
 from conformance.oracle.layout import Layout
 
 _DOUBLE = Layer(dtype="float64")
@@ -172,6 +179,42 @@ def test_sums_of_half_input_are_wider(ranks: Ranks) -> None:
     xs = [torch.full((64, 1, 4), 60000.0, dtype=torch.float16) for _ in range(2)]
     xs[0][::2] = -60000.0
     train(ranks, Layer(channels=1), xs, backward=False).check_outputs()
+
+
+@covers("sync_batchnorm/half-counts")
+@world_sizes(2)
+@pytest.mark.parametrize(
+    ("dtype", "sizes"),
+    [("bfloat16", (257, 259)), ("float16", (2049, 2051)), ("float16", (70001, 3))],
+    ids=str,
+)
+def test_more_values_than_a_half_type_counts(
+    ranks: Ranks, dtype: str, sizes: tuple[int, ...]
+) -> None:
+    trained = train(ranks, Layer(), batches(sizes, (2,), dtype))
+    trained.check_running_statistics()
+    trained.check_outputs()
+    trained.check_input_grads()
+
+
+def train_without_gradients(me: Me, mode: str, x: Tensor) -> Step:
+    """A step of training of which autograd is told nothing."""
+    layer = _DOUBLE.make(me)
+    with torch.inference_mode() if mode == "inference_mode" else torch.no_grad():
+        return take_step(me, layer, x, None)
+
+
+@covers("sync_batchnorm/without-gradients")
+@world_sizes(2, 3)
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
+def test_training_mode_without_gradients(ranks: Ranks, mode: str) -> None:
+    xs = batches([3, 1, 2][: ranks.world_size], (2, 2), "float64")
+    got = ranks.run_each(train_without_gradients, [(mode, x) for x in xs])
+    want = whole_batch(xs, xs, _DOUBLE.weight, _DOUBLE.bias_vector)
+    assert_near([step.output for step in got], want.outputs, "output")
+    mean, var = Running.fresh(2).after(want.moments, 0.1, torch.float64).near(torch.float64)
+    assert_near([step.mean for step in got], [mean] * len(got), "running_mean")
+    assert_near([step.var for step in got], [var] * len(got), "running_var")
 
 
 def train_under_autocast(me: Me, x: Tensor) -> tuple[str, str, str]:

@@ -37,7 +37,7 @@ class Problem:
 
     layer: Layer
     dtype: str
-    sizes: tuple[tuple[int, ...], ...]  # of each step, one a rank
+    sizes: tuple[tuple[int, ...], ...]  # of each step, one per rank
     spatial: tuple[int, ...]
     seed: int
     mean: float

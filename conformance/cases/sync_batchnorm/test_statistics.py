@@ -19,7 +19,8 @@ from conformance import (
 )
 from conformance.cases.near import assert_near
 from conformance.cases.sync_batchnorm.training import Layer, batches, normal, take_step, train
-from conformance.oracle.batchnorm import evaluated, whole_batch
+from conformance.oracle.batchnorm import Running, evaluated, whole_batch
+from conformance.oracle.data import dtype_named
 from conformance.oracle.near import Near
 
 _DOUBLE = Layer(dtype="float64")
@@ -51,6 +52,71 @@ def test_without_momentum_all_batches_count_alike(ranks: Ranks) -> None:
     steps = [batches(sizes, (2,), "float64", seed=i, mean=5 * i) for i in range(4)]
     trained = train(ranks, Layer(momentum=None, dtype="float64"), *steps, backward=False)
     trained.check_running_statistics()
+
+
+def average_on(me: Me, xs: list[Tensor]) -> Tensor:
+    """running_mean of a layer that loads the state of another one after its second batch."""
+    first, second = (Layer(momentum=None, dtype="float64").make(me) for _ in range(2))
+    for x in xs[:2]:
+        first(x.to(me.device))
+    second.load_state_dict(first.state_dict())
+    for x in xs[2:]:
+        second(x.to(me.device))
+    mean = second.running_mean
+    assert isinstance(mean, Tensor)
+    return mean
+
+
+@covers("sync_batchnorm/cumulative-average-resumed")
+@world_sizes(2)
+def test_an_average_goes_on_from_a_state(ranks: Ranks) -> None:
+    steps = [batches([3, 2], (2,), "float64", seed=i, mean=5 * i) for i in range(4)]
+    got = ranks.run_each(average_on, [([xs[r] for xs in steps],) for r in range(2)])
+    running = Running.fresh(2)
+    for xs in steps:
+        running = running.after(whole_batch(xs, xs).moments, None, torch.float64)
+    mean, _ = running.near(torch.float64)
+    assert_near(got, [mean, mean], "running_mean")
+
+
+def hold_buffers(me: Me, x: Tensor) -> list[str]:
+    """Buffers of which a state dict that was taken before shows nothing of two batches."""
+    layer = Layer().make(me)
+    before = layer.state_dict()
+    for _ in range(2):
+        layer(x.to(me.device))
+    after = layer.state_dict()
+    return [name for name, value in before.items() if not torch.equal(value, after[name])]
+
+
+@covers("sync_batchnorm/statistics-in-place")
+@world_sizes(1, 2)
+def test_statistics_stay_in_their_buffers(ranks: Ranks) -> None:
+    xs = batches([3, 2][: ranks.world_size], (2,))
+    got = ranks.run_each(hold_buffers, [(x,) for x in xs])
+    assert_same_on_all_ranks(got, [], what="buffers that were replaced")
+
+
+def change_options(me: Me, xs: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """The output for a second batch and running_mean after it, with options set before it."""
+    layer: Any = _DOUBLE.make(me)
+    layer(xs[0].to(me.device))
+    layer.momentum, layer.eps = 0.75, 0.5
+    return layer(xs[1].to(me.device)).detach(), layer.running_mean
+
+
+@covers("sync_batchnorm/options-changed")
+@world_sizes(1, 2)
+def test_options_that_are_set_later(ranks: Ranks) -> None:
+    n = ranks.world_size
+    first = batches([3, 2][:n], (2, 2), "float64")
+    second = batches([2, 4][:n], (2, 2), "float64", seed=1, mean=3)
+    got = ranks.run_each(change_options, [([first[r], second[r]],) for r in range(n)])
+    want = whole_batch(second, second, _DOUBLE.weight, _DOUBLE.bias_vector, eps=0.5)
+    assert_near([y for y, _ in got], want.outputs, "output")
+    running = Running.fresh(2).after(whole_batch(first, first).moments, 0.1, torch.float64)
+    mean, _ = running.after(want.moments, 0.75, torch.float64).near(torch.float64)
+    assert_near([found for _, found in got], [mean] * n, "running_mean")
 
 
 def count_batches(me: Me, x: Tensor) -> list[tuple[int, str]]:
@@ -126,17 +192,17 @@ _MEAN = torch.tensor([0.5, -3.0], dtype=torch.float64)
 _VAR = torch.tensor([4.0, 0.25], dtype=torch.float64)
 
 
-def evaluate(me: Me, x: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Output and gradient of the input in eval mode, and the layer's state afterwards."""
-    layer = _DOUBLE.make(me).eval()
-    assert isinstance(layer.running_mean, Tensor) and isinstance(layer.running_var, Tensor)
+def evaluate(me: Me, x: Tensor) -> tuple[Tensor, list[Tensor], dict[str, Tensor]]:
+    """Output and gradients of input, weight and bias in eval mode, and the state afterwards."""
+    layer: Any = _DOUBLE.make(me).eval()
     layer.running_mean.copy_(_MEAN)
     layer.running_var.copy_(_VAR)
     x = x.to(me.device).requires_grad_()
     y = layer(x)
     y.sum().backward()
     assert x.grad is not None
-    return y.detach(), x.grad, {k: v.detach() for k, v in layer.state_dict().items()}
+    grads = [x.grad, layer.weight.grad, layer.bias.grad]
+    return y.detach(), grads, {k: v.detach() for k, v in layer.state_dict().items()}
 
 
 @covers("sync_batchnorm/eval")
@@ -150,7 +216,12 @@ def test_eval_mode_takes_the_running_statistics(ranks: Ranks) -> None:
     assert_near([y for y, _, _ in got], want, "output")
     slope = (weight / (_VAR + 1e-5).sqrt()).view(2, 1)
     slopes = [Near.relative(slope.expand(x.shape), 1e-12) for x in xs]
-    assert_near([grad for _, grad, _ in got], slopes, "gradient of the input")
+    assert_near([grads[0] for _, grads, _ in got], slopes, "gradient of the input")
+    normalised = [evaluated(x, _MEAN, _VAR).value.sum((0, 2)) for x in xs]
+    factors = [Near.relative(total, 1e-12) for total in normalised]
+    assert_near([grads[1] for _, grads, _ in got], factors, "gradient of weight")
+    counts = [Near.relative(torch.full((2,), 3.0 * len(x)).double(), 1e-12) for x in xs]
+    assert_near([grads[2] for _, grads, _ in got], counts, "gradient of bias")
     state = {
         "weight": weight,
         "bias": bias,
@@ -159,6 +230,22 @@ def test_eval_mode_takes_the_running_statistics(ranks: Ranks) -> None:
         "num_batches_tracked": torch.tensor(0),
     }
     assert_each_rank([mine for _, _, mine in got], [state] * len(xs), what="state")
+
+
+def evaluate_formats(me: Me, dtype: str) -> tuple[str, bool]:
+    """Type of the output for channels-last input under float32, and whether it is channels-last."""
+    layer = Layer(channels=3).make(me).eval()
+    x = torch.ones(2, 3, 4, 5, dtype=dtype_named(dtype), device=me.device)
+    y: Tensor = layer(x.contiguous(memory_format=torch.channels_last))
+    return str(y.dtype), y.is_contiguous(memory_format=torch.channels_last)
+
+
+@covers("sync_batchnorm/eval-formats")
+@world_sizes(1, 2)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_eval_mode_keeps_type_and_format(ranks: Ranks, dtype: str) -> None:
+    got = ranks.run(evaluate_formats, dtype)
+    assert_same_on_all_ranks(got, (f"torch.{dtype}", True), what="type and format")
 
 
 def evaluate_untracked(me: Me, x: Tensor) -> tuple[Tensor, Tensor]:

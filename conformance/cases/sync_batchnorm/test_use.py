@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import io
+import weakref
 from typing import Any
 
 import pytest
@@ -201,6 +203,30 @@ def copy_a_layer(me: Me, how: str, x: Tensor) -> dict[str, bool]:
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_copies_are_independent(ranks: Ranks, how: str) -> None:
     assert_all_true(ranks.run(copy_a_layer, how, batches([3], (2,))[0]))
+
+
+def what_is_alive(me: Me, training: bool, x: Tensor) -> list[bool]:
+    """Whether input and output of a step live on, one with a backward pass and one without."""
+    layer = Layer().make(me).train(training)
+    alive = []
+    for has_backward in (True, False):
+        given = x.to(me.device, copy=True).requires_grad_()
+        y = layer(given)
+        if has_backward:
+            y.sum().backward()
+        held = weakref.ref(given), weakref.ref(y)
+        del given, y
+        gc.collect()
+        alive += [tensor() is not None for tensor in held]
+    return alive
+
+
+@covers("sync_batchnorm/outputs-are-let-go")
+@world_sizes(2)
+@pytest.mark.parametrize("training", [True, False], ids=["training", "eval"])
+def test_batches_are_let_go(ranks: Ranks, training: bool) -> None:
+    got = ranks.run_each(what_is_alive, [(training, x) for x in batches([3, 2], (2,))])
+    assert_same_on_all_ranks(got, [False] * 4, what="alive")
 
 
 def train_a_copy(me: Me, x: Tensor) -> tuple[Tensor, Tensor]:

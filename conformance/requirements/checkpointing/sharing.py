@@ -85,8 +85,8 @@ ACCUMULATION = Requirement(
     id="checkpointing/accumulation",
     level=MUST,
     profile="checkpointing",
-    says="Under no_sync, gradients add up through checkpoints on each rank, and the next backward "
-    "outside of it exchanges the sums.",
+    says="Under no_sync, gradients add up on each rank through checkpoints, be they in the wrapper "
+    "or around it, and the next backward outside of no_sync exchanges the sums.",
     source="torch 2.13 docs, DistributedDataParallel.no_sync",
     rests_on=("checkpointing/once",),
 )

@@ -128,6 +128,15 @@ FAILURE = Requirement(
     needs=("feature:timeouts",),
     rests_on=("work/group-timeout",),
 )
+FAILED_FUTURE = Requirement(
+    id="work/failed-future",
+    level=MUST,
+    profile="collectives",
+    says="The future of an operation that failed is over as well, and its wait raises.",
+    source="torch 2.13 docs, Work.get_future; torch's Reducer waits for futures alone",
+    needs=("feature:timeouts",),
+    rests_on=("work/future", "work/group-timeout"),
+)
 PEER_GONE = Requirement(
     id="work/peer-gone",
     level=MUST,

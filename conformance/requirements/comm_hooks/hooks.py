@@ -49,8 +49,8 @@ GRADIENTS = Requirement(
     id="comm_hooks/bucket/gradients",
     level=MUST,
     profile="comm_hooks",
-    says="gradients() are views of buffer(), one a parameter, of the parameter's shape: writing to "
-    "one is writing to the other.",
+    says="gradients() are views of buffer(), one per parameter, of the parameter's shape: writing "
+    "to one is writing to the other.",
     source=f"{DOCS}, GradBucket.gradients",
     rests_on=("comm_hooks/bucket/buffer",),
 )
@@ -163,6 +163,19 @@ SEVERAL_COLLECTIVES = Requirement(
     source="torch 2.13, powerSGD_hook does",
     rests_on=("comm_hooks/then",),
 )
+CHECKPOINTS = Requirement(
+    id="comm_hooks/checkpoints",
+    level=MUST,
+    profile="comm_hooks",
+    says="A hook reduces what backward adds up through activation checkpoints, in the first step "
+    "of a static graph too.",
+    source="torch, reducer.cpp: delay_all_reduce hands buckets to the hook",
+    rests_on=(
+        "comm_hooks/result",
+        "checkpointing/twice",
+        "checkpointing/twice-static",
+    ),
+)
 REGISTERED_TWICE = Requirement(
     id="comm_hooks/registered-twice",
     level=MUST,
@@ -224,4 +237,21 @@ RAISES_LATER = Requirement(
     says="An exception in a callback of then() comes out of backward with its message.",
     source="torch 2.13 docs, Future.then",
     rests_on=("comm_hooks/raises",),
+)
+FREED = Requirement(
+    id="comm_hooks/freed",
+    level=MUST,
+    profile="comm_hooks",
+    says="A wrapper with a hook is freed when nobody holds it any more, with its module and the "
+    "parameters.",
+    source="pytorch#63211",
+    rests_on=("ddp/freed-with-its-user",),
+)
+STEADY = Requirement(
+    id="comm_hooks/steady-memory",
+    level=MUST,
+    profile="comm_hooks",
+    says="With a hook steps of training take no more memory from one to the next.",
+    source=f"{OBSERVED}: a result is let go when it was copied",
+    rests_on=("ddp/steady-memory",),
 )

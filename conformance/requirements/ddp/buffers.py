@@ -108,7 +108,7 @@ HOOK = Requirement(
     id="ddp/buffers/hook",
     level=SHOULD,
     profile="ddp",
-    says="A buffer hook is called in the place of the broadcast with state and buffers by name, "
+    says="A buffer hook is called in place of the broadcast with state and buffers by name, "
     "before forward or after it as it was registered.",
     source="torch 2.13, test_ddp_broadcast_buffer_via_hook",
 )

@@ -43,6 +43,16 @@ MIXED_WIRE = Requirement(
     needs=_MIXED,
     rests_on=("ddp/mixed-precision/dtypes",),
 )
+MIXED_WITHOUT_BACKWARD = Requirement(
+    id="ddp/mixed-precision/without-backward",
+    level=MUST,
+    profile="ddp",
+    says="With mixed_precision parameters have their own dtype again after a forward pass without "
+    "gradients, and training goes on afterwards.",
+    source="torch 2.13, test_ddp_native_mixed_precision_*: parameters are full before and after",
+    needs=_MIXED,
+    rests_on=("ddp/mixed-precision/dtypes",),
+)
 IN_BACKWARD = Requirement(
     id="ddp/optimizer/in-backward",
     level=MUST,
@@ -136,6 +146,15 @@ UPDATE_AFTER_FAILURE = Requirement(
     says="_update_process_group makes training possible again after a step that was not finished.",
     source="torch 2.13, test_ddp_update_process_group_no_find_unused",
     rests_on=("ddp/update-group/average",),
+)
+UPDATE_AFTER_ERROR = Requirement(
+    id="ddp/update-group/after-an-error-in-backward",
+    level=SHOULD,
+    profile="ddp",
+    says="_update_process_group makes training possible again after a backward pass that raised "
+    "when gradients were under way, and what it used counts as used no more.",
+    source="pytorch#128092",
+    rests_on=("ddp/update-group/average", "ddp/unused/everywhere"),
 )
 LOG_CONSTRUCTION = Requirement(
     id="ddp/logging/construction",

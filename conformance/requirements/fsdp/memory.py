@@ -105,3 +105,8 @@ NO_SYNC_KEEPS = must(
     says="Under no_sync FULL_SHARD frees unsharded parameters in the backward all the same.",
     source="torch 2.13, _should_free_in_backward",
 )
+STEADY = must(
+    id="fsdp/steady-memory",
+    says="Steps of training take no more memory from one to the next.",
+    source="observed, torch 2.13.0",
+)

@@ -85,6 +85,15 @@ DESTROY_SENT = Requirement(
     source="torch 2.13 docs, Work.wait: the operation is complete",
     rests_on=("destroy/default-group",),
 )
+DESTROY_HANDLES = Requirement(
+    id="destroy/handles-still-know",
+    level=SHOULD,
+    profile="groups",
+    says="The handle of an operation that was waited for says the same after its group was "
+    "destroyed: wait returns, it is completed, and successful.",
+    source="derived: a handle is of its operation, which is over",
+    rests_on=("destroy/default-group",),
+)
 AGAIN = Requirement(
     id="init/again",
     level=MUST,

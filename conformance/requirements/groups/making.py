@@ -72,6 +72,15 @@ BAD_ARGUMENTS = Requirement(
     "that names it.",
     source=f"{_C10D}, _new_group_with_tag and _new_process_group_helper",
 )
+ANOTHER_BACKEND = Requirement(
+    id="new_group/another-backend",
+    level=MUST,
+    profile="groups",
+    says="The default group and another group may be of different backends, the target's and gloo, "
+    "whichever of them is the default group's.",
+    source="torch 2.13 docs, new_group, backend",
+    rests_on=("new_group/members",),
+)
 NOT_READY = Requirement(
     id="new_group/used-at-once",
     level=MUST,

@@ -1,6 +1,6 @@
 """Ranks of groups: who is in, by which number, and what others are told."""
 
-from conformance.requirements.model import MUST, Requirement
+from conformance.requirements.model import MUST, SHOULD, Requirement
 
 _C10D = "torch/distributed/distributed_c10d.py of torch 2.13"
 
@@ -97,6 +97,15 @@ DIFFERENT_COUNTS = Requirement(
     says="A group's operations match by their order in that group, however many operations each of "
     "its ranks has issued in other groups.",
     source="derived: one counter for all groups would deliver across them",
+    rests_on=("groups/several-at-once",),
+)
+IN_ANY_ORDER = Requirement(
+    id="groups/in-any-order",
+    level=SHOULD,
+    profile="groups",
+    says="Ranks may issue the operations of several groups in different orders: an operation waits "
+    "for ranks of its own group alone.",
+    source="torch 2.13 docs, new_group: 'Safe concurrent usage' asks for one order with NCCL alone",
     rests_on=("groups/several-at-once",),
 )
 

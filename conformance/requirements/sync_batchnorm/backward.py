@@ -46,9 +46,19 @@ FROZEN_PARAMETERS = Requirement(
     id="sync_batchnorm/frozen-parameters",
     level=MUST,
     profile="sync_batchnorm",
-    says="A weight or bias that requires no gradient gets none, and the other gradients are as "
-    "ever.",
+    says="A weight or bias that requires no gradient gets none, and the other gradients and the "
+    "running statistics are as ever.",
     source="torch 2.13, requires_grad",
+    needs=TRAINS,
+    rests_on=("sync_batchnorm/input-gradient", "sync_batchnorm/parameter-gradients"),
+)
+ZERO_WEIGHT = Requirement(
+    id="sync_batchnorm/zero-weight",
+    level=MUST,
+    profile="sync_batchnorm",
+    says="A weight may be zero, as new residual networks have it: gradients of weight and bias are "
+    "as ever, and the input's is zero.",
+    source="torchvision, zero_init_residual",
     needs=TRAINS,
     rests_on=("sync_batchnorm/input-gradient", "sync_batchnorm/parameter-gradients"),
 )

@@ -83,6 +83,16 @@ WITHOUT_GROUPS = Requirement(
     "on any device.",
     source="torch 2.13, SyncBatchNorm.forward: need_sync",
 )
+MADE_BEFORE = Requirement(
+    id="sync_batchnorm/made-before-groups",
+    level=MUST,
+    profile="sync_batchnorm",
+    says="A layer that was made or converted before init_process_group normalises over all ranks "
+    "from then on.",
+    source="torch 2.13, SyncBatchNorm.forward asks for the group whenever it runs",
+    needs=TRAINS,
+    rests_on=("sync_batchnorm/output", "sync_batchnorm/without-groups"),
+)
 FEW_VALUES = Requirement(
     id="sync_batchnorm/more-than-one-value",
     level=SHOULD,

@@ -118,6 +118,15 @@ HALF_RANGE = Requirement(
     needs=TRAINS,
     rests_on=("sync_batchnorm/half-input",),
 )
+HALF_COUNTS = Requirement(
+    id="sync_batchnorm/half-counts",
+    level=MUST,
+    profile="sync_batchnorm",
+    says="A batch of float16 or bfloat16 may have more values per channel than its type can count.",
+    source="torch 2.13, SyncBatchNorm.forward counts in the statistics' type; pytorch#96203",
+    needs=TRAINS,
+    rests_on=("sync_batchnorm/half-input", "sync_batchnorm/running-statistics"),
+)
 AUTOCAST = Requirement(
     id="sync_batchnorm/autocast",
     level=MUST,
@@ -127,6 +136,17 @@ AUTOCAST = Requirement(
     source="torch 2.13, batch norm is on none of autocast's lists; observed on CPU",
     needs=TRAINS,
     rests_on=("sync_batchnorm/half-input",),
+)
+WITHOUT_GRADIENTS = Requirement(
+    id="sync_batchnorm/without-gradients",
+    level=MUST,
+    profile="sync_batchnorm",
+    says="In training mode, under no_grad or inference_mode too, a layer normalises over all ranks "
+    "and moves its statistics.",
+    source="torch 2.13, SyncBatchNorm.forward asks for training, not for gradients; "
+    "torch.optim.swa_utils.update_bn runs under no_grad",
+    needs=TRAINS,
+    rests_on=("sync_batchnorm/output", "sync_batchnorm/running-statistics"),
 )
 NOT_AFFINE = Requirement(
     id="sync_batchnorm/not-affine",

@@ -32,6 +32,16 @@ CUMULATIVE = Requirement(
     needs=TRAINS,
     rests_on=("sync_batchnorm/running-statistics",),
 )
+CUMULATIVE_RESUMED = Requirement(
+    id="sync_batchnorm/cumulative-average-resumed",
+    level=MUST,
+    profile="sync_batchnorm",
+    says="With momentum None, a layer that loads a state goes on from as many batches as that "
+    "counts.",
+    source="torch 2.13, batch norm's factor is 1 / num_batches_tracked",
+    needs=TRAINS,
+    rests_on=("sync_batchnorm/cumulative-average", "sync_batchnorm/state-dict"),
+)
 COUNT = Requirement(
     id="sync_batchnorm/counts-batches",
     level=MUST,
@@ -41,6 +51,27 @@ COUNT = Requirement(
     source="torch 2.13, batch norm's num_batches_tracked",
     needs=TRAINS,
     rests_on=("sync_batchnorm/output",),
+)
+IN_PLACE = Requirement(
+    id="sync_batchnorm/statistics-in-place",
+    level=MUST,
+    profile="sync_batchnorm",
+    says="Statistics and the count of batches change in place: who holds the buffers, as a state "
+    "dict does, sees them change.",
+    source="torch 2.13, SyncBatchNorm.forward: num_batches_tracked.add_; pytorch#63916",
+    needs=TRAINS,
+    rests_on=("sync_batchnorm/running-statistics", "sync_batchnorm/counts-batches"),
+)
+OPTIONS_CHANGED = Requirement(
+    id="sync_batchnorm/options-changed",
+    level=MUST,
+    profile="sync_batchnorm",
+    says="Another momentum, eps or process_group that is set on a layer holds from the next batch "
+    "on.",
+    source="torch 2.13, SyncBatchNorm.forward reads them; torch.optim.swa_utils.update_bn sets "
+    "momentum",
+    needs=TRAINS,
+    rests_on=("sync_batchnorm/running-statistics",),
 )
 EMPTY_STATISTICS = Requirement(
     id="sync_batchnorm/empty-statistics",
@@ -77,6 +108,14 @@ EVAL = Requirement(
     says="In eval mode a layer normalises by its running statistics, changes nothing in itself and "
     "has gradients that take the statistics for constants.",
     source=f"{DOCS}: 'during evaluation'",
+)
+EVAL_FORMATS = Requirement(
+    id="sync_batchnorm/eval-formats",
+    level=MUST,
+    profile="sync_batchnorm",
+    says="In eval mode too, the output has the type of the input and is channels-last if that is.",
+    source="torch 2.13, batch norm; observed on CPU",
+    rests_on=("sync_batchnorm/eval",),
 )
 EVAL_UNTRACKED = Requirement(
     id="sync_batchnorm/eval-untracked",

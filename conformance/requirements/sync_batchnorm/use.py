@@ -77,6 +77,16 @@ COPIES = Requirement(
     "own and goes on like the original.",
     source="torch 2.13, test suite: models with the layer are saved whole",
 )
+LET_GO = Requirement(
+    id="sync_batchnorm/outputs-are-let-go",
+    level=MUST,
+    profile="sync_batchnorm",
+    says="The layer keeps no input or output alive, and with it the graph, when the user lets go "
+    "of it.",
+    source="observed, torch 2.13.0",
+    needs=TRAINS,
+    rests_on=("sync_batchnorm/output", "sync_batchnorm/eval"),
+)
 UNDER_DDP = Requirement(
     id="sync_batchnorm/under-ddp",
     level=MUST,

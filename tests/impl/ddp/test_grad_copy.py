@@ -44,6 +44,13 @@ def slots_of(bucket: Bucket) -> Slots:
     return bucket.all_slots
 
 
+def is_in_slot(param: Tensor, bucket: Bucket, position: int) -> bool:
+    """Whether the gradient is the bucket's memory, and another tensor than the bucket's own."""
+    view = bucket.views[position]
+    grad = param.grad
+    return grad is not None and grad is not view and grad.data_ptr() == view.data_ptr()
+
+
 def slot_of(bucket: Bucket, position: int) -> tuple[Tensor, Tensor]:
     return bucket.params[position], bucket.views[position]
 
@@ -92,7 +99,7 @@ def test_views_stay_in_the_bucket_and_are_divided_there(
                 copies.copy_one_in(*slot_of(bucket, position), 3)
         else:
             copies.copy_in(slots_of(bucket), 3, have_history=False)
-        assert [param.grad for param in params] == bucket.views
+        assert all(is_in_slot(param, bucket, position) for position, param in enumerate(params))
     assert buffer_of(bucket).allclose(torch.tensor([3.0, 6.0, 9.0]) / 9)
 
 
@@ -104,7 +111,7 @@ def test_some_gradients_inside_the_bucket_and_some_outside(one_rank: dist.Proces
     params[1].grad = torch.tensor([8.0])  # zero_grad(set_to_none=True) of one parameter
     copies.copy_in(slots_of(bucket), 2, have_history=False)
     assert buffer_of(bucket).tolist() == [1, 2, 4]
-    assert params[1].grad is bucket.views[1]
+    assert is_in_slot(params[1], bucket, 1)
 
 
 def test_a_gradient_of_another_dtype_is_refused(one_rank: dist.ProcessGroup) -> None:
@@ -177,7 +184,7 @@ def test_results_elsewhere_are_copied_into_views(one_rank: dist.ProcessGroup) ->
     copies.copy_in(slots_of(bucket), None, have_history=False)
     copies.leave_in_bucket(bucket, [torch.tensor([5.0]), torch.tensor([6.0, 7.0])], None)
     assert buffer_of(bucket).tolist() == [5, 6, 7]
-    assert params[1].grad is bucket.views[1]
+    assert is_in_slot(params[1], bucket, 1)
 
 
 def test_a_replaced_view_is_an_error(one_rank: dist.ProcessGroup) -> None:
@@ -190,11 +197,36 @@ def test_a_replaced_view_is_an_error(one_rank: dist.ProcessGroup) -> None:
         copies.leave_in_bucket(bucket, bucket.views, None)
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("others", [[], [3.0]], ids=["alone", "beside another"])
+def test_gradients_that_were_given_other_memory_come_in_again(
+    one_rank: dist.ProcessGroup, at_once: bool, others: list[float]
+) -> None:
+    params = params_with_grads([1.0, 2.0], *([others] if others else []))
+    bucket = bucket_of(*params, group=one_rank)
+    copies = copier(view=True)
+    for number in (10.0, 20.0):
+        assert params[0].grad is not None
+        params[0].grad.data = torch.tensor([number, number + 1])
+        if at_once:
+            copies.copy_one_in(*slot_of(bucket, 0), 2)
+        else:
+            copies.copy_in(slots_of(bucket), 2, have_history=False)
+        assert buffer_of(bucket)[:2].tolist() == [number / 2, (number + 1) / 2]
+        assert is_in_slot(params[0], bucket, 0)
+        params[0].grad = None  # what was lent before is not what the user has made of it
+        if not at_once:
+            copies.leave_in_bucket(bucket, bucket.views, None)
+            assert is_in_slot(params[0], bucket, 0)
+        else:
+            params[0].grad = torch.zeros(2)
+
+
 def test_new_buckets_adopt_gradients(one_rank: dist.ProcessGroup) -> None:
     params = params_with_grads([1.0], None)
     bucket = bucket_of(*params, group=one_rank)
     copier(view=True).adopt(bucket)
-    assert params[0].grad is bucket.views[0]
+    assert is_in_slot(params[0], bucket, 0)
     assert params[1].grad is None
     assert buffer_of(bucket)[0] == 1
 

@@ -356,6 +356,39 @@ def test_the_group_may_change(two_ranks: Ranks) -> None:
     assert two_ranks.run(regroups) == [[1, 1, 1.5, 1.5], [2, 2, 1.5, 1.5]]
 
 
+class RaisingBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_: Any, grad: Tensor) -> Any:
+        raise ArithmeticError("refused")
+
+
+def regroups_after_an_error(rank: int) -> tuple[bool, list[float]]:
+    """Whether memory is new after a backward pass that raised at its end; gradients after it."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    wrapped = DDP(model, find_unused_parameters=True)
+    used, buckets = wrapped.reducer._reduction.used, wrapped.reducer.buckets
+    refused: Any = RaisingBackward.apply
+    with pytest.raises(ArithmeticError):
+        wrapped(refused(torch.ones(1, 1, requires_grad=True))).sum().backward()
+    wrapped._update_process_group(dist.new_group([0, 1]))
+    is_new = wrapped.reducer._reduction.used is not used and wrapped.reducer.buckets is not buckets
+    seen = []
+    for _ in range(2):
+        wrapped.zero_grad()
+        step(wrapped, 1.0 + rank)
+        seen.append(grad_of(model.weight).item())
+    return is_new, seen
+
+
+def test_what_a_failed_pass_has_launched_keeps_its_memory(two_ranks: Ranks) -> None:
+    assert two_ranks.run(regroups_after_an_error) == [(True, [1.5, 1.5])] * 2
+
+
 def delays(rank: int) -> list[float]:
     torch.manual_seed(0)
     model = TwoLayers()

@@ -12,10 +12,10 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class Expected:
-    outputs: list[Tensor]  # one a rank
-    input_grads: list[Tensor]  # one a rank
-    weight_grads: list[Tensor]  # one a rank: each rank's own part
-    bias_grads: list[Tensor]  # one a rank
+    outputs: list[Tensor]  # one per rank
+    input_grads: list[Tensor]  # one per rank
+    weight_grads: list[Tensor]  # one per rank: each rank's own part
+    bias_grads: list[Tensor]  # one per rank
     running_mean: Tensor
     running_var: Tensor
 

@@ -22,7 +22,7 @@ class RankExchange:
     """One rank's end of a simulated group; it notes the collectives that it was asked for."""
 
     rank: int
-    slots: list[Tensor]  # shared; one a rank
+    slots: list[Tensor]  # shared; one per rank
     barrier: threading.Barrier  # shared
     calls: list[str] = field(default_factory=list)
 

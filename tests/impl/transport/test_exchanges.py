@@ -27,7 +27,7 @@ LARGE = EAGER_NBYTES_MAX + 1
 
 
 class Desk:
-    """One rank's exchange, with the test in the place of its peers."""
+    """One rank's exchange, with the test in place of its peers."""
 
     def __init__(
         self, make: Callable[[Callable[[int], SendQueue]], CreditExchange | EagerExchange]

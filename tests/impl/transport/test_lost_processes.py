@@ -105,7 +105,7 @@ def end_without_closing(rank: int, world_size: int, port: int) -> float:
     comm.barrier(calls("barrier"), soon())
     x = torch.full((4,), float(rank))
     if rank == 1:
-        time.sleep(0.5)  # not to synchronise: rank 0 shall be gone when this message goes
+        time.sleep(0.5)  # not to synchronise: rank 0 must be gone when this message goes
         comm.post_send(x, 2, 0, SINGLE, soon()).wait(None)
     elif rank == 2:
         receive = comm.post_recv(x, 1, 0, SINGLE, soon())

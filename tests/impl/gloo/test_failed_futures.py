@@ -1,0 +1,48 @@
+"""The future of an operation that failed: what it raises, and what it holds."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+from impl.errors import CollectiveTimeout
+from impl.torch_private import fail_future
+
+ERROR = CollectiveTimeout("all_reduce #1 on group 'dp': Timed out")
+
+
+class Group:
+    """What whoever waits may hold."""
+
+
+def wait_in_vain(future: torch.futures.Future[Any], error: Exception) -> weakref.ref[Group]:
+    """The frame of the error holds the future, and the future's frame holds a group."""
+    group = Group()
+    with pytest.raises(CollectiveTimeout):
+        future.wait()
+    with pytest.raises(CollectiveTimeout):
+        raise error
+    return weakref.ref(group)
+
+
+def test_it_raises_the_error_each_time() -> None:
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    fail_future(future, ERROR)
+    assert future.done()
+    for ask in (future.wait, future.wait, future.value):
+        with pytest.raises(CollectiveTimeout, match=r"all_reduce #1 on group 'dp': Timed out$"):
+            ask()
+
+
+def test_nobody_who_waited_is_held() -> None:
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    error = CollectiveTimeout("Timed out")
+    fail_future(future, error)
+    group = wait_in_vain(future, error)
+    del future, error
+    gc.collect()
+    assert group() is None
