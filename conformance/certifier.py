@@ -60,6 +60,7 @@ class Certifier:
         self._something_failed = False
         self._gave_up = False
         self._is_written = False
+        self._why_unwritten = ""
         self._is_refused = False
         self.results: Results | None = None
         self._started_at = datetime.now(timezone.utc)
@@ -149,8 +150,8 @@ class Certifier:
             write_certificate(folder, certificate_of(results, self._settings, run))
             self._is_written = True
         except OSError as error:
-            where = f"--certificate {folder}"
-            print(f"ERROR: {where}: cannot write there: {error.strerror}", file=sys.stderr)
+            self._why_unwritten = f"--certificate {folder}: cannot write there: {error.strerror}"
+            print(f"ERROR: {self._why_unwritten}", file=sys.stderr)
             session.exitstatus = EXIT_HARNESS_FAULT
 
     def pytest_unconfigure(self) -> None:
@@ -174,6 +175,8 @@ class Certifier:
             folder = self._settings.certificate
             terminalreporter.line(f"certificate: {folder / CERTIFICATE}")
             terminalreporter.line(f"for reading: {folder / REPORT}")
+        if self._why_unwritten:
+            terminalreporter.line(f"no certificate; {self._why_unwritten}", red=True, bold=True)
 
     def _exit_status(self, pytests_own: int) -> int:
         refused = self._board.usage_error()

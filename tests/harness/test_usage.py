@@ -1,4 +1,4 @@
-"""Bad input: one clear line and exit code 2, before anything starts."""
+"""Bad input: one clear line and exit code 2, before anything starts if that is possible."""
 
 from __future__ import annotations
 
@@ -168,3 +168,16 @@ def test_workers_refuse_in_the_same_way(outside: Outside) -> None:
     assert "crashed" not in run.out
     assert list((outside.pytester.path / "certificate").iterdir()) == []
     assert outside.left_over() == []
+
+
+def test_a_certificate_that_cannot_be_written_is_a_harness_fault(outside: Outside) -> None:
+    removes_the_folder = CASE.replace("from", "import os\nfrom", 1).replace(
+        'raise AssertionError("this must not run")', 'os.rmdir("certificate")'
+    )
+    outside.pytester.makepyfile(test_case=removes_the_folder)
+    run = outside.run()
+    assert run.exit_status == 3, run.out
+    why = "--certificate certificate: cannot write there: No such file or directory"
+    assert f"ERROR: {why}" in run.err
+    after_the_verdict = run.out.partition("torch: conformant")[2]
+    assert f"no certificate; {why}" in after_the_verdict

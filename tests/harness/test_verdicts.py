@@ -369,26 +369,6 @@ def test_a_certificate_of_an_earlier_run_is_not_left_standing(inside: Run, tmp_p
     assert not (folder / "certificate.json").exists()
 
 
-def test_a_certificate_that_cannot_be_written_is_a_harness_fault(
-    inside: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "certificate"
-    run = inside(
-        CASES
-        + f"""
-@covers(r("one"))
-@world_sizes(2)
-def test_one(ranks):
-    ranks.run(sums)
-    os.rmdir({str(folder)!r})
-""",
-        f"--certificate={folder}",
-    )
-    assert run.exit_status == 3
-    line = f"ERROR: --certificate {folder}: cannot write there: No such file or directory\n"
-    assert line in capsys.readouterr().err
-
-
 def test_a_users_own_case_needs_no_requirement(inside: Run) -> None:
     run = inside(
         CASES
