@@ -323,7 +323,15 @@ class _Failure:
         self._error = error
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise copy.copy(self._error)
+        raise _copy_of(self._error)
+
+
+def _copy_of(error: Exception) -> Exception:
+    """Another one, without a traceback; the same one if its class asks for more than its `args`."""
+    try:
+        return copy.copy(error)
+    except TypeError:
+        return error
 
 
 def fail_future(future: torch.futures.Future[Any], error: Exception) -> None:
@@ -336,10 +344,10 @@ def fail_future(future: torch.futures.Future[Any], error: Exception) -> None:
     What the future keeps is never raised, and so has no traceback: whoever waits for the future
     holds it, and a circle that goes through C++ is never freed.
     """
-    kept = copy.copy(error)
+    kept = _copy_of(error)
 
     def raise_error(_: Any) -> None:
-        raise copy.copy(kept)
+        raise _copy_of(kept)
 
     future._set_unwrap_func(raise_error)
     future.set_result(_Failure(kept))

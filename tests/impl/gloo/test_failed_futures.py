@@ -38,6 +38,17 @@ def test_it_raises_the_error_each_time() -> None:
             ask()
 
 
+def test_an_error_that_cannot_be_copied_is_raised_itself() -> None:
+    class Odd(Exception):
+        def __init__(self, *, code: int) -> None:
+            super().__init__(f"code {code}")
+
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    fail_future(future, Odd(code=3))
+    with pytest.raises(Odd, match="code 3"):
+        future.wait()
+
+
 def test_nobody_who_waited_is_held() -> None:
     future: torch.futures.Future[Any] = torch.futures.Future()
     error = CollectiveTimeout("Timed out")
