@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import io
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,6 +33,7 @@ from conformance.cases.ddp.optimizers import (
     hook_then_optimizer,
 )
 from conformance.cases.ddp.training import Options, assert_grads
+from conformance.cases.polling import rounds_of_messages
 from conformance.cases.raising import assert_raised
 
 HALF, BRAIN, ROUNDING = 5e-3, 4e-2, 1e-5
@@ -153,6 +156,17 @@ def test_power_sgd_of_one_rank(ranks: Ranks) -> None:
     assert_that(bool(values[1] < 1e-4 * values[0]), f"singular values {values.tolist()}")
 
 
+def await_callbacks(me: Me, holders: Callable[[], int], before: int) -> None:
+    """Wait until no callback of the hook holds its state, and the group beside it.
+
+    A callback is let go by a thread of the group. Which must not be the last to hold the group:
+    what happens then is for `groups/last-held-by-a-callback` to ask.
+    """
+    for _ in rounds_of_messages(me, 10_000):
+        if holders() <= before:
+            return
+
+
 def power_sgd_states(me: Me, options: Options) -> list[dict[str, Any]]:
     """Of each step the sizes of buckets, and what is remembered after it: the sizes of errors, and
     whether Q goes on."""
@@ -173,6 +187,8 @@ def power_sgd_states(me: Me, options: Options) -> list[dict[str, Any]]:
 
     in_turn.__annotations__.clear()  # they are strings here, and DDP compares types
     model.register_comm_hook(state, in_turn)
+    holders = functools.partial(sys.getrefcount, state)
+    held_by = holders()
     seen = []
     for _ in range(5):
         model.zero_grad()
@@ -187,6 +203,7 @@ def power_sgd_states(me: Me, options: Options) -> list[dict[str, Any]]:
         ]
         goes_on = bool(near) and all(near)
         seen.append({"sizes": sorted(sizes), "errors": errors, "near": goes_on})
+    await_callbacks(me, holders, held_by)
     return seen
 
 
@@ -239,6 +256,8 @@ def go_on(me: Me, state: Any, module: torch.nn.Module, steps: range) -> list[Ten
     """Gradients of some steps with this state of the hook."""
     model = me.ddp(module)
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    holders = functools.partial(sys.getrefcount, state)
+    held_by = holders()
     grads = []
     for i in steps:
         model.zero_grad()
@@ -246,6 +265,7 @@ def go_on(me: Me, state: Any, module: torch.nn.Module, steps: range) -> list[Ten
         grad = module.get_parameter("layers.0.weight").grad
         assert grad is not None
         grads.append(grad.clone())
+    await_callbacks(me, holders, held_by)
     return grads
 
 
