@@ -92,11 +92,12 @@ class GradientCopier:
             divisor: None to leave the gradients as they are.
             have_history: whether they may require gradients themselves (`create_graph=True`).
         """
-        grads = [param.grad for param in slots.params]
+        grads: list[Any] = [param.grad for param in slots.params]
         if have_history or not self._are_plain(slots, grads):
             self._copy_odd_ones_in(slots, divisor)
             return
-        if self.gradient_as_bucket_view and slots.hold(grads):
+        # plain ones are all inside or all outside
+        if self.gradient_as_bucket_view and grads[0].data_ptr() == slots.addresses[0]:
             if divisor is not None:
                 self._scale(slots, (), slots.views, divisor)
             return
