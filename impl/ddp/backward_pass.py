@@ -63,7 +63,7 @@ from impl.ddp.distributed_autograd import LentGradients
 from impl.ddp.grad_copy import GradientCopier
 from impl.ddp.graph_search import UnusedParameterSearch, unreachable_params
 from impl.ddp.readiness import LaunchOrder, Readiness, ReadyTwiceError
-from impl.ddp.reduction import Reduction, profiler_range
+from impl.ddp.reduction import BucketReduction, profiler_range
 from impl.ddp.static_graph import StaticGraph
 from impl.ddp.timing import Event, Statistics, Timer
 from impl.ddp.used_map import UsedMap
@@ -156,7 +156,7 @@ class BackwardPass:
             divide_once_per_bucket=batched_grad_copy,
         )
         self._lent = LentGradients(self._copier)
-        self._reduction = Reduction(process_group, self._device, self._copier, self._names)
+        self._reduction = BucketReduction(process_group, self._device, self._copier, self._names)
         if find_unused_parameters:
             self._reduction.used = UsedMap(len(self.params), self._device)
         self._arrivals = Arrivals()

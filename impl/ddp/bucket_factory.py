@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from impl.ddp.buckets import Bucket, Slots, is_large
+from impl.ddp.buckets import Bucket, GradientSlots, is_large
 from impl.ddp.layout import BucketLayout, lay_out, view_gradients
 from impl.torch_private import backend_memory
 
@@ -80,10 +80,10 @@ def _give_memory(
     views = view_gradients(buffer, layout)
     bucket.layout = layout
     bucket.buffer = buffer
-    bucket.all_slots = bucket.small_slots = Slots.of(bucket.params, views, buffer)
+    bucket.all_slots = bucket.small_slots = GradientSlots.of(bucket.params, views, buffer)
     small = [not (large_at_once and is_large(param)) for param in bucket.params]
     if not all(small):
-        bucket.small_slots = Slots.of(
+        bucket.small_slots = GradientSlots.of(
             list(compress(bucket.params, small)), list(compress(views, small)), None
         )
 

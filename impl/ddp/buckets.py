@@ -25,7 +25,7 @@ def is_large(param: Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class Slots:
+class GradientSlots:
     """Gradients of a bucket that are copied together.
 
     Parameters are never given `views` themselves: whoever gives a gradient other memory
@@ -40,7 +40,9 @@ class Slots:
     _lent: list[Tensor] = field(default_factory=list)  # other tensors on the same memory
 
     @classmethod
-    def of(cls, params: Sequence[Tensor], views: Sequence[Tensor], whole: Tensor | None) -> Slots:
+    def of(
+        cls, params: Sequence[Tensor], views: Sequence[Tensor], whole: Tensor | None
+    ) -> GradientSlots:
         strides = [view.stride() for view in views]
         return cls(list(params), list(views), strides, [view.data_ptr() for view in views], whole)
 
@@ -67,8 +69,8 @@ class Bucket:
     params: list[Tensor]
     layout: BucketLayout | None = None  # None if sparse
     buffer: Tensor | None = None  # (layout.buffer_numel,); if sparse, this iteration's gradient
-    all_slots: Slots | None = None
-    small_slots: Slots | None = None  # those that wait for each other
+    all_slots: GradientSlots | None = None
+    small_slots: GradientSlots | None = None  # those that wait for each other
     sparse_rows: Tensor | None = None  # (rows,) of this iteration's sparse metadata
     skipped: bool = False  # in this backward pass: not reduced, and what is in it stays as it is
     future: Any = None  # torch.futures.Future of the reduction; None if it was skipped

@@ -85,7 +85,7 @@ class DeviceHandle:
     def current_stream(self) -> Any:
         return None
 
-    def on(self, stream: Any) -> AbstractContextManager[Any]:
+    def use_stream(self, stream: Any) -> AbstractContextManager[Any]:
         """Submit work to `stream` inside the context."""
         return contextlib.nullcontext()
 
@@ -129,7 +129,7 @@ class StreamDeviceHandle(DeviceHandle):
     def current_stream(self) -> Any:
         return torch.accelerator.current_stream(self.device)
 
-    def on(self, stream: Any) -> AbstractContextManager[Any]:
+    def use_stream(self, stream: Any) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any] = stream
         return context
 

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from impl.ddp.buckets import Bucket, Slots
+from impl.ddp.buckets import Bucket, GradientSlots
 from impl.ddp.layout import gradient_strides
 from impl.torch_private import foreach_copy_, foreach_div_, foreach_mul_
 
@@ -84,7 +84,7 @@ class GradientCopier:
         if self.gradient_as_bucket_view and not has_history:
             param.grad = view.detach()
 
-    def copy_in(self, slots: Slots, divisor: int | None, *, have_history: bool) -> None:
+    def copy_in(self, slots: GradientSlots, divisor: int | None, *, have_history: bool) -> None:
         """Copy gradients that waited for each other: one call to copy, one to scale.
 
         Args:
@@ -108,7 +108,7 @@ class GradientCopier:
         if divisor is not None:
             self._scale(slots, slots.views, (), divisor)
 
-    def _are_plain(self, slots: Slots, grads: list[Any]) -> bool:
+    def _are_plain(self, slots: GradientSlots, grads: list[Any]) -> bool:
         """Whether `grads` are all there, as they should be, and all inside the bucket or outside.
 
         They almost always are, and to ask about all at once is what keeps small gradients cheap.
@@ -126,7 +126,7 @@ class GradientCopier:
         inside = sum(map(eq, [grad.data_ptr() for grad in grads], slots.addresses))
         return inside in (0, len(grads))
 
-    def _copy_odd_ones_in(self, slots: Slots, divisor: int | None) -> None:
+    def _copy_odd_ones_in(self, slots: GradientSlots, divisor: int | None) -> None:
         """As `copy_in`, gradient by gradient where they need it."""
         copied: list[Tensor] = []
         targets: list[Tensor] = []
@@ -156,7 +156,11 @@ class GradientCopier:
             self._scale(slots, targets, resident, divisor)
 
     def _scale(
-        self, slots: Slots, copied: Sequence[Tensor], resident: Sequence[Tensor], divisor: int
+        self,
+        slots: GradientSlots,
+        copied: Sequence[Tensor],
+        resident: Sequence[Tensor],
+        divisor: int,
     ) -> None:
         """Divide what was copied into the bucket and what already lived there.
 

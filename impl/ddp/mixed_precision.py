@@ -161,7 +161,7 @@ class MixedPrecision:
         # The copies read what the optimizer wrote on the current stream, and take memory that the
         # last backward pass read there.
         before = self._device.record_event()
-        with self._device.on(self._copy_stream):
+        with self._device.use_stream(self._copy_stream):
             self._device.wait_for_event(before)
             for submodule in self._module.modules():
                 for param in submodule.parameters(recurse=False):

@@ -54,7 +54,7 @@ class OptimizerInBackward:
 
     def _average_and_step(self, bucket: GradBucket) -> Any:
         future = self._reducer._run_allreduce_hook(bucket)
-        with self._device.on(self._stream):
+        with self._device.use_stream(self._stream):
             future.wait()
             bucket.buffer().div_(self._reducer.process_group.size())
             for param, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):

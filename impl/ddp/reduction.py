@@ -20,7 +20,7 @@ from torch import Tensor
 
 from impl.ddp import messages
 from impl.ddp.bucket_factory import empty_sparse_gradient
-from impl.ddp.buckets import Bucket, GradBucket, Slots
+from impl.ddp.buckets import Bucket, GradBucket, GradientSlots
 from impl.ddp.comm_hooks import CommHook, result_of, run_hook, sum_hook, wants_memory_order
 from impl.ddp.device import DeviceHandle
 from impl.ddp.grad_copy import GradientCopier
@@ -29,7 +29,7 @@ from impl.ddp.used_map import UsedMap
 from impl.torch_private import profiler_is_on
 
 
-class Reduction:
+class BucketReduction:
     """The state that is needed to reduce buckets, and to hand the results back to the gradients."""
 
     def __init__(
@@ -98,7 +98,7 @@ class Reduction:
 
     # ---- gradients into buckets
 
-    def fill(self, bucket: Bucket, slots: Slots) -> None:
+    def fill(self, bucket: Bucket, slots: GradientSlots) -> None:
         """Copy gradients of a dense bucket into it: all of them, or those not yet copied."""
         if self.used is not None:
             for index, param in zip(bucket.param_indices, bucket.params, strict=True):

@@ -13,7 +13,7 @@ from impl.ddp.buckets import Bucket
 from impl.ddp.grad_copy import GradientCopier
 from impl.ddp.outputs import find_tensors
 from impl.ddp.reducer import Reducer
-from impl.ddp.reduction import Reduction
+from impl.ddp.reduction import BucketReduction
 from impl.ddp.static_graph import Phase, StaticGraph
 from impl.ddp.wrapper_controls import WrapperControls
 from tests.faults.ddp_kit import DDPFault, afterwards, beforehand, instead, swap, together
@@ -69,12 +69,12 @@ class HooksSeeTheLastPassAlone(DDPFault):
 def _detach(at_least: int) -> Any:
     """Results of buckets of so many parameters lose their history."""
 
-    def then(reduction: Reduction, bucket: Bucket) -> None:
+    def then(reduction: BucketReduction, bucket: Bucket) -> None:
         for param in bucket.params:
             if param.grad is not None and len(bucket.params) >= at_least:
                 param.grad = param.grad.detach()
 
-    return afterwards(Reduction, "deliver", then)
+    return afterwards(BucketReduction, "deliver", then)
 
 
 @breaks("ddp/backward/create-graph", says="can be differentiated: rank 0 is wrong")
@@ -193,7 +193,7 @@ class DividesInHooksThatStay(DDPFault):
 
     patched = together(
         afterwards(Reducer, "__init__", _divide_in_tensor_hooks),
-        instead(Reduction, "_divisor", lambda self: None),
+        instead(BucketReduction, "_divisor", lambda self: None),
     )
 
 

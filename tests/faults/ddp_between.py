@@ -16,7 +16,7 @@ from impl.ddp.api import DistributedDataParallel
 from impl.ddp.autograd_hooks import AccumulatorHooks, Listener
 from impl.ddp.grad_copy import GradientCopier
 from impl.ddp.reducer import Reducer
-from impl.ddp.reduction import Reduction
+from impl.ddp.reduction import BucketReduction
 from tests.faults.ddp_kit import DDPFault, afterwards, beforehand, swap, together
 from tests.faults.kit import breaks
 
@@ -158,4 +158,4 @@ class MakesGradientsFinite(DDPFault):
     def _mend(_: Any, bucket: Any, __: Any) -> None:
         bucket.buffer.nan_to_num_(0.0, 0.0, 0.0)
 
-    patched = beforehand(Reduction, "start", _mend)
+    patched = beforehand(BucketReduction, "start", _mend)

@@ -10,7 +10,7 @@ from impl.ddp import api, bucket_agreement, bucketing, buffer_sync, reducer
 from impl.ddp.bucketing import BucketCaps
 from impl.ddp.readiness import LaunchOrder, Readiness
 from impl.ddp.reducer import Reducer
-from impl.ddp.reduction import Reduction
+from impl.ddp.reduction import BucketReduction
 from tests.faults.ddp_kit import DDPFault, afterwards, instead, swap
 from tests.faults.kit import breaks
 
@@ -128,7 +128,9 @@ class LargeGradientsAlone(DDPFault):
 
 @breaks("ddp/buckets/each-parameter-once", says=r"reduced \[|is wrong|raised")
 class ReducesBucketsTwice(DDPFault):
-    patched = swap(Reduction, "start", lambda right: lambda *args: (right(*args), right(*args))[0])
+    patched = swap(
+        BucketReduction, "start", lambda right: lambda *args: (right(*args), right(*args))[0]
+    )
 
 
 class _AsTheyComplete(LaunchOrder):
@@ -172,7 +174,7 @@ class LaunchesAtTheEnd(DDPFault):
 _STARTED = [0]
 
 
-def _count(self: Reduction, *_: Any) -> None:
+def _count(self: BucketReduction, *_: Any) -> None:
     _STARTED[0] += 1
     if _STARTED[0] % 3 == 0:
         self.group.allreduce([torch.zeros(1)]).wait()
@@ -180,7 +182,7 @@ def _count(self: Reduction, *_: Any) -> None:
 
 @breaks("ddp/buckets/steady", says=r"step \d, rank 0: the traces part")
 class FlushesNowAndThen(DDPFault):
-    patched = afterwards(Reduction, "start", _count)
+    patched = afterwards(BucketReduction, "start", _count)
 
 
 @breaks("ddp/traces/construction", says="construction, rank 0: the traces part")
@@ -195,7 +197,7 @@ class VerifiesTwice(DDPFault):
 @breaks("ddp/traces/steps", says="steps, rank 0: the traces part")
 class OneMoreCollective(DDPFault):
     patched = afterwards(
-        Reduction, "start", lambda self, *_: self.group.allreduce([torch.zeros(1)]).wait()
+        BucketReduction, "start", lambda self, *_: self.group.allreduce([torch.zeros(1)]).wait()
     )
 
 

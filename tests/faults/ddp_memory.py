@@ -8,8 +8,8 @@ from torch import Tensor
 
 from impl.ddp import grad_copy
 from impl.ddp.api import DistributedDataParallel
-from impl.ddp.buckets import Slots
-from impl.ddp.reduction import Reduction
+from impl.ddp.buckets import GradientSlots
+from impl.ddp.reduction import BucketReduction
 from tests.faults.ddp_kit import DDPFault, afterwards, beforehand, instead, together
 from tests.faults.kit import breaks
 
@@ -20,7 +20,7 @@ _kept: list[Any] = []
 class HandsOutItsOwnViews(DDPFault):
     """Whoever moves a gradient moves the bucket's view with it."""
 
-    patched = instead(Slots, "lend", lambda self: self.views)
+    patched = instead(GradientSlots, "lend", lambda self: self.views)
 
 
 @breaks("ddp/gradients/memory-format-later", says="gradient 0 in step 1")
@@ -71,18 +71,18 @@ class AHookKeepsTheWrapper(DDPFault):
 @breaks("comm_hooks/steady-memory", says="32 steps have left memory")
 class KeepsResultsOfHooks(DDPFault):
     @staticmethod
-    def _keep(self: Reduction, bucket: Any) -> None:
+    def _keep(self: BucketReduction, bucket: Any) -> None:
         if self.hook is not None:
             _kept.append(bucket.buffer.clone())
 
-    patched = beforehand(Reduction, "deliver", _keep)
+    patched = beforehand(BucketReduction, "deliver", _keep)
 
 
 @breaks("ddp/steady-memory", says="32 steps have left memory")
 class KeepsWhatItSent(DDPFault):
     @staticmethod
-    def _keep(self: Reduction, bucket: Any, _: int) -> None:
+    def _keep(self: BucketReduction, bucket: Any, _: int) -> None:
         if not bucket.sparse:
             _kept.append(bucket.buffer.clone())
 
-    patched = afterwards(Reduction, "start", _keep)
+    patched = afterwards(BucketReduction, "start", _keep)

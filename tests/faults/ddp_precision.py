@@ -9,19 +9,19 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from impl.ddp.api import DistributedDataParallel
 from impl.ddp.buckets import Bucket
 from impl.ddp.mixed_precision import MixedPrecision, _Precisions
-from impl.ddp.reduction import Reduction
+from impl.ddp.reduction import BucketReduction
 from tests.faults.ddp_kit import DDPFault, afterwards, beforehand, instead, swap
 from tests.faults.kit import breaks
 
 
-def _halve(reduction: Reduction, bucket: Bucket, *_: Any) -> None:
+def _halve(reduction: BucketReduction, bucket: Bucket, *_: Any) -> None:
     if bucket.index and bucket.buffer is not None:
         bucket.buffer.div_(2)
 
 
 @breaks("ddp/gradients/norm", says="norm: rank 0 is wrong")
 class HalvesEveryBucketButTheFirst(DDPFault):
-    patched = beforehand(Reduction, "start", _halve)
+    patched = beforehand(BucketReduction, "start", _halve)
 
 
 def _end_recording(ddp: DistributedDataParallel) -> None:
@@ -64,7 +64,7 @@ class ReplacesTheKeptGradient(DDPFault):
 
 @breaks("ddp/mixed-precision/average", says="gradient of step 1")
 class LowPrecisionIsNotAveraged(DDPFault):
-    patched = beforehand(Reduction, "start", lambda self, bucket, *_: bucket.buffer.mul_(3))
+    patched = beforehand(BucketReduction, "start", lambda self, bucket, *_: bucket.buffer.mul_(3))
 
 
 @breaks("ddp/mixed-precision/without-backward", says="dtypes: rank 0 is wrong")

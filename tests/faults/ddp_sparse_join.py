@@ -12,7 +12,7 @@ from impl.ddp.buckets import Bucket
 from impl.ddp.comm_hooks import sum_hook
 from impl.ddp.grad_copy import GradientCopier
 from impl.ddp.reducer import Reducer
-from impl.ddp.reduction import Reduction
+from impl.ddp.reduction import BucketReduction
 from tests.faults.ddp_kit import DDPFault, afterwards, beforehand, instead, swap
 from tests.faults.kit import breaks
 
@@ -50,7 +50,7 @@ class HooksAreForDenseGradients(DDPFault):
 
         return run
 
-    patched = swap(Reduction, "run_hook", _run)
+    patched = swap(BucketReduction, "run_hook", _run)
 
 
 @breaks("ddp/sparse/unused-on-a-rank", says="gradient of step 1: rank 1 is wrong")
@@ -65,7 +65,7 @@ class WhoHasNoneGetsNothing(DDPFault):
 
         return deliver
 
-    patched = swap(Reduction, "_deliver_sparse", _deliver)
+    patched = swap(BucketReduction, "_deliver_sparse", _deliver)
 
 
 def _sparsify(_: Any, bucket: Bucket) -> None:
@@ -78,7 +78,7 @@ def _sparsify(_: Any, bucket: Bucket) -> None:
 class MakesItSparse(DDPFault):
     """A dense gradient where a sparse one is expected is made one."""
 
-    patched = beforehand(Reduction, "take_sparse", _sparsify)
+    patched = beforehand(BucketReduction, "take_sparse", _sparsify)
 
 
 @breaks("ddp/sparse/metadata", says="rows: rank 0 is wrong")

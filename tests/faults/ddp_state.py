@@ -17,7 +17,7 @@ from impl.ddp.join import JoinParticipant
 from impl.ddp.logging_data import Logger
 from impl.ddp.optimizer_in_backward import OptimizerInBackward
 from impl.ddp.reducer import Reducer
-from impl.ddp.reduction import Reduction
+from impl.ddp.reduction import BucketReduction
 from impl.ddp.wrapper_controls import WrapperControls
 from tests.faults.ddp_kit import DDPFault, afterwards, instead, swap
 from tests.faults.kit import breaks
@@ -165,12 +165,12 @@ class WrapsAnything(DDPFault):
 def _replace(change: Any) -> Any:
     """After each reduction gradients are replaced."""
 
-    def then(reduction: Reduction, bucket: Bucket) -> None:
+    def then(reduction: BucketReduction, bucket: Bucket) -> None:
         for param in bucket.params:
             if param.grad is not None:
                 param.grad = change(param.grad)
 
-    return afterwards(Reduction, "deliver", then)
+    return afterwards(BucketReduction, "deliver", then)
 
 
 @breaks("ddp/gradients/strides", says="a gradient of strides")
@@ -221,14 +221,18 @@ class DenseInsteadOfSparse(DDPFault):
 @breaks("ddp/join/uneven-inputs", says="gradient of step")
 class DividesByThoseWhoAreLeft(DDPFault):
     patched = swap(
-        Reduction, "set_forward_work", lambda right: lambda self, work, _: right(self, work, False)
+        BucketReduction,
+        "set_forward_work",
+        lambda right: lambda self, work, _: right(self, work, False),
     )
 
 
 @breaks("ddp/join/effective-world-size", says="gradient of step")
 class DividesByAll(DDPFault):
     patched = swap(
-        Reduction, "set_forward_work", lambda right: lambda self, work, _: right(self, work, True)
+        BucketReduction,
+        "set_forward_work",
+        lambda right: lambda self, work, _: right(self, work, True),
     )
 
 

@@ -14,32 +14,32 @@ from impl.ddp.api import DistributedDataParallel
 from impl.ddp.autograd_hooks import AccumulatorHooks
 from impl.ddp.buckets import Bucket
 from impl.ddp.reducer import Reducer
-from impl.ddp.reduction import Reduction
+from impl.ddp.reduction import BucketReduction
 from tests.faults.ddp_kit import DDPFault, afterwards, beforehand, instead, swap
 from tests.faults.kit import breaks
 
 
-def world_size(reduction: Reduction) -> int:
+def world_size(reduction: BucketReduction) -> int:
     return int(reduction.group.size())
 
 
 @breaks("ddp/average", says="gradient of .* rank 0 is wrong")
 class AddsUpInsteadOfAveraging(DDPFault):
-    patched = instead(Reduction, "_divisor", lambda self: None)
+    patched = instead(BucketReduction, "_divisor", lambda self: None)
 
 
 @breaks("ddp/whole-batch", says="gradient of .* in step 1: rank 0 is wrong")
 class ForgetsTheLastRank(DDPFault):
     @staticmethod
-    def _forget(reduction: Reduction, bucket: Bucket, *_: Any) -> None:
+    def _forget(reduction: BucketReduction, bucket: Bucket, *_: Any) -> None:
         last = reduction.group.rank() == reduction.group.size() - 1
         if last and bucket.buffer is not None:
             bucket.buffer.zero_()
 
-    patched = beforehand(Reduction, "start", _forget)
+    patched = beforehand(BucketReduction, "start", _forget)
 
 
-def _disturb(reduction: Reduction, bucket: Bucket) -> None:
+def _disturb(reduction: BucketReduction, bucket: Bucket) -> None:
     for param in bucket.params:
         if param.grad is not None and reduction.group.rank() == 1:
             param.grad.mul_(1 + 2**-50)
@@ -47,7 +47,7 @@ def _disturb(reduction: Reduction, bucket: Bucket) -> None:
 
 @breaks("ddp/same-bits", says=r"rank 1 \(got\) and rank 0 \(want\) differ")
 class RanksRoundDifferently(DDPFault):
-    patched = afterwards(Reduction, "deliver", _disturb)
+    patched = afterwards(BucketReduction, "deliver", _disturb)
 
 
 @breaks("ddp/initial-state", says="state: rank 1 is wrong")
@@ -101,7 +101,7 @@ class LooksAtTheFirstOutputAlone(DDPFault):
 @breaks("ddp/process-group", says="gradient of .* is wrong")
 class AveragesOverTheWorld(DDPFault):
     patched = swap(
-        Reduction,
+        BucketReduction,
         "__init__",
         lambda right: (
             lambda self, group, *args: right(
@@ -111,7 +111,7 @@ class AveragesOverTheWorld(DDPFault):
     )
 
 
-def _divide_late(reduction: Reduction, bucket: Bucket) -> None:
+def _divide_late(reduction: BucketReduction, bucket: Bucket) -> None:
     for param in bucket.params:
         if param.grad is not None and reduction.hook is None:
             param.grad.div_(world_size(reduction))
@@ -122,12 +122,12 @@ class DividesAfterAdding(DDPFault):
     @staticmethod
     def patched() -> Any:
         stack = contextlib.ExitStack()
-        stack.enter_context(instead(Reduction, "_divisor", lambda self: None)())
-        stack.enter_context(afterwards(Reduction, "deliver", _divide_late)())
+        stack.enter_context(instead(BucketReduction, "_divisor", lambda self: None)())
+        stack.enter_context(afterwards(BucketReduction, "deliver", _divide_late)())
         return stack
 
 
-def _conjugate(reduction: Reduction, bucket: Bucket) -> None:
+def _conjugate(reduction: BucketReduction, bucket: Bucket) -> None:
     for param in bucket.params:
         if param.grad is not None and param.is_complex():
             param.grad.copy_(param.grad.conj())
@@ -135,10 +135,10 @@ def _conjugate(reduction: Reduction, bucket: Bucket) -> None:
 
 @breaks("ddp/complex", says="gradient of")
 class ConjugatesComplexGradients(DDPFault):
-    patched = afterwards(Reduction, "deliver", _conjugate)
+    patched = afterwards(BucketReduction, "deliver", _conjugate)
 
 
-def _narrow(reduction: Reduction, bucket: Bucket) -> None:
+def _narrow(reduction: BucketReduction, bucket: Bucket) -> None:
     for param in bucket.params:
         if param.grad is not None and param.dtype == torch.float64:
             param.grad.copy_(param.grad.half())
@@ -146,7 +146,7 @@ def _narrow(reduction: Reduction, bucket: Bucket) -> None:
 
 @breaks("ddp/dtypes", says="gradient of second")
 class LosesPrecisionOfDoubles(DDPFault):
-    patched = afterwards(Reduction, "deliver", _narrow)
+    patched = afterwards(BucketReduction, "deliver", _narrow)
 
 
 @breaks("ddp/inference", says="another output")
@@ -201,11 +201,11 @@ class TakesTransformsForSteps(DDPFault):
     patched = instead(api, "transforms_are_active", lambda: False)
 
 
-def _double(reduction: Reduction, bucket: Bucket, *_: Any) -> None:
+def _double(reduction: BucketReduction, bucket: Bucket, *_: Any) -> None:
     if bucket.buffer is not None:
         bucket.buffer.mul_(2)
 
 
 @breaks("ddp/interop", says="gradient of .* rank 0 is wrong")
 class CountsTwiceAmongOthers(DDPFault):
-    patched = beforehand(Reduction, "start", _double)
+    patched = beforehand(BucketReduction, "start", _double)

@@ -12,7 +12,7 @@ from impl.ddp import api, reducer
 from impl.ddp.api import DistributedDataParallel
 from impl.ddp.readiness import Readiness, ReadyTwiceError
 from impl.ddp.reducer import Reducer
-from impl.ddp.reduction import Reduction
+from impl.ddp.reduction import BucketReduction
 from impl.ddp.static_graph import StaticGraph
 from impl.ddp.used_map import UsedMap
 from tests.faults.ddp_kit import DDPFault, afterwards, instead, swap
@@ -57,7 +57,7 @@ class NeedsEveryOutput(DDPFault):
     patched = instead(api, "pass_through", lambda output, clone: output)
 
 
-def _define(reduction: Reduction, bucket: Any) -> None:
+def _define(reduction: BucketReduction, bucket: Any) -> None:
     for param, view in zip(bucket.params, bucket.views, strict=True):
         if param.grad is None:
             param.grad = view
@@ -65,7 +65,7 @@ def _define(reduction: Reduction, bucket: Any) -> None:
 
 @breaks("ddp/unused/bucket-views", says="has one, and nobody used it")
 class EveryViewIsAGradient(DDPFault):
-    patched = afterwards(Reduction, "deliver", _define)
+    patched = afterwards(BucketReduction, "deliver", _define)
 
 
 @breaks("ddp/unused/bucket-views", says="which gradients there are: rank 0 is wrong")
@@ -239,13 +239,13 @@ class AddsToZeroedGradients(DDPFault):
     """Gradients that were zeroed, and not dropped, come back once more."""
 
     @staticmethod
-    def _twice(reduction: Reduction, bucket: Any) -> None:
+    def _twice(reduction: BucketReduction, bucket: Any) -> None:
         for param in bucket.params:
             if param.grad is not None and hasattr(param, "_seen"):
                 param.grad.mul_(2)
             param._seen = True
 
-    patched = afterwards(Reduction, "deliver", _twice)
+    patched = afterwards(BucketReduction, "deliver", _twice)
 
 
 # ---- static graphs

@@ -22,7 +22,7 @@ from impl.ddp.mixed_precision import MixedPrecision
 from impl.ddp.module_sync import broadcast_coalesced
 from impl.ddp.options import BufferPolicy
 from impl.ddp.reducer import Reducer
-from impl.ddp.reduction import Reduction
+from impl.ddp.reduction import BucketReduction
 from impl.ddp.wrapper_controls import WrapperControls
 from tests.faults.ddp_kit import DDPFault, afterwards, beforehand, instead, swap, together
 from tests.faults.kit import breaks
@@ -221,7 +221,7 @@ class WrapsACopy(DDPFault):
     )
 
 
-def _round(reduction: Reduction, bucket: Bucket) -> None:
+def _round(reduction: BucketReduction, bucket: Bucket) -> None:
     for param in bucket.params:
         if param.grad is not None and reduction.group.size() == 1:
             param.grad.copy_(param.grad.float())
@@ -229,7 +229,7 @@ def _round(reduction: Reduction, bucket: Bucket) -> None:
 
 @breaks("ddp/world-of-one", says="steps: rank 0 is wrong")
 class OneRankAveragesInSinglePrecision(DDPFault):
-    patched = afterwards(Reduction, "deliver", _round)
+    patched = afterwards(BucketReduction, "deliver", _round)
 
 
 @breaks("ddp/each-rank-weighs-the-same", says="gradient of .* in step 1")
@@ -244,7 +244,7 @@ class EachSampleWeighsTheSame(DDPFault):
 
     patched = together(
         beforehand(DistributedDataParallel, "forward", _weigh),
-        instead(Reduction, "_divisor", lambda self: self.weight),
+        instead(BucketReduction, "_divisor", lambda self: self.weight),
     )
 
 

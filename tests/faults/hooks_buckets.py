@@ -15,7 +15,7 @@ from impl.ddp.comm_hooks import BUILTIN_HOOKS, sum_hook
 from impl.ddp.grad_copy import GradientCopier
 from impl.ddp.logging_data import Logger
 from impl.ddp.reducer import Reducer
-from impl.ddp.reduction import Reduction
+from impl.ddp.reduction import BucketReduction
 from tests.faults.ddp_kit import DDPFault, beforehand, instead, swap, together
 from tests.faults.kit import breaks
 
@@ -29,14 +29,16 @@ def completed(value: Any) -> Any:
 @breaks("comm_hooks/called-for-each-bucket", says=r"calls of step \d")
 class CallsTheHookTwice(DDPFault):
     patched = swap(
-        Reduction, "run_hook", lambda right: lambda *args: (right(*args).wait(), right(*args))[1]
+        BucketReduction,
+        "run_hook",
+        lambda right: lambda *args: (right(*args).wait(), right(*args))[1],
     )
 
 
 @breaks("comm_hooks/gradients-are-not-divided", says="gradient on rank")
 @breaks("comm_hooks/library/zero", says="parameter 0")
 class DividesBeforeTheHook(DDPFault):
-    patched = instead(Reduction, "_divisor", lambda self: self.group.size())
+    patched = instead(BucketReduction, "_divisor", lambda self: self.group.size())
 
 
 def _divided(right: Any) -> Any:
@@ -49,7 +51,7 @@ def _divided(right: Any) -> Any:
 
 @breaks("comm_hooks/gradients-are-not-divided", says="gradient on rank")
 class DividesLargeGradientsBeforeTheHook(DDPFault):
-    patched = swap(Reduction, "fill_one", _divided)
+    patched = swap(BucketReduction, "fill_one", _divided)
 
 
 @breaks("comm_hooks/bucket/index", says=r"calls of step \d")
@@ -149,7 +151,9 @@ class DoesNotWait(DDPFault):
 
 @breaks("comm_hooks/registered-twice", says="was to raise")
 class TakesASecondHook(DDPFault):
-    patched = beforehand(Reduction, "set_hook", lambda self, *_, **__: setattr(self, "hook", None))
+    patched = beforehand(
+        BucketReduction, "set_hook", lambda self, *_, **__: setattr(self, "hook", None)
+    )
 
 
 def _waits_for_the_last(right: Any) -> Any:
@@ -224,7 +228,7 @@ class HooksAreForEveryParameter(DDPFault):
     """What a hook returns goes to all parameters of the bucket, used or not."""
 
     patched = swap(
-        Reduction,
+        BucketReduction,
         "_gets_no_gradient",
         lambda right: lambda self, index: self.hook is None and right(self, index),
     )
@@ -318,7 +322,7 @@ class DoesNotCompress(DDPFault):
 @breaks("comm_hooks/library/noop", says="backward issued")
 class AlwaysReduces(DDPFault):
     patched = swap(
-        Reduction,
+        BucketReduction,
         "run_hook",
         lambda right: (
             lambda self, bucket: (
@@ -331,7 +335,7 @@ class AlwaysReduces(DDPFault):
 
 @breaks("comm_hooks/library/allreduce", says="gradient . of step 1")
 class HooksSeeDividedGradients(DDPFault):
-    patched = instead(Reduction, "_divisor", lambda self: self.group.size())
+    patched = instead(BucketReduction, "_divisor", lambda self: self.group.size())
 
 
 @breaks("comm_hooks/library/post-local-sgd", says="gradients .* want")

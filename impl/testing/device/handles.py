@@ -103,7 +103,7 @@ class DdpHandle(StreamDeviceHandle):
     def current_stream(self) -> SimulatedStream:
         return self._simulated.current_stream()
 
-    def on(self, stream: Any) -> AbstractContextManager[Any]:
+    def use_stream(self, stream: Any) -> AbstractContextManager[Any]:
         return self._simulated.use_stream(stream)
 
     def record_event(self) -> SimulatedEvent:

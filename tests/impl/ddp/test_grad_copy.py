@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from impl.ddp.bucket_factory import build_buckets
-from impl.ddp.buckets import COPY_AT_ONCE_FROM_BYTES, Bucket, Slots
+from impl.ddp.buckets import COPY_AT_ONCE_FROM_BYTES, Bucket, GradientSlots
 from impl.ddp.grad_copy import GradientCopier, new_gradient
 
 
@@ -39,7 +39,7 @@ def copier(*, view: bool = False, once: bool = False) -> GradientCopier:
     return GradientCopier(gradient_as_bucket_view=view, divide_once_per_bucket=once)
 
 
-def slots_of(bucket: Bucket) -> Slots:
+def slots_of(bucket: Bucket) -> GradientSlots:
     assert bucket.all_slots is not None
     return bucket.all_slots
 
@@ -275,7 +275,7 @@ def test_large_gradients_do_not_wait_for_small_ones(one_rank: dist.ProcessGroup)
 def test_part_of_a_bucket_is_scaled_by_itself(one_rank: dist.ProcessGroup, view: bool) -> None:
     params = params_with_grads([2.0], [4.0], [8.0])
     bucket = bucket_of(*params, group=one_rank)
-    part = Slots.of([params[0], params[2]], [bucket.views[0], bucket.views[2]], whole=None)
+    part = GradientSlots.of([params[0], params[2]], [bucket.views[0], bucket.views[2]], whole=None)
     copies = copier(view=view)
     buffer_of(bucket).fill_(6)
     for expected in ([1, 6, 4], [0.5, 6, 2] if view else [1, 6, 4]):
