@@ -35,7 +35,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand; returns its exit code: 0, 1, 2 for bad input, 3 for a harness fault."""
+    """Run a subcommand; returns its exit code, see `conformance.exit_codes`."""
     arguments, rest = _parser(sys.argv[1:] if argv is None else argv)
     module = importlib.import_module(COMMANDS[arguments.command][0])
     arguments.rest = rest

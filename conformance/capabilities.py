@@ -70,7 +70,8 @@ FEATURES: Mapping[str, str] = {
     "work_result": "Work.result and the futures of point-to-point operations",
 }
 
-# What lacks one of these does not refuse: it does not notice, and waits. So they are never probed.
+# A target that lacks one of these cannot refuse: it notices nothing, and waits. So no case that
+# needs one is probed.
 DETECTING = frozenset(
     {"feature:abort", "feature:mismatch_errors", "feature:peer_loss", "feature:timeouts"}
 )
@@ -85,7 +86,7 @@ OF_WRAPPERS = frozenset(
     }
 )
 
-# Features that say something about one device; on others nothing is missing without them.
+# Features that mean something on one device only; on others, nothing is missing without them.
 _ONLY_ON = {f"feature:{name}": "cpu" for name in OF_WRAPPERS}
 
 _PLAIN_DTYPES = DTYPES[: DTYPES.index("complex128") + 1]

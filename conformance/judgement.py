@@ -31,6 +31,8 @@ class Judgement:
 
     seen: the verdict before deviations and claims were looked at.
     verdicts: requirement id -> verdict.
+    reason: why, in one line: the deviation's if one excuses everything; "" if the case passed.
+    worked: whether the case's checks passed.
     """
 
     seen: Verdict
@@ -69,11 +71,15 @@ def judge_end(
     # A test without requirements may have started by itself what is left, and judges no target.
     if covers and isinstance(error, LeftBehind):
         covers = (LEAVES_NOTHING_BEHIND,)
-    verdicts = {}
-    for id in covers:
-        deviation = target.deviation(id, seen)
-        verdicts[id] = Verdict.DEVIATION if deviation else seen
-        reason = deviation.reason if deviation else reason
+    deviations = [target.deviation(id, seen) for id in covers]
+    verdicts = {
+        id: Verdict.DEVIATION if deviation else seen
+        for id, deviation in zip(covers, deviations, strict=True)
+    }
+    # A reason that excuses some of the requirements only must not be shown for the others.
+    declared = [deviation.reason for deviation in deviations if deviation]
+    if declared and len(declared) == len(covers):
+        reason = declared[0]
     return Judgement(seen, verdicts, reason, False)
 
 

@@ -44,7 +44,7 @@ def needs(*capabilities: str) -> pytest.MarkDecorator:
 def adapts() -> pytest.MarkDecorator:
     """The case keeps to what the target claims.
 
-    So it needs nothing on account of those requirements that its own ones rest on.
+    So it does not need the capabilities of the requirements that its own requirements rest on.
     """
     return pytest.mark.adapts()
 
@@ -52,8 +52,8 @@ def adapts() -> pytest.MarkDecorator:
 def not_probed() -> pytest.MarkDecorator:
     """The case is left out where the target does not claim what it needs.
 
-    For a case that cannot tell a refusal of what is not claimed from what it looks for: because
-    what it looks for is a refusal, or because ranks tell each other of errors.
+    For a case that cannot tell a refusal of what is not claimed from what it looks for: because it
+    looks for a refusal itself, or because its ranks tell each other about errors.
     """
     return pytest.mark.not_probed()
 
@@ -64,7 +64,7 @@ def deadline(seconds: float) -> pytest.MarkDecorator:
 
 
 def gpu(devices: int = 1) -> pytest.MarkDecorator:
-    """The case has its ranks on CUDA devices and needs so many of them."""
+    """The case runs its ranks on CUDA devices and needs this many of them."""
     return pytest.mark.gpu(devices)
 
 
@@ -75,5 +75,5 @@ DOCUMENTED = {
     "adapts": "adapts(): the case keeps to what the target claims",
     "not_probed": "not_probed(): left out where the target does not claim what the case needs",
     "deadline": "deadline(seconds): how long each run of the ranks may take",
-    "gpu": "gpu(devices): the case needs so many CUDA devices",
+    "gpu": "gpu(devices): the case needs this many CUDA devices",
 }

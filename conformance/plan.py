@@ -19,8 +19,8 @@ class Plan:
     """One case of this run.
 
     covers: the selected requirements that it checks.
-    own: requirements that came with the case, and those that they rest on: others, such as the
-        controller of several pytest workers, may not know them yet.
+    own: requirements that came with the case, and those that they rest on: other processes, such
+        as the controller of several pytest workers, may not know them yet.
     lacks: capabilities that it needs and the target does not claim; if there are any, the case is
         a probe.
     lacks_part: whether it is about a part (such as DDP) that the target does not have at all, so
@@ -73,8 +73,8 @@ def select(
     """The items to run, roots first.
 
     A capability that the target does not claim is probed cheaply: once for each function and
-    parameter, at the smallest world size that has two ranks; not at all by a case that would take
-    the refusal for a failure, nor where who lacks it can only wait (`DETECTING`).
+    parameter, at the smallest world size of at least two ranks. It is not probed by a case that
+    would take a refusal for a failure, nor if a target without it can only wait (`DETECTING`).
     """
     chosen: list[pytest.Item] = []
     probes: dict[str, pytest.Item] = {}

@@ -73,13 +73,13 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
             serve(at)
             return 0
         settings = read_settings(
-            option.target,
-            option.world_sizes,
-            option.profile,
-            option.requirement,
-            option.certificate,
-            option.device,
-            option.deadline,
+            target=option.target,
+            world_sizes=option.world_sizes,
+            profiles=option.profile,
+            requirements=option.requirement,
+            certificate=option.certificate,
+            device=option.device,
+            deadline_s=option.deadline,
         )
         if at is not None:
             settings = _join_torchrun(at, settings, option)
@@ -127,21 +127,21 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_BOARD] = Board.make()
         certifier = Certifier(config, config.stash[_SETTINGS], config.stash[_BOARD])
         config.pluginmanager.register(certifier, "conformance-certifier")
-        _end_in_order_when_terminated(config)
+        _take_sigterm_for_ctrl_c(config)
     config.stash[_FOUND] = []
     properties.use_unless_chosen()
 
 
-def _end_in_order_when_terminated(config: pytest.Config) -> None:
-    """Take SIGTERM, as from `timeout` or a CI that gives up, for Ctrl-C: report and certificate of
-    what was done so far are written, and no process is left."""
+def _take_sigterm_for_ctrl_c(config: pytest.Config) -> None:
+    """Handle SIGTERM, as `timeout` or a CI job that gives up sends it, like Ctrl-C: the report and
+    the certificate of what was done so far are written, and no process is left behind."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     if in_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        config.add_cleanup(_die_when_terminated)
+        config.add_cleanup(_restore_sigterm)
 
 
-def _die_when_terminated() -> None:
+def _restore_sigterm() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 

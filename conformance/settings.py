@@ -33,7 +33,11 @@ class UsageError(Exception):
 class Settings:
     """What a run was asked to do.
 
+    spec: what `--target` was given.
     world_sizes: None where the cases decide themselves.
+    profiles, requirements: names and ids of what to check; None for everything.
+    certificate: the folder to write it to, or None for no certificate.
+    deadline_s: how long the ranks may take for one call, unless the case says otherwise.
     world_size_max: how many ranks there are at all; torchrun has a fixed number of them.
     """
 
@@ -77,6 +81,7 @@ def check_python() -> None:
 
 
 def read_settings(
+    *,
     target: str,
     world_sizes: str | None,
     profiles: str | None,

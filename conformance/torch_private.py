@@ -32,10 +32,10 @@ def on_new_group(callback: Callable[[str, dist.ProcessGroup], None]) -> None:
 
 
 def forget_group_count() -> None:
-    """Begin again to number groups where there is none.
+    """Start numbering groups from 0 again, if there is no default group.
 
-    torch does so when the default group is destroyed, not when it could not be made: the next one
-    would then have another name than on ranks that had nothing to try again.
+    torch does so when the default group is destroyed, but not when it could not be made: after a
+    second try, its name would then differ from that on ranks whose first try succeeded.
     """
     if not dist.is_initialized():
         distributed_c10d._world.group_count = 0

@@ -22,6 +22,8 @@ def assert_near(
     what: a word for what is compared. ranks: whose values these are, if not all are judged.
     Raises CheckFailed with the first element of the first rank that is too far off.
     """
+    if len(got) != len(want):
+        raise ValueError(f"{what}: {len(got)} ranks returned, and {len(want)} values are expected")
     judged = range(len(want)) if ranks is None else ranks
     for rank, mine, near in zip(judged, got, want, strict=True):
         found = difference(mine, near)

@@ -10,14 +10,17 @@ from conformance import needs
 
 
 def dtypes(*names: str) -> list[Any]:
+    """As parameters, each of which needs its own dtype, such as "uint16"."""
     return _each("dtype", names)
 
 
 def ops(*names: str) -> list[Any]:
+    """As parameters, each of which needs its own operation, such as "all_to_all"."""
     return _each("op", names)
 
 
 def reduce_ops(*names: str) -> list[Any]:
+    """As parameters, each of which needs its own reduce op, such as "avg"."""
     return _each("reduce_op", names)
 
 

@@ -31,8 +31,11 @@ def first_difference(
 ) -> Difference | None:
     """The first difference between two values, which may be containers of tensors; None if equal.
 
-    Tensors are equal when dtype, shape and all elements are. A NaN equals any NaN, and 0.0 does not
-    equal -0.0. within_ulps: how many units in the last place two numbers may be apart.
+    Tensors are equal when dtype, shape, layout and all elements are. A NaN equals any NaN, and 0.0
+    does not equal -0.0. Mappings are equal when their keys also have the same order.
+
+    within_ulps: how many units in the last place two numbers may be apart.
+    where: the way to these values, for the `Difference`.
     """
     if isinstance(want, Tensor) and isinstance(got, Tensor):
         return _tensor_difference(got, want, within_ulps, where)
@@ -64,8 +67,9 @@ def first_difference(
 
 
 def ulps_apart(got: Tensor, want: Tensor) -> Tensor:
-    """How many representable numbers lie between, element by element; both of one real dtype.
+    """How many units in the last place lie between, element by element; both of one real dtype.
 
+    Neighbouring numbers are 1 apart; integers and bool, as much as they differ.
     Returns float64, since two numbers may be further apart than an int64 can say; infinite where
     only one of the two is NaN.
     """

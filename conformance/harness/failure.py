@@ -1,4 +1,4 @@
-"""How a run fails that not every rank came back from."""
+"""The failure of a run from which not every rank came back."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from conformance.verdict import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Bystander:
-    """What a rank returns of which its case asks nothing, such as one outside of the group: where
-    the target refuses the operation, that rank has nothing to refuse."""
+    """What a rank returns if its case asks nothing of it, such as one outside of the group.
+
+    Where the target refuses the operation, such a rank has nothing to refuse.
+    """
 
 
 class RanksFailed(Exception):
@@ -32,8 +34,8 @@ class RanksFailed(Exception):
 
     @property
     def is_clean_refusal(self) -> bool:
-        """Whether the target refused: every rank that was asked raised, and none found out by an
-        assertion of the case's that it had got something else."""
+        """Whether the target refused: every rank that was asked raised, and none of them in an
+        assertion of the case, which would mean that it got a wrong result."""
         asked = [o for o in self.outcomes if not _is_bystander(o)]
         raised = [o for o in asked if isinstance(o, Raised)]
         asserted = any(o.is_a(AssertionError) or o.is_a(pytest.fail.Exception) for o in raised)

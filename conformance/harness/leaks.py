@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,29 +54,26 @@ def take_census() -> Holdings:
 def find_leaks(before: Holdings) -> tuple[str, ...]:
     """What this process holds beyond `before`, one phrase each.
 
-    Threads and sockets of a destroyed group may take a moment to go, so a difference is looked at
-    again for up to three seconds.
+    Threads and sockets of a destroyed group may take a moment to go.
     """
-    give_up_at = time.monotonic() + _SETTLE_S
-    while True:
-        leaks = _difference(before, take_census())
-        if not leaks or time.monotonic() > give_up_at:
-            return leaks
-        gc.collect()
-        time.sleep(0.01)
+    return _settled(lambda: _difference(before, take_census()))
 
 
 def still_alive(watched: Sequence[tuple[str, weakref.ref[Any]]]) -> tuple[str, ...]:
-    """The names of those objects that somebody holds yet.
+    """The names of those objects that are still referenced.
 
-    A thread of a destroyed group holds the group until it ends, so they too are looked at again for
-    up to three seconds.
+    A thread of a destroyed group holds the group until it ends.
     """
+    return _settled(lambda: tuple(name for name, object in watched if object() is not None))
+
+
+def _settled(look: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
+    """What is still seen when looking again for up to `_SETTLE_S`; () as soon as nothing is."""
     give_up_at = time.monotonic() + _SETTLE_S
     while True:
-        names = tuple(name for name, object in watched if object() is not None)
-        if not names or time.monotonic() > give_up_at:
-            return names
+        seen = look()
+        if not seen or time.monotonic() > give_up_at:
+            return seen
         gc.collect()
         time.sleep(0.01)
 

@@ -48,7 +48,7 @@ class Me:
     def fsdp(self, module: torch.nn.Module, **kwargs: Any) -> Any:
         """The module in the target's FullyShardedDataParallel, on this rank's device.
 
-        On the CPU, one that takes no `device_id` has no other choice.
+        On the CPU, a wrapper that takes no `device_id` is called without it.
         """
         wrapper = resolve(self.target.fsdp)
         taken = signature(wrapper).parameters.values()

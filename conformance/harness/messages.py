@@ -68,11 +68,6 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
-    """End the process."""
-
-
-@dataclass(frozen=True, slots=True)
 class Begun:
     """What `Join` and `Call` need has been imported. Their time runs from here on."""
 
@@ -113,7 +108,7 @@ class Left:
     held: tuple[str, ...]
 
 
-Command = Join | Call | Leave | Stop
+Command = Join | Call | Leave
 Answer = Done | Failed | Lost | Left
 
 

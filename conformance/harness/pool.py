@@ -113,9 +113,9 @@ class Pool:
         """Make the first `world_size` ranks one world; one that does not return spoils the pool.
 
         deadline_s: from when all of them have imported the target.
-        Raises HarnessFault if they cannot be started: at once, if it failed before there ever was
-        a rank. What this machine lacks is lacking for the next case too, and to find out may take
-        long.
+        Raises HarnessFault if they cannot be started. If no rank could ever be started, later calls
+        raise at once: what this machine lacks, it lacks for the next case too, and finding out may
+        take long.
         """
         self._spoilt = True  # until all ranks are there
         self._target = spec.target.name, spec.target.backend
@@ -126,7 +126,7 @@ class Pool:
                 if self._had_ranks:
                     raise
                 self._cannot_start = str(fault)
-        if self._cannot_start:  # always from here: to Hypothesis, another line is another failure
+        if self._cannot_start:  # only raised here: Hypothesis takes another line for another bug
             raise HarnessFault(self._cannot_start)
         prefix = f"world{next(self._worlds)}"
         commands = [
@@ -175,23 +175,20 @@ class Pool:
         if self._spoilt or self._target in self._hung_leaving:
             self.close()
             return []
-        time_s = min(deadline_s, _LEAVE_DEADLINE_S)
-        leaks = self._left(world_size, time_s)
-        if repeat and leaks and all(leak.is_held for leak in leaks):
-            if self._target in self._leaking:
-                return self._closed(leaks)
-            if repeat() and not self._left(world_size, time_s):
+        deadline_s = min(deadline_s, _LEAVE_DEADLINE_S)
+        leaks = self._leave_once(world_size, deadline_s)
+        may_be_kept = all(leak.is_held for leak in leaks) and self._target not in self._leaking
+        if repeat and leaks and may_be_kept:
+            if repeat() and not self._leave_once(world_size, deadline_s):
                 return []
             self._leaking.add(self._target)
-        return self._closed(leaks)
-
-    def _closed(self, leaks: list[Leak]) -> list[Leak]:
         if leaks:
             self.close()
         return leaks
 
-    def _left(self, world_size: int, time_s: float) -> list[Leak]:
-        answers = self._ask([Leave()] * world_size, time_s, wait_for_all=False)
+    def _leave_once(self, world_size: int, deadline_s: float) -> list[Leak]:
+        """Have the ranks leave their world; what each of them left behind."""
+        answers = self._ask([Leave()] * world_size, deadline_s, wait_for_all=False)
         leaks = []
         for rank, answer in enumerate(answers):
             if isinstance(answer, Left):

@@ -25,6 +25,7 @@ _PRELOAD = "conformance.harness.preload"
 _OUTPUT_BYTES_KEPT = 64 * 1024
 _OUTPUT_BYTES_MAX = 16 * 1024 * 1024
 _STACKS_WAIT_S = 2.0
+_EXIT_CODE_UNKNOWN = 255  # what multiprocessing says of a process whose end it did not see
 _PLACE_IN_A_JOB = re.compile(
     r"MASTER_(ADDR|PORT)|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|TORCHELASTIC_\w+"
 )
@@ -90,7 +91,7 @@ class RankProcess:
         context = fork_server_context()
         self.connection, theirs = context.Pipe()
         self._output = _file_to_append_to()
-        self._dropped, self._dropped_end = 0, b""
+        self._dropped_bytes, self._dropped_end = 0, b""
         self._stacks = _file_to_append_to()
         self._page_fd = os.memfd_create(f"rank-{index}")
         os.ftruncate(self._page_fd, PAGE_BYTES)
@@ -139,7 +140,7 @@ class RankProcess:
                 return None
         self._process.join(5)
         code = self._process.exitcode
-        return Died(code if code is not None else 255)
+        return Died(code if code is not None else _EXIT_CODE_UNKNOWN)
 
     def last_collective(self) -> LastCollective:
         """The newest operation of `torch.distributed` that it issued."""
@@ -165,20 +166,20 @@ class RankProcess:
     def output(self) -> str:
         """The end of what it printed since `forget_output`."""
         kept = (self._dropped_end + self._end_of_output())[-_OUTPUT_BYTES_KEPT:]
-        before = self._dropped + os.fstat(self._output.fileno()).st_size - len(kept)
+        before = self._dropped_bytes + os.fstat(self._output.fileno()).st_size - len(kept)
         text = kept.decode(errors="replace")
         return f"({before} bytes before this)\n{text}" if before > 0 else text
 
     def forget_output(self) -> None:
         """Drop what it has printed so far."""
-        self._dropped, self._dropped_end = 0, b""
+        self._dropped_bytes, self._dropped_end = 0, b""
         os.ftruncate(self._output.fileno(), 0)
 
     def bound_output(self) -> None:
         """Keep a rank that prints without end from filling the disk."""
         size = os.fstat(self._output.fileno()).st_size
         if size > _OUTPUT_BYTES_MAX:
-            self._dropped += size
+            self._dropped_bytes += size
             self._dropped_end = self._end_of_output()
             os.ftruncate(self._output.fileno(), 0)
 
@@ -230,7 +231,7 @@ def _received(passed: Any) -> int:
 
 def _enter(theirs: Any, output_fd: int, stacks_fd: int, page_fd: int) -> None:
     importlib.import_module(_PRELOAD)  # unless the fork server was started for something else
-    # Imported here: only the rank needs torch; the parent of a remote rank does not.
+    # Imported here: what a rank runs is none of its parent's business.
     from conformance.harness.worker import rank_main
 
     rank_main(theirs, output_fd, stacks_fd, page_fd)

@@ -40,13 +40,19 @@ class Ranks:
 
     The world is made when the first function runs. It is made again after a run in which a rank
     did not return: its groups may be in any state.
+
+    deadline_s: how long the ranks may take for one run.
+    was_made: whether a world was ever made; None if none was needed.
+    leaks: what the ranks left behind so far, of all worlds that have ended.
+    last_run: the newest run, or None.
+    fuse: what is left to spend on making a failing example of Hypothesis's smaller.
     """
 
     def __init__(self, pool: Pool, spec: WorldSpec, deadline_s: float) -> None:
         self._pool = pool
         self._spec = spec
         self._joined = False
-        self.was_made: bool | None = None  # whether a world ever was; None if none was needed
+        self.was_made: bool | None = None
         self.deadline_s = deadline_s
         self.leaks: list[Leak] = []
         self.last_run: LastRun | None = None
@@ -73,14 +79,14 @@ class Ranks:
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Call `function(me, *args)` on every rank; one value a rank.
 
-        function: defined with `def` at the top level of a module. Values travel by value, tensors
-            as CPU tensors.
+        function: defined with `def` at the top level of a module. Its arguments and its result are
+            copied between processes, tensors as CPU tensors.
         Raises RanksFailed unless every rank returned within the deadline.
         """
         return self.run_each(function, [args] * self.world_size)
 
     def run_each(self, function: Callable[..., Any], args: Sequence[Sequence[Any]]) -> list[Any]:
-        """As `run`, with arguments of each rank's own: rank r gets `args[r]`."""
+        """As `run`, with arguments for each rank: rank r is called with `args[r]`."""
         payloads = self._packed(function, args)
         known = self.fuse.recall(payloads) if currently_in_test_context() else None
         if known is not None:
@@ -96,7 +102,7 @@ class Ranks:
         return values
 
     def outcomes(self, function: Callable[..., Any], *args: Any) -> list[Outcome]:
-        """As `run`, but every rank has the whole deadline, and whatever becomes of it is told.
+        """What became of every rank; each has the whole deadline, even after another has failed.
 
         For cases in which ranks are meant to raise or to die.
         """
@@ -105,7 +111,7 @@ class Ranks:
     def outcomes_each(
         self, function: Callable[..., Any], args: Sequence[Sequence[Any]]
     ) -> list[Outcome]:
-        """As `outcomes`, with arguments of each rank's own."""
+        """As `outcomes`, with arguments for each rank: rank r is called with `args[r]`."""
         payloads = self._packed(function, args)
         return self._outcomes(function, args, payloads, wait_for_all=True)
 
@@ -118,7 +124,7 @@ class Ranks:
             self._calls.clear()
 
     def _repeat(self) -> bool:
-        """Do everything that was done in the last world in another one; whether ranks came back."""
+        """Do in a new world all that was done in the last one; whether every rank came back."""
         outcomes = self._pool.join(self._spec_now(), self.deadline_s)
         if not all(isinstance(o, Returned) for o in outcomes):
             return False

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from conformance.checks.compare import describe
 from conformance.torch_private import registered_name
 
 PAGE_BYTES = 4096
@@ -166,6 +167,6 @@ def _group_name(group: Any) -> str:
 def _tensors(values: Any) -> Iterator[str]:
     for value in values:
         if isinstance(value, torch.Tensor):
-            yield f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+            yield describe(value)
         elif isinstance(value, list | tuple) and value and isinstance(value[0], torch.Tensor):
             yield f"[{len(value)} x {next(_tensors(value))}]"

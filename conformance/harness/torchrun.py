@@ -104,7 +104,8 @@ class _End:
 class RemoteRank:
     """A rank process beside an agent; the same interface as `RankProcess`."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, index: int, connection: Connection) -> None:
+        self._index = index
         self._connection = connection
         self._came: deque[Answer | Begun | Died] = deque()
         self._life = 0
@@ -162,7 +163,9 @@ class RemoteRank:
             if isinstance(message, _Reply):
                 return message.value
             self._take_in(message)
-        raise HarnessFault(f"an agent did not answer to {question} for {wait_s} s")
+        raise HarnessFault(
+            f"the agent of rank {self._index} did not answer {question!r} within {wait_s:g} s"
+        )
 
     def _take_in(self, said: _Said) -> None:
         if said.life == self._life:
@@ -172,13 +175,13 @@ class RemoteRank:
         try:
             self._connection.send(message)
         except OSError as error:
-            raise HarnessFault(f"an agent is gone: {error}") from error
+            raise HarnessFault(f"the agent of rank {self._index} is gone: {error}") from error
 
     def _receive(self) -> Any:
         try:
             return self._connection.recv()
         except (EOFError, OSError) as error:
-            raise HarnessFault(f"an agent is gone: {error}") from error
+            raise HarnessFault(f"the agent of rank {self._index} is gone: {error}") from error
 
 
 class Crew:
@@ -201,7 +204,7 @@ class Crew:
             while len(self._agents) < at.world_size - 1:
                 connection = listener.accept()
                 hello: _Hello = connection.recv()
-                self._agents[hello.rank] = RemoteRank(connection)
+                self._agents[hello.rank] = RemoteRank(hello.rank, connection)
                 self.shares_files &= hello.sees_files
 
     def rank(self, index: int) -> RankProcess | RemoteRank:
@@ -256,15 +259,15 @@ def _obey(
         rank = rank or RankProcess(index)
         rank.tell(message.command)
     elif isinstance(message, _Ask):
-        send(_Reply(getattr(rank, message.method)() if rank else _NOTHING[message.method]))
+        send(_Reply(getattr(rank, message.method)() if rank else _WITHOUT_PROCESS[message.method]))
     elif isinstance(message, _Kill) and rank is not None:
         rank.kill()
         rank = None
     return rank
 
 
-# What is said of a rank process that is not there (any more).
-_NOTHING: dict[str, object] = {
+# What each method is answered with where there is no rank process, or none any more.
+_WITHOUT_PROCESS: dict[str, object] = {
     "bound_output": None,
     "forget_output": None,
     "last_collective": LastCollective("", in_it=False),

@@ -42,7 +42,6 @@ from conformance.harness.messages import (
     Leave,
     Left,
     Lost,
-    Stop,
     pack,
     unpack,
 )
@@ -76,8 +75,6 @@ def rank_main(connection: Connection, output_fd: int, stacks_fd: int, page_fd: i
         try:
             command: Command = connection.recv()
         except (EOFError, OSError):
-            os._exit(0)
-        if isinstance(command, Stop):
             os._exit(0)
         answer = worker.obey(command)
         try:
@@ -121,7 +118,7 @@ class Worker:
         )
         self._before = take_census()
 
-    def obey(self, command: Join | Call | Leave) -> Answer:
+    def obey(self, command: Command) -> Answer:
         """Do as told. Whatever the case's code raises becomes an answer."""
         if isinstance(command, Leave):
             return self._leave()

@@ -18,7 +18,7 @@ class Near:
     """A tensor of a shape and dtype, up to an error.
 
     value: float64; NaN where a NaN is wanted.
-    within: by how much an element may differ, shaped to broadcast against value.
+    within: float64; by how much an element may differ, of a shape that broadcasts to value's.
     dtype: of the tensor that is wanted.
     """
 
@@ -28,15 +28,19 @@ class Near:
 
     @staticmethod
     def relative(value: Tensor, within: float, dtype: torch.dtype | None = None) -> Near:
-        """Within a share of the largest element's size; exact for zeros."""
-        largest = value.abs().amax() if value.numel() else torch.zeros(())
+        """Within a share of the largest finite element's size; exact for zeros."""
         wide = value.detach().to(torch.float64)
-        return Near(wide, largest.to(torch.float64) * within, dtype or value.dtype)
+        sizes = wide[wide.isfinite()].abs()
+        largest = sizes.amax() if sizes.numel() else torch.zeros((), dtype=torch.float64)
+        return Near(wide, largest * within, dtype or value.dtype)
 
     def off(self, got: Tensor) -> Tensor:
-        """Which elements of a tensor of this shape are too far off."""
+        """Which elements of a tensor of this shape are too far off; a bool tensor of the shape.
+
+        Infinities and NaN are wanted exactly, whatever `within` came to when it was computed.
+        """
         wide = got.detach().cpu().to(torch.float64)
-        close = (wide - self.value).abs() <= self.within
+        close = self.value.isfinite() & ((wide - self.value).abs() <= self.within)
         return ~(close | (wide.isnan() & self.value.isnan()) | (wide == self.value))
 
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from conformance.verdict import Verdict
+from conformance.verdict import REFUSES_CERTIFICATE, Verdict
 
-_FAILING = {"broken", "timeout", "crashed", "blocked", "unknown"}
+_FAILING = {str(verdict) for verdict in REFUSES_CERTIFICATE | {Verdict.UNKNOWN}}
 _ABSENT = {str(Verdict.NOT_EXERCISED), ""}
 
-# From good to bad. A deviation is an admitted failure, so it is worse than not to claim at all.
-_GOOD = {"holds": 0, "not claimed": 1, "deviation": 2}
+# Of the others, from the best to the worst: a deviation is an admitted failure, so it is worse than
+# a capability that was never claimed.
+_BEST_FIRST = [str(v) for v in (Verdict.HOLDS, Verdict.NOT_CLAIMED, Verdict.DEVIATION)]
 
 
 class Kind(str, Enum):
@@ -86,7 +87,8 @@ def _kind(was: str, now: str) -> Kind | None:
         return Kind.STILL_FAILING if was in _FAILING else Kind.REGRESSION
     if was in _FAILING:
         return Kind.IMPROVEMENT
-    return Kind.REGRESSION if _GOOD[now] > _GOOD[was] else Kind.IMPROVEMENT
+    got_worse = _BEST_FIRST.index(now) > _BEST_FIRST.index(was)
+    return Kind.REGRESSION if got_worse else Kind.IMPROVEMENT
 
 
 def _circumstances(

@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from conformance.report.plain import short
 from conformance.report.terminal import count_of, duration
-from conformance.verdict import FAILURES, REFUSES_CERTIFICATE, Verdict
+from conformance.verdict import REFUSES_CERTIFICATE, Verdict
 
 _HERE = Path(__file__).parent
 
@@ -46,7 +46,7 @@ def render(document: Mapping[str, Any]) -> str:
 
 
 _TONES = {
-    **{str(v): "bad" for v in REFUSES_CERTIFICATE | FAILURES | {Verdict.UNKNOWN}},
+    **{str(v): "bad" for v in REFUSES_CERTIFICATE | {Verdict.UNKNOWN}},
     str(Verdict.HOLDS): "good",
     str(Verdict.DEVIATION): "noted",
     str(Verdict.NOT_CLAIMED): "noted",

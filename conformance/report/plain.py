@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_SHORT = 300  # characters: a reason that lists hundreds of numbers is not read to its end
+_SHORT_CHARS = 300  # a reason that lists hundreds of numbers is not read to its end
 
 # Control characters but for tab and newline: they colour a terminal, move in it or clear it.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -17,6 +17,6 @@ def plain(text: str) -> str:
 
 def short(text: str) -> str:
     """As much of the text as a summary shows; the certificate has all of it."""
-    if len(text) <= _SHORT:
+    if len(text) <= _SHORT_CHARS:
         return text
-    return f"{text[:_SHORT].rstrip()} ... ({len(text)} characters)"
+    return f"{text[:_SHORT_CHARS].rstrip()} ... ({len(text)} characters)"

@@ -13,7 +13,7 @@ from conformance.requirements.model import Catalogue, Requirement
 from conformance.target import Deviation, Target
 from conformance.verdict import FAILURES, REFUSES_CERTIFICATE, Verdict, worst
 
-_NOT_SELECTED = Verdict.NOT_EXERCISED, "no case of it was selected"
+_NONE_SELECTED = "no case of it was selected"
 
 
 class Conclusion(str, Enum):
@@ -141,7 +141,7 @@ class Results:
     def why_nothing(self) -> str:
         """Why most of what was to run did not, where nothing was exercised."""
         asked = [r.reason for r in self.requirements if r.cases or r.left_out]
-        return Counter(asked).most_common(1)[0][0] if asked else "no case of it was selected"
+        return Counter(asked).most_common(1)[0][0] if asked else _NONE_SELECTED
 
     @property
     def cases_left_out(self) -> tuple[str, ...]:
@@ -230,16 +230,9 @@ def judge(
     planned: node id -> requirement ids, of all cases that should have run.
     For the rest see `Results`.
     """
-    by_requirement: dict[str, list[CaseResult]] = {}
-    ran = set()
-    for case in cases:
-        ran.add(case.case)
-        for id in case.verdicts:
-            by_requirement.setdefault(id, []).append(case)
-    left_out: dict[str, list[str]] = {}
-    for name, ids in (planned or {}).items():
-        for id in ids if name not in ran else ():
-            left_out.setdefault(id, []).append(name)
+    cases = list(cases)
+    by_requirement = _by_requirement(cases)
+    left_out = _left_out(planned or {}, {case.case for case in cases})
     seen = {id: worst(c.verdicts[id] for c in found) for id, found in by_requirement.items()}
     results = []
     for id, requirement in catalogue.items():
@@ -248,7 +241,7 @@ def judge(
             verdict = seen[id]
             reason = next((c.reason for c in found if c.verdicts[id] is verdict and c.reason), "")
         else:
-            verdict, reason = not_exercised.get(id, _NOT_SELECTED)
+            verdict, reason = not_exercised.get(id, (Verdict.NOT_EXERCISED, _NONE_SELECTED))
             if verdict is Verdict.NOT_EXERCISED and id in left_out:
                 reason = "its cases were left out"
         root = next((r for r in catalogue.roots(id) if seen.get(r) in FAILURES), "")
@@ -267,3 +260,21 @@ def judge(
         interrupted,
         tuple(files_left_out),
     )
+
+
+def _by_requirement(cases: Iterable[CaseResult]) -> dict[str, list[CaseResult]]:
+    """Requirement id -> the cases that say something of it."""
+    found: dict[str, list[CaseResult]] = {}
+    for case in cases:
+        for id in case.verdicts:
+            found.setdefault(id, []).append(case)
+    return found
+
+
+def _left_out(planned: Mapping[str, Sequence[str]], ran: set[str]) -> dict[str, list[str]]:
+    """Requirement id -> the node ids of those of its cases that were planned and did not run."""
+    found: dict[str, list[str]] = {}
+    for name, ids in planned.items():
+        for id in ids if name not in ran else ():
+            found.setdefault(id, []).append(name)
+    return found

@@ -99,6 +99,7 @@ def script_text(example: Example) -> str:
         *definitions,
         "# ---- How ranks are started: the same in every script of this kind.",
         *driver_definitions,
+        *sources.aliases_of_given,
         "# ---- This case.",
         world,
         _MAIN,

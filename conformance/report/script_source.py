@@ -40,6 +40,7 @@ class Sources:
     given: names that the script has anyway, by the module and name that they stand for.
     taken: names that the script uses itself, which nothing else may have.
     imports: the script's own import lines; those of the copied code are added.
+    aliases_of_given: lines that must come after what is given, and so after `definitions`.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Sources:
         self._done: set[tuple[str, int]] = set()
         self._namespaces: dict[str, dict[str, str]] = {}
         self._definitions: list[str] = []
+        self.aliases_of_given: list[str] = []
         self._nodes: list[ast.AST] = []
 
     def definitions(self) -> list[str]:
@@ -140,8 +142,11 @@ class Sources:
         if found != name:
             self._claim(name, _Origin(module, name))
             alias = f"{name} = {found}"
-            if alias not in self._definitions:
-                self._definitions.append(alias)
+            aliases = self._definitions
+            if found in self._given.values():
+                aliases = self.aliases_of_given
+            if alias not in aliases:
+                aliases.append(alias)
 
     def _need_namespace(self, alias: str, module: str, tree: ast.AST) -> None:
         """A copied module that is used as `alias.name`: the script gathers those names in one."""

@@ -170,6 +170,14 @@ NEGATIVE_TAG = Requirement(
     says="A negative tag is refused with a RuntimeError that says 'Tag must be nonnegative'.",
     source="observed, torch 2.13.0 gloo",
 )
+TAG_TYPE = Requirement(
+    id="p2p/no-tag",
+    level=MUST,
+    profile="p2p",
+    says="A tag that is no integer of 32 bits is refused with a TypeError, and the group goes on.",
+    source="observed, torch 2.13.0 gloo: 'incompatible function arguments'",
+    rests_on=("p2p/delivers",),
+)
 ORDER = Requirement(
     id="p2p/order",
     level=MUST,

@@ -40,7 +40,7 @@ from impl.ddp.mixed_precision import (
 from impl.ddp.module_sync import sync_module_states
 from impl.ddp.options import buffer_policy, choose_devices, choose_group
 from impl.ddp.outputs import find_tensors, notify_at, pass_through
-from impl.ddp.parameters import ManagedParameters, managed_parameters
+from impl.ddp.parameters import ManagedParameters, Replacements, managed_parameters
 from impl.ddp.reducer import Reducer
 from impl.ddp.reduction import profiler_range
 from impl.ddp.verification import verify_params_across_processes
@@ -244,6 +244,7 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
             self.bucket_bytes_cap_list,
             self.batched_grad_copy,
         )
+        self._replacements = Replacements(managed)
         self.logger = Logger(self.reducer)
         self.reducer.set_logger(self.logger)
         # A mark, as layers of other classes synchronise too, such as those of impl.sync_batchnorm.
@@ -377,12 +378,13 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
         searches = self.find_unused_parameters and not self.static_graph
         self.reducer.prepare_for_backward(outputs)
         unused = self.reducer.unused_params if searches else None
-        reducer_ref = weakref.ref(self.reducer)
+        self_ref = weakref.ref(self)
 
         def backward_begins() -> None:
-            reducer = reducer_ref()
-            if reducer is not None:
-                reducer.backward_begins(unused)
+            ddp = self_ref()
+            if ddp is not None:
+                ddp._replacements.look(ddp.module, unused or (0,))
+                ddp.reducer.backward_begins(unused)
 
         notify_at(outputs, backward_begins)
         return pass_through(output, clone=self._ddp_sink_clone) if searches else output

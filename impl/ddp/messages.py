@@ -1,6 +1,7 @@
 """What the reducer says when something is wrong.
 
-The words are torch's, because users search for them and tests match them; see reducer.cpp.
+The words are torch's where torch says it too, because users search for them and tests match them;
+see reducer.cpp.
 """
 
 from __future__ import annotations
@@ -122,3 +123,12 @@ def ready_twice(index: int, name: str | None) -> str:
             "DETAIL to print parameter names for further debugging."
         )
     return message
+
+
+def replaced(name: str) -> str:
+    """The module has another parameter than the one that was wrapped."""
+    return (
+        f"The parameter {name.removeprefix('.')} was replaced after DistributedDataParallel was "
+        "constructed, for instance by load_state_dict(..., assign=True). Gradients of the new one "
+        "are not averaged over the ranks: wrap the module again."
+    )

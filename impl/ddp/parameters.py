@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+import warnings
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+
+from impl.ddp.messages import replaced
 
 
 @dataclass(frozen=True)
@@ -55,3 +58,41 @@ def managed_parameters(module: nn.Module, ignored: Container[str]) -> ManagedPar
             found.expect_sparse.append(_is_sparse(owner))
         found.names[index_of[param]] = name
     return found
+
+
+class Replacements:
+    """Notices parameters that are others than those whose gradients are averaged.
+
+    Asked when a backward pass begins: for the time of a forward pass, `functional_call` has others.
+    What is registered under another name now (by pruning, by a parametrization) was not replaced.
+    """
+
+    def __init__(self, managed: ManagedParameters) -> None:
+        self._params = managed.params
+        self._names = managed.names
+        self._paths = [managed.names[index].split(".") for index in range(len(managed.params))]
+        self._warned = False
+
+    def look(self, module: nn.Module, indices: Iterable[int]) -> None:
+        """Warn, once, if a parameter of `indices` has been replaced in `module`."""
+        if self._warned:
+            return
+        for index in indices:
+            now = _registered(module, self._paths[index])
+            if now is self._params[index] or now is None or not now.requires_grad:
+                continue
+            if all(now is not param for param in self._params):
+                self._warned = True
+                # This is called by a hook, by autograd, by `Tensor.backward`, by the user.
+                warnings.warn(replaced(self._names[index]), stacklevel=7)
+                return
+
+
+def _registered(module: nn.Module, path: Sequence[str]) -> Tensor | None:
+    """The parameter that `module` has at `path`, if any."""
+    *owners, name = path
+    found: nn.Module | None = module
+    for owner in owners:
+        if owner and found is not None:  # the name of a root's own parameter begins with a dot
+            found = found._modules.get(owner)
+    return None if found is None else found._parameters.get(name)

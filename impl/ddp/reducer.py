@@ -171,7 +171,7 @@ class Reducer(BackwardPass):
             self._reduction.group = new_process_group
 
     def _reset_state(self) -> None:
-        """Forget a backward pass that failed; buckets will be rebuilt anew.
+        """Forget a backward pass that failed; buckets and a static graph are found out anew.
 
         What it has launched may still be under way, or wait for ranks that are gone, and keeps the
         memory that it was given.
@@ -185,6 +185,9 @@ class Reducer(BackwardPass):
             self._reduction.forget_iteration()
             if self._reduction.used is not None:
                 self._reduction.used = UsedMap(len(self.params), self._device)
+            if self._static is not None:
+                # Ranks may have got to different points of the first pass, and others take part.
+                self._static = StaticGraph(len(self.params))
             self._initialize_buckets([bucket.param_indices for bucket in self.buckets])
 
     def _set_static_graph(self) -> None:

@@ -122,7 +122,10 @@ class BucketReduction:
         bucket.streams.clear()
 
     def take_sparse(self, bucket: Bucket) -> None:
-        """A sparse gradient is reduced where it is.
+        """A sparse gradient is reduced as a copy, divided.
+
+        Not where it is: its values may be the memory of the gradient of a layer's output, which
+        other layers, or other sparse gradients, have yet to use.
 
         Raises:
             RuntimeError: there is no gradient, it is dense, or the metadata do not name it.
@@ -142,7 +145,7 @@ class BucketReduction:
             if param.grad is not None:
                 param.grad = grad
         divisor = self._divisor()
-        bucket.buffer = grad if divisor is None else grad.div_(divisor)
+        bucket.buffer = grad.clone() if divisor is None else grad.div(divisor)
 
     def _known_rows(self, index: int) -> Tensor:
         assert self.sparse_metadata is not None

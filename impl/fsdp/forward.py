@@ -117,8 +117,12 @@ def post_forward(state: FSDPState, output: Any) -> Any:
         state.training_state = TrainingState.IDLE
         if handle is not None:
             handle.training_state = HandleTrainingState.IDLE
-        if state.is_root and not torch.is_grad_enabled():
-            _free_all(state)
+        if state.is_root:
+            if state.forward_prefetch:
+                # What was gathered early and then not used is shown until the backward.
+                state.device_handle.current_stream().wait_stream(state.shared.streams.unshard)
+            if not torch.is_grad_enabled():
+                _free_all(state)
     return output
 
 

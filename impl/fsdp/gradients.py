@@ -136,6 +136,7 @@ def hand_to_optimizer(handle: FlatParamHandle) -> None:
         flat_param.grad = saved
     else:
         return  # reduced in place, in the dtype that it is to keep
+    show_reduced_grads(handle, flat_param.grad)
     if handle.config.keeps_low_precision_grads and not handle.forces_full_precision:
         _cast_grad(handle, handle.dtypes.compute)
 
@@ -182,6 +183,13 @@ def show_sharded_grads(handle: FlatParamHandle, grad: Tensor | None) -> None:
     else:
         handle.check_unsharded_size(grad)
         views.show_whole_grads(grad)
+
+
+def show_reduced_grads(handle: FlatParamHandle, grad: Tensor | None) -> None:
+    """The same after a reduction, from which every parameter that requires one has a gradient."""
+    if handle.orig_views is not None:
+        handle.orig_views.mark_grads_computed()
+        show_sharded_grads(handle, grad)
 
 
 def show_unsharded_grads(handle: FlatParamHandle) -> None:

@@ -93,7 +93,11 @@ def _finish(state: FSDPState, handle: FlatParamHandle, shard: Tensor) -> None:
 
 
 def _publish(state: FSDPState, handle: FlatParamHandle, reduced: Tensor) -> None:
-    """Offload the gradient, show it, and let an optimizer in the backward have it."""
+    """Offload the gradient, and let an optimizer in the backward have it.
+
+    A shard is shown at the end of the backward. It is filled only when somebody waits for the
+    reduction, which after an error in the backward is too late for an optimizer.
+    """
     device = state.device_handle
     shown = reduced
     if handle.config.offload_params:
@@ -108,10 +112,8 @@ def _publish(state: FSDPState, handle: FlatParamHandle, reduced: Tensor) -> None
             writes=(target,),
         )
         shown = target
-    if handle.orig_views is None:
-        return
-    handle.orig_views.mark_grads_computed()
-    gradients.show_sharded_grads(handle, shown)
+    if not handle.config.uses_sharding:
+        gradients.show_reduced_grads(handle, shown)
     if handle.has_optimizer_in_backward:
         _step_optimizers(device, handle)
 

@@ -144,8 +144,8 @@ def _state(wrapper: nn.Module) -> FSDPState:
 
 
 def _kind(state: FSDPState) -> StateDictType:
-    require_no_device_mesh(state)
     if state.sharding_strategy != ShardingStrategy.NO_SHARD:
+        require_no_device_mesh(state)
         return state.state_dict_type
     if state.state_dict_type != StateDictType.FULL_STATE_DICT:
         warnings.warn(

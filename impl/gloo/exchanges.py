@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -26,8 +26,8 @@ class Exchanges(GroupCore):
         self,
         output: Tensor,
         input: Tensor,
-        output_split_sizes: Sequence[int],
-        input_split_sizes: Sequence[int],
+        output_split_sizes: Iterable[SupportsIndex],
+        input_split_sizes: Iterable[SupportsIndex],
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Work:
@@ -49,11 +49,13 @@ class Exchanges(GroupCore):
                 f"got {validation.plain_dtype(output.dtype)})",
             )
         size = self._size
-        sent = validation.row_splits(method, "input", input_split_sizes, input, size)
-        received = validation.row_splits(method, "output", output_split_sizes, output, size)
+        input_rows = validation.integers("input_split_sizes", input_split_sizes)
+        output_rows = validation.integers("output_split_sizes", output_split_sizes)
+        sent = validation.row_splits(method, "input", input_rows, input, size)
+        received = validation.row_splits(method, "output", output_rows, output, size)
         dense.check_writable(method, [output])
         plain = validation.plain_dtype(input.dtype)
-        shares = list(input_split_sizes) or "equal"
+        shares = input_rows or "equal"
         described = Described(
             f"dtype={plain}", f"{plain} {tuple(input.shape)} rows to each rank: {shares}"
         )

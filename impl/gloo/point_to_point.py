@@ -20,6 +20,7 @@ from impl.gloo.work import TransferWork
 from impl.transport.base import ANY_SOURCE, CallInfo, Deadline
 
 _NO_TIME = timedelta(0)
+_TAG_MAX = 2**31 - 1  # torch hands tags on as C's int
 
 
 class PointToPoint(GroupCore):
@@ -28,13 +29,13 @@ class PointToPoint(GroupCore):
     @dispatched("send", 1)
     def send(self, tensors: Tensor | Sequence[Tensor], dstRank: int, tag: int = 0) -> Work:  # noqa: N803  # torch's name
         """Done once the tensor may be reused, which may be before it is received."""
-        tensor = self._checked("send", tensors, dstRank, tag)
+        tensor, peer, tag = self._checked("send", tensors, dstRank, tag)
         lender = lender_for([tensor])
         memory = lender.read(tensor)
         lender.prepare()
         call = CallInfo("send", -1, "", "")
         recorded = profiled("send", [tensor])
-        transfer = self._comm.post_send(memory, dstRank, tag, call, self._deadline())
+        transfer = self._comm.post_send(memory, peer, tag, call, self._deadline())
         return TransferWork(
             call, self._name, tensor, transfer, None, self._executor.call_soon, recorded
         )
@@ -42,12 +43,12 @@ class PointToPoint(GroupCore):
     @dispatched("recv", 1)
     def recv(self, tensors: Tensor | Sequence[Tensor], srcRank: int, tag: int = 0) -> Work:  # noqa: N803  # torch's name
         """A message of exactly the tensor's size in bytes."""
-        return self._receive("recv", self._checked("recv", tensors, srcRank, tag), srcRank, tag)
+        return self._receive("recv", *self._checked("recv", tensors, srcRank, tag))
 
     @dispatched("recv_anysource", 1)
     def recv_anysource(self, tensors: Tensor | Sequence[Tensor], tag: int = 0) -> Work:
         """The first message with this tag from any rank; `source_rank` of the work says which."""
-        tensor = self._checked("recvAnysource", tensors, self._rank, tag)
+        tensor, _, tag = self._checked("recvAnysource", tensors, self._rank, tag)
         return self._receive("recv_anysource", tensor, ANY_SOURCE, tag)
 
     def _receive(self, operation: str, tensor: Tensor, source: int, tag: int) -> Work:
@@ -72,18 +73,22 @@ class PointToPoint(GroupCore):
 
     def _checked(
         self, method: str, tensors: Tensor | Sequence[Tensor], peer: int, tag: int
-    ) -> Tensor:
+    ) -> tuple[Tensor, int, int]:
+        """The tensor, the peer and the tag, the latter two as integers of Python's own."""
         given = as_list(tensors)
         if len(given) != 1:
             raise RuntimeError(f"ProcessGroupGloo::{method} takes a single tensor")
         if given[0].layout is not torch.strided:
             raise RuntimeError(f"input tensor has to be dense: {method} got {given[0].layout}")
         validation.check_device(method, given)
+        peer, tag = validation.integers("the peer and the tag", (peer, tag))
         if tag < 0:
             raise RuntimeError(f"Tag must be nonnegative: {method} got {tag}")
+        if tag > _TAG_MAX:
+            raise TypeError(f"Tag must not be greater than {_TAG_MAX}: {method} got {tag}")
         if not 0 <= peer < self._size:
             validation.refuse(method, f"invalid rank: {peer} (the group has {self._size} ranks)")
-        return given[0]
+        return given[0], peer, tag
 
     def _deadline(self) -> Deadline:
         return Deadline.after(self._timeout_s)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 import torch.distributed as dist
@@ -207,7 +207,7 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
 
     def split_group(
         self,
-        new_ranks: Sequence[int],
+        new_ranks: Iterable[SupportsIndex],
         timeout: timedelta | None = None,
         opts: Options | None = None,
         group_name: str | None = None,
@@ -220,25 +220,26 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
         its rank in the new group.
         """
         try:
-            validation.check_split_ranks(new_ranks, self._size)
-        except RuntimeError as error:
+            ranks = validation.integers("new_ranks", new_ranks)
+            validation.check_split_ranks(ranks, self._size)
+        except (RuntimeError, TypeError) as error:
             validation.sign(error, "split_group", self)
             raise
         self._splits += 1
-        if self._rank not in new_ranks:
+        if self._rank not in ranks:
             return None
         options: Any = (opts or self._options).__copy__()
         if timeout is not None:
             options._timeout = timeout
-        members = ",".join(map(str, new_ranks))
+        members = ",".join(map(str, ranks))
         name = group_name or f"{self._name}:split:{self._splits}:{members}"
         global_ranks = self._options.global_ranks_in_group or range(self._size)
-        options.global_ranks_in_group = [global_ranks[rank] for rank in new_ranks]
+        options.global_ranks_in_group = [global_ranks[rank] for rank in ranks]
         options.group_name = name
         split = ProcessGroupGloo(
             dist.PrefixStore(f"{name}/", self._given_store),
-            list(new_ranks).index(self._rank),
-            len(new_ranks),
+            ranks.index(self._rank),
+            len(ranks),
             options=options,
             name=name,
         )

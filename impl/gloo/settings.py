@@ -7,8 +7,9 @@ a root, an operation or a timeout in its place. Here they become one value.
 from __future__ import annotations
 
 import functools
+import operator
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 from torch.distributed import ReduceOp
 
@@ -35,7 +36,7 @@ def own_timeout_s(timeout: timedelta | None) -> float | None:
 def settings(
     opts: Any = None,
     *,
-    root: int | None = None,
+    root: SupportsIndex | None = None,
     op: AnyReduceOp | None = None,
     timeout: timedelta | None = None,
 ) -> Settings:
@@ -46,14 +47,14 @@ def settings(
     if opts is None:
         return Settings(
             op=ReduceOp.SUM if op is None else op,
-            root=root or 0,
+            root=0 if root is None else operator.index(root),
             timeout_s=own_timeout_s(timeout),
         )
     if isinstance(opts, timedelta):
         return settings(root=root, op=op, timeout=opts)
     if isinstance(opts, (ReduceOp, ReduceOp.RedOpType)):
         return settings(root=root, op=opts, timeout=timeout)
-    if isinstance(opts, int):
+    if _is_integer(opts.__class__):
         return settings(root=opts, op=op, timeout=timeout)
     has_op, has_root, has_root_tensor, has_async = _attributes(opts.__class__)
     return Settings(
@@ -63,6 +64,12 @@ def settings(
         own_timeout_s(opts.timeout),
         opts.asyncOp if has_async else True,
     )
+
+
+@functools.cache
+def _is_integer(kind: type) -> bool:
+    """Python's own, numpy's, or a tensor."""
+    return hasattr(kind, "__index__")
 
 
 @functools.cache

@@ -7,8 +7,9 @@ end `sign` tells the group and the rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NoReturn
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -161,6 +162,14 @@ def check_gathered_numel(method: str, whole: Tensor, part: Tensor, world_size: i
             f"invalid tensor size: {tuple(whole.shape)} has {whole.numel()} elements, but "
             f"{world_size} ranks times {tuple(part.shape)} makes {part.numel() * world_size}",
         )
+
+
+def integers(which: str, given: Iterable[SupportsIndex]) -> list[int]:
+    """Python's own, from integers of any type (numpy's, tensors). Raises TypeError for others."""
+    try:
+        return [operator.index(each) for each in given]
+    except TypeError as error:
+        raise TypeError(f"{which} must be integers: {error}") from error
 
 
 def row_splits(

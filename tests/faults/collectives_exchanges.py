@@ -40,6 +40,17 @@ class ExchangesOnlySomething(ForwardingGroup):
         return super().all_to_all_single(output, tensor, out, into, opts)
 
 
+@breaks("all_to_all_single/split-types", says=r"raised TypeError: split sizes are lists of int")
+class TakesPlainSplitsAlone(ForwardingGroup):
+    """Split sizes are Python's integers in a list."""
+
+    def all_to_all_single(self, output: Any, tensor: Any, out: Any, into: Any, opts: Any) -> Any:
+        for splits in (out, into):
+            if type(splits) is not list or any(type(split) is not int for split in splits):
+                raise TypeError("split sizes are lists of int")
+        return super().all_to_all_single(output, tensor, out, into, opts)
+
+
 @breaks("all_to_all/shapes", says=r"is wrong[\s\S]*Draw 1 \(call\)")
 @breaks("all_to_all_single/shapes", says=r"is wrong[\s\S]*Draw 1 \(call\)")
 class SlotsHoldSixteenElements(ForwardingGroup):

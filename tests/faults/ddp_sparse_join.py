@@ -53,6 +53,19 @@ class HooksAreForDenseGradients(DDPFault):
     patched = swap(BucketReduction, "run_hook", _run)
 
 
+@breaks("ddp/sparse/added-embeddings", says="gradient of .* in step 1: rank 0 is wrong")
+class DividesSparseGradientsWhereTheyAre(DDPFault):
+    """What autograd gives for a sparse gradient is divided, not a copy of it."""
+
+    @staticmethod
+    def _divide(_: BucketReduction, bucket: Bucket) -> None:
+        for param in bucket.params:
+            if param.grad is not None and param.grad.is_sparse:
+                param.grad._values().div_(2)
+
+    patched = afterwards(BucketReduction, "take_sparse", _divide)
+
+
 @breaks("ddp/sparse/unused-on-a-rank", says="gradient of step 1: rank 1 is wrong")
 class WhoHasNoneGetsNothing(DDPFault):
     """A rank without a sparse gradient ends with its own contribution, which is empty."""

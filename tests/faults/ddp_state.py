@@ -283,6 +283,22 @@ class KeepsItsGroup(DDPFault):
     patched = instead(WrapperControls, "_update_process_group", lambda self, group: None)
 
 
+@breaks("ddp/update-group/static-graph", says="gradient in both's group: rank 0 is wrong")
+class ForgetsWhatAStaticGraphUses(DDPFault):
+    """The recorded graph stays, and the marks of the parameters that it uses are gone."""
+
+    @staticmethod
+    def _keeping_the_graph(right: Any) -> Any:
+        def reset(self: Reducer) -> None:
+            static = self._static
+            right(self)
+            self._static = static
+
+        return reset
+
+    patched = swap(Reducer, "_reset_state", _keeping_the_graph)
+
+
 @breaks("ddp/logging/construction", says="world_size: got")
 class LogsAnotherWorldSize(DDPFault):
     @staticmethod

@@ -18,6 +18,7 @@ from impl.fsdp import (
     handle,
     lazy_init,
     optim_api,
+    reduction,
     state_dict,
     unshard_params,
 )
@@ -95,6 +96,21 @@ class StaysInTheBackwardThatRaised(Swapped):
         (unshard_params, "ensure_ready", _lazily),
         (state_dict, "ensure_ready", _lazily),
     )
+
+
+def _showing_at_once(right: Any) -> Any:
+    def wrong(state: Any, handle: Any, reduced: Any) -> None:
+        right(state, handle, reduced)
+        gradients.show_reduced_grads(handle, reduced)
+
+    return wrong
+
+
+@breaks("fsdp/gradients-during-a-backward", says="gradient of .* is wrong")
+class GradientsAreShownBeforeTheyAreThere(Swapped):
+    """An optimizer that steps after the error steps with whatever is in the memory."""
+
+    swaps = ((reduction, "_publish", _showing_at_once),)
 
 
 # Evaluation

@@ -71,6 +71,19 @@ class ReplicasAreSavedAsShards(Swapped):
     swaps = ((state_dict, "_kind", lambda _: lambda state: state.state_dict_type),)
 
 
+def _asking_first(right: Any) -> Any:
+    def wrong(state: Any) -> Any:
+        state_dict_type.require_no_device_mesh(state)
+        return right(state)
+
+    return wrong
+
+
+@breaks("fsdp/not-sharded-is-full", says="DeviceMesh is not compatible")
+class ReplicasOnAMeshHaveNoLocalStateDict(Swapped):
+    swaps = ((state_dict, "_kind", _asking_first),)
+
+
 def _dealt(world_size: int, rows: int) -> Tensor:
     """The rows in the order in which they are dealt out in turns."""
     return torch.cat([torch.arange(rank, rows, world_size) for rank in range(world_size)])

@@ -292,6 +292,14 @@ class TagsLoseTheirSign(ForwardingGroup):
         return Finished()
 
 
+@breaks("p2p/no-tag", says="DID NOT RAISE")
+class RoundsTags(ForwardingGroup):
+    """A tag is whatever becomes an integer of 32 bits."""
+
+    def send(self, tensors: Any, dst: int, tag: Any) -> Any:
+        return self.inner.send(tensors, dst, int(tag) % (1 << 31))
+
+
 @breaks("p2p/needs-a-tensor", says=r"AttributeError|DID NOT RAISE|TypeError")
 class TakesListsForTensors(Patch):
     """Nobody looks at what is to be sent."""

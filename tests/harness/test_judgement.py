@@ -95,6 +95,7 @@ def test_a_case_that_covers_more_than_is_excused_fails() -> None:
     judged = judge_end(CheckFailed("no"), plan("a/b", "c/d"), deviating("a/*"))
     assert judged.verdicts == {"a/b": Verdict.DEVIATION, "c/d": Verdict.BROKEN}
     assert not judged.excused
+    assert judged.reason == "no", "what excuses a/b is no reason for c/d"
 
 
 def test_what_ranks_leave_behind_breaks_its_own_requirement() -> None:

@@ -58,7 +58,15 @@ def item(nodeid: str, *covers: object, world_size: int = 2, **more: Any) -> pyte
 
 
 def settings(target: Target = PLAIN, **options: Any) -> Settings:
-    found = read_settings("torch", None, None, (), None, None, 60.0)
+    found = read_settings(
+        target="torch",
+        world_sizes=None,
+        profiles=None,
+        requirements=(),
+        certificate=None,
+        device=None,
+        deadline_s=60.0,
+    )
     return replace(found, target=target, **options)
 
 

@@ -133,3 +133,11 @@ def test_infinities_and_nans_are_near_themselves_alone() -> None:
     near = Near(numbers.double(), torch.zeros(()).double(), torch.float32)
     assert not near.off(numbers).any()
     assert near.off(numbers.flip(0)).all()
+
+
+def test_an_infinity_lets_no_other_number_be_further_off() -> None:
+    wanted = torch.tensor([float("inf"), 2.0])
+    assert Near.relative(wanted, 1e-3).off(torch.tensor([1e30, 2.5])).tolist() == [True, True]
+    # As an oracle computes it from the numbers themselves.
+    near = Near(wanted.double(), wanted.double() * 1e-3, torch.float32)
+    assert near.off(torch.tensor([1e30, 2.0])).tolist() == [True, False]

@@ -19,6 +19,7 @@ from conformance import CheckFailed as Failed
 from conformance import Me
 from conformance.checks import compare
 from conformance.checks.compare import first_difference as difference
+from conformance.target import resolve
 from tests.report import samples
 
 # How much is added.
@@ -80,6 +81,10 @@ def asks_for_torchs_ddp(me: Me) -> list[float]:
     wrapped = me.ddp(model)
     wrapped(torch.full((1, 1), float(me.rank))).sum().backward()
     return [float(model.weight.grad)]  # type: ignore[arg-type]  # there is one after backward
+
+
+def resolves(me: Me) -> object:
+    return resolve("os.path:basename")(f"folder/{me.rank}")
 
 
 def takes_a_function(me: Me, function: object) -> object:

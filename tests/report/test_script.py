@@ -308,6 +308,13 @@ def test_a_script_runs_what_the_same_ranks_ran_before(tmp_path: Path) -> None:
     assert "wanted: 'what is wanted'\n" in done.stdout
 
 
+def test_what_the_harness_gives_is_there_by_the_name_that_the_case_has_for_it(
+    tmp_path: Path,
+) -> None:
+    done = run_script(example(cases.resolves, world_size=1), tmp_path)
+    assert (done.returncode, done.stdout) == (0, "rank 0 returned '0'\n"), done.stderr
+
+
 def test_a_script_without_a_group_of_its_own(tmp_path: Path) -> None:
     made = example(
         cases.reads_the_environment,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -13,6 +14,8 @@ from torch.utils.checkpoint import checkpoint
 WIDTH = 3
 
 REENTRANT, NON_REENTRANT = "reentrant", "non-reentrant"
+
+both_kinds = pytest.mark.parametrize("how", [REENTRANT, NON_REENTRANT])
 
 # What a forward pass runs, one after the other: a number is a layer, a tuple is a checkpoint
 # around what is in it.

@@ -14,6 +14,7 @@ from conformance.cases.checkpointing.networks import (
     NON_REENTRANT,
     ONCE,
     REENTRANT,
+    both_kinds,
     recomputed,
 )
 from conformance.cases.checkpointing.training import (
@@ -28,8 +29,6 @@ from conformance.cases.checkpointing.training import (
 from conformance.cases.ddp.training import assert_trained
 from conformance.cases.near import assert_near
 from conformance.oracle.near import Near
-
-both_kinds = pytest.mark.parametrize("how", [REENTRANT, NON_REENTRANT])
 
 
 def gradients_of(network: nn.Module) -> dict[str, Tensor]:
@@ -120,15 +119,14 @@ def test_the_first_layer_of_a_model(ranks: Ranks) -> None:
 
 
 def differentiate_input(me: Me, how: str, around: bool) -> Tensor:
-    """The gradient of this rank's input, which no other rank has a part in."""
+    """The gradient of this rank's input, which no other rank has a part in.
+
+    around: the checkpoint is around the wrapper, not in the network.
+    """
     network = EVERY_LAYER.make("" if around else how).to(me.device)
     model = me.ddp(network, **CAP)
     x = batch(me.rank, 0).to(me.device).requires_grad_()
-    if around:
-        y = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=how == REENTRANT)
-    else:
-        y = model(x)
-    loss_of(y).backward()
+    loss_of(recomputed(model, x, how=how if around else "")).backward()
     assert x.grad is not None
     return x.grad
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from conformance import Ranks, covers, world_sizes
 from conformance.cases.checkpointing.networks import NON_REENTRANT, REENTRANT, Path, Recipe
-from conformance.cases.checkpointing.training import train
+from conformance.cases.checkpointing.training import train_and_compare
 
 _caps = st.sampled_from([0.00001, 0.0001, 0.0002, 25])
 
@@ -69,4 +69,4 @@ def problems(draw: st.DrawFn) -> Problem:
 @given(problem=problems())
 @settings(max_examples=20)
 def test_any_parts_in_any_checkpoints(ranks: Ranks, problem: Problem) -> None:
-    train(ranks, problem.recipe, problem.how, [dict(problem.options)])
+    train_and_compare(ranks, problem.recipe, problem.how, [dict(problem.options)])

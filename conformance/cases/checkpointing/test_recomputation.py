@@ -12,6 +12,7 @@ from conformance import (
     CheckFailed,
     Me,
     Ranks,
+    assert_each_rank,
     assert_same_on_all_ranks,
     assert_that,
     covers,
@@ -19,17 +20,16 @@ from conformance import (
 )
 from conformance.cases.checkpointing.networks import (
     NON_REENTRANT,
-    REENTRANT,
     WHOLE,
     WIDTH,
+    both_kinds,
     recomputed,
 )
 from conformance.cases.checkpointing.training import CAP, batch, loss_of
 from conformance.cases.near import assert_near
+from conformance.cases.wrappers import sync_batchnorm_of
 from conformance.oracle.near import Near
-from conformance.target import resolve
 
-both_kinds = pytest.mark.parametrize("how", [REENTRANT, NON_REENTRANT])
 Gradients = dict[str, Tensor]
 
 
@@ -105,8 +105,9 @@ def drop(me: Me, how: str) -> tuple[list[Tensor], Gradients, Tensor]:
 def test_dropout_keeps_the_same_again(ranks: Ranks, how: str) -> None:
     got = ranks.run(drop, how)
     for rank, (kept, _, _) in enumerate(got):
-        assert_that(len(kept) == 2, f"the part ran {len(kept)} times", rank)
-        assert_that(torch.equal(kept[0], kept[1]), "dropout kept something else again", rank)
+        assert_that(len(kept) == 2, f"the part ran {len(kept)} times instead of twice", rank)
+        same = torch.equal(kept[0], kept[1])
+        assert_that(same, "the recomputation dropped other elements than the forward pass", rank)
     n = ranks.world_size
     assert_that(not torch.equal(got[0][0][0], got[1][0][0]), "two ranks drew the same numbers")
     want: dict[str, Tensor] = {}
@@ -177,9 +178,10 @@ def test_recomputation_computes_in_the_same_types(ranks: Ranks, how: str, inside
     want = ranks.run(cast, "", inside)
     got = ranks.run(cast, how, inside)
     for rank, (types, grads) in enumerate(got):
-        assert_that(types == ["torch.bfloat16"] * 2, f"activations were of {types}", rank)
+        what = f"activations were of {types}, want bfloat16 in forward and in recomputation"
+        assert_that(types == ["torch.bfloat16"] * 2, what, rank)
         kinds = {str(grad.dtype) for grad in grads.values()}
-        assert_that(kinds == {"torch.float32"}, f"gradients are of {kinds}", rank)
+        assert_that(kinds == {"torch.float32"}, f"gradients are of {kinds}, want float32", rank)
     assert_near_gradients([grads for _, grads in got], want[0][1], 1e-5)
 
 
@@ -218,9 +220,7 @@ def normalise(
     me: Me, how: str, options: dict[str, Any], xs: list[Tensor]
 ) -> list[tuple[Gradients, list[Tensor]]]:
     """Gradients and running statistics of each step, batch norm being over all ranks' batches."""
-    # A target that brings DDP alone is tried with torch's layer.
-    layer = resolve(me.target.sync_batchnorm or "torch.nn:SyncBatchNorm")
-    network = layer.convert_sync_batchnorm(normalising(how)).to(me.device)
+    network = sync_batchnorm_of(me).convert_sync_batchnorm(normalising(how)).to(me.device)
     model = me.ddp(network, **CAP, **options)
     steps = []
     for x in xs:
@@ -282,7 +282,9 @@ def test_statistics_of_a_part_that_runs_again(ranks: Ranks, how: str) -> None:
             near = Near.relative(want[k], 1e-9)
             values = [mine[i][1][k] for mine in got]
             assert_near(values, [near] * n, f"{name} after step {i + 1}")
-        assert_that(int(got[0][i][1][2]) == int(want[2]), f"counted {int(got[0][i][1][2])} batches")
+        counted, wanted = int(got[0][i][1][2]), int(want[2])
+        what = f"num_batches_tracked is {counted} after step {i + 1}, want {wanted}"
+        assert_that(counted == wanted, what, 0)
 
 
 def compare_bits(me: Me, how: str) -> tuple[Gradients, Gradients]:
@@ -301,8 +303,9 @@ def compare_bits(me: Me, how: str) -> tuple[Gradients, Gradients]:
 @world_sizes(2, 3)
 @both_kinds
 def test_gradients_of_what_runs_again_are_the_same_bits(ranks: Ranks, how: str) -> None:
-    for without, with_checkpoint in ranks.run(compare_bits, how):
-        assert_same_on_all_ranks([with_checkpoint], without, what="gradients")
+    got = ranks.run(compare_bits, how)
+    want = [without for without, _ in got]
+    assert_each_rank([with_checkpoints for _, with_checkpoints in got], want, what="gradients")
 
 
 class Structured(nn.Module):

@@ -11,7 +11,15 @@ from torch import Tensor, nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance import (
+    Me,
+    Ranks,
+    assert_each_rank,
+    assert_same_on_all_ranks,
+    assert_that,
+    covers,
+    world_sizes,
+)
 from conformance.cases.checkpointing.networks import NON_REENTRANT
 from conformance.cases.checkpointing.saving import Model, copied, optimizer_of, step
 from conformance.cases.raising import assert_raised
@@ -139,8 +147,7 @@ def test_states_go_to_torchs_wrapper_and_back(ranks: Ranks, source: str, sink: s
 
 def assert_exchanged(got: list[tuple[State, State]]) -> None:
     """Every rank's model has what it loaded."""
-    for given, taken in got:
-        assert_same_on_all_ranks([taken], given, what="state")
+    assert_each_rank([taken for _, taken in got], [given for given, _ in got], what="state")
 
 
 def load_damaged(me: Me, damage: str) -> None:
@@ -223,8 +230,9 @@ def _inner(model: Any) -> nn.Module:
 def test_optimizers_go_on_with_what_another_one_saved(
     ranks: Ranks, kind: str, source: str, sink: str
 ) -> None:
-    for mine, theirs in ranks.run(exchange_optimizer, kind, source, sink):
-        assert_same_on_all_ranks([theirs], mine, what="state of model and optimizer")
+    got = ranks.run(exchange_optimizer, kind, source, sink)
+    want = [mine for mine, _ in got]
+    assert_each_rank([theirs for _, theirs in got], want, what="state of model and optimizer")
 
 
 def load_between_steps(me: Me, options: dict[str, Any]) -> tuple[State, State]:
@@ -244,8 +252,8 @@ def load_between_steps(me: Me, options: dict[str, Any]) -> tuple[State, State]:
     "options", [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}], ids=str
 )
 def test_a_wrapper_that_trained_can_load(ranks: Ranks, options: dict[str, Any]) -> None:
-    for first, again in ranks.run(load_between_steps, options):
-        assert_same_on_all_ranks([again], first, what="state")
+    got = ranks.run(load_between_steps, options)
+    assert_each_rank([again for _, again in got], [first for first, _ in got], what="state")
 
 
 def save_amid_a_step(me: Me, disturbed: bool) -> State:
@@ -270,5 +278,4 @@ def save_amid_a_step(me: Me, disturbed: bool) -> State:
 @world_sizes(2)
 def test_saving_between_forward_and_backward(ranks: Ranks) -> None:
     want = ranks.run(save_amid_a_step, False)
-    for mine, expected in zip(ranks.run(save_amid_a_step, True), want, strict=True):
-        assert_same_on_all_ranks([mine], expected, what="state")
+    assert_each_rank(ranks.run(save_amid_a_step, True), want, what="state")

@@ -32,7 +32,7 @@ from conformance.cases.checkpointing.training import (
     Options,
     batch,
     loss_of,
-    train,
+    train_and_compare,
     whole_steps,
 )
 from conformance.cases.comm_hooks.hooked import sum_of
@@ -44,39 +44,39 @@ from conformance.oracle.training import Step, optimizer_for, snapshot
 @covers("checkpointing/twice")
 @world_sizes(2, 3)
 def test_a_layer_that_runs_twice(ranks: Ranks) -> None:
-    train(ranks, TWICE, NON_REENTRANT, EVERY)
+    train_and_compare(ranks, TWICE, NON_REENTRANT, EVERY)
 
 
 @covers("checkpointing/twice-static")
 @world_sizes(2, 3)
 def test_a_layer_that_runs_twice_in_a_static_graph(ranks: Ranks) -> None:
-    train(ranks, TWICE, REENTRANT, STATIC)
+    train_and_compare(ranks, TWICE, REENTRANT, STATIC)
 
 
 @covers("checkpointing/shared-weights")
 @world_sizes(2)
 @pytest.mark.parametrize("recipe", [TWICE_TIED, EVERY_TIED], ids=["twice", "in two layers"])
 def test_weights_in_several_checkpoints(ranks: Ranks, recipe: Recipe) -> None:
-    train(ranks, recipe, NON_REENTRANT, EVERY)
+    train_and_compare(ranks, recipe, NON_REENTRANT, EVERY)
 
 
 @covers("checkpointing/shared-weights-static")
 @world_sizes(2)
 @pytest.mark.parametrize("recipe", [TWICE_TIED, EVERY_TIED], ids=["twice", "in two layers"])
 def test_weights_in_several_checkpoints_of_a_static_graph(ranks: Ranks, recipe: Recipe) -> None:
-    train(ranks, recipe, REENTRANT, STATIC)
+    train_and_compare(ranks, recipe, REENTRANT, STATIC)
 
 
 @covers("checkpointing/by-turns")
 @world_sizes(2, 3)
 def test_layers_that_run_by_turns(ranks: Ranks) -> None:
-    train(ranks, DYNAMIC, NON_REENTRANT, SEARCHING, steps=4)
+    train_and_compare(ranks, DYNAMIC, NON_REENTRANT, SEARCHING, steps=4)
 
 
 @covers("checkpointing/by-turns-shared-weights")
 @world_sizes(2)
 def test_layers_of_one_weight_that_run_by_turns(ranks: Ranks) -> None:
-    train(ranks, DYNAMIC_TIED, NON_REENTRANT, SEARCHING, steps=4)
+    train_and_compare(ranks, DYNAMIC_TIED, NON_REENTRANT, SEARCHING, steps=4)
 
 
 def traces(me: Me, recipe: Recipe, how: str, options: Options) -> list[list[Issued]]:
@@ -186,5 +186,5 @@ def test_hooks_fire_as_they_do_without_the_wrapper(ranks: Ranks, recipe: Recipe,
 def test_recomputation_exchanges_nothing(ranks: Ranks, how: str, static: bool) -> None:
     options = {**CAP, "static_graph": static}
     want = ranks.run(traces, ONCE, "", options)
-    assert_that(all(want[0]), "nothing was issued, hence nothing exchanged")
+    assert_that(all(want[0]), "a step without checkpoints issued no collective")
     assert_same_on_all_ranks(ranks.run(traces, ONCE, how, options), want[0], what="operations")

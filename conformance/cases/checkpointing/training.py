@@ -84,7 +84,7 @@ def take_steps_with_each(
     return done
 
 
-def train(
+def train_and_compare(
     ranks: Ranks,
     recipe: Recipe,
     how: str,

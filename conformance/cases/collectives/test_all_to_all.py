@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -67,13 +71,23 @@ def test_all_to_all_single_transposes_blocks(ranks: Ranks) -> None:
     assert_each_rank(ranks.run(exchanged_single), want)
 
 
-def exchanged_splits(me: Me, table: list[list[int]]) -> Tensor:
+AS_SPLITS: dict[str, Callable[[list[int]], Any]] = {
+    "list": list,
+    "tuple": tuple,
+    "array": np.array,
+    "integers of numpy": lambda splits: list(np.array(splits)),
+    "tensors": lambda splits: list(torch.tensor(splits)),
+}
+
+
+def exchanged_splits(me: Me, table: list[list[int]], kind: str = "list") -> Tensor:
     """Row r of the table: how many rows rank r sends to each rank."""
     sent = table[me.rank]
     received = [row[me.rank] for row in table]
     output = torch.full((sum(received), 2), -1.0, device=me.device)
     rows_of_mine = sample((sum(sent), 2), "float32", me.rank).to(me.device)
-    dist.all_to_all_single(output, rows_of_mine, received, sent)
+    as_splits = AS_SPLITS[kind]
+    dist.all_to_all_single(output, rows_of_mine, as_splits(received), as_splits(sent))
     return output
 
 
@@ -97,6 +111,16 @@ TABLES = [
 def test_all_to_all_single_with_splits(ranks: Ranks, table: list[list[int]]) -> None:
     got = ranks.run(exchanged_splits, table)
     want = [torch.cat([blocks(source, table)[rank] for source in range(3)]) for rank in range(3)]
+    assert_each_rank(got, want)
+
+
+@covers("all_to_all_single/split-types")
+@world_sizes(2)
+@pytest.mark.parametrize("kind", [kind for kind in AS_SPLITS if kind != "list"])
+def test_all_to_all_single_takes_integers_of_any_type(ranks: Ranks, kind: str) -> None:
+    table = [[1, 3], [0, 2]]
+    got = ranks.run(exchanged_splits, table, kind)
+    want = [torch.cat([blocks(source, table)[rank] for source in range(2)]) for rank in range(2)]
     assert_each_rank(got, want)
 
 

@@ -27,7 +27,8 @@ class Streams(Protocol):
     def new(self) -> Any:
         """A stream that is ordered after what the current one holds."""
 
-    def current(self) -> Any: ...
+    def current(self) -> Any:
+        """The stream on which the next kernel is put."""
 
     def use(self, stream: Any) -> AbstractContextManager[Any]:
         """Inside, `stream` is the current one."""

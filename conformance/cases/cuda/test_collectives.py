@@ -7,7 +7,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, covers, gpu, needs, world_sizes
+from conformance import (
+    Me,
+    Ranks,
+    assert_each_rank,
+    assert_same_on_all_ranks,
+    covers,
+    gpu,
+    needs,
+    world_sizes,
+)
 from conformance.capabilities import OPS
 from conformance.cases.collectives.perform import Seen, assert_taken, issue
 from conformance.cases.cuda.streams import streams_of
@@ -59,16 +68,16 @@ def test_views_are_reduced_and_broadcast_in_place(ranks: Ranks) -> None:
     got = ranks.run(reduce_views)
     inputs = [sample((4, 6), "float32", rank) for rank in range(ranks.world_size)]
     total = torch.stack(inputs).sum(0)
-    for rank, (whole, _) in enumerate(got):
-        want = inputs[rank].clone()
-        want[:, ::2] = total[:, ::2]
-        assert_same_on_all_ranks([whole], want=want, what=f"rank {rank}: every other column")
+    want = [x.clone() for x in inputs]
+    for whole in want:
+        whole[:, ::2] = total[:, ::2]
+    assert_each_rank([whole for whole, _ in got], want, what="every other column")
     rows = [rows for _, rows in got]
     assert_same_on_all_ranks(rows, want=sample((3, 5), "float32", 0), what="broadcast")
 
 
 def sum_large(me: Me, numel: int) -> tuple[float, float, float]:
-    """Elements of the first, a middle and the last part of a sum, and how many are wrong."""
+    """How many elements of a sum are wrong; then its second and its last element."""
     streams = streams_of(me)
     x = streams.put((torch.arange(numel) % 1000).float() * (me.rank + 1))
     dist.all_reduce(x)

@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, gpu, world_sizes
 from conformance.cases.cuda.streams import Streams, put_module, streams_of
 from conformance.cases.near import assert_near
+from conformance.cases.wrappers import fsdp_of, in_ddp, sync_batchnorm_of
 from conformance.oracle.near import Near
-from conformance.target import resolve
 
 pytestmark = gpu()
 
@@ -55,7 +55,7 @@ def make(recompute: bool = False) -> Net:
 
 
 def batch(step: int, rank: int) -> Tensor:
-    """Of different sizes, so that ranks are not in step."""
+    """What a rank feeds the network in a step, (4, 6): different for every step and rank."""
     generator = torch.Generator().manual_seed(100 * step + rank)
     return torch.randn(4, 6, generator=generator, dtype=torch.float64)
 
@@ -97,12 +97,6 @@ def assert_trained(got: list[dict[str, Tensor]], recompute: bool = False) -> Non
     for name, want in expected(len(got), recompute).items():
         near = [Near.relative(want, CLOSE)] * len(got)
         assert_near([mine[name] for mine in got], near, name)
-
-
-def in_ddp(me: Me, module: nn.Module, **kwargs: Any) -> Any:
-    """The target's DDP; torch's, if it has none of its own."""
-    wrapper = resolve(me.target.ddp or "torch.nn.parallel:DistributedDataParallel")
-    return wrapper(module, **kwargs)
 
 
 def train_ddp(me: Me, options: dict[str, Any], recompute: bool) -> dict[str, Tensor]:
@@ -174,7 +168,7 @@ def test_ddp_finds_unused_parameters(ranks: Ranks) -> None:
 def train_fsdp(me: Me, options: dict[str, Any]) -> dict[str, Tensor]:
     """Each layer a unit; the whole parameters afterwards, by the module's own names."""
     streams = streams_of(me)
-    wrapper = resolve(me.target.fsdp or "torch.distributed.fsdp:FullyShardedDataParallel")
+    wrapper = fsdp_of(me)
     options = {"device_id": me.device, "use_orig_params": True, **options}
     module = make()
     if "cpu_offload" not in options:
@@ -217,7 +211,7 @@ def test_fsdp_trains_with_cpu_offload(ranks: Ranks) -> None:
 def normalise(me: Me, x: Tensor) -> tuple[Tensor, Tensor]:
     """The output and the running mean after a late batch."""
     streams = streams_of(me)
-    cls = resolve(me.target.sync_batchnorm or "torch.nn:SyncBatchNorm")
+    cls = sync_batchnorm_of(me)
     layer: Any = put_module(streams, cls(x.shape[1], dtype=x.dtype))
     held = streams.put(torch.zeros_like(x))
     streams.delay()

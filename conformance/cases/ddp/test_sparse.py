@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
 from conformance.cases.ddp.models import Recipe, loss_of
@@ -87,6 +88,57 @@ def test_embeddings(ranks: Ranks, options: Options) -> None:
 def test_a_rank_does_not_use_the_embedding(ranks: Ranks) -> None:
     unused = [[False, True], [True, False], [False, False]]
     assert_learnt(ranks, {"find_unused_parameters": True}, unused)
+
+
+class AddedEmbeddings(nn.Module):
+    """Words and their places, added to what a layer gives."""
+
+    def __init__(self, sparse: bool = True) -> None:
+        super().__init__()
+        self.words = nn.Embedding(ROWS, 2, sparse=sparse).double()
+        self.places = nn.Embedding(ROWS, 2, sparse=sparse).double()
+        self.layer = nn.Linear(2, 2).double()
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.layer(torch.ones(1, 2, dtype=torch.float64, device=words.device))
+        places = torch.arange(len(words), device=words.device)
+        return torch.tanh(x + self.words(words) + self.places(places))
+
+
+def learn_added(me: Me, steps: list[list[int]], options: Options, hooked: bool) -> list[Tensor]:
+    """All gradients, dense, of each step."""
+    module = Recipe(AddedEmbeddings)(seed=me.rank).to(me.device)
+    model = me.ddp(module, **options)
+    if hooked:
+        model.register_comm_hook(None, default_hooks.allreduce_hook)
+    seen = []
+    for words in steps:
+        model.zero_grad()
+        loss_of(model(torch.tensor(words, device=me.device))).backward()
+        for param in module.parameters():
+            assert param.grad is not None
+            seen.append(param.grad.to_dense().clone())
+    return seen
+
+
+@covers("ddp/sparse/added-embeddings")
+@world_sizes(2)
+@pytest.mark.parametrize(
+    ("options", "hooked"),
+    [({}, False), ({"gradient_as_bucket_view": True}, False), ({}, True)],
+    ids=["apart", "view", "hook"],
+)
+def test_added_embeddings(ranks: Ranks, options: Options, hooked: bool) -> None:
+    got = ranks.run_each(learn_added, [([s[r] for s in WORDS], options, hooked) for r in range(2)])
+    module = Recipe(AddedEmbeddings, (False,))()
+    names = [name for name, _ in module.named_parameters()]
+    for i, step in enumerate(WORDS):
+        module.zero_grad()
+        for words in step:
+            (loss_of(module(torch.tensor(words))) / 2).backward()
+        for j, param in enumerate(module.parameters()):
+            grads = [mine[i * len(names) + j] for mine in got]
+            assert_grads(grads, param.grad, f"gradient of {names[j]} in step {i + 1}")
 
 
 def sparse_buckets(me: Me) -> list[list[int]]:

@@ -259,11 +259,11 @@ def test_saving_needs_the_default_group(ranks: Ranks) -> None:
 # ---- another group
 
 
-def regrouped(me: Me, fail_first: bool) -> list[Tensor]:
+def regrouped(me: Me, fail_first: bool, options: Options) -> list[Tensor]:
     """Gradients of one branch in groups of one rank each, then in the default group."""
     alone = [dist.new_group([r]) for r in range(me.world_size)][me.rank]
     module = Recipe(Branching, (2,))(seed=0).to(me.device)
-    model = me.ddp(module)
+    model = me.ddp(module, **options)
     grads = []
     for group in (alone, dist.group.WORLD):
         if fail_first:
@@ -279,8 +279,8 @@ def regrouped(me: Me, fail_first: bool) -> list[Tensor]:
     return grads
 
 
-def assert_regrouped(ranks: Ranks, *, fail_first: bool) -> None:
-    got = ranks.run(regrouped, fail_first)
+def assert_regrouped(ranks: Ranks, *, fail_first: bool, **options: Any) -> None:
+    got = ranks.run(regrouped, fail_first, options)
     wants = []
     for r in range(2):
         module = Recipe(Branching, (2,))()
@@ -297,6 +297,12 @@ def assert_regrouped(ranks: Ranks, *, fail_first: bool) -> None:
 @world_sizes(2)
 def test_another_group(ranks: Ranks) -> None:
     assert_regrouped(ranks, fail_first=False)
+
+
+@covers("ddp/update-group/static-graph")
+@world_sizes(2)
+def test_another_group_for_a_static_graph(ranks: Ranks) -> None:
+    assert_regrouped(ranks, fail_first=False, static_graph=True)
 
 
 @covers("ddp/update-group/after-an-unfinished-step")

@@ -1,4 +1,4 @@
-"""Who waits long enough: after a short timeout, for a rank that joins late, with a long timeout."""
+"""Waiting long enough: after a short timeout, for a rank that joins late, with a long timeout."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _BRIEF_S = 3.0
 
 
 def be_hasty_once(me: Me, how: str) -> Tensor:
-    """Everybody comes to one operation in time for its timeout; to the next one rank 1 comes when
-    as much time, and more, is over."""
+    """Both ranks come to one operation within its timeout; rank 1 comes to the next one when more
+    than that timeout is over."""
     brief = timedelta(seconds=_BRIEF_S)
     calls: dict[str, Callable[[], object]] = {
         "wait": lambda: dist.all_reduce(mark(me), async_op=True).wait(brief),

@@ -1,6 +1,6 @@
 """A rank dies, and the others find out.
 
-None of these cases is probed: who does not notice the loss of a rank waits for it.
+None of these cases is probed: a target that does not notice the loss of a rank waits for it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Giving up: timeouts of groups, calls and handles.
 
-None of these cases is probed: who has no timeouts waits for ever.
+None of these cases is probed: a target without timeouts waits for ever.
 """
 
 from __future__ import annotations
@@ -415,7 +415,7 @@ def test_nobody_waits_for_ever_for_a_member(bare_ranks: Ranks, where: str) -> No
 
 
 def recover_from_a_timeout(me: Me) -> tuple[Tensor, Tensor]:
-    """An operation that rank 1 does not come to; then both start again, twice as wise."""
+    """An operation that rank 1 does not come to; then both ranks make a new default group."""
     start(me, "before", timeout=timedelta(seconds=_GROUP_TIMEOUT_S))
     before = sum_marks(me)
     if me.rank == 0:

@@ -31,6 +31,8 @@ from conformance.cases.fsdp.training import (
     full_parameters,
     wrap,
 )
+from conformance.cases.near import assert_near
+from conformance.oracle.near import Near
 
 both_kinds = pytest.mark.parametrize("orig", [False, True], ids=["flat", "orig"])
 
@@ -155,6 +157,41 @@ def test_a_backward_that_raises(ranks: Ranks, orig: bool) -> None:
         counts = [keys for keys, _ in got]
         assert_same_on_all_ranks(counts, [4] * 3, what="entries of state dicts")
         check_runs([run for _, run in got], want)
+
+
+def gradients(model: nn.Module, device: torch.device) -> dict[str, Tensor]:
+    """Of the parameters that have one."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
+    leaves = [(name, param) for name, param in model.named_parameters() if param.is_leaf]
+    return {name: param.grad.clone() for name, param in leaves if param.grad is not None}
+
+
+def look_during_backward(
+    me: Me, strategy: str, orig: bool
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The gradients when a backward has come to the model's input, and those after it."""
+
+    def unit(module: nn.Module) -> Any:
+        return wrap(me, module, sharding_strategy=ShardingStrategy[strategy], use_orig_params=orig)
+
+    model = three_layers(unit)
+    x = inputs(me.rank, 0).to(me.device).requires_grad_()
+    seen: dict[str, Tensor] = {}
+    x.register_hook(lambda _: seen.update(gradients(model, me.device)))
+    model(x).pow(2).sum().backward()
+    return seen, gradients(model, me.device)
+
+
+@covers("fsdp/gradients-during-a-backward")
+@world_sizes(3)
+@both_kinds
+def test_gradients_during_a_backward(ranks: Ranks, orig: bool) -> None:
+    for strategy in ("FULL_SHARD", "SHARD_GRAD_OP"):
+        for rank, (seen, want) in enumerate(ranks.run(look_during_backward, strategy, orig)):
+            for name, grad in seen.items():
+                near = Near.relative(want[name], 1e-9)
+                assert_near([grad], [near], f"gradient of {name}", [rank])
 
 
 # Evaluation

@@ -381,12 +381,15 @@ def test_a_config_of_another_type(ranks: Ranks) -> None:
     assert_that(right, f"said {said}")
 
 
-def sharded_of_replicas(me: Me) -> tuple[list[str], list[str]]:
+def other_kind_of_replicas(
+    me: Me, kind: StateDictType, meshed: bool
+) -> tuple[list[str], list[str]]:
     """Types of the entries, and warnings."""
-    model = Recipe(strategy="NO_SHARD").wrapped(me)
+    mesh = init_device_mesh(me.device.type, (me.world_size,)) if meshed else None
+    model = Recipe(strategy="NO_SHARD").wrapped(me, device_mesh=mesh)
     with (
         warnings.catch_warnings(record=True) as caught,
-        type(model).state_dict_type(model, SHARDED),
+        type(model).state_dict_type(model, kind),
     ):
         warnings.simplefilter("always")
         state = model.state_dict()
@@ -396,11 +399,14 @@ def sharded_of_replicas(me: Me) -> tuple[list[str], list[str]]:
 
 @covers("fsdp/not-sharded-is-full")
 @world_sizes(2)
-def test_sharded_state_dicts_of_replicas(ranks: Ranks) -> None:
-    for rank, (kinds, said) in enumerate(ranks.run(sharded_of_replicas)):
-        assert_that(kinds == ["Tensor"], f"entries are {kinds}", rank)
-        told = any("full_state_dict will be returned" in words for words in said)
-        assert_that(told, f"warnings: {said}", rank)
+@pytest.mark.parametrize("meshed", [False, True], ids=["group", "mesh"])
+def test_other_state_dicts_of_replicas(ranks: Ranks, meshed: bool) -> None:
+    for kind in (SHARDED, LOCAL):
+        got = ranks.run(other_kind_of_replicas, kind, meshed)
+        for rank, (kinds, said) in enumerate(got):
+            assert_that(kinds == ["Tensor"], f"{kind.name}: entries are {kinds}", rank)
+            told = any("full_state_dict will be returned" in words for words in said)
+            assert_that(told, f"{kind.name}: warnings: {said}", rank)
 
 
 def inside_another(me: Me) -> tuple[list[str], bool]:

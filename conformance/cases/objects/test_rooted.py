@@ -61,10 +61,11 @@ def test_only_the_destination_passes_a_list(ranks: Ranks) -> None:
     ranks.run(gather_with_wrong_lists)
 
 
-def broadcast_from(me: Me, src: int | None, device: str | None) -> list[Any]:
+def broadcast_from(me: Me, src: int | None, by_device: bool) -> list[Any]:
+    """Objects of rank `src`; None leaves the argument out. by_device: name the rank's device."""
     told: list[Any] = [{"from": me.rank}, None, "y" * (5000 * me.rank), [me.rank] * me.rank]
     arguments: dict[str, Any] = {} if src is None else {"src": src}
-    if device is not None:
+    if by_device:
         arguments["device"] = me.device
     dist.broadcast_object_list(told, **arguments)
     return told
@@ -79,13 +80,13 @@ def _told_by(rank: int) -> list[Any]:
 @pytest.mark.parametrize("root", ["default", "last"])
 def test_every_list_holds_the_objects_of_the_source(ranks: Ranks, root: str) -> None:
     src = None if root == "default" else ranks.world_size - 1
-    assert_same_on_all_ranks(ranks.run(broadcast_from, src, None), want=_told_by(src or 0))
+    assert_same_on_all_ranks(ranks.run(broadcast_from, src, False), want=_told_by(src or 0))
 
 
 @covers("broadcast_object_list/device")
 @world_sizes(2, 3)
 def test_objects_travel_by_way_of_a_device(ranks: Ranks) -> None:
-    assert_same_on_all_ranks(ranks.run(broadcast_from, 1, "the rank's own"), want=_told_by(1))
+    assert_same_on_all_ranks(ranks.run(broadcast_from, 1, True), want=_told_by(1))
 
 
 def keep_the_own_objects(me: Me) -> tuple[bool, list[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -92,6 +93,25 @@ def use_a_negative_tag(me: Me, is_send: bool) -> None:
 @pytest.mark.parametrize("is_send", [True, False], ids=["isend", "irecv"])
 def test_a_negative_tag_is_refused(ranks: Ranks, is_send: bool) -> None:
     ranks.run(use_a_negative_tag, is_send)
+
+
+def send_after_what_is_no_tag(me: Me, tag: Any) -> float:
+    x = torch.full((1,), float(me.rank), device=me.device)
+    for is_send in (True, False):
+        with pytest.raises(TypeError):
+            post(x, 1 - me.rank, tag, is_send=is_send)
+    sent = post(x, 1 - me.rank, is_send=True)
+    received = torch.empty_like(x)
+    dist.recv(received, 1 - me.rank)
+    sent.wait()
+    return received.item()
+
+
+@covers("p2p/no-tag")
+@world_sizes(2)
+@pytest.mark.parametrize("tag", [1.0, "1", 1 << 31], ids=["float", "text", "of 33 bits"])
+def test_what_is_no_tag_is_refused(ranks: Ranks, tag: Any) -> None:
+    assert_each_rank(ranks.run(send_after_what_is_no_tag, tag), [1.0, 0.0])
 
 
 def talk_to_nobody(me: Me, peer: int, is_send: bool) -> None:

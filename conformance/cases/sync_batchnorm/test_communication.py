@@ -27,7 +27,7 @@ from conformance.oracle.batchnorm import whole_batch
 _DOUBLE = Layer(dtype="float64")
 
 
-def evaluate_on_the_last_rank(me: Me, track: bool) -> bool:
+def evaluate_on_the_last_rank(me: Me, track: bool) -> None:
     """One rank evaluates while the others wait to be told that it is done."""
     layer = Layer(track=track).make(me).eval()
     if me.rank == me.world_size - 1:
@@ -35,7 +35,6 @@ def evaluate_on_the_last_rank(me: Me, track: bool) -> bool:
         layer(x).sum().backward()
         me.store.set("evaluated", "1")
     me.store.wait(["evaluated"])
-    return True
 
 
 @covers("sync_batchnorm/silent-eval")
@@ -96,8 +95,9 @@ def test_messages_do_not_grow_with_the_batch(ranks: Ranks) -> None:
     for trace in small[0]:
         for operation in trace:
             # A few numbers per channel from each rank, and their copies on each rank.
-            few = operation.numel <= 2 * ranks.world_size * 4 * 3 + 16
-            assert_that(few, f"{operation} for 3 channels")
+            limit = 2 * ranks.world_size * 4 * 3 + 16
+            what = f"{operation} for 3 channels: {operation.numel} numbers, at most {limit} allowed"
+            assert_that(operation.numel <= limit, what, 0)
 
 
 @covers("sync_batchnorm/silent-backward")
@@ -113,8 +113,9 @@ def test_all_ranks_issue_the_same(ranks: Ranks) -> None:
     xs = batches([3, 0, 1][: ranks.world_size], (2, 2))
     got = ranks.run_each(traces_of_training, [(x, True) for x in xs])
     assert_same_on_all_ranks(got, what="operations")
-    for forward, backward in got:
-        assert_that(bool(forward and backward), "nothing was issued, hence nothing exchanged")
+    for rank, (forward, backward) in enumerate(got):
+        for way, trace in (("forward", forward), ("backward", backward)):
+            assert_that(bool(trace), f"{way} issued no collective", rank)
 
 
 def train_in_halves(me: Me, x: Tensor, dy: Tensor) -> Step:

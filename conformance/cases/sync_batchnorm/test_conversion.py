@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
 from conformance.cases.near import assert_near
 from conformance.cases.sync_batchnorm.networks import deep_network, seeded
+from conformance.cases.sync_batchnorm.sentences import assert_all_true
 from conformance.cases.sync_batchnorm.training import normal
 from conformance.oracle.near import Near
 
@@ -79,13 +80,6 @@ def what_is_returned(me: Me) -> dict[str, bool]:
 @world_sizes(1)
 def test_a_module_is_converted_in_place(ranks: Ranks) -> None:
     assert_all_true(ranks.run(what_is_returned))
-
-
-def assert_all_true(got: list[dict[str, bool]]) -> None:
-    """Every rank found that each of these sentences is true."""
-    for rank, found in enumerate(got):
-        wrong = [name for name, true in found.items() if not true]
-        assert_that(not wrong, f"not true: {', '.join(wrong)}", rank)
 
 
 def tensors_of(module: nn.Module) -> dict[str, int]:

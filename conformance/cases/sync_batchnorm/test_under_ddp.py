@@ -12,16 +12,10 @@ from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers
 from conformance.cases.near import assert_near
 from conformance.cases.sync_batchnorm.networks import deep_network, loss_of, seeded
 from conformance.cases.sync_batchnorm.training import normal
+from conformance.cases.wrappers import in_ddp
 from conformance.oracle.near import Near
-from conformance.target import resolve
 
 _LEARNING_RATE = 0.01
-
-
-def in_ddp(me: Me, module: nn.Module, **kwargs: Any) -> Any:
-    """The module in the target's DDP, or in torch's if it brings a SyncBatchNorm alone."""
-    ddp = resolve(me.target.ddp or "torch.nn.parallel:DistributedDataParallel")
-    return ddp(module, **kwargs)
 
 
 def train_in_ddp(me: Me, steps: list[Tensor], kwargs: dict[str, Any]) -> dict[str, Tensor]:

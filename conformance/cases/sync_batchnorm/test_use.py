@@ -13,9 +13,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance import (
+    Me,
+    Ranks,
+    assert_each_rank,
+    assert_same_on_all_ranks,
+    covers,
+    world_sizes,
+)
 from conformance.cases.raising import assert_raised
-from conformance.cases.sync_batchnorm.test_conversion import assert_all_true
+from conformance.cases.sync_batchnorm.sentences import assert_all_true
 from conformance.cases.sync_batchnorm.training import Layer, batches
 from conformance.oracle.data import dtype_named
 from conformance.torch_private import BatchNormBase
@@ -153,8 +160,10 @@ def exchange_state(
     ids=lambda o: ", ".join(o) or "usual",
 )
 def test_state_is_exchanged(ranks: Ranks, other: str, options: dict[str, Any]) -> None:
-    for theirs, ours, again in ranks.run(exchange_state, other, options):
-        assert_same_on_all_ranks([dict(ours), dict(again)], dict(theirs), what="state")
+    got = ranks.run(exchange_state, other, options)
+    want = [dict(theirs) for theirs, _, _ in got]
+    assert_each_rank([dict(ours) for _, ours, _ in got], want, what="state of the target's layer")
+    assert_each_rank([dict(again) for _, _, again in got], want, what=f"state of {other} again")
 
 
 def load_an_old_state(me: Me) -> dict[str, Tensor]:
@@ -240,5 +249,5 @@ def train_a_copy(me: Me, x: Tensor) -> tuple[Tensor, Tensor]:
 @world_sizes(2)
 def test_a_copy_normalises_over_all_ranks_too(ranks: Ranks) -> None:
     got = ranks.run_each(train_a_copy, [(x,) for x in batches([3, 2], (2,))])
-    for rank, (original, twin) in enumerate(got):
-        assert_that(torch.equal(original, twin), "a copy's output differs", rank)
+    want = [original for original, _ in got]
+    assert_each_rank([twin for _, twin in got], want, what="output of the copy")

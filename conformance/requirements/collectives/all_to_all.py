@@ -73,6 +73,13 @@ SINGLE_UNEVEN = _single(
     source="torch 2.13 docs, all_to_all_single; pytorch#177381, pytorch#190311",
     rests_on=("all_to_all_single/even",),
 )
+SINGLE_SPLIT_TYPES = _single(
+    id="all_to_all_single/split-types",
+    says="all_to_all_single takes split sizes in lists, tuples and arrays of numpy, of integers of "
+    "any type, tensors without dimensions among them.",
+    source="torch 2.13, ProcessGroup.all_to_all_single: 'Sequence[SupportsInt | SupportsIndex]'",
+    rests_on=("all_to_all_single/uneven",),
+)
 SINGLE_ONE_SIDED = _single(
     id="all_to_all_single/one-sided-splits",
     says="all_to_all_single splits evenly on a side whose split sizes are None or an empty list.",

@@ -115,6 +115,16 @@ SPARSE_TRAINING = Requirement(
     needs=("feature:sparse",),
     rests_on=("ddp/sparse/average",),
 )
+SPARSE_SHARED = Requirement(
+    id="ddp/sparse/added-embeddings",
+    level=MUST,
+    profile="ddp",
+    says="The gradients of embeddings that are added, and of a layer that they are added to, are "
+    "means over the ranks, with a communication hook too: one tensor may hold the values of all.",
+    source="torch's embedding_sparse_backward gives a view of the output's gradient as the values",
+    needs=("feature:sparse",),
+    rests_on=("ddp/sparse/average",),
+)
 SPARSE_ALONE = Requirement(
     id="ddp/sparse/bucket-of-its-own",
     level=SHOULD,

@@ -139,6 +139,15 @@ UPDATE_GROUP = Requirement(
     source="torch 2.13, test_ddp_update_process_group_new_group and _default_group",
     rests_on=("ddp/process-group",),
 )
+UPDATE_STATIC = Requirement(
+    id="ddp/update-group/static-graph",
+    level=SHOULD,
+    profile="ddp",
+    says="After _update_process_group gradients of a static graph are averaged over the new group, "
+    "also if the graph was recorded in another one.",
+    source=f"{OBSERVED}: reset_state keeps which parameters the static graph uses",
+    rests_on=("ddp/update-group/average", "ddp/static-graph/values"),
+)
 UPDATE_AFTER_FAILURE = Requirement(
     id="ddp/update-group/after-an-unfinished-step",
     level=SHOULD,

@@ -23,6 +23,12 @@ BACKWARD_RAISES = must(
     "cleared, trained as before.",
     source="derived; torch 2.13 stays in the backward",
 )
+GRADS_MEANWHILE = must(
+    id="fsdp/gradients-during-a-backward",
+    says="A gradient of a sharded parameter that is seen while a backward runs is None or the mean "
+    "over all ranks, and not one that is still being reduced.",
+    source="derived: an optimizer may step after an error; torch 2.13 shows what is reduced",
+)
 EVAL_TRAINS = must(
     id="fsdp/training-in-eval-mode",
     says="In eval mode, too, a backward reduces gradients, and training is the bare module's.",

@@ -85,8 +85,8 @@ LOCAL_ORIG = must(
 )
 MESH_LOCAL = must(
     id="fsdp/mesh-has-no-local-state-dict",
-    says="With a device_mesh, a local state dict is refused with RuntimeError 'DeviceMesh is not "
-    "compatible'.",
+    says="With a device_mesh, a local state dict of what is sharded is refused with RuntimeError "
+    "'DeviceMesh is not compatible'.",
     source="observed, torch 2.13.0",
 )
 CHECKPOINT = must(
@@ -121,7 +121,8 @@ CONFIG_TYPE = must(
 )
 UNSHARDED = must(
     id="fsdp/not-sharded-is-full",
-    says="A sharded state dict of what is not sharded is a full one, with a warning that says so.",
+    says="A sharded or local state dict of what is not sharded is a full one, with a warning that "
+    "says so, with a device_mesh and without.",
     source="torch 2.13, _set_use_dtensor and _get_state_dict_hooks for NO_SHARD",
 )
 OUTER = must(

@@ -11,7 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    allreduce_hook,
+    fp16_compress_hook,
+)
 
 from impl.torch_private import MixedPrecision, TorchDDP
 from tests.impl.ddp.models import DDP, Branches, TwoHeads, TwoLayers, grad_of
@@ -211,6 +214,32 @@ def test_a_sparse_parameter_may_go_unused_on_a_rank(two_ranks: Ranks) -> None:
     assert two_ranks.run(sparse_on_one_rank) == [[0, 0, 0.5, 0]] * 2
 
 
+def adds_embeddings(rank: int, hooked: bool) -> list[list[float]]:
+    """Gradients of embeddings and of a layer that are added, so that one tensor is that of all."""
+    first, second = (nn.Embedding(4, 1, sparse=True) for _ in range(2))
+    layer = nn.Linear(1, 1, bias=False)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.layer = first, second, layer
+
+        def forward(self, rows: Tensor) -> Any:
+            return self.layer(torch.ones(1, 1)) + self.first(rows) + self.second(rows + 1)
+
+    wrapped = DDP(Model())
+    if hooked:
+        wrapped.register_comm_hook(None, allreduce_hook)
+    wrapped(torch.tensor([rank])).sum().backward()
+    return [grad_of(p).to_dense().flatten().tolist() for p in wrapped.parameters()]
+
+
+@pytest.mark.parametrize("hooked", [False, True], ids=["plain", "hooked"])
+def test_sparse_gradients_may_share_their_values(two_ranks: Ranks, hooked: bool) -> None:
+    want = [[0.5, 0.5, 0, 0], [0, 0.5, 0.5, 0], [1]]
+    assert two_ranks.run(adds_embeddings, hooked) == [want] * 2
+
+
 def counts_uses(rank: int) -> list[list[int]]:
     model = Branches()
     wrapped = DDP(model, find_unused_parameters=True)
@@ -339,9 +368,9 @@ def test_all_ranks_may_stop_with_the_first(two_ranks: Ranks) -> None:
     ]
 
 
-def regroups(rank: int) -> list[float]:
+def regroups(rank: int, options: dict[str, Any]) -> list[float]:
     alone = [dist.new_group([r]) for r in range(2)][rank]
-    model, wrapped = line(rank)
+    model, wrapped = line(rank, **options)
     seen = []
     for group in (alone, dist.distributed_c10d._get_default_group()):
         wrapped._update_process_group(group)
@@ -352,8 +381,10 @@ def regroups(rank: int) -> list[float]:
     return seen
 
 
-def test_the_group_may_change(two_ranks: Ranks) -> None:
-    assert two_ranks.run(regroups) == [[1, 1, 1.5, 1.5], [2, 2, 1.5, 1.5]]
+@pytest.mark.parametrize("static", [False, True], ids=["plain", "static"])
+def test_the_group_may_change(two_ranks: Ranks, static: bool) -> None:
+    got = two_ranks.run(regroups, {"static_graph": static})
+    assert got == [[1, 1, 1.5, 1.5], [2, 2, 1.5, 1.5]]
 
 
 class RaisingBackward(torch.autograd.Function):

@@ -164,6 +164,41 @@ def an_unused_branch(device: SimulatedDevice) -> list[Tensor]:
 PROGRAMS["an_unused_branch"] = an_unused_branch
 
 
+class Skipping(nn.Module):
+    """Runs the second of two units while nothing is to be skipped."""
+
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first = first
+        self.second = second
+        self.skips = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.first(x)
+        return out if self.skips else self.second(out)
+
+
+def a_skipped_unit(device: SimulatedDevice) -> list[Tensor]:
+    """A unit that is gathered early and then not run; its parameters are read nevertheless."""
+    with on_the_device(device):
+        kwargs: Any = {"process_group": ImaginedGroup(device, 2), "device_id": CPU}
+        kwargs["forward_prefetch"] = True
+        torch.manual_seed(3)
+        units = [FullyShardedDataParallel(nn.Linear(4, 4, **ON_DEVICE), **kwargs) for _ in "ab"]
+        module = Skipping(*units)
+        model = FullyShardedDataParallel(module, **kwargs)
+        x = torch.arange(8.0, **ON_DEVICE).view(2, 4)
+        model(x).sum().backward()
+        module.skips = True
+        out = model(x)
+        seen = [param.detach() * 2 for param in model.parameters()]
+        out.sum().backward()
+        return host_values(device, *seen)
+
+
+PROGRAMS["a_skipped_unit"] = a_skipped_unit
+
+
 def evaluate_and_summon(device: SimulatedDevice) -> list[Tensor]:
     """Forwards without gradients, and work on the whole parameters between them."""
     with on_the_device(device):

@@ -27,7 +27,14 @@ from torch.distributed.fsdp.wrap import always_wrap_policy, enable_wrap, wrap
 
 from impl.fsdp import FullyShardedDataParallel, ShardedStateDictConfig
 from impl.fsdp.versions import optimizer_steps
-from tests.impl.fsdp.models import BLOCK_POLICY, CPU, differences, make_model, train_step
+from tests.impl.fsdp.models import (
+    BLOCK_POLICY,
+    CPU,
+    differences,
+    full_params,
+    make_model,
+    train_step,
+)
 
 FSDP = FullyShardedDataParallel
 pytestmark = pytest.mark.usefixtures("one_rank", "no_switch_warning")
@@ -552,14 +559,17 @@ def test_a_config_must_be_of_the_type() -> None:
         FSDP.set_state_dict_type(model, StateDictType.FULL_STATE_DICT, ShardedStateDictConfig())
 
 
-def test_what_is_not_sharded_has_full_state_dicts() -> None:
-    model = FSDP(nn.Linear(2, 2))
-    with (
-        FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT),
-        pytest.warns(UserWarning, match="full_state_dict will be returned"),
-    ):
+@pytest.mark.parametrize("meshed", [False, True])
+@pytest.mark.parametrize("kind", [StateDictType.SHARDED_STATE_DICT, StateDictType.LOCAL_STATE_DICT])
+def test_what_is_not_sharded_has_full_state_dicts(kind: StateDictType, meshed: bool) -> None:
+    model = FSDP(nn.Linear(2, 2), device_mesh=init_device_mesh("cpu", (1,)) if meshed else None)
+    FSDP.set_state_dict_type(model, kind)
+    with pytest.warns(UserWarning, match="full_state_dict will be returned"):
         entries = model.state_dict()
     assert type(entries["weight"]) is Tensor
+    assert differences(dict(entries), full_params(model)) == []
+    with pytest.warns(UserWarning, match="full_state_dict will be returned"):
+        model.load_state_dict(entries)
 
 
 @pytest.mark.parametrize("use_orig_params", [False, True])

@@ -169,6 +169,26 @@ def test_a_backward_that_raises_leaves_the_module_usable(two_ranks: Ranks) -> No
     two_ranks.run(run_backward_that_raises)
 
 
+def run_gradients_after_a_failed_backward(rank: int, world_size: int) -> None:
+    settings: list[dict[str, Any]] = [
+        {},
+        {"mixed_precision": MixedPrecision(reduce_dtype=torch.bfloat16)},
+        {"cpu_offload": CPUOffload(offload_params=True)},
+    ]
+    for (strategy, orig), kwargs in itertools.product(KINDS, settings):
+        if strategy == ShardingStrategy.NO_SHARD:
+            continue
+        model = wrapped(strategy, orig, **kwargs)
+        fail_in_the_backward(model, rank)
+        # What was being reduced is not complete: an optimizer must not find it.
+        shown = [param for param in model.parameters() if param.is_leaf]
+        assert all(param.grad is None for param in shown), (strategy, orig, kwargs)
+
+
+def test_a_failed_backward_shows_no_unfinished_gradients(two_ranks: Ranks) -> None:
+    two_ranks.run(run_gradients_after_a_failed_backward)
+
+
 def run_uses_after_a_failed_backward(rank: int, world_size: int) -> None:
     expected = make_model()
     for strategy, orig in KINDS:
@@ -189,6 +209,42 @@ def run_uses_after_a_failed_backward(rank: int, world_size: int) -> None:
 
 def test_after_a_failed_backward_everything_else_works_too(two_ranks: Ranks) -> None:
     two_ranks.run(run_uses_after_a_failed_backward)
+
+
+class _Skipping(nn.Module):
+    """Its second layer runs only while nothing is to be skipped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: nn.Module = nn.Linear(4, 4)
+        self.second: nn.Module = nn.Linear(4, 1 << 16)
+        self.skips = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.first(x)
+        return out if self.skips else self.second(out)
+
+
+def run_prefetched_and_skipped(rank: int, world_size: int) -> None:
+    module = _Skipping()
+    for param in module.parameters():
+        nn.init.constant_(param, 0.5)
+    strategy = ShardingStrategy.SHARD_GRAD_OP
+    kwargs: dict[str, Any] = {"sharding_strategy": strategy, "device_id": torch.device("cpu")}
+    module.first, module.second = (
+        FSDP(layer, forward_prefetch=True, **kwargs) for layer in (module.first, module.second)
+    )
+    model = FSDP(module, forward_prefetch=True, **kwargs)
+    model(torch.ones(1, 4)).sum().backward()  # tells the order
+    module.skips = True
+    for _ in range(5):
+        out = model(torch.ones(1, 4))
+        assert all(bool((param == 0.5).all()) for param in model.parameters())
+        out.sum().backward()
+
+
+def test_what_was_prefetched_and_skipped_is_complete(two_ranks: Ranks) -> None:
+    two_ranks.run(run_prefetched_and_skipped)
 
 
 def run_forward_that_raises_after_prefetching(rank: int, world_size: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -118,6 +119,24 @@ def test_refusals_keep_torchs_words() -> None:
             group.send([torch.eye(2).to_mkldnn()], 0, 0)
 
     in_groups(1, run)
+
+
+@pytest.mark.parametrize("tag", [1.0, "1", 2**31])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_what_is_no_tag_is_refused_and_nothing_else(transport: str, tag: Any) -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        one = torch.ones(1)
+        peer: Any = torch.tensor(1 - group.rank())
+        for post in (group.send, group.recv):
+            with pytest.raises(TypeError):
+                post([one], peer, tag)
+        with pytest.raises(TypeError):
+            group.recv_anysource([one], tag)
+        sent = group.send([one], peer, 2**31 - 1)
+        group.recv([one], peer, 2**31 - 1).wait()
+        sent.wait()
+
+    in_groups(2, run, transport=transport)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])

@@ -5,7 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from torch.distributed import ReduceOp
 
 from impl.gloo import ProcessGroupGloo
@@ -55,6 +57,19 @@ def test_short_forms_in_the_place_of_options() -> None:
     assert settings(2).root == 2
     assert settings(ReduceOp.MIN).op == ReduceOp.MIN
     assert settings(timedelta(seconds=5)).timeout_s == 5.0
+
+
+@pytest.mark.parametrize("root", [np.int64(2), torch.tensor(2)])
+def test_roots_are_integers_of_any_type(root: Any) -> None:
+    for asked in (settings(root), settings(root=root)):
+        assert type(asked.root) is int
+        assert asked.root == 2
+
+
+@pytest.mark.parametrize("root", [2.0, "2", torch.tensor(2.0)])
+def test_no_root(root: Any) -> None:
+    with pytest.raises(TypeError):
+        settings(root=root)
 
 
 def test_anything_else_in_the_place_of_options_is_refused() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
@@ -95,6 +98,19 @@ def test_row_splits_count_elements() -> None:
 def test_bad_row_splits(splits: list[int], words: str) -> None:
     with pytest.raises(RuntimeError, match=words):
         validation.row_splits("a2a", "input", splits, torch.ones(4, 3), 2)
+
+
+@pytest.mark.parametrize("given", [(1, 2), np.array([1, 2]), [np.int32(1), torch.tensor(2)]])
+def test_integers_of_any_type(given: Any) -> None:
+    integers = validation.integers("splits", given)
+    assert [*map(type, integers)] == [int, int]
+    assert integers == [1, 2]
+
+
+@pytest.mark.parametrize("given", [[1.0], "1", None, [None]])
+def test_no_integers(given: Any) -> None:
+    with pytest.raises(TypeError, match="splits must be integers"):
+        validation.integers("splits", given)
 
 
 def test_equal_shares_must_exist() -> None:
