@@ -20,7 +20,7 @@ Operation = Callable[[int], Sequence[Tensor]]
 
 _PAST = 100
 _KEPT_MAX = 10  # a group may hold on to the last ones, and handle them when the next one comes
-_MANY = 48
+_MANY = 64
 _LARGE = 1 << 18  # elements: 1 MiB
 _GROWTH_MAX = 0.5 * _MANY * _LARGE * 4
 _PATIENCE_S = 10.0
@@ -31,7 +31,7 @@ class Kept:
     """What is there a while after operations were over and everybody had dropped their handles.
 
     operations: of a hundred, how many have a tensor that is still there.
-    growth: bytes that the process has more than before 48 further ones of 1 MiB.
+    growth: bytes that the process has more than before 64 further ones of 1 MiB.
     """
 
     operations: int
