@@ -364,7 +364,8 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
             return output
         self.require_forward_param_sync = self.require_backward_grad_sync
         if not self.require_backward_grad_sync:
-            return output
+            # The backward may be the one that an earlier forward, outside no_sync, still expects.
+            return self._pass_through(output)
         return self._expect_backward(output)
 
     def _expect_backward(self, output: Any) -> Any:
@@ -375,9 +376,8 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
                 self.reducer.prepare_for_backward(None)
             return output
         outputs = list(find_tensors(output))
-        searches = self.find_unused_parameters and not self.static_graph
         self.reducer.prepare_for_backward(outputs)
-        unused = self.reducer.unused_params if searches else None
+        unused = self.reducer.unused_params if self._searches else None
         self_ref = weakref.ref(self)
 
         def backward_begins() -> None:
@@ -387,7 +387,18 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
                 ddp.reducer.backward_begins(unused)
 
         notify_at(outputs, backward_begins)
-        return pass_through(output, clone=self._ddp_sink_clone) if searches else output
+        return self._pass_through(output)
+
+    @property
+    def _searches(self) -> bool:
+        """Whether each forward searches for parameters that its outputs do not use."""
+        return self.find_unused_parameters and not self.static_graph
+
+    def _pass_through(self, output: Any) -> Any:
+        """An output that the loss leaves out does not keep the reducer waiting."""
+        if not self._searches or transforms_are_active():
+            return output
+        return pass_through(output, clone=self._ddp_sink_clone)
 
     def _authoritative_buffer_rank(self, *, has_input: bool) -> int:
         """Whose buffers count: rank 0's; under join() that rank may have no input any more."""

@@ -79,6 +79,26 @@ def test_several_forwards_then_as_many_backwards(two_ranks: Ranks) -> None:
     assert two_ranks.run(walks_back_later) == [[1.5, 4.0, 7.5]] * 2
 
 
+def goes_on_without_a_backward(rank: int, wrapper: str) -> list[float]:
+    """As after a validation that forgot `no_grad`; the loss in `no_sync` uses one head alone."""
+    torch.manual_seed(0)
+    model = TwoHeads()
+    wrapped = (DDP if wrapper == "ours" else TorchDDP)(model, find_unused_parameters=True)
+    x = torch.full((1, 2), 1.0 + rank)
+    wrapped(x)
+    with wrapped.no_sync():
+        wrapped(x)["first"].sum().backward()
+    heads = wrapped(x)
+    (heads["first"].sum() + heads["second"][0].sum()).backward()
+    return [grad_of(param).sum().item() for param in model.parameters()]
+
+
+def test_a_forward_without_backward_may_precede_no_sync(two_ranks: Ranks) -> None:
+    ours = two_ranks.run(goes_on_without_a_backward, "ours")
+    assert ours == two_ranks.run(goes_on_without_a_backward, "torch's")
+    assert ours[0] == ours[1]
+
+
 def mixes(rank: int) -> list[Any]:
     """One iteration under torch's DDP on rank 1, under ours on rank 0."""
     torch.manual_seed(0)
