@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib
+import mmap
 import multiprocessing
 import os
 import re
@@ -91,7 +92,7 @@ class RankProcess:
         context = fork_server_context()
         self.connection, theirs = context.Pipe()
         self._output = _file_to_append_to()
-        self._dropped_bytes, self._dropped_end = 0, b""
+        self._freed_bytes = 0  # of the output, from its beginning on
         self._stacks = _file_to_append_to()
         self._page_fd = os.memfd_create(f"rank-{index}")
         os.ftruncate(self._page_fd, PAGE_BYTES)
@@ -165,28 +166,33 @@ class RankProcess:
 
     def output(self) -> str:
         """The end of what it printed since `forget_output`."""
-        kept = (self._dropped_end + self._end_of_output())[-_OUTPUT_BYTES_KEPT:]
-        before = self._dropped_bytes + os.fstat(self._output.fileno()).st_size - len(kept)
+        before = max(0, self._output_bytes() - _OUTPUT_BYTES_KEPT)
+        kept = os.pread(self._output.fileno(), _OUTPUT_BYTES_KEPT, before)
         text = kept.decode(errors="replace")
         return f"({before} bytes before this)\n{text}" if before > 0 else text
 
     def forget_output(self) -> None:
         """Drop what it has printed so far."""
-        self._dropped_bytes, self._dropped_end = 0, b""
+        self._freed_bytes = 0
         os.ftruncate(self._output.fileno(), 0)
 
     def bound_output(self) -> None:
-        """Keep a rank that prints without end from filling the disk."""
-        size = os.fstat(self._output.fileno()).st_size
-        if size > _OUTPUT_BYTES_MAX:
-            self._dropped_bytes += size
-            self._dropped_end = self._end_of_output()
-            os.ftruncate(self._output.fileno(), 0)
+        """Keep a rank that prints without end from filling the memory.
 
-    def _end_of_output(self) -> bytes:
-        size = os.fstat(self._output.fileno()).st_size
-        start = max(0, size - _OUTPUT_BYTES_KEPT)
-        return os.pread(self._output.fileno(), _OUTPUT_BYTES_KEPT, start)
+        What is old becomes a hole in the file. The file is not cut short, as that would lose what
+        the rank prints at that moment.
+        """
+        size = self._output_bytes()
+        if size - self._freed_bytes <= _OUTPUT_BYTES_MAX:
+            return
+        old_bytes = size - _OUTPUT_BYTES_KEPT - self._freed_bytes
+        old_bytes -= old_bytes % mmap.ALLOCATIONGRANULARITY
+        with mmap.mmap(self._output.fileno(), old_bytes, offset=self._freed_bytes) as old:
+            old.madvise(mmap.MADV_REMOVE)
+        self._freed_bytes += old_bytes
+
+    def _output_bytes(self) -> int:
+        return os.fstat(self._output.fileno()).st_size
 
     def kill(self) -> None:
         """End the process and everything that it started in its session."""
@@ -208,8 +214,8 @@ class RankProcess:
 
 
 def _file_to_append_to() -> IO[bytes]:
-    """A file without a name. Whoever writes goes on at its end, also after it was cut short."""
-    file = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
+    """A file in memory. Whoever writes goes on at its end, also after it was cut short."""
+    file = os.fdopen(os.memfd_create("rank-output"), "r+b")
     fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
     return file
 
