@@ -215,7 +215,7 @@ class RankProcess:
 
 def _file_to_append_to() -> IO[bytes]:
     """A file in memory. Whoever writes goes on at its end, also after it was cut short."""
-    file = os.fdopen(os.memfd_create("rank-output"), "r+b")
+    file = os.fdopen(os.memfd_create("of-a-rank"), "r+b")
     fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
     return file
 

@@ -383,6 +383,8 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
         def backward_begins() -> None:
             ddp = self_ref()
             if ddp is not None:
+                # One is enough to look at: if only some were replaced, the reduction does not end,
+                # and the next forward raises. A search, however, takes replaced ones for unused.
                 ddp._replacements.look(ddp.module, unused or (0,))
                 ddp.reducer.backward_begins(unused)
 

@@ -81,7 +81,7 @@ class PointToPoint(GroupCore):
         if given[0].layout is not torch.strided:
             raise RuntimeError(f"input tensor has to be dense: {method} got {given[0].layout}")
         validation.check_device(method, given)
-        peer, tag = validation.integers("the peer and the tag", (peer, tag))
+        peer, tag = validation.integer("the peer", peer), validation.integer("the tag", tag)
         if tag < 0:
             raise RuntimeError(f"Tag must be nonnegative: {method} got {tag}")
         if tag > _TAG_MAX:

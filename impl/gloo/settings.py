@@ -7,12 +7,12 @@ a root, an operation or a timeout in its place. Here they become one value.
 from __future__ import annotations
 
 import functools
-import operator
 from datetime import timedelta
 from typing import Any, NamedTuple, SupportsIndex
 
 from torch.distributed import ReduceOp
 
+from impl.gloo import validation
 from impl.gloo.reduce_ops import AnyReduceOp
 
 _ZERO = timedelta(0)
@@ -47,7 +47,7 @@ def settings(
     if opts is None:
         return Settings(
             op=ReduceOp.SUM if op is None else op,
-            root=0 if root is None else operator.index(root),
+            root=0 if root is None else validation.integer("the root", root),
             timeout_s=own_timeout_s(timeout),
         )
     if isinstance(opts, timedelta):

@@ -164,8 +164,16 @@ def check_gathered_numel(method: str, whole: Tensor, part: Tensor, world_size: i
         )
 
 
+def integer(what: str, given: SupportsIndex) -> int:
+    """Python's own, from one of any type (numpy's, a tensor). Raises TypeError for what is none."""
+    try:
+        return operator.index(given)
+    except TypeError as error:
+        raise TypeError(f"{what} must be an integer: {error}") from error
+
+
 def integers(which: str, given: Iterable[SupportsIndex]) -> list[int]:
-    """Python's own, from integers of any type (numpy's, tensors). Raises TypeError for others."""
+    """The same for several."""
     try:
         return [operator.index(each) for each in given]
     except TypeError as error:

@@ -163,8 +163,9 @@ def test_a_turn_that_was_never_given_back_ends_with_the_function_that_took_it(
     work = new_work()
     executor.submit(work, lambda: None)
     assert work.wait(timedelta(seconds=30))
-    while executor.is_running():  # the worker gives its turn back after the work is done
-        time.sleep(0.001)
+    give_up_at = time.monotonic() + 30
+    while executor.is_running() and time.monotonic() < give_up_at:
+        time.sleep(0.001)  # the worker gives its turn back after the work is done
     broken_off_by_ctrl_c()
 
 

@@ -111,6 +111,8 @@ def test_integers_of_any_type(given: Any) -> None:
 def test_no_integers(given: Any) -> None:
     with pytest.raises(TypeError, match="splits must be integers"):
         validation.integers("splits", given)
+    with pytest.raises(TypeError, match="the tag must be an integer"):
+        validation.integer("the tag", given)
 
 
 def test_equal_shares_must_exist() -> None:
