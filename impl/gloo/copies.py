@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from impl.gloo import dense, flattening, validation
 from impl.gloo.core import Described, GroupCore, as_list, as_lists, joined
 from impl.gloo.dispatching import dispatched
 from impl.gloo.lending import lender_for
-from impl.gloo.settings import Settings, settings
+from impl.gloo.settings import Settings, Timeout, settings
 from impl.transport.base import CallInfo, Communicator, Deadline
 
 
@@ -31,12 +30,12 @@ def _described(dtype: torch.dtype, shape: torch.Size, extra: str = "") -> Descri
 class Copies(GroupCore):
     """Operations that copy elements between ranks. Any dtype that has a size in bytes."""
 
-    @dispatched("broadcast", 1)
+    @dispatched("broadcast", 1, also=["tensor"])
     def broadcast(
         self,
         tensors: Tensor | Sequence[Tensor],
         opts: Any = None,
-        timeout: timedelta | None = None,
+        timeout: Timeout | None = None,
         *,
         root: int | None = None,
     ) -> Work:
@@ -67,14 +66,14 @@ class Copies(GroupCore):
 
     # -- to every rank
 
-    @dispatched("allgather", 2)
+    @dispatched("allgather", 2, also=["output_tensors", "input_tensor"])
     def allgather(
         self,
         output_tensors: Sequence[Tensor] | Sequence[Sequence[Tensor]],
         input_tensors: Tensor | Sequence[Tensor],
         opts: Any = None,
         *,
-        timeout: timedelta | None = None,
+        timeout: Timeout | None = None,
     ) -> Work:
         """Every rank's inputs to every output list, in the order of the ranks.
 
@@ -249,13 +248,13 @@ class Copies(GroupCore):
 
     # -- to and from a root
 
-    @dispatched("gather", 2)
+    @dispatched("gather", 2, also=["output_tensors", "input_tensor"])
     def gather(
         self,
         output_tensors: Sequence[Tensor] | Sequence[Sequence[Tensor]],
         input_tensors: Tensor | Sequence[Tensor],
         opts: Any = None,
-        timeout: timedelta | None = None,
+        timeout: Timeout | None = None,
         *,
         root: int | None = None,
     ) -> Work:
@@ -287,13 +286,13 @@ class Copies(GroupCore):
 
         return self._issue(method, described, run, outputs, asked, lender=lender, inputs=inputs)
 
-    @dispatched("scatter", 2)
+    @dispatched("scatter", 2, also=["output_tensor", "input_tensors"])
     def scatter(
         self,
         output_tensors: Tensor | Sequence[Tensor],
         input_tensors: Sequence[Tensor] | Sequence[Sequence[Tensor]],
         opts: Any = None,
-        timeout: timedelta | None = None,
+        timeout: Timeout | None = None,
         *,
         root: int | None = None,
     ) -> Work:
@@ -327,7 +326,7 @@ class Copies(GroupCore):
         return self._issue(method, described, run, outputs, asked, lender=lender, inputs=inputs)
 
     @dispatched("barrier", 0)
-    def barrier(self, opts: Any = None, *, timeout: timedelta | None = None) -> Work:
+    def barrier(self, opts: Any = None, *, timeout: Timeout | None = None) -> Work:
         """Done once every rank has called it, and after the collectives issued before it."""
         asked = settings(opts, timeout=timeout)
 

@@ -14,6 +14,7 @@ has remained. All other calls, which is nearly all, pay for a look at their tens
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
@@ -52,20 +53,28 @@ def _has_memory(tensor: Tensor) -> bool:
         return False  # of a transform, which has another tensor inside
 
 
-def dispatched(name: str, tensor_count: int, *, formerly: str = "") -> Callable[[_Method], _Method]:
+def dispatched(
+    name: str, tensor_count: int, *, formerly: str = "", also: Sequence[str] = ()
+) -> Callable[[_Method], _Method]:
     """Decorates what `ProcessGroup.<name>` does: its calls go through the dispatcher if they must.
 
     See [Note: through the dispatcher]. Compilers do not trace it.
 
     tensor_count: how many of its arguments, the first ones, are tensors or lists of them. formerly:
-    the name that older versions of torch have.
+    the name that older versions of torch have. also: other keywords for these arguments, in their
+    order; torch's short forms have them.
     """
     name = name if hasattr(dist.ProcessGroup, name) else formerly
 
     def decorate(method: _Method) -> _Method:
+        keywords = list(inspect.signature(method).parameters)[1 : tensor_count + 1]
+        by_place = [set(names) for names in zip(keywords, also or keywords, strict=True)]
+
         @functools.wraps(method)
         def call(self: Any, *args: Any, **kwargs: Any) -> dist.Work:
             try:
+                if kwargs:
+                    args = args + _taken(by_place[len(args) :], kwargs)
                 tensors = args[:tensor_count]
                 if not dispatch_modes_are_active() and all(map(_has_memory, _flat(tensors))):
                     return method(self, *args, **kwargs)
@@ -84,6 +93,17 @@ def dispatched(name: str, tensor_count: int, *, formerly: str = "") -> Callable[
         return cast(_Method, never_traced(call))
 
     return decorate
+
+
+def _taken(by_place: Sequence[set[str]], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """What `kwargs` held for these places, up to the first that it has nothing for."""
+    taken: list[Any] = []
+    for names in by_place:
+        given = names & kwargs.keys()
+        if len(given) != 1:
+            break
+        taken.append(kwargs.pop(given.pop()))
+    return tuple(taken)
 
 
 def _without_none(args: tuple[Any, ...]) -> tuple[Any, ...]:

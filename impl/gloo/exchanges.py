@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import timedelta
 from typing import Any, SupportsIndex
 
 import torch
@@ -14,7 +13,7 @@ from impl.gloo import dense, validation
 from impl.gloo.core import Described, GroupCore
 from impl.gloo.dispatching import dispatched
 from impl.gloo.lending import lender_for
-from impl.gloo.settings import settings
+from impl.gloo.settings import Timeout, settings
 from impl.transport.base import CallInfo, Communicator, Deadline
 
 
@@ -29,7 +28,7 @@ class Exchanges(GroupCore):
         output_split_sizes: Iterable[SupportsIndex],
         input_split_sizes: Iterable[SupportsIndex],
         opts: Any = None,
-        timeout: timedelta | None = None,
+        timeout: Timeout | None = None,
     ) -> Work:
         """Rows of `input` to the ranks, in order; splits count rows, none means equal shares.
 
@@ -87,7 +86,7 @@ class Exchanges(GroupCore):
         input_tensors: Sequence[Tensor],
         opts: Any = None,
         *,
-        timeout: timedelta | None = None,
+        timeout: Timeout | None = None,
     ) -> Work:
         """Input r to rank r; output r from rank r. Shapes may differ."""
         method = "alltoall"

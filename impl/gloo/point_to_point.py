@@ -105,7 +105,7 @@ class PointToPoint(GroupCore):
         Rank 0 waits for each other rank; with `wait_all_ranks` it names all that failed, otherwise
         the first. A timeout of zero asks who is there already. The words of its errors are torch's.
         """
-        if timeout == _NO_TIME:
+        if timeout in (_NO_TIME, 0.0):
             span_s = 0.0
         else:
             asked_s = settings(timeout).timeout_s

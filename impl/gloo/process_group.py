@@ -175,10 +175,10 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
 
     _set_default_timeout = set_timeout
 
-    def _start_coalescing(self, device: torch.device) -> None:
+    def _start_coalescing(self, device_type: torch.device) -> None:
         raise RuntimeError(f"Backend {BACKEND_NAME} does not implement startCoalescing")
 
-    def _end_coalescing(self, device: torch.device) -> dist.Work:
+    def _end_coalescing(self, device_type: torch.device) -> dist.Work:
         raise RuntimeError(f"Backend {BACKEND_NAME} does not implement endCoalescing")
 
     def _wait_for_pending_works(self) -> None:
@@ -207,7 +207,7 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
 
     def split_group(
         self,
-        new_ranks: Iterable[SupportsIndex],
+        ranks: Iterable[SupportsIndex],
         timeout: timedelta | None = None,
         opts: Options | None = None,
         group_name: str | None = None,
@@ -216,30 +216,30 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
     ) -> ProcessGroupGloo | None:
         """A group of some of this group's ranks; None on ranks that are not among them.
 
-        Every rank of this group calls it, in the same order. The place of a rank in `new_ranks` is
+        Every rank of this group calls it, in the same order. The place of a rank in `ranks` is
         its rank in the new group.
         """
         try:
-            ranks = validation.integers("new_ranks", new_ranks)
-            validation.check_split_ranks(ranks, self._size)
+            members = validation.integers("ranks", ranks)
+            validation.check_split_ranks(members, self._size)
         except (RuntimeError, TypeError) as error:
             validation.sign(error, "split_group", self)
             raise
         self._splits += 1
-        if self._rank not in ranks:
+        if self._rank not in members:
             return None
         options: Any = (opts or self._options).__copy__()
         if timeout is not None:
             options._timeout = timeout
-        members = ",".join(map(str, ranks))
-        name = group_name or f"{self._name}:split:{self._splits}:{members}"
+        shown = ",".join(map(str, members))
+        name = group_name or f"{self._name}:split:{self._splits}:{shown}"
         global_ranks = self._options.global_ranks_in_group or range(self._size)
-        options.global_ranks_in_group = [global_ranks[rank] for rank in ranks]
+        options.global_ranks_in_group = [global_ranks[rank] for rank in members]
         options.group_name = name
         split = ProcessGroupGloo(
             dist.PrefixStore(f"{name}/", self._given_store),
-            ranks.index(self._rank),
-            len(ranks),
+            members.index(self._rank),
+            len(members),
             options=options,
             name=name,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from impl.gloo.core import Described, GroupCore, as_list, as_lists, joined
 from impl.gloo.dispatching import bypasses_dispatcher, dispatched
 from impl.gloo.lending import lender_for
 from impl.gloo.reduce_ops import AnyReduceOp, Reduction, check_complex, op_name, reduction
-from impl.gloo.settings import Settings, own_timeout_s, settings
+from impl.gloo.settings import Settings, Timeout, own_timeout_s, settings
 from impl.torch_dispatch import never_traced
 from impl.torch_private import AllreduceOptions
 from impl.transport.base import CallInfo, Communicator, Deadline, PacedCommunicator
@@ -71,30 +70,36 @@ class Reductions(GroupCore):
     @never_traced
     def allreduce(
         self,
-        tensors: Tensor | Sequence[Tensor],
+        tensors: Tensor | Sequence[Tensor] | None = None,
         opts: Any = None,
-        timeout: timedelta | None = None,
+        timeout: Timeout | None = None,
         *,
         op: AnyReduceOp | None = None,
+        tensor: Tensor | None = None,
     ) -> Work:
         """Reduce over all ranks and, if there are several, over all `tensors` (of one shape).
+
+        `tensor` may stand in the place of `tensors`, as in torch's short form.
 
         Every tensor ends with the result. Sparse COO tensors: SUM only; the caller's tensor and
         the future both hold the coalesced result.
         """
-        given = tensors if type(tensors) is list else as_list(tensors)
+        if type(tensors) is list and tensor is None:
+            given = tensors
+        else:
+            given = _one_or_several(tensors, tensor)
         if len(given) == 1 and type(opts) is AllreduceOptions:
-            tensor = given[0]
+            only = given[0]
             # the common case is the one that is worth microseconds
-            is_dense = tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous()
-            if is_dense and bypasses_dispatcher(tensor) and dense.memory_holds_elements(tensor):
+            is_dense = only.is_cpu and only.layout is torch.strided and only.is_contiguous()
+            if is_dense and bypasses_dispatcher(only) and dense.memory_holds_elements(only):
                 try:
-                    chosen, described = _described_soon(opts.reduceOp, tensor)
+                    chosen, described = _described_soon(opts.reduceOp, only)
                 except (RuntimeError, ValueError) as error:
                     validation.sign(error, "allreduce", self)
                     raise
                 if not chosen.is_average:
-                    return self._allreduce_contiguous_cpu(tensor, opts, chosen, described)
+                    return self._allreduce_contiguous_cpu(only, opts, chosen, described)
         if op is None and timeout is None:
             return self._allreduce_any(given, opts)
         return self._allreduce_any(given, opts, timeout, op=op)
@@ -118,7 +123,7 @@ class Reductions(GroupCore):
         self,
         tensors: list[Tensor],
         opts: Any,
-        timeout: timedelta | None = None,
+        timeout: Timeout | None = None,
         *,
         op: AnyReduceOp | None = None,
     ) -> Work:
@@ -219,13 +224,13 @@ class Reductions(GroupCore):
         ]
         return self._allreduce_dense(method, bundles, given, asked)
 
-    @dispatched("reduce", 1)
+    @dispatched("reduce", 1, also=["tensor"])
     def reduce(
         self,
         tensors: Tensor | Sequence[Tensor],
         opts: Any = None,
         op: AnyReduceOp | None = None,
-        timeout: timedelta | None = None,
+        timeout: Timeout | None = None,
         *,
         root: int | None = None,
     ) -> Work:
@@ -257,13 +262,13 @@ class Reductions(GroupCore):
 
         return self._issue(method, described, run, given, asked, lender=lender)
 
-    @dispatched("reduce_scatter", 2)
+    @dispatched("reduce_scatter", 2, also=["output", "input"])
     def reduce_scatter(
         self,
         output_tensors: Tensor | Sequence[Tensor],
         input_tensors: Sequence[Tensor] | Sequence[Sequence[Tensor]],
         opts: Any = None,
-        timeout: timedelta | None = None,
+        timeout: Timeout | None = None,
         *,
         op: AnyReduceOp | None = None,
     ) -> Work:
@@ -333,7 +338,12 @@ class Reductions(GroupCore):
             inputs=inputs,
         )
 
-    @dispatched("reduce_scatter_single", 2, formerly="_reduce_scatter_base")
+    @dispatched(
+        "reduce_scatter_single",
+        2,
+        formerly="_reduce_scatter_base",
+        also=["outputTensor", "inputTensor"],
+    )
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         """Rank r's output = chunk r of the reduction of all inputs; `output` may be that chunk."""
         return self._reduce_scatter_singles(
@@ -385,3 +395,13 @@ class Reductions(GroupCore):
                 each.conclude(result, memory, comm.world_size)
 
         return self._issue(method, described, run, outputs, asked, lender=lender, inputs=inputs)
+
+
+def _one_or_several(
+    tensors: Tensor | Sequence[Tensor] | None, tensor: Tensor | None
+) -> list[Tensor]:
+    """Raises TypeError unless exactly one of them was given."""
+    given = tensors if tensor is None else tensor
+    if given is None or (tensor is not None and tensors is not None):
+        raise TypeError("allreduce takes either tensors or, in its short form, tensor")
+    return as_list(given)

@@ -15,7 +15,7 @@ from torch.distributed import ReduceOp
 from impl.gloo import validation
 from impl.gloo.reduce_ops import AnyReduceOp
 
-_ZERO = timedelta(0)
+Timeout = timedelta | float  # a float counts seconds, as for all of torch's functions in C++
 
 
 class Settings(NamedTuple):
@@ -28,9 +28,18 @@ class Settings(NamedTuple):
     asynchronous: bool = True
 
 
-def own_timeout_s(timeout: timedelta | None) -> float | None:
-    """None unless the call has a timeout of its own: torch says "unset" with -1 ms."""
-    return timeout.total_seconds() if timeout is not None and timeout > _ZERO else None
+def own_timeout_s(timeout: Timeout | None) -> float | None:
+    """None unless the call has a timeout of its own: torch says "unset" with -1 ms.
+
+    Raises TypeError for what is no timeout.
+    """
+    if timeout is None:
+        return None
+    if isinstance(timeout, timedelta):
+        timeout = timeout.total_seconds()
+    elif not isinstance(timeout, float):
+        raise TypeError(f"a timeout is a timedelta, or seconds as a float, not {timeout!r}")
+    return timeout if timeout > 0 else None
 
 
 def settings(
@@ -38,7 +47,7 @@ def settings(
     *,
     root: SupportsIndex | None = None,
     op: AnyReduceOp | None = None,
-    timeout: timedelta | None = None,
+    timeout: Timeout | None = None,
 ) -> Settings:
     """`opts` is an options object, or what a short form has in its place.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -18,11 +17,10 @@ from torch.distributed import Work
 from impl import errors
 from impl.gloo.lending import Lender
 from impl.gloo.profiling import ProfiledRange
+from impl.gloo.settings import Timeout, own_timeout_s
 from impl.torch_dispatch import dispatch_modes_are_active, never_traced
 from impl.torch_private import OpType, fail_future
 from impl.transport.base import CallInfo, Transfer
-
-_FOREVER = timedelta(0)  # torch's way to say: no timeout of one's own
 
 _OP_TYPES = {
     "broadcast": OpType.BROADCAST,
@@ -116,13 +114,13 @@ class GlooWork(Work):
     # -- for whoever holds it
 
     @never_traced  # whoever waits may run the operation
-    def wait(self, timeout: timedelta = _FOREVER) -> bool:
+    def wait(self, timeout: Timeout | None = None) -> bool:
         """Block until the operation is done; raise its error.
 
         `timeout` bounds this wait alone: when it runs out, the operation goes on.
         """
         if not self._is_done:
-            timeout_s = timeout.total_seconds() if timeout > _FOREVER else None
+            timeout_s = own_timeout_s(timeout)
             if not self._await(timeout_s):
                 waited_ms = round((timeout_s or 0) * 1000)
                 raise errors.CollectiveTimeout(

@@ -69,7 +69,7 @@ class LoadsParametersAlone(WrapperFault):
         return super().load_state_dict(kept, strict=False)
 
 
-@breaks("saving/resume", says=r"state of rank 0: rank 0 is wrong[\s\S]*running_mean")
+@breaks("saving/resume", says=r"state: rank 0 is wrong[\s\S]*running_mean")
 class ResumesWithoutStatistics(LoadsParametersAlone):
     """Training goes on with the statistics of a new model."""
 
@@ -82,7 +82,7 @@ class LoadsWhatFits(WrapperFault):
         return super().load_state_dict(state_dict, strict=False)
 
 
-@breaks("saving/loaded-by-rank-0", says=r"of rank 1: state: rank 0 is wrong")
+@breaks("saving/loaded-by-rank-0", says=r"state: rank 1 is wrong")
 class DoesNotSendRank0sState(WrapperFault):
     """Each rank keeps the parameters with which it was wrapped."""
 

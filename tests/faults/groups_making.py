@@ -132,8 +132,8 @@ class SplitsFromTheEnd(GroupFault, ProcessGroupGloo):
 
     base = "impl"
 
-    def split_group(self, new_ranks: Any, *args: Any, **how: Any) -> Any:
-        return super().split_group(new_ranks[::-1], *args, **how)
+    def split_group(self, ranks: Any, *args: Any, **how: Any) -> Any:
+        return super().split_group(ranks[::-1], *args, **how)
 
 
 @breaks("split_group/arguments", says="DID NOT RAISE ValueError")

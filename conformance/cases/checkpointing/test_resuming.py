@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, covers, world_sizes
+from conformance import Me, Ranks, assert_each_rank, assert_same_on_all_ranks, covers, world_sizes
 from conformance.cases.checkpointing.networks import NON_REENTRANT
 from conformance.cases.checkpointing.saving import (
     Model,
@@ -90,8 +90,7 @@ def test_going_on_from_a_file_is_not_stopping(
     ranks.renew()
     # Another seed, so that what is not loaded shows.
     got = ranks.run(train_from_a_file, halves, STEPS // 2, STEPS, kind, options, "target", 1)
-    for rank, (mine, expected) in enumerate(zip(got, want, strict=True)):
-        assert_same_on_all_ranks([mine], expected, what=f"state of rank {rank}")
+    assert_each_rank(got, want, what="state")
 
 
 @covers("saving/resume-across-wrappers")

@@ -191,11 +191,8 @@ def load_on_rank_0(me: Me) -> tuple[State, State]:
 @covers("saving/loaded-by-rank-0")
 @world_sizes(2, 3)
 def test_what_rank_0_loaded_is_everybodys_after_wrapping(ranks: Ranks) -> None:
-    for rank, (saved, state) in enumerate(ranks.run(load_on_rank_0)):
-        try:
-            assert_same_on_all_ranks([state], dict(saved), what="state")
-        except AssertionError as wrong:
-            raise type(wrong)(f"of rank {rank}: {wrong}") from None
+    got = ranks.run(load_on_rank_0)
+    assert_each_rank([state for _, state in got], [dict(saved) for saved, _ in got], what="state")
 
 
 def exchange_optimizer(me: Me, kind: str, source: str, sink: str) -> tuple[Any, Any]:

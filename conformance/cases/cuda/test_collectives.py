@@ -184,6 +184,5 @@ def pass_on(me: Me) -> Tensor:
 @world_sizes(2, 3)
 def test_messages_between_devices(ranks: Ranks) -> None:
     n = ranks.world_size
-    for rank, got in enumerate(ranks.run(pass_on)):
-        want = torch.full((5,), 2.0 * ((rank - 1) % n + 1))
-        assert_same_on_all_ranks([got], want=want, what=f"what rank {rank} received")
+    want = [torch.full((5,), 2.0 * ((rank - 1) % n + 1)) for rank in range(n)]
+    assert_each_rank(ranks.run(pass_on), want, what="what was received")

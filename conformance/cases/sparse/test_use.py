@@ -242,4 +242,4 @@ def test_other_collectives_are_right_or_refused(ranks: Ranks, name: str) -> None
         if not isinstance(outcome, Returned):
             raise RanksFailed(f"{name} of sparse tensors", outcomes)
         if want is not None:
-            assert_each_rank([outcome.value], [want], what=f"rank {rank}")
+            assert_each_rank([outcome.value], [want], ranks=[rank])

@@ -83,6 +83,49 @@ def test_short_forms(world_size: int) -> None:
 
 
 @each_world
+def test_keywords_of_short_forms(world_size: int) -> None:
+    def run(group: Any) -> None:
+        last, is_first = of_rank(world_size - 1, 2), group.rank() == 0
+        tensor, outputs = own(group, 2), [torch.zeros(2) for _ in ranks_of(group)]
+        group.allreduce(tensor=tensor, op=ReduceOp.MAX, timeout=5.0).wait()
+        assert torch.equal(tensor, last)
+        group.broadcast(tensor=tensor, root=0).wait(5.0)
+        group.allgather(outputs, input_tensor=own(group, 2)).wait()
+        assert torch.equal(outputs[-1], last)
+        tensor.zero_()
+        group.scatter(
+            output_tensor=tensor, input_tensors=outputs if is_first else [], root=0
+        ).wait()
+        assert torch.equal(tensor, own(group, 2))
+        group.gather(outputs if is_first else [], input_tensor=last, root=0).wait()
+        group.reduce(root=0, op=ReduceOp.SUM, tensor=tensor).wait()
+        group.reduce_scatter(output=tensor, input=[last] * world_size, op=ReduceOp.AVG).wait()
+        assert torch.equal(tensor, last)
+        whole = torch.cat([last] * world_size)
+        group._reduce_scatter_base(outputTensor=tensor, inputTensor=whole).wait()
+        assert torch.equal(tensor, last * world_size)
+
+    in_groups(world_size, run)
+
+
+def test_keywords_that_are_missing_doubled_or_unknown() -> None:
+    def run(group: Any) -> None:
+        x = torch.ones(2)
+        for arguments in ({}, {"tensor": x, "tensors": [x]}, {"tensor": x, "other": x}):
+            for method in (group.allreduce, group.broadcast):
+                with pytest.raises(TypeError):
+                    method(**arguments)
+        with pytest.raises(TypeError):
+            group.broadcast([x], tensor=x)
+        with pytest.raises(
+            TypeError, match="a timeout is a timedelta, or seconds as a float, not 5"
+        ):
+            group.allreduce(x, timeout=5)
+
+    in_groups(1, run)
+
+
+@each_world
 def test_several_tensors_are_reduced_with_each_other(world_size: int) -> None:
     def run(group: ProcessGroupGloo) -> None:
         tensors = [own(group, 3), own(group, 3) * 2]

@@ -138,6 +138,7 @@ def test_fake_tensors_are_not_communicated() -> None:
                 fake = torch.ones(4)
                 group.allreduce([fake]).wait()
                 group.send([fake], 1, 0).wait()
+            group.broadcast(tensors=[fake]).wait()
             group.broadcast([fake], rooted(dist.BroadcastOptions(), 0)).wait()
         meta = torch.ones(3, device="meta")
         group.allgather([[meta, meta.clone()]], [meta]).wait()

@@ -190,7 +190,7 @@ def test_bad_splits() -> None:
             group.split_group([0, 0])
         with pytest.raises(RuntimeError, match="must be ranks of the group"):
             group.split_group([7])
-        with pytest.raises(TypeError, match="new_ranks must be integers"):
+        with pytest.raises(TypeError, match="ranks must be integers"):
             group.split_group(cast(Any, [0.0]))
 
     in_groups(1, run)

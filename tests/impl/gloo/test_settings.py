@@ -81,7 +81,16 @@ def test_unset_timeouts() -> None:
     assert own_timeout_s(None) is None
     assert own_timeout_s(timedelta(milliseconds=-1)) is None
     assert own_timeout_s(timedelta(0)) is None
+    assert own_timeout_s(0.0) is None
+
+
+def test_timeouts_are_timedeltas_or_seconds() -> None:
     assert own_timeout_s(timedelta(milliseconds=5)) == 0.005
+    assert own_timeout_s(1.5) == 1.5
+    wrong: Any
+    for wrong in (5, "5"):
+        with pytest.raises(TypeError, match="a timeout is a timedelta, or seconds as a float"):
+            own_timeout_s(wrong)
 
 
 def test_the_environment_sets_the_default_transport(monkeypatch: pytest.MonkeyPatch) -> None:
