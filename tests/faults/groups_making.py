@@ -100,7 +100,7 @@ class SaysNotWhatTimedOut(Replacing):
             raise dist.DistStoreError("time is up") from None
 
 
-@breaks("init/store-timeout", says=r"the store gave up after 0\.0\d s of 1 s")
+@breaks("init/store-timeout", says=r"the store gave up after 0\.\d\d s of 1 s")
 class TheStoreIsHasty(Replacing):
     """The seconds of the group's timeout are milliseconds in its store."""
 

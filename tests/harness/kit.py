@@ -80,8 +80,11 @@ class Outside:
         certificate = json.loads(path.read_text()) if path.exists() else None
         return Run(exit_status, out, err, certificate)
 
-    def left_over(self, patience_s: float = 20) -> list[str]:
-        """Command lines of processes of this run that are still there when patience ends."""
+    def left_over(self, patience_s: float = 60) -> list[str]:
+        """Command lines of processes of this run that are still there when patience ends.
+
+        A worker whose pytest was killed ends by itself, but execnet gives it 15 s.
+        """
         give_up_at = time.monotonic() + patience_s
         while True:
             found = list(self._marked())
