@@ -38,12 +38,13 @@ def assert_same_on_all_ranks(
 ) -> None:
     """Every rank returned the same bits; and `want`, up to `within_ulps`, if it is given.
 
-    got: one value a rank, tensors or containers of them.
+    got: one value a rank, tensors or containers of them; at least one.
     what: a word for what is compared, where the case compares several things.
     Raises CheckFailed with the first differing element.
     """
     if want is not _UNSET:
         assert_each_rank(got, [want] * len(got), within_ulps=within_ulps, what=what)
+    _check_any(got)
     for rank, value in enumerate(got):
         found = first_difference(value, got[0])
         if found:
@@ -64,6 +65,7 @@ def assert_each_rank(
     ranks: whose values these are, if not all ranks are judged; value i is that of rank ranks[i].
     Raises CheckFailed with the first differing element of the first rank that differs.
     """
+    _check_any(got)
     if len(got) != len(want):
         raise ValueError(f"{len(got)} ranks returned, and {len(want)} values are expected")
     judged = range(len(want)) if ranks is None else ranks
@@ -74,6 +76,11 @@ def assert_each_rank(
             if ranks is None:
                 raise CheckFailed(f"{head}\n{found}", rank, want, got)
             raise CheckFailed(f"{head}\n{found}", rank)
+
+
+def _check_any(got: Sequence[object]) -> None:
+    if not got:
+        raise ValueError("no rank's value is given, so nothing would be judged")
 
 
 def assert_that(holds: bool, message: str, rank: int | None = None) -> None:

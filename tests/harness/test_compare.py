@@ -128,6 +128,10 @@ def test_the_rank_that_differs_is_named() -> None:
     assert failed.value.got is values
     with pytest.raises(ValueError, match="3 ranks returned, and 1 values are expected"):
         assert_each_rank(values, [1])
+    with pytest.raises(ValueError, match="no rank's value is given"):
+        assert_each_rank([], [])
+    with pytest.raises(ValueError, match="no rank's value is given"):
+        assert_same_on_all_ranks([])
     with pytest.raises(CheckFailed, match="rank 3 is wrong") as failed:
         assert_each_rank(values[1:], [torch.tensor([1.0])] * 2, ranks=[1, 3])
     assert (failed.value.rank, failed.value.want) == (3, None)
