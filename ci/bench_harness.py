@@ -5,7 +5,7 @@ once on the warm ranks of this project and once in torch's MultiProcessTestCase,
 medians and their ratio. This is the only place of the project that looks at torch's private test
 modules.
 
-    python ci/bench_harness.py [ROUNDS]
+    python -m ci.bench_harness [ROUNDS]
 """
 
 from __future__ import annotations

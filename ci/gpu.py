@@ -15,7 +15,7 @@ Packages of the suite that are missing beside torch (pytest and the like) are in
 Certifies, on every CUDA device that is visible: `impl`; torch's gloo, DDP and FSDP; and torch's
 NCCL with as many ranks as there are devices. The certificates go to `certificate/gpu/<target>`.
 Exit code: 0 if all conform, 1 if one does not, 2 if nothing could be run here, 3 if the harness
-failed.
+failed, 130 if a run was interrupted.
 
 Nothing but the standard library is imported here before it is known to be there.
 """
@@ -193,7 +193,13 @@ def environment() -> dict[str, str]:
 
 
 def words_for(code: int) -> str:
-    known = {0: "conformant", 1: "not conformant", 2: "could not be run", 3: "the harness failed"}
+    known = {
+        0: "conformant",
+        1: "not conformant",
+        2: "could not be run",
+        3: "the harness failed",
+        130: "was interrupted",
+    }
     return known.get(code, f"ended with {code}")
 
 

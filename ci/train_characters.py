@@ -4,14 +4,17 @@
 
 Two ranks train a character-level language model for 300 steps, under each wrapper; one process
 trains it on the same samples. Written are the loss curves, in one picture and as JSON, and a digest
-of each rank's parameters at the end. The exit code is 1 if two ranks end with different bits, or if
-a curve leaves that of the single process.
+of each rank's parameters at the end. The exit code is 1 if two ranks end with different bits, if a
+curve leaves that of the single process, or if nothing is learnt.
+
+Needs matplotlib, of ci/requirements-bench.txt.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import json
 import sys
 import tempfile
@@ -163,6 +166,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, required=True, metavar="DIR")
     parser.add_argument("--steps", type=int, default=300)
     options = parser.parse_args(arguments)
+    if importlib.util.find_spec("matplotlib") is None:
+        parser.error("matplotlib is missing; it is in ci/requirements-bench.txt")
     options.output.mkdir(parents=True, exist_ok=True)
     runs = {ALONE: run_alone(options.steps)}
     runs |= {mode: run_parallel(mode, options.steps) for mode in MODES}

@@ -5,7 +5,7 @@
 Two ranks train the character-level language model with DDP, and with FSDP: FULL_SHARD, computation
 in bfloat16, blocks that recompute their activations. The same FSDP run is stopped half-way and
 saved in shards; four ranks go on with it. The exit code is 1 if the curves of FSDP leave DDP's or
-each other.
+each other, or if nothing is learnt.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which part may import which: what design.md draws, read from the sources."""
+"""Which part may import which, read from the sources."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_every_module_is_used(package: str) -> None:
         is_found = (
             name in used
             or name in ENTRY_POINTS
-            or path.name in ("__init__.py",)
+            or path.name == "__init__.py"
             or path.name.startswith("test_")
             or name.startswith("conformance.requirements.")
             or f'"{name}"' in text

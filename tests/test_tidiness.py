@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 LINES_MAX = 600
 SOURCES = ("conformance", "impl", "tests", "ci")
 
-# What design.md and the README promise by name.
+# What the README files promise by name.
 PUBLIC = {
     "conformance": "covers world_sizes assert_same_on_all_ranks",
     "conformance.plugin": "ranks",
@@ -112,7 +112,20 @@ def test_every_module_says_what_it_answers() -> None:
     for path in tracked():
         if path.suffix == ".py" and path.read_text().strip():
             text = path.read_text()
-            assert text.lstrip("#! /a-z\n").startswith(('"""', 'r"""')), path.relative_to(ROOT)
+            assert text.startswith(('"""', 'r"""')), path.relative_to(ROOT)
+
+
+def test_shell_scripts_are_free_of_syntax_errors() -> None:
+    scripts = [
+        path
+        for path in tracked()
+        if path.suffix == ".sh"
+        or path.read_bytes().startswith((b"#!/bin/sh", b"#!/usr/bin/env bash"))
+    ]
+    assert ROOT / "ci" / "environment.sh" in scripts
+    subprocess.run(
+        ["bash", "-c", 'for f; do bash -n "$f" || exit; done', "-", *scripts], check=True
+    )
 
 
 @pytest.mark.parametrize("pattern", ["*.orig", "*.rej", "*.bak", "*.swp", "*~", "*.pyc", "core*"])

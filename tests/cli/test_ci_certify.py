@@ -25,15 +25,16 @@ esac
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A checkout in which an earlier run has left its certificate."""
-    (tmp_path / "ci").mkdir()
-    shutil.copy(ROOT / "ci" / "certify", tmp_path / "ci")
-    (tmp_path / "ci" / "environment.sh").write_text(f'cd "{tmp_path}"; PATH=$PWD/bin:$PATH\n')
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "pytest").write_text(PYTEST)
-    (tmp_path / "bin" / "pytest").chmod(0o755)
-    (tmp_path / "certificate").mkdir()
-    (tmp_path / "certificate" / "certificate.json").write_text("of an earlier run")
-    return tmp_path
+    folder = tmp_path / "a checkout"
+    (folder / "ci").mkdir(parents=True)
+    shutil.copy(ROOT / "ci" / "certify", folder / "ci")
+    (folder / "ci" / "environment.sh").write_text(f'cd "{folder}"; PATH=$PWD/bin:$PATH\n')
+    (folder / "bin").mkdir()
+    (folder / "bin" / "pytest").write_text(PYTEST)
+    (folder / "bin" / "pytest").chmod(0o755)
+    (folder / "certificate").mkdir()
+    (folder / "certificate" / "certificate.json").write_text("of an earlier run")
+    return folder
 
 
 @pytest.mark.parametrize(

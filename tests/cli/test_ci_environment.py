@@ -31,7 +31,7 @@ class Checkout:
     """A copy of what the script reads. where: its folder, which may be moved."""
 
     def __init__(self, folder: Path) -> None:
-        self.where = folder / "checkout"
+        self.where = folder / "a checkout"
         self.python = folder / "bin" / "python3"
         (self.where / "ci").mkdir(parents=True)
         shutil.copy(ROOT / "ci" / "environment.sh", self.where / "ci")
@@ -54,7 +54,7 @@ class Checkout:
             timeout=60,
         )
         assert done.returncode == 0, done.stderr
-        assert done.stdout.split() == [str(self.where), str(self.where / ".venv/bin/python")]
+        assert done.stdout.splitlines() == [str(self.where), str(self.where / ".venv/bin/python")]
         return log.read_text().splitlines() if log.exists() else []
 
 

@@ -126,7 +126,8 @@ def test_each_run_is_told_and_the_worst_code_is_returned(
 
 
 @pytest.mark.parametrize(
-    ("codes", "worst"), [([0, 0], 0), ([0, 1], 1), ([1, 3], 3), ([1, 2], 2), ([0, -9], 3)]
+    ("codes", "worst"),
+    [([0, 0], 0), ([0, 1], 1), ([1, 3], 3), ([1, 2], 2), ([0, -9], 3), ([3, 130], 130)],
 )
 def test_the_worst_exit_code(codes: list[int], worst: int) -> None:
     assert gpu.worst(codes) == worst

@@ -1,4 +1,4 @@
-"""From when on does a rank's time run?"""
+"""Ranks that the pool keeps: when their time runs, how they end, and what they print."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from conformance.judgement import verdict_of
 from conformance.target import load_target
 from conformance.verdict import Verdict, worst
 
-DEADLINE_S = 1.0
-SLOW = "import time\ntime.sleep(2.5)\n"
+DEADLINE_S = 3.0
+SLOW = "import time\ntime.sleep(5)\n"
 
 
 def joined(tmp_path: Path, module: str, *, activate: str = "") -> list[object]:

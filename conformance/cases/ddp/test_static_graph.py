@@ -10,8 +10,8 @@ import pytest
 from torch import Tensor, nn
 
 from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance.cases.ddp.accumulating import accumulate_everywhere, micro_batches
 from conformance.cases.ddp.models import WIDTH, Branching, Perceptron, Recipe, loss_of, normal
-from conformance.cases.ddp.test_accumulation import accumulate_everywhere, micro_batches
 from conformance.cases.ddp.training import Options, batches, mine, take_steps, train
 from conformance.cases.raising import assert_raised
 

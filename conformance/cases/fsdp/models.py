@@ -1,4 +1,4 @@
-"""Models as plain data, what the ranks feed them, and the loss of a rank's batch."""
+"""Models as plain data: their units, what the ranks feed them, and the loss of a rank's batch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.oracle.data import dtype_named
+from conformance.oracle.sharding import FlatSizes, flat_sizes
 
 
 class Block(nn.Module):
@@ -97,3 +98,14 @@ class Net:
             logits.float().flatten(0, 1) if self.dtype == "float32" else logits.flatten(0, 1),
             labels.to(device).flatten(),
         )
+
+
+def units_of(net: Net, world_size: int, orig: bool = False) -> list[FlatSizes]:
+    """Sizes of the root's flat parameter and of each block's."""
+    network = net.make()
+    groups: list[list[int]] = [[] for _ in range(net.blocks + 1)]
+    for name, param in network.named_parameters():
+        index = int(name.split(".")[1]) + 1 if name.startswith("blocks.") else 0
+        groups[index].append(param.numel())
+    itemsize = network.scale.element_size()
+    return [flat_sizes(g, world_size, itemsize=itemsize, orig=orig) for g in groups]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from conformance.harness.traces import Issued
+from conformance import Me
+from conformance.cases.fsdp.training import Recipe
+from conformance.harness.traces import Issued, record
 
 # On CPU torch gathers into a list of tensors, which is the same exchange.
 _SAME = {"all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter"}
@@ -37,3 +39,22 @@ def exchanges(trace: Sequence[Issued], world_size: int) -> list[Exchange]:
 def of_kind(trace: Sequence[Exchange], kind: str) -> list[int]:
     """Elements of the exchanges of one kind, in their order."""
     return [exchange.numel for exchange in trace if exchange.kind == kind]
+
+
+def trace_of_a_step(
+    me: Me, recipe: Recipe, unsynchronized: int = 0
+) -> tuple[list[Exchange], list[Exchange], list[Exchange]]:
+    """What construction issues, a forward, and a backward; some are not synchronized before."""
+    group = record()
+    model = recipe.wrapped(me, process_group=group)
+    built = group.take()
+    for number in range(unsynchronized):
+        with model.no_sync():
+            loss = recipe.net.loss(model, me.rank, number, me.device)
+            built += group.take()
+            loss.backward()
+    quiet = group.take() if unsynchronized else built
+    loss = recipe.net.loss(model, me.rank, 7, me.device)
+    forward = exchanges(group.take(), me.world_size)
+    loss.backward()
+    return exchanges(quiet, me.world_size), forward, exchanges(group.take(), me.world_size)

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from conformance import Ranks, covers, world_sizes
-from conformance.cases.fsdp.custom import (
-    Unit,
-    check_custom,
-    inputs,
-    linear,
-    train_custom,
-    train_custom_whole,
-)
-from conformance.cases.fsdp.training import STRATEGIES, check_runs
-
-both_kinds = pytest.mark.parametrize("orig", [False, True], ids=["flat", "orig"])
-
-
-def three_layers(unit: Unit) -> Any:
-    return unit(nn.Sequential(unit(linear(3, 3, 1)), linear(3, 3, 2), unit(linear(3, 2, 3))))
+from conformance.cases.fsdp.custom import check_custom, inputs, train_custom, train_custom_whole
+from conformance.cases.fsdp.small_models import three_layers
+from conformance.cases.fsdp.training import STRATEGIES, both_kinds, check_runs
 
 
 def loss_of(model: Any, rank: int, number: int, device: torch.device) -> Tensor:

@@ -10,30 +10,24 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import (
-    FullOptimStateDictConfig,
-    MixedPrecision,
-    StateDictType,
-)
+from torch.distributed.fsdp import MixedPrecision
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
 from conformance.cases.fsdp.custom import inputs, linear
 from conformance.cases.fsdp.models import Net
+from conformance.cases.fsdp.state_dicts import FULL, ON_DEVICE, SHARDED
 from conformance.cases.fsdp.training import (
     STRATEGIES,
     Recipe,
     Run,
+    both_kinds,
     check_runs,
     full_parameters,
     train_whole,
     wrap,
 )
 
-FULL = StateDictType.FULL_STATE_DICT
-SHARDED = StateDictType.SHARDED_STATE_DICT
-ON_DEVICE = FullOptimStateDictConfig(offload_to_cpu=False)
-both_kinds = pytest.mark.parametrize("orig", [False, True], ids=["flat", "orig"])
 full_or_sharded = pytest.mark.parametrize("kind", [FULL, SHARDED], ids=["full", "sharded"])
 
 

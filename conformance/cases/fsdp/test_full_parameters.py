@@ -15,27 +15,27 @@ from torch.distributed.fsdp import ShardingStrategy
 from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
 from conformance.cases.fsdp.custom import inputs, linear
 from conformance.cases.fsdp.models import Net
-from conformance.cases.fsdp.test_passes import branches
-from conformance.cases.fsdp.test_state_dicts import trained
+from conformance.cases.fsdp.small_models import branches
 from conformance.cases.fsdp.training import (
     CPU,
     HYBRIDS,
     STRATEGIES,
     Recipe,
+    both_kinds,
     check_runs,
     check_tensors,
     check_training,
     full_parameters,
     halves,
+    mean_gradients,
     train_in_halves,
     train_whole,
+    trained,
     wrap,
 )
 from conformance.cases.near import assert_near
 from conformance.cases.raising import assert_raised
 from conformance.oracle.near import Near
-
-both_kinds = pytest.mark.parametrize("orig", [False, True], ids=["flat", "orig"])
 
 
 def summoned(me: Me, recipe: Recipe) -> tuple[dict[str, Tensor], list[str]]:
@@ -156,14 +156,6 @@ def summoned_gradients(me: Me, recipe: Recipe) -> list[dict[str, Tensor]]:
                 if grad is not None:
                     grad.mul_(2)
     return found
-
-
-def mean_gradients(net: Net, world_size: int) -> dict[str, Tensor]:
-    """Of the mean of all ranks' losses, for the bare module."""
-    bare = net.make()
-    for rank in range(world_size):
-        (net.loss(bare, rank, 0, CPU) / world_size).backward()
-    return {name: p.grad for name, p in bare.named_parameters() if p.grad is not None}
 
 
 @covers("fsdp/summon-gradients")

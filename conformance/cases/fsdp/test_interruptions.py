@@ -5,27 +5,26 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecision, ShardingStrategy
 
 from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
 from conformance.cases.fsdp.custom import Unit, inputs, linear, train_custom, train_custom_whole
-from conformance.cases.fsdp.test_backwards import three_layers
-from conformance.cases.fsdp.test_optimizer_state import ON_DEVICE, loadable, saved
-from conformance.cases.fsdp.test_passes import (
+from conformance.cases.fsdp.small_models import (
     branches,
     loss_of_one_branch,
     one_pass,
+    three_layers,
     two_layers,
     two_layers_from,
 )
-from conformance.cases.fsdp.test_state_dicts import FULL
+from conformance.cases.fsdp.state_dicts import FULL, ON_DEVICE, loadable, saved
 from conformance.cases.fsdp.training import (
     CPU,
     STRATEGIES,
     Run,
+    both_kinds,
     check_runs,
     check_tensors,
     full_parameters,
@@ -33,9 +32,6 @@ from conformance.cases.fsdp.training import (
 )
 from conformance.cases.near import assert_near
 from conformance.oracle.near import Near
-
-both_kinds = pytest.mark.parametrize("orig", [False, True], ids=["flat", "orig"])
-
 
 # Exceptions
 

@@ -19,13 +19,11 @@ from torch.distributed.fsdp import BackwardPrefetch, ShardingStrategy
 
 from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
 from conformance.cases.fsdp.custom import inputs, linear
-from conformance.cases.fsdp.models import Net, Network
-from conformance.cases.fsdp.test_passes import branches, loss_of_one_branch
-from conformance.cases.fsdp.test_traces import replace_network, units_of
-from conformance.cases.fsdp.training import STRATEGIES, Recipe, wrap
+from conformance.cases.fsdp.models import Net, Network, units_of
+from conformance.cases.fsdp.small_models import branches, loss_of_one_branch
+from conformance.cases.fsdp.training import STRATEGIES, Recipe, both_kinds, wrap
 from conformance.cases.growth import assert_steady, growth
 
-both_kinds = pytest.mark.parametrize("orig", [False, True], ids=["flat", "orig"])
 _NET = Net(blocks=3)
 
 
@@ -96,7 +94,7 @@ def watched(me: Me, recipe: Recipe, no_sync: bool = False, train: bool = True) -
     for number, block in enumerate(network.blocks):
         watch.on(block, number)
     root.on(network.head, 0)
-    model = replace_network(me, recipe, network, None)
+    model = recipe.around(me, network)
     shapes = []
     for number in range(2):
         watch.clear()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -22,9 +21,11 @@ from torch.distributed.fsdp import (
 from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
 from conformance.cases.fsdp.custom import inputs, linear
 from conformance.cases.fsdp.models import Net
-from conformance.cases.fsdp.test_full_parameters import mean_gradients
-from conformance.cases.fsdp.test_optimizer_state import (
+from conformance.cases.fsdp.recording import trace_of_a_step
+from conformance.cases.fsdp.state_dicts import (
+    FULL,
     ON_DEVICE,
+    SHARDED,
     adam,
     bare_training,
     by_name,
@@ -32,27 +33,25 @@ from conformance.cases.fsdp.test_optimizer_state import (
     saved,
     tensors,
 )
-from conformance.cases.fsdp.test_state_dicts import FULL, SHARDED, trained
-from conformance.cases.fsdp.test_traces import trace_of_a_step
 from conformance.cases.fsdp.training import (
     HYBRIDS,
     STRATEGIES,
     Recipe,
     Run,
+    both_kinds,
     check_runs,
     check_tensors,
     full_parameters,
     halves,
+    mean_gradients,
     train_step,
     train_whole,
+    trained,
     wrap,
 )
 from conformance.cases.near import assert_near
 from conformance.oracle.near import Near
 from conformance.torch_private import forget_meshes
-
-both_kinds = pytest.mark.parametrize("orig", [False, True], ids=["flat", "orig"])
-
 
 # Strategies
 

@@ -22,10 +22,11 @@ from conformance.cases.fsdp.custom import (
     train_custom_whole,
 )
 from conformance.cases.fsdp.models import Block, Net
-from conformance.cases.fsdp.test_passes import one_pass, two_layers
+from conformance.cases.fsdp.small_models import one_pass, two_layers
 from conformance.cases.fsdp.training import (
     STRATEGIES,
     Recipe,
+    both_kinds,
     check_runs,
     check_tensors,
     full_parameters,
@@ -33,9 +34,6 @@ from conformance.cases.fsdp.training import (
 )
 from conformance.cases.near import assert_near
 from conformance.oracle.near import Near
-
-both_kinds = pytest.mark.parametrize("orig", [False, True], ids=["flat", "orig"])
-
 
 # Frozen
 

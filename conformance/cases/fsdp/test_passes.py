@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,10 +24,19 @@ from conformance.cases.fsdp.custom import (
     train_custom_whole,
 )
 from conformance.cases.fsdp.models import Net
+from conformance.cases.fsdp.small_models import (
+    branches,
+    loss_of_one_branch,
+    one_pass,
+    two_layers,
+    two_layers_from,
+    wanted_of_part,
+)
 from conformance.cases.fsdp.training import (
     STRATEGIES,
     Recipe,
     Run,
+    both_kinds,
     check_runs,
     check_tensors,
     full_parameters,
@@ -37,8 +45,6 @@ from conformance.cases.fsdp.training import (
     wrap,
 )
 from conformance.harness.traces import Issued, record
-
-both_kinds = pytest.mark.parametrize("orig", [False, True], ids=["flat", "orig"])
 
 
 class Twice(nn.Module):
@@ -57,46 +63,12 @@ def layer_used_twice(unit: Unit) -> Any:
     return unit(Twice(unit(linear(3, 3, 1)), unit(linear(3, 3, 2))))
 
 
-def one_pass(model: Any, rank: int, step: int, device: torch.device, scale: float) -> list[Tensor]:
-    loss = model(inputs(rank, step).to(device)).pow(2).sum()
-    (scale * loss).backward()
-    return [loss]
-
-
 @covers("fsdp/same-unit-twice")
 @world_sizes(2, 3)
 @both_kinds
 def test_a_unit_that_runs_twice(ranks: Ranks, orig: bool) -> None:
     for strategy in STRATEGIES:
         check_custom(ranks, layer_used_twice, one_pass, strategy, orig)
-
-
-class Branches(nn.Module):
-    """Two units whose outputs are both returned."""
-
-    def __init__(self, first: Any, second: Any) -> None:
-        super().__init__()
-        self.first, self.second = first, second
-        self.last = linear(3, 2, 3)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.last(self.first(x)), self.second(x)
-
-
-def branches(unit: Unit) -> Any:
-    return unit(Branches(unit(linear(3, 3, 1)), unit(linear(3, 4, 2))))
-
-
-def loss_of_one_branch(
-    model: Any, rank: int, step: int, device: torch.device, scale: float
-) -> list[Tensor]:
-    """The second branch is in the loss of the steps 0 and 2 only."""
-    used, optional = model(inputs(rank, step).to(device))
-    loss = used.pow(2).sum()
-    if step % 2 == 0:
-        loss = loss + optional.pow(2).sum()
-    (scale * loss).backward()
-    return [loss]
 
 
 @covers("fsdp/unused-unit")
@@ -320,16 +292,6 @@ class Moody(nn.Linear):
         return super().forward(x)
 
 
-def two_layers_from(first: nn.Linear) -> Callable[[Unit], Any]:
-    """`two_layers`, of which `first` is the first one."""
-
-    def make(unit: Unit) -> Any:
-        first.double().load_state_dict(linear(3, 3, 1).state_dict())
-        return unit(nn.Sequential(unit(first), unit(linear(3, 2, 2))))
-
-    return make
-
-
 def refuse_once(me: Me, strategy: str, orig: bool, with_grad: bool) -> tuple[list[int], Run]:
     """A forward that raises in an inner unit between two steps of training."""
     moody = Moody(3, 3)
@@ -349,10 +311,6 @@ def refuse_once(me: Me, strategy: str, orig: bool, with_grad: bool) -> tuple[lis
 
     run = train_custom(me, two_layers_from(moody), passes, strategy, orig)
     return keys, run
-
-
-def two_layers(unit: Unit) -> Any:
-    return unit(nn.Sequential(unit(linear(3, 3, 1)), unit(linear(3, 2, 2))))
 
 
 @covers("fsdp/forward-that-raises")
@@ -387,17 +345,6 @@ def test_groups_train_apart(ranks: Ranks) -> None:
     for part in parts:
         want = wanted_of_part(part)
         check_runs([got[rank] for rank in part], want)
-
-
-def wanted_of_part(part: list[int]) -> list[Run]:
-    """The bare module's training on the batches of some ranks."""
-
-    def passes(
-        model: Any, rank: int, step: int, device: torch.device, scale: float
-    ) -> list[Tensor]:
-        return one_pass(model, part[rank], step, device, scale)
-
-    return train_custom_whole(two_layers, passes, len(part))
 
 
 def train_alone(me: Me, strategy: str) -> tuple[Run, str, list[Issued]]:

@@ -22,6 +22,7 @@ from conformance.cases.fsdp.training import (
     STRATEGIES,
     Recipe,
     Run,
+    both_kinds,
     check_runs,
     check_training,
     full_parameters,
@@ -30,7 +31,6 @@ from conformance.cases.fsdp.training import (
     wrap,
 )
 
-both_kinds = pytest.mark.parametrize("orig", [False, True], ids=["flat", "orig"])
 HALF = MixedPrecision(param_dtype=torch.bfloat16)
 
 

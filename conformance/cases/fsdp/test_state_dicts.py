@@ -21,34 +21,23 @@ from torch.nn.parallel import DistributedDataParallel
 
 from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
 from conformance.cases.fsdp.models import Net
+from conformance.cases.fsdp.state_dicts import FULL, LOCAL, SHARDED
 from conformance.cases.fsdp.training import (
     STRATEGIES,
     Recipe,
     both,
+    both_kinds,
     check_tensors,
     full_parameters,
     halves,
     train_step,
     train_whole,
+    trained,
 )
 from conformance.cases.raising import assert_raised
 from conformance.target import resolve
 
-FULL = StateDictType.FULL_STATE_DICT
-SHARDED = StateDictType.SHARDED_STATE_DICT
-LOCAL = StateDictType.LOCAL_STATE_DICT
-both_kinds = pytest.mark.parametrize("orig", [False, True], ids=["flat", "orig"])
-
 State = dict[str, Any]
-
-
-def trained(me: Me, recipe: Recipe, cls: Any = None, seed: int = 0, **kwargs: Any) -> Any:
-    """A model after the recipe's steps, and its optimizer."""
-    model = recipe.wrapped(me, cls, seed, **kwargs)
-    optimizer = recipe.optimizer_of(model)
-    for step in range(recipe.steps):
-        train_step(me, recipe, model, optimizer, step)
-    return model, optimizer
 
 
 def bare_state(recipe: Recipe, world_size: int) -> dict[str, Tensor]:

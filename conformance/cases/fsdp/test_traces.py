@@ -14,17 +14,14 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointImpl,
     checkpoint_wrapper,
 )
-from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision
 
 from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
-from conformance.cases.fsdp.models import Net
-from conformance.cases.fsdp.recording import Exchange, exchanges, of_kind
-from conformance.cases.fsdp.training import HYBRIDS, Recipe, both, train_step
+from conformance.cases.fsdp.models import Net, units_of
+from conformance.cases.fsdp.recording import Exchange, exchanges, of_kind, trace_of_a_step
+from conformance.cases.fsdp.training import HYBRIDS, Recipe, both, both_kinds, train_step
 from conformance.checks.traces import assert_same_trace
 from conformance.harness.traces import record
-from conformance.oracle.sharding import FlatSizes, flat_sizes
-
-both_kinds = pytest.mark.parametrize("orig", [False, True], ids=["flat", "orig"])
 
 Traces = tuple[list[Exchange], list[Exchange]]
 
@@ -152,36 +149,6 @@ def test_prefetching(ranks: Ranks, forward: bool) -> None:
 # Arithmetic
 
 
-def units_of(net: Net, world_size: int, orig: bool = False) -> list[FlatSizes]:
-    """Sizes of the root's flat parameter and of each block's."""
-    network = net.make()
-    groups: list[list[int]] = [[] for _ in range(net.blocks + 1)]
-    for name, param in network.named_parameters():
-        index = int(name.split(".")[1]) + 1 if name.startswith("blocks.") else 0
-        groups[index].append(param.numel())
-    itemsize = network.scale.element_size()
-    return [flat_sizes(g, world_size, itemsize=itemsize, orig=orig) for g in groups]
-
-
-def trace_of_a_step(
-    me: Me, recipe: Recipe, unsynchronized: int = 0
-) -> tuple[list[Exchange], list[Exchange], list[Exchange]]:
-    """What construction issues, a forward, and a backward; some are not synchronized before."""
-    group = record()
-    model = recipe.wrapped(me, process_group=group)
-    built = group.take()
-    for number in range(unsynchronized):
-        with model.no_sync():
-            loss = recipe.net.loss(model, me.rank, number, me.device)
-            built += group.take()
-            loss.backward()
-    quiet = group.take() if unsynchronized else built
-    loss = recipe.net.loss(model, me.rank, 7, me.device)
-    forward = exchanges(group.take(), me.world_size)
-    loss.backward()
-    return exchanges(quiet, me.world_size), forward, exchanges(group.take(), me.world_size)
-
-
 @covers("fsdp/silent-construction")
 @world_sizes(2, 3, 4, at_least=2)
 @both_kinds
@@ -269,7 +236,7 @@ def gathers_at_hooks(me: Me, recipe: Recipe) -> tuple[list[int], list[int]]:
     def count() -> int:
         return len(of_kind(exchanges(group.trace, me.world_size), "all_gather"))
 
-    model = replace_network(me, recipe, network, group)
+    model = recipe.around(me, network, process_group=group)
     for block in blocks:
         block.register_forward_pre_hook(lambda *_: forwards.append(count()))
         block.register_full_backward_hook(lambda *_: backwards.append(count()))
@@ -281,18 +248,6 @@ def gathers_at_hooks(me: Me, recipe: Recipe) -> tuple[list[int], list[int]]:
         group.take()
         loss.backward()
     return forwards, backwards
-
-
-def replace_network(me: Me, recipe: Recipe, network: nn.Module, group: Any) -> Any:
-    """The given network, wrapped as the recipe says."""
-    return me.fsdp(
-        network,
-        process_group=group,
-        sharding_strategy=ShardingStrategy[recipe.strategy],
-        auto_wrap_policy=recipe.policy,
-        use_orig_params=recipe.orig,
-        **recipe.kwargs,
-    )
 
 
 @covers("fsdp/prefetch-before")

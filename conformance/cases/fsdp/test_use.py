@@ -29,13 +29,13 @@ from torch.distributed.fsdp.wrap import wrap as wrap_annotated
 
 from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
 from conformance.cases.fsdp.custom import inputs, linear, train_custom
-from conformance.cases.fsdp.models import Block, Net
-from conformance.cases.fsdp.test_passes import one_pass, two_layers, wanted_of_part
-from conformance.cases.fsdp.test_traces import units_of
+from conformance.cases.fsdp.models import Block, Net, units_of
+from conformance.cases.fsdp.small_models import one_pass, two_layers, wanted_of_part
 from conformance.cases.fsdp.training import (
     HYBRIDS,
     STRATEGIES,
     Recipe,
+    both_kinds,
     check_runs,
     check_tensors,
     full_parameters,
@@ -46,8 +46,6 @@ from conformance.cases.fsdp.training import (
     wrap,
 )
 from conformance.target import resolve
-
-both_kinds = pytest.mark.parametrize("orig", [False, True], ids=["flat", "orig"])
 
 
 class Watched(nn.Linear):

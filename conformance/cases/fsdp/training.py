@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from conformance.oracle.near import Near
 CPU = torch.device("cpu")
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD")
 HYBRIDS = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
+both_kinds = pytest.mark.parametrize("orig", [False, True], ids=["flat", "orig"])  # use_orig_params
 _POLICIES = {"root": None, "blocks": ModuleWrapPolicy({Block}), "every": always_wrap_policy}
 
 
@@ -50,9 +52,13 @@ class Recipe:
 
     def wrapped(self, me: Me, cls: Any = None, seed: int = 0, **kwargs: Any) -> Any:
         """The network under the target's FSDP, or under `cls`."""
+        return self.around(me, self.net.make(seed), cls, **kwargs)
+
+    def around(self, me: Me, network: nn.Module, cls: Any = None, **kwargs: Any) -> Any:
+        """A network that the case has made itself, wrapped in the same way."""
         return wrap(
             me,
-            self.net.make(seed),
+            network,
             cls,
             sharding_strategy=ShardingStrategy[self.strategy],
             use_orig_params=self.orig,
@@ -124,6 +130,15 @@ def train(me: Me, recipe: Recipe, **kwargs: Any) -> Run:
     return Run(losses, full_parameters(model))
 
 
+def trained(me: Me, recipe: Recipe, cls: Any = None, seed: int = 0, **kwargs: Any) -> Any:
+    """A model after the recipe's steps, and its optimizer."""
+    model = recipe.wrapped(me, cls, seed, **kwargs)
+    optimizer = recipe.optimizer_of(model)
+    for step in range(recipe.steps):
+        train_step(me, recipe, model, optimizer, step)
+    return model, optimizer
+
+
 def full_parameters(model: Any) -> dict[str, Tensor]:
     """Copies of all parameters in full, by the names that the bare module has for them."""
     with type(model).summon_full_params(model, writeback=False):
@@ -157,6 +172,14 @@ def train_whole(recipe: Recipe, world_size: int) -> list[Run]:
             mine += more
     params = {name: param.detach().clone() for name, param in model.named_parameters()}
     return [Run(mine, params) for mine in losses]
+
+
+def mean_gradients(net: Net, world_size: int) -> dict[str, Tensor]:
+    """Of the mean of all ranks' losses, for the bare module."""
+    bare = net.make()
+    for rank in range(world_size):
+        (net.loss(bare, rank, 0, CPU) / world_size).backward()
+    return {name: p.grad for name, p in bare.named_parameters() if p.grad is not None}
 
 
 def check_training(ranks: Ranks, recipe: Recipe, within: float = 1e-9) -> None:

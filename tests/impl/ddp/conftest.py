@@ -12,11 +12,11 @@ from tests.impl.ddp.ranks import Ranks
 
 
 @pytest.fixture(scope="session")
-def two_ranks() -> Iterator[Ranks]:
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     """Two rank processes on torch's gloo."""
-    ranks = Ranks(2)
+    ranks = Ranks(2, tmp_path_factory.mktemp("stores"))
     yield ranks
-    ranks.close()
+    ranks.stop()
 
 
 # The last groups of one: a callback of torch's PowerSGD may hold its group for a moment longer than

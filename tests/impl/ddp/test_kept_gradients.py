@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -68,7 +67,6 @@ def leaves_a_branch_out(rank: int, large: bool) -> list[float]:
     return seen
 
 
-@pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified")
 def test_gradients_in_skipped_buckets_stay_as_they_are(two_ranks: Ranks) -> None:
     for large in (False, True):
         mine, theirs = two_ranks.run(leaves_a_branch_out, large)
@@ -109,7 +107,6 @@ def steps_in_backward(rank: int, sparse: bool, views: bool) -> list[list[float]]
     return seen
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_a_step_in_backward_uses_the_average_once(two_ranks: Ranks) -> None:
     for views in (False, True):
         half = [1.0, 0.5, 0.5]

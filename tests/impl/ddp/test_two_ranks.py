@@ -207,7 +207,6 @@ def one_rank_uses_nothing(rank: int) -> list[float]:
     return seen
 
 
-@pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified")
 def test_a_rank_that_uses_no_parameter_keeps_up(two_ranks: Ranks) -> None:
     assert two_ranks.run(one_rank_uses_nothing) == [[2.0, 2.0]] * 2
 
@@ -344,7 +343,6 @@ def joins(rank: int, initial: bool, options: dict[str, Any]) -> tuple[list[float
     return seen, [model.weight.item()]
 
 
-@pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified")
 @pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}])
 def test_uneven_inputs(two_ranks: Ranks, options: dict[str, Any]) -> None:
     (early, weight), (late, same_weight) = two_ranks.run(joins, True, options)
@@ -368,6 +366,36 @@ def one_rank_joins_at_once(rank: int) -> list[float]:
 
 def test_a_rank_may_have_no_input_at_all(two_ranks: Ranks) -> None:
     assert two_ranks.run(one_rank_joins_at_once) == [[], [1.0, 1.0, 1.0]]
+
+
+def joins_stepping_in_backward(rank: int) -> tuple[list[float], float]:
+    from torch.distributed.optim import _apply_optimizer_in_backward
+
+    torch.manual_seed(0)
+    model = nn.Linear(1, 1, bias=False)
+    settings = {"lr": 0.5, "momentum": 0.5}
+    _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), settings)
+    wrapped: Any = DDP(model)
+    seen = []
+    with wrapped.join():
+        for _ in range(1 + 2 * rank):
+            before = model.weight.item()
+            step(wrapped, 2.0)
+            assert model.weight.grad is None
+            seen.append(before - model.weight.item())
+    assert model.weight.grad is None
+    before = model.weight.item()
+    step(wrapped, 2.0)
+    return seen, before - model.weight.item()
+
+
+def test_a_rank_that_has_joined_takes_the_steps_in_backward_too(two_ranks: Ranks) -> None:
+    (early, after), (late, same_after) = two_ranks.run(joins_stepping_in_backward)
+    # gradients 2, 1, 1 and 2; the momentum of the steps that were taken while joined counts
+    assert early == pytest.approx([1.0])
+    assert late == pytest.approx([1.0, 1.0, 1.0])
+    assert after == pytest.approx(1.5)
+    assert same_after == pytest.approx(1.5)
 
 
 def throws_early(rank: int) -> str:
@@ -510,7 +538,6 @@ def over_rpc(rank: int, meeting_point: str) -> tuple[list[float], bool]:
     return seen, model.weight.grad is None
 
 
-@pytest.mark.filterwarnings("ignore:You are using a Backend")
 def test_gradients_of_distributed_autograd_are_averaged_where_they_are(
     two_ranks: Ranks, tmp_path: Path
 ) -> None:

@@ -130,6 +130,10 @@ def wrapped(strategy: ShardingStrategy, orig: bool, **kwargs: Any) -> FullyShard
         )
 
 
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
 def full_params(model: nn.Module) -> dict[str, Tensor]:
     """Copies of all parameters, whole, by name."""
     with FullyShardedDataParallel.summon_full_params(model, writeback=False):

@@ -8,7 +8,6 @@ import sys
 import types
 import warnings
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -38,14 +37,6 @@ from tests.impl.fsdp.models import (
 
 FSDP = FullyShardedDataParallel
 pytestmark = pytest.mark.usefixtures("one_rank", "no_switch_warning")
-
-
-@pytest.fixture
-def no_switch_warning() -> Iterator[None]:
-    """One rank cannot shard, which the class says each time."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="FSDP is switching to use `NO_SHARD`")
-        yield
 
 
 def world() -> dist.ProcessGroup:

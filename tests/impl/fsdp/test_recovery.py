@@ -19,6 +19,7 @@ from tests.impl.fsdp.models import (
     full_params,
     loss_of,
     make_model,
+    sgd,
     wrapped,
 )
 from tests.impl.fsdp.ranks import Ranks
@@ -30,10 +31,6 @@ STRATEGIES = (
     ShardingStrategy.NO_SHARD,
 )
 KINDS = list(itertools.product(STRATEGIES, (False, True)))
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
 # Several backwards

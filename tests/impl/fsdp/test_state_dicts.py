@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -18,14 +16,6 @@ from tests.impl.fsdp.models import BLOCK_POLICY, differences, make_model, train_
 FSDP = FullyShardedDataParallel
 pytestmark = pytest.mark.usefixtures("one_rank", "no_switch_warning")
 both_kinds = pytest.mark.parametrize("use_orig_params", [False, True])
-
-
-@pytest.fixture
-def no_switch_warning() -> Iterator[None]:
-    """One rank cannot shard, which the class says each time."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="FSDP is switching to use `NO_SHARD`")
-        yield
 
 
 @both_kinds

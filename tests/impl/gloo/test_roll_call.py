@@ -11,7 +11,7 @@ import torch.distributed as dist
 from impl import errors
 from impl.gloo.roll_call import RollCall
 from impl.transport.base import Deadline
-from tests.impl.gloo.ranks import on_threads
+from tests.impl.threads import on_threads
 
 
 def soon(timeout_s: float = 30.0) -> Deadline:
@@ -45,17 +45,19 @@ def test_leftovers_of_other_attempts_do_no_harm() -> None:
 
 def test_ranks_that_do_not_come_are_named() -> None:
     store = dist.HashStore()
+    begun = threading.Barrier(2)
 
     def run(rank: int) -> str:
         if rank in (1, 3):
             return ""
+        begun.wait(30)
         with pytest.raises(errors.CollectiveTimeout) as caught:
-            RollCall(store, rank, 4, "g", soon(0.1)).agree()
+            RollCall(store, rank, 4, "g", soon(0.5)).agree()
         return str(caught.value)
 
     for message in on_threads(4, run)[::2]:
         assert "ranks 1, 3 have not come" in message
-        assert "Timed out waiting 100ms for rendezvous operation to complete" in message
+        assert "Timed out waiting 500ms for rendezvous operation to complete" in message
 
 
 def test_a_rank_that_came_to_an_earlier_attempt_only_is_named() -> None:

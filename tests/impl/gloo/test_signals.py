@@ -109,5 +109,6 @@ class TestSignals:
         first, second = on_processes(
             2, interrupt_rank_0, folder, transport, numel, by_messages, False
         )
+        assert first
         assert set(first) <= {"Interrupted", "Aborted"}
         assert set(second) <= {"Aborted", "PeerLost"}

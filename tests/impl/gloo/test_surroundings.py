@@ -20,7 +20,8 @@ from torch.utils._device import _device_constructors
 import impl
 from impl.gloo import Options, ProcessGroupGloo
 from impl.gloo.device import substituted_handle
-from tests.impl.gloo.ranks import in_groups, on_threads
+from tests.impl.gloo.ranks import in_groups
+from tests.impl.threads import on_threads
 
 each_transport = pytest.mark.parametrize("transport", ["shm", "tcp", "gloo"])
 SMALL, LARGE = 6, 40_002

@@ -133,7 +133,7 @@ def network() -> nn.Module:
 
 
 def data_parallel(rank: int) -> dict[str, list[float]]:
-    """Parameters after a step under torch's DDP."""
+    """The gradients of a step under torch's DDP."""
     model = DistributedDataParallel(SyncBatchNorm.convert_sync_batchnorm(network()))
     xs = torch.arange(4 * 2 * 9, dtype=torch.float64).sin().view(4, 2, 3, 3)
     model(xs[2 * rank : 2 * rank + 2]).square().mean().backward()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from impl.transport.base import CallInfo, Communicator, Deadline
 from impl.transport.gloo_wire import connect_gloo
 from impl.transport.tcp import connect_tcp
+from tests.impl.threads import on_threads
 
 PATIENCE_S = 60.0
 
@@ -50,28 +50,8 @@ SINGLE = CallInfo("message", -1, "", "")
 
 
 def run_ranks(world_size: int, rank_function: Callable[[int], Any]) -> list[Any]:
-    """Call the function for every rank, each on a thread of its own: what they return.
-
-    Raises the error of the lowest rank that raised one, after all have ended.
-    """
-    results: list[Any] = [None] * world_size
-    failures: dict[int, BaseException] = {}
-
-    def run(rank: int) -> None:
-        try:
-            results[rank] = rank_function(rank)
-        except BaseException as error:
-            failures[rank] = error
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world_size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(2 * PATIENCE_S)
-        assert not thread.is_alive(), "a rank hangs"
-    for rank in sorted(failures):
-        raise failures[rank]
-    return results
+    """`on_threads`, which leaves a rank the time to run out of patience."""
+    return on_threads(world_size, rank_function, 2 * PATIENCE_S)
 
 
 @contextlib.contextmanager

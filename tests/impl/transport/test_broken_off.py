@@ -24,7 +24,7 @@ from impl.transport.frames import (
 from impl.transport.hub import Hub, Link
 from impl.transport.streams import SendQueue
 from tests.impl.transport.breaking_off import Interrupted, RaisesAt, everywhere
-from tests.impl.transport.test_exchanges import Desk
+from tests.impl.transport.desk import Desk
 
 SLOT = 5
 LARGE = EAGER_NBYTES_MAX + 1

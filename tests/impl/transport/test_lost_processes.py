@@ -15,9 +15,10 @@ import torch.distributed as dist
 
 from impl import errors
 from impl.transport.base import Communicator
+from impl.transport.tcp import connect_tcp
 from tests.impl.gloo.ranks import on_processes
 from tests.impl.transport.combines import SUM
-from tests.impl.transport.ranks import SINGLE, Calls, connected, soon
+from tests.impl.transport.ranks import SINGLE, Calls, Loopback, connected, soon
 
 
 def client(port: int) -> dist.TCPStore:
@@ -97,9 +98,6 @@ def test_a_killed_rank_is_named_and_the_others_go_on(mode: str, port: int, tmp_p
 
 def end_without_closing(rank: int, world_size: int, port: int) -> float:
     """Rank 0 returns at once, without a word; the others still have something to do."""
-    from impl.transport.tcp import connect_tcp
-    from tests.impl.transport.ranks import Loopback
-
     comm = connect_tcp(client(port), rank, world_size, "test", Loopback(), soon())
     calls = Calls()
     comm.barrier(calls("barrier"), soon())

@@ -16,8 +16,9 @@ from impl import errors
 from impl.transport.base import Communicator
 from impl.transport.mixed import MixedCommunicator
 from impl.transport.shm import ShmCommunicator, meet
-from tests.impl.gloo.ranks import on_threads
-from tests.impl.transport.shm_ranks import SMALL_SEGMENT_NBYTES, SUM, call, soon
+from tests.impl.threads import on_threads
+from tests.impl.transport.combines import SUM
+from tests.impl.transport.shm_ranks import SMALL_SEGMENT_NBYTES, call, soon
 
 _T = TypeVar("_T")
 

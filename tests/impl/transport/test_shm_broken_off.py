@@ -17,7 +17,8 @@ from impl.transport.shm.layout import Layout
 from impl.transport.shm.mailbox import Mailbox, ShmTransfer
 from impl.transport.shm.mapping import Mapping, SharedFile
 from tests.impl.transport.breaking_off import Interrupted, RaisesAt, everywhere
-from tests.impl.transport.shm_ranks import SMALL_SEGMENT_NBYTES, SUM, call, on_ranks, soon
+from tests.impl.transport.combines import SUM
+from tests.impl.transport.shm_ranks import SMALL_SEGMENT_NBYTES, call, on_ranks, soon
 
 SMALL, LARGE = 4, 5_000  # float32s; the large ones are more than a ring holds
 TURNS = 100  # enough to move everything

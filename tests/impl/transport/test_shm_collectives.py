@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from impl import errors
 from impl.transport.shm import ShmCommunicator, words
-from tests.impl.transport.shm_ranks import SMALL_SEGMENT_NBYTES, SUM, call, on_ranks, soon
+from tests.impl.transport.combines import SUM
+from tests.impl.transport.shm_ranks import SMALL_SEGMENT_NBYTES, call, on_ranks, soon
 
 WORLD_SIZES = [1, 2, 3, 4, 5, 8]
 # around one line, one segment of float32, and well past both
@@ -272,14 +274,14 @@ def test_a_timeout_names_the_missing_rank_on_every_rank() -> None:
     def wait_for_rank_2(comm: ShmCommunicator) -> str:
         comm.barrier(call("barrier"), soon())
         while comm.rank == 2 and not comm._membership.board.is_decided():
-            pass  # it comes when the others have given up
+            time.sleep(0.001)  # it comes when the others have given up
         with pytest.raises(errors.CollectiveTimeout) as caught:
-            comm.barrier(call("barrier"), soon(0.05))
+            comm.barrier(call("barrier"), soon(0.5))
         return str(caught.value)
 
     for message in on_ranks(3, wait_for_rank_2):
         assert "rank 2 has not joined (rank 2 last called barrier #3)" in message
-        assert "Timed out waiting 50ms for barrier operation to complete" in message
+        assert "Timed out waiting 500ms for barrier operation to complete" in message
 
 
 def test_abort_ends_waits_and_later_calls_on_every_rank() -> None:

@@ -54,7 +54,7 @@ def test_a_rank_waits_for_one_that_is_about_to_write_its_reason(
     board = FateBoard(*memory)
     writer = threading.Thread(target=board.decide, args=(Fate(Cause.LOST, 0, "lost rank 1 of 3"),))
     writer.start()
-    claimed.wait()
+    assert claimed.wait(30)
     error = member(memory, 2).give_up(Cause.TIMEOUT, "all_reduce #1", "too late")
     writer.join()
     assert isinstance(error, errors.PeerLost)

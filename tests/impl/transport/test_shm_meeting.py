@@ -11,6 +11,7 @@ import torch.distributed as dist
 from impl import errors
 from impl.transport.shm import Meeting, meeting
 from impl.transport.shm.mapping import SharedFile, SharingRefused
+from tests.impl.threads import on_threads
 from tests.impl.transport.shm_ranks import soon
 
 
@@ -22,19 +23,12 @@ def test_islands_are_listed_by_their_lowest_rank() -> None:
 
 def meet_all(world_size: int) -> list[Meeting]:
     store = dist.HashStore()
-    found: dict[int, Meeting] = {}
-
-    def run(rank: int) -> None:
-        found[rank] = meeting.meet(
+    return on_threads(
+        world_size,
+        lambda rank: meeting.meet(
             store, rank, world_size, group="g", segment_nbytes=4096, until=soon()
-        )
-
-    threads = [threading.Thread(target=run, args=(r,)) for r in range(world_size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [found[rank] for rank in range(world_size)]
+        ),
+    )
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 5])

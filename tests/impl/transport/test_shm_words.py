@@ -56,7 +56,12 @@ def test_fetch_add_loses_no_update() -> None:
 
 def test_sleep_returns_at_once_when_the_word_differs() -> None:
     cell = Cell()
-    words.sleep_while(cell.address, 1, timeout_s=60.0)
+    sleeper = threading.Thread(
+        target=lambda: words.sleep_while(cell.address, 1, timeout_s=600.0), daemon=True
+    )
+    sleeper.start()
+    sleeper.join(30)
+    assert not sleeper.is_alive()
 
 
 def test_sleep_ends_when_the_time_is_up() -> None:

@@ -1,0 +1,61 @@
+"""One rank's exchange under a test that plays all of its peers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from impl.transport.credits import CreditExchange
+from impl.transport.eager import EagerExchange
+from impl.transport.exchange import Exchange, Message
+from impl.transport.frames import PREAMBLE, PREAMBLE_NBYTES, Opcode, Preamble
+from impl.transport.hub import Hub
+from impl.transport.streams import SendQueue
+
+
+class Desk:
+    """One rank's exchange, with the test in place of its peers."""
+
+    def __init__(
+        self, make: Callable[[Callable[[int], SendQueue]], CreditExchange | EagerExchange]
+    ) -> None:
+        self.queues: dict[int, SendQueue] = {}
+        self.exchange: Exchange = make(lambda peer: self.queues.setdefault(peer, SendQueue()))
+        self.way: Exchange | Hub = self.exchange  # that messages go
+
+    def send(self, peer: int, slot: int, data: bytes) -> Message:
+        message = Message(peer, slot, memoryview(bytearray(data)))
+        self.way.post_send(message)
+        return message
+
+    def receive(self, peer: int, slot: int, nbytes: int) -> Message:
+        message = Message(peer, slot, memoryview(bytearray(nbytes)))
+        self.way.post_receive(message)
+        return message
+
+    def receive_any(self, slot: int, nbytes: int, *sources: int) -> Message:
+        message = Message(-1, slot, memoryview(bytearray(nbytes)))
+        self.way.post_receive_any(message, sources)
+        return message
+
+    def said(self, peer: int) -> list[tuple[str, int]]:
+        """(opcode, length) of the frames for a peer since the last call; they count as written."""
+        queue = self.queues.get(peer, SendQueue())
+        data = b"".join(queue.buffers())
+        queue.sent(len(data))
+        frames = []
+        while data:
+            preamble = Preamble._make(PREAMBLE.unpack_from(data))
+            frames.append((Opcode(preamble.opcode).name, preamble.length))
+            data = data[preamble.nbytes :]
+        return frames
+
+    def hear(self, peer: int, opcode: Opcode, slot: int, length: int) -> None:
+        self.exchange.on_frame(peer, Preamble(PREAMBLE_NBYTES, opcode, slot, 0, length, 0))
+
+    def hear_data(self, peer: int, slot: int, data: bytes, opcode: Opcode = Opcode.DATA) -> None:
+        nbytes = PREAMBLE_NBYTES + len(data)
+        frame = Preamble(nbytes, opcode, slot, 0, len(data), 0)
+        target = self.exchange.on_payload_begins(peer, frame)
+        if target is not None:
+            target[:] = data
+        self.exchange.on_payload_ends(peer, frame)
