@@ -55,6 +55,7 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
         self._timeout_s = options.timeout.total_seconds()
         self._name = group
         self._sequence = 0
+        self._surplus = 0  # see `CallInfo.surplus`
         self._executor = Executor(group)
         self._comm: Communicator = self._connect(Place(store, rank, size, group), options)
 
@@ -71,16 +72,19 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
         *,
         lender: Lender | None = None,
         inputs: Sequence[Tensor] | None = None,
+        tags: int = 1,
     ) -> CollectiveWork:
         """Take the next place in the group's order, and run there.
 
         outputs: what the work's future holds. inputs: for a profiler, if they are not the outputs.
+        tags: how many it takes of Gloo's wire.
         A synchronous operation has ended on return, and its error is raised here. Its time runs
         from when its turn has come.
         """
         sequence = self._sequence
         self._sequence = sequence + 1
-        call = CallInfo(operation, sequence, described.signature, described.shown)
+        call = CallInfo(operation, sequence, described.signature, described.shown, self._surplus)
+        self._surplus += tags - 1
         span_s = self._timeout_s if asked.timeout_s is None else asked.timeout_s
         if not asked.asynchronous and not profiler_is_on() and self._executor.enter():
             try:

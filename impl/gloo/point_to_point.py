@@ -110,6 +110,6 @@ class PointToPoint(GroupCore):
         else:
             asked_s = settings(timeout).timeout_s
             span_s = self._timeout_s if asked_s is None else asked_s
-        sequence = self._sequence
-        self._sequence = sequence + 2  # as many messages to each rank, as on Gloo's wire
-        monitored_barrier.run(self._comm, sequence, span_s, wait_all_ranks)
+        tag = self._sequence + self._surplus
+        self._sequence += 2  # as many messages to each rank, as on Gloo's wire
+        monitored_barrier.run(self._comm, tag, span_s, wait_all_ranks)

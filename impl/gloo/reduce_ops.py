@@ -13,6 +13,9 @@ AVG of integers truncates towards zero, like C and NCCL; narrow ones are summed 
 that the mean of values that fit is right (100, 100, 100 in uint8 is 100, not 14). PREMUL_SUM is
 NCCL's own.
 
+In a group with C++ ranks everything travels in its own type, and is rounded at each step: that is
+what the other ranks expect.
+
 Refusals keep the exception types and the words of torch's gloo.
 """
 
@@ -200,8 +203,8 @@ def _divide(tensor: Tensor, world_size: int) -> None:
 
 
 @functools.lru_cache(maxsize=512)
-def reduction(op: AnyReduceOp, dtype: torch.dtype) -> Reduction:
-    """How to reduce tensors of a real dtype.
+def reduction(op: AnyReduceOp, dtype: torch.dtype, widens: bool = True) -> Reduction:
+    """How to reduce tensors of a real dtype, in a wider one where the table says so.
 
     Raises RuntimeError, in the words of torch's gloo, for what cannot be done.
     """
@@ -213,15 +216,15 @@ def reduction(op: AnyReduceOp, dtype: torch.dtype) -> Reduction:
             f"Cannot use ReduceOp.{name.upper()} with non-integral dtype {_plain(dtype)}"
         )
     if name != "avg":
-        return Reduction(name, _combine(name, dtype), False, None)
+        return Reduction(name, _combine(name, dtype, widens), False, None)
     if dtype == torch.bool:
         raise RuntimeError("Cannot use ReduceOp.AVG with dtype bool: a mean is not a truth value")
     staging = None
-    if dtype in NARROW_FLOATS:
+    if widens and dtype in NARROW_FLOATS:
         staging = torch.float32
-    elif dtype in _INTEGERS - {torch.int64, torch.uint64}:
+    elif widens and dtype in _INTEGERS - {torch.int64, torch.uint64}:
         staging = torch.int64
-    return Reduction(name, _combine("sum", staging or dtype), True, staging)
+    return Reduction(name, _combine("sum", staging or dtype, widens), True, staging)
 
 
 def op_name(op: AnyReduceOp) -> str:
@@ -245,10 +248,10 @@ def check_complex(operation: str, op: AnyReduceOp) -> None:
         )
 
 
-def _combine(name: str, dtype: torch.dtype) -> Combine:
+def _combine(name: str, dtype: torch.dtype, widens: bool) -> Combine:
     if dtype == torch.bool:
         return _Native(name, _BOOL_BINARY[name])
-    if dtype in NARROW_FLOATS:
+    if dtype in NARROW_FLOATS and (widens or dtype not in _TORCH_ADDS):
         return _Widened(name)
     if dtype in _UNSIGNED_AS_SIGNED:
         if name in ("min", "max"):

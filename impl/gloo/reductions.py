@@ -24,22 +24,27 @@ from impl.transport.base import CallInfo, Communicator, Deadline, PacedCommunica
 
 @functools.lru_cache(maxsize=4096)
 def _described(
-    method: str, op: AnyReduceOp, dtype: torch.dtype, shape: torch.Size, extra: str
+    method: str,
+    op: AnyReduceOp,
+    dtype: torch.dtype,
+    shape: torch.Size,
+    extra: str,
+    widens: bool = True,
 ) -> tuple[Reduction, Described]:
     """The reduction, and how it is described. Raises what `reduction` raises."""
     if dtype.is_complex:
         check_complex(method, op)
-    chosen = reduction(op, dtype.to_real() if dtype.is_complex else dtype)
+    chosen = reduction(op, dtype.to_real() if dtype.is_complex else dtype, widens)
     plain = validation.plain_dtype(dtype)
     signature = f"op={chosen.op_name} dtype={plain} numel={shape.numel()}{extra}"
     return chosen, Described(signature, f"{chosen.op_name} {plain} {tuple(shape)}{extra}")
 
 
 def _each_described(
-    method: str, op: AnyReduceOp, tensors: Sequence[Tensor]
+    method: str, op: AnyReduceOp, tensors: Sequence[Tensor], widens: bool
 ) -> tuple[list[Reduction], Described]:
     """Each tensor's reduction, and how all of them are described in one call."""
-    each = [_described(method, op, tensor.dtype, tensor.shape, "") for tensor in tensors]
+    each = [_described(method, op, tensor.dtype, tensor.shape, "", widens) for tensor in tensors]
     return [chosen for chosen, _ in each], joined(described for _, described in each)
 
 
@@ -66,6 +71,11 @@ _ASKED = {asynchronous: Settings(asynchronous=asynchronous) for asynchronous in 
 
 class Reductions(GroupCore):
     """Operations that combine elements of all ranks. See `reduce_ops` for the arithmetic."""
+
+    @property
+    def _widens(self) -> bool:
+        """Whether elements may travel in a wider type: C++ ranks on Gloo's wire know of none."""
+        return self._comm.kind != "gloo"
 
     @never_traced
     def allreduce(
@@ -148,7 +158,7 @@ class Reductions(GroupCore):
     ) -> Work:
         """Reduce each bundle: tensors of one shape that are also reduced with each other."""
         chosen, described = _each_described(
-            "all_reduce", asked.op, [first for first, *_ in bundles]
+            "all_reduce", asked.op, [first for first, *_ in bundles], self._widens
         )
         for bundle in bundles:
             dense.check_writable(operation, dense.distinct(bundle))
@@ -246,7 +256,7 @@ class Reductions(GroupCore):
         validation.check_device(method, given)
         tensor = given[0]
         chosen, described = _described(
-            method, asked.op, tensor.dtype, tensor.shape, f" root={asked.root}"
+            method, asked.op, tensor.dtype, tensor.shape, f" root={asked.root}", self._widens
         )
         lender = lender_for(given)
         receives = asked.root == self._rank
@@ -293,7 +303,9 @@ class Reductions(GroupCore):
         dense.check_writable(method, outputs)
         if len({given.numel() for given in inputs}) > 1:
             return self._reduce_scatter_uneven(output, inputs, asked)
-        chosen, described = _described(method, asked.op, output.dtype, output.shape, "")
+        chosen, described = _described(
+            method, asked.op, output.dtype, output.shape, "", self._widens
+        )
         lender = lender_for(outputs)
         memory = lender.room(output)
         sources = [lender.read(given) for given in inputs]
@@ -307,13 +319,22 @@ class Reductions(GroupCore):
             comm.reduce_scatter(result, travelling, chosen.combine, call, until)
             chosen.conclude(result, memory, comm.world_size)
 
-        return self._issue(method, described, run, outputs, asked, lender=lender, inputs=inputs)
+        return self._issue(
+            method,
+            described,
+            run,
+            outputs,
+            asked,
+            lender=lender,
+            inputs=inputs,
+            tags=self._size,
+        )
 
     def _reduce_scatter_uneven(self, output: Tensor, inputs: list[Tensor], asked: Settings) -> Work:
         method = "reduce_scatter"
         numels = ",".join(str(given.numel()) for given in inputs)
         chosen, described = _described(
-            method, asked.op, output.dtype, output.shape, f" of numels={numels}"
+            method, asked.op, output.dtype, output.shape, f" of numels={numels}", self._widens
         )
         plain = validation.plain_dtype(output.dtype)
         signature = f"op={chosen.op_name} dtype={plain} numels={numels}"
@@ -336,6 +357,7 @@ class Reductions(GroupCore):
             asked,
             lender=lender,
             inputs=inputs,
+            tags=self._size,
         )
 
     @dispatched(
@@ -377,7 +399,7 @@ class Reductions(GroupCore):
         for output, given in zip(outputs, inputs, strict=True):
             validation.check_gathered_numel(method, given, output, self._size)
         dense.check_writable(method, outputs)
-        chosen, described = _each_described(method, asked.op, inputs)
+        chosen, described = _each_described(method, asked.op, inputs, self._widens)
         lender = lender_for(outputs)
         memories = [lender.room(output) for output in outputs]
         sources = [
@@ -394,7 +416,16 @@ class Reductions(GroupCore):
                 comm.reduce_scatter(result, travelling, each.combine, call, until)
                 each.conclude(result, memory, comm.world_size)
 
-        return self._issue(method, described, run, outputs, asked, lender=lender, inputs=inputs)
+        return self._issue(
+            method,
+            described,
+            run,
+            outputs,
+            asked,
+            lender=lender,
+            inputs=inputs,
+            tags=len(outputs),
+        )
 
 
 def _one_or_several(

@@ -55,6 +55,7 @@ class CallInfo(NamedTuple):
     sequence: int  # the group's counter of collectives, from 0; -1 for point to point
     signature: str  # "op=sum dtype=float32 numel=32": equal on all ranks, or the call is refused
     shown: str = ""  # "sum float32 (4, 8)": this rank's row in an error message
+    surplus: int = 0  # tags of Gloo's wire that earlier collectives took beyond one each
 
 
 # Forms of one exchange, which ranks may mix: a rank gathers into a list, another into one tensor.
@@ -197,7 +198,7 @@ class Communicator(Protocol):
         """src may be ANY_SOURCE. A message of another size makes the transfer fail."""
 
     def control_tag(self, sequence: int) -> int:
-        """The tag that the collective `sequence` may use for messages of its own.
+        """The tag that the collective with this number may use for messages of its own.
 
         Out of reach of the user's tags (which are not negative) wherever the wire allows it.
         """

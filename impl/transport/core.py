@@ -216,7 +216,7 @@ class TcpCore:
                 self.open_dispute()
         if self._interruption is not None:
             raise MessageFailed(self._interruption)
-        everybody_talks = self._world_size <= EVERYBODY_TALKS_MAX
+        everybody_talks = self._everybody_talks
         if not everybody_talks:
             yield from self._carry_out(Collective(SlotPrefix.BARRIER, self._barrier()), port)
             with self._lock:
@@ -240,6 +240,18 @@ class TcpCore:
             yield from self._hear_everybody(exchange, port)
         port.flush()
         staged.hand_over(collective.output)
+
+    @property
+    def _everybody_talks(self) -> bool:
+        return self._world_size <= EVERYBODY_TALKS_MAX
+
+    @property
+    def absent(self) -> list[int]:
+        """The ranks that are known not to have come to the present call.
+
+        In a large world most ranks say nothing to this one, wherever they are.
+        """
+        return self.agreement.missing if self._everybody_talks else []
 
     def _barrier(self) -> Schedule:
         return dissemination_barrier(self._rank, self._world_size)

@@ -39,8 +39,10 @@ from impl.transport.exchange import (
     PendingReceive,
     SizeMismatch,
     complete,
+    in_order,
     memory_for,
     take_over,
+    vacate,
 )
 from impl.transport.frames import Opcode, Preamble, ProtocolError, frame_header
 from impl.transport.streams import SendQueue
@@ -97,7 +99,10 @@ class CreditExchange:
     def post_receive(self, message: Message) -> None:
         talk = self._conversation(message.peer, message.slot)
         if talk.unclaimed:
-            take_over(talk.unclaimed.popleft(), message, self._rank)
+            receive = talk.unclaimed.popleft()
+            if receive not in talk.unannounced:
+                self._anyone.sender_served(message.slot, message.peer)
+            take_over(receive, message, self._rank)
             self._forget_if_over(message.peer, message.slot)
             return
         if message.peer in self._gone:
@@ -119,14 +124,16 @@ class CreditExchange:
 
     def _meet(self, peer: int, slot: int, receive: PendingReceive, sent_nbytes: int) -> None:
         """A receive has got its SEND_READY. A message that is too long will not come."""
-        if sent_nbytes <= receive.nbytes:
-            return
         talk = self._conversations[peer, slot]
+        if sent_nbytes <= receive.nbytes:
+            if receive in talk.unclaimed:
+                self._offer_to_anyone(peer, slot)
+            return
         talk.receives.remove(receive)
-        if receive.message is None:
-            talk.unclaimed.remove(receive)
-        else:
+        if receive.message is not None:
             receive.message.finish(SizeMismatch(peer, self._rank, sent_nbytes, receive.nbytes))
+        elif receive in talk.unclaimed:
+            talk.unclaimed.remove(receive)
         self._forget_if_over(peer, slot)
 
     # What arrives
@@ -143,6 +150,9 @@ class CreditExchange:
             self._meet(peer, slot, talk.unannounced.popleft(), nbytes)
             return
         talk.announced.append(nbytes)
+        self._offer_to_anyone(peer, slot)
+
+    def _offer_to_anyone(self, peer: int, slot: int) -> None:
         message = self._anyone.sender_waits(slot, peer)
         if message is not None:
             self.post_receive(message)
@@ -162,10 +172,11 @@ class CreditExchange:
         receive = talk.arriving = talk.receives.popleft()
         if frame.length != receive.nbytes:
             error = SizeMismatch(peer, self._rank, frame.length, receive.nbytes)
-            if receive.message is None:
-                talk.unclaimed.remove(receive)
-            else:
+            if receive.message is not None:
                 receive.message.finish(error)
+            elif receive in talk.unclaimed:
+                talk.unclaimed.remove(receive)
+                self._anyone.sender_served(frame.slot, peer)
             return None
         return memory_for(receive)
 
@@ -191,12 +202,16 @@ class CreditExchange:
             if message in talk.sends:
                 assert message.view is not None
                 message.view = memoryview(bytes(message.view))
-            for receive in [*talk.receives, *([talk.arriving] if talk.arriving else [])]:
-                if receive.message is message:
-                    talk.unclaimed.append(receive)
-                    receive.message = None
-                    if receive is talk.arriving and receive.arrived is None:
-                        new_home = memory_for(receive)
+            arriving = talk.arriving
+            moves = arriving is not None and arriving.message is message
+            told = [*([arriving] if arriving else []), *talk.receives]
+            vacant = vacate(told, message)
+            if vacant is not None:
+                talk.unclaimed = in_order([*talk.unclaimed, vacant])
+                if vacant not in talk.unannounced:
+                    self._offer_to_anyone(message.peer, message.slot)
+            if moves and arriving is not None and arriving.arrived is None:
+                new_home = memory_for(arriving)
             self._forget_if_over(message.peer, message.slot)
         message.finish(error)
         return new_home
@@ -210,8 +225,8 @@ class CreditExchange:
             for receive in [*talk.receives, *([talk.arriving] if talk.arriving else [])]:
                 if receive.message is not None:
                     receive.message.finish(error)
-            self._anyone.sender_gone(key[1], peer)
             kept = deque(receive for receive in talk.unclaimed if receive.is_complete)
+            self._anyone.sender_gone(key[1], peer, len(kept))
             if kept:
                 self._conversations[key] = Conversation(unclaimed=kept)
         for message in self._anyone.fail_peer(peer):

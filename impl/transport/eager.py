@@ -37,8 +37,10 @@ from impl.transport.exchange import (
     PendingReceive,
     SizeMismatch,
     complete,
+    in_order,
     memory_for,
     take_over,
+    vacate,
 )
 from impl.transport.frames import (
     EAGER_NBYTES_MAX,
@@ -58,8 +60,8 @@ COLLECTIVE_SLOT = 1 << 63  # one for all: collectives of a group follow one anot
 class Arrival:
     """A message that has found no receive yet: announced, or here already."""
 
-    nbytes: int
-    eager: PendingReceive | None = None  # None: announced
+    receive: PendingReceive  # stands for one that is to come
+    is_eager: bool
 
 
 @dataclass(slots=True)
@@ -149,17 +151,19 @@ class EagerExchange:
         peer, slot = message.peer, message.slot
         talk = self._conversation(peer, slot)
         if talk.unclaimed:
+            self._anyone.sender_served(slot, peer)
             take_over(talk.unclaimed.popleft(), message, self._rank)
         elif talk.arrivals:
             arrival = talk.arrivals.popleft()
+            receive = arrival.receive
+            sent_nbytes = receive.nbytes
             self._anyone.sender_served(slot, peer)
-            if arrival.eager is not None:
-                take_over(arrival.eager, message, self._rank)
-                self._consume(peer, slot, arrival.nbytes)
+            if arrival.is_eager:
+                take_over(receive, message, self._rank)
+                self._consume(peer, slot, sent_nbytes)
             else:
-                self._meet_announced(
-                    peer, slot, PendingReceive(message.nbytes, message), arrival.nbytes
-                )
+                receive.nbytes, receive.message = message.nbytes, message
+                self._meet_announced(peer, slot, receive, sent_nbytes)
         elif peer in self._gone:
             message.finish(self._gone[peer])
         else:
@@ -231,7 +235,7 @@ class EagerExchange:
             self._meet_announced(peer, slot, talk.receives.popleft(), nbytes)
             self._forget_if_over(peer, slot)
             return
-        talk.arrivals.append(Arrival(nbytes))
+        talk.arrivals.append(Arrival(PendingReceive(nbytes, None), is_eager=False))
         self._offer_to_anyone(peer, slot)
 
     def _on_wanted(self, peer: int, slot: int, nbytes: int) -> None:
@@ -265,7 +269,7 @@ class EagerExchange:
         else:
             # before the offer, which forgets conversations that are over
             receive = talk.arriving = PendingReceive(frame.length, None)
-            talk.arrivals.append(Arrival(frame.length, eager=receive))
+            talk.arrivals.append(Arrival(receive, is_eager=True))
             self._offer_to_anyone(peer, frame.slot)
         talk.arriving = receive
         return memory_for(receive)
@@ -300,15 +304,26 @@ class EagerExchange:
             for receive in list(talk.receives):
                 if receive.message is message:
                     talk.receives.remove(receive)
-            for receive in [*talk.asked, *([talk.arriving] if talk.arriving else [])]:
-                if receive.message is message:
-                    talk.unclaimed.append(receive)
-                    receive.message = None
-                    if receive is talk.arriving and receive.arrived is None:
-                        new_home = memory_for(receive)
+            arriving = talk.arriving
+            moves = arriving is not None and arriving.message is message
+            told = in_order([*talk.asked, *([arriving] if arriving else [])])
+            vacant = vacate(told, message)
+            if vacant is not None:
+                self._leave(message.peer, message.slot, vacant)
+            if moves and arriving is not None and arriving.arrived is None:
+                new_home = memory_for(arriving)
             self._forget_if_over(message.peer, message.slot)
         message.finish(error)
         return new_home
+
+    def _leave(self, peer: int, slot: int, vacant: PendingReceive) -> None:
+        """A receive that was asked for has lost its message: who takes what comes?"""
+        talk = self._conversation(peer, slot)
+        if talk.receives and talk.receives[0].nbytes == vacant.nbytes:
+            vacant.message = talk.receives.popleft().message
+        else:
+            talk.unclaimed = in_order([*talk.unclaimed, vacant])
+            self._offer_to_anyone(peer, slot)
 
     def fail_peer(self, peer: int, error: Exception) -> None:
         self._gone.setdefault(peer, error)
@@ -322,8 +337,8 @@ class EagerExchange:
                     receive.message.finish(error)
             # What has come in full is still there for whoever asks for it.
             unclaimed = deque(receive for receive in talk.unclaimed if receive.is_complete)
-            kept = [a for a in talk.arrivals if a.eager is not None and a.eager.is_complete]
-            self._anyone.sender_gone(key[1], peer, len(kept))
+            kept = [each for each in talk.arrivals if each.receive.is_complete]
+            self._anyone.sender_gone(key[1], peer, len(kept) + len(unclaimed))
             if kept or unclaimed:
                 self._conversations[key] = Conversation(arrivals=deque(kept), unclaimed=unclaimed)
         for message in self._anyone.fail_peer(peer):

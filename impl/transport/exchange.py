@@ -13,9 +13,10 @@ modes differ in how they make sure that a message does not arrive before there i
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from impl.transport.frames import Preamble
@@ -96,8 +97,9 @@ class Exchange(Protocol):
         """Make one message fail alone, and forget its memory.
 
         What a peer has already been promised is kept: a send goes out from a copy, and what
-        arrives for a receive waits for the next receive. If its payload is arriving at this very
-        moment, the result is where it belongs from now on (see `FrameReader.relocate`).
+        arrives for a receive goes to the one behind it or waits for the next one. If its payload
+        is arriving at this very moment, the result is where it belongs from now on (see
+        `FrameReader.relocate`).
         """
 
     def fail_peer(self, peer: int, error: Exception) -> None:
@@ -120,6 +122,7 @@ class PendingReceive:
     message: Message | None
     arrived: bytearray | None = None  # the payload, if there was no message to put it in
     is_complete: bool = False
+    place: int = field(default_factory=itertools.count().__next__)  # grows along a conversation
 
 
 def memory_for(receive: PendingReceive) -> memoryview | None:
@@ -149,6 +152,29 @@ def take_over(receive: PendingReceive, message: Message, rank: int) -> None:
     receive.message = message
     if receive.is_complete:
         complete(receive)
+
+
+def vacate(receives: Sequence[PendingReceive], message: Message) -> PendingReceive | None:
+    """Take a cancelled message out of receives that a peer has been told of, in their order.
+
+    The messages behind it move up as far as they are of its size, so that they still meet what is
+    sent in order. Returns the receive that is left without one; None if the message was in none.
+    """
+    vacant = None
+    for receive in receives:
+        if vacant is None:
+            vacant = receive if receive.message is message else None
+        elif receive.message is None or receive.nbytes != vacant.nbytes:
+            break
+        else:
+            vacant.message, vacant = receive.message, receive
+    if vacant is not None:
+        vacant.message = None
+    return vacant
+
+
+def in_order(receives: Iterable[PendingReceive]) -> deque[PendingReceive]:
+    return deque(sorted(receives, key=lambda receive: receive.place))
 
 
 class NobodyLeft(Exception):

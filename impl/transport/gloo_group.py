@@ -33,34 +33,25 @@ class TagCounter:
     `monitored_barrier`; our groups number their operations in the same way. Except:
     `reduce_scatter` is an all-reduce for each rank's chunk and takes a tag for each of them, a
     coalesced reduce-scatter one for each tensor. What they take beyond the first is the surplus.
-    The gathers that make up a sparse all-reduce share one tag.
+    The gathers that make up a sparse all-reduce share one tag. C++ Gloo takes its tags when a call
+    is issued, so the surplus is counted there: a `monitored_barrier` does not wait for collectives
+    that are queued.
     """
 
     def __init__(self) -> None:
-        self._surplus = 0  # of the calls before the present one
         self._sequence = -1  # of the present call
         self._taken = 0  # by it
 
-    def take(self, sequence: int) -> int:
-        """The next tag of the call `sequence`."""
-        self._enter(sequence)
+    def take(self, call: CallInfo) -> int:
+        """The next tag of a call."""
+        if call.sequence != self._sequence:
+            self._sequence, self._taken = call.sequence, 0
         self._taken += 1
-        return sequence + self._surplus + self._taken - 1
+        return first_tag(call) + self._taken - 1
 
-    def share(self, sequence: int) -> int:
-        """The first tag of the call `sequence`, however often it is asked for."""
-        self._enter(sequence)
-        self._taken = max(self._taken, 1)
-        return sequence + self._surplus
 
-    def _enter(self, sequence: int) -> None:
-        if sequence != self._sequence:
-            self._surplus += max(self._taken - 1, 0)
-            self._sequence, self._taken = sequence, 0
-
-    def peek(self, sequence: int) -> int:
-        """The tag of a later call, if none before it takes more than one."""
-        return sequence + self._surplus + max(self._taken - 1, 0)
+def first_tag(call: CallInfo) -> int:
+    return call.sequence + call.surplus
 
 
 class GlooGroup(MessageGroup):
@@ -79,7 +70,7 @@ class GlooGroup(MessageGroup):
 
     def _begin(self, collective: Collective, call: CallInfo) -> Iterator[Pending]:
         is_part = collective.prefix is SlotPrefix.ALL_GATHER and call.operation == "all_reduce"
-        tag = self._tags.share(call.sequence) if is_part else self._tags.take(call.sequence)
+        tag = first_tag(call) if is_part else self._tags.take(call)
         return self._core.run(collective, tag)
 
     def _waits_for(self) -> str:
@@ -93,7 +84,7 @@ class GlooGroup(MessageGroup):
 
     def control_tag(self, sequence: int) -> int:
         """Gloo has no room apart: a control message uses a collective's tag as a user's tag."""
-        return self._tags.peek(sequence)
+        return sequence
 
     def link_closed(self, link: Link, how: str, after_farewell: bool) -> None:
         # That a peer has finished looks the same as that it died: nothing to warn of.

@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 HANDSHAKE_LIMIT_S = 10.0
 HALF_OPEN_MAX = 256
+ACCEPTS_PER_EVENT = 16  # then the members of the group get their turn
 FIRST_PAUSE_S = 0.01  # between two attempts to connect; doubles each time
 LONGEST_PAUSE_S = 1.0
 ACCEPT_PAUSE_S = 0.1  # when there are no descriptors left
@@ -253,8 +254,11 @@ class Mesh:
     # Peers that belong to the group
 
     def dial(self, peer: int, address: Address, new_handshake: Callable[[], Handshake]) -> None:
-        """Connect to a peer in the background, unless it has called us already."""
-        if peer in self._connected:
+        """Connect to a peer in the background, unless it has called us already.
+
+        A collective and a message may ask for one peer at the same time.
+        """
+        if peer in self._connected or peer in self._diallers:
             return
         dialler = self._diallers[peer] = _Dialler(self, peer, address, new_handshake)
         dialler.dial()
@@ -278,7 +282,7 @@ class Mesh:
     # Connections from whoever
 
     def _on_accept(self, _: int) -> None:
-        while True:
+        for _ in range(ACCEPTS_PER_EVENT):
             try:
                 sock, endpoint = self._listener.accept()
             except BlockingIOError:

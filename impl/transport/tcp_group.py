@@ -65,7 +65,7 @@ class TcpGroup(MessageGroup):
         return self._core.run(collective, call)
 
     def _waits_for(self) -> str:
-        absent = self._core.agreement.missing
+        absent = self._core.absent
         if absent:
             return f"{errors.list_ranks(absent)} {'has' if len(absent) == 1 else 'have'} not joined"
         port = self._core.port

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from random import Random
 
 import pytest
 import torch
@@ -241,6 +243,35 @@ def test_a_receive_that_runs_out_of_time_fails_alone_and_loses_no_message(mode: 
         return x.unique().tolist()
 
     assert values(Simulation(2, seed=4, mode=mode).run(program))[1] == [1.0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(6))
+def test_receives_that_run_out_of_time_lose_no_message_and_keep_the_order(
+    mode: str, seed: int
+) -> None:
+    count, numel = 10, (3, 9_000)[seed % 2]
+    random = Random(seed)
+
+    def program(me: SimulatedRank) -> Program:
+        if me.rank > 0:
+            for i in range(count):
+                yield from me.send(torch.full((numel,), float(i)), 0, tag=1)
+            return None
+        seen: dict[int, list[float]] = {1: [], 2: []}
+        for _ in range(300):
+            tensors = [torch.empty(numel) for _ in range(3)]
+            posted = [me.post_receive(x, ANY_SOURCE, tag=1) for x in tensors]
+            for message in random.sample(posted, 3):
+                with contextlib.suppress(errors.CollectiveTimeout):
+                    yield from me.wait(message, timeout_s=random.choice([1e-4, 2e-3]))
+            for message, x in zip(posted, tensors, strict=True):
+                if message.error is None:
+                    seen[message.peer] += x.unique().tolist()
+        return seen
+
+    seen = values(Simulation(3, seed=seed, mode=mode).run(program))[0]
+    assert seen == {peer: [float(i) for i in range(count)] for peer in (1, 2)}
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -81,6 +81,35 @@ def all_reduce(s: Scenario) -> None:
         s.record(f"all_reduce {op}", x)
 
 
+def averages(s: Scenario) -> None:
+    """C++ Gloo adds them up in their own type."""
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        xs = [s.floats(33, salt).clamp(-100, 100).to(dtype) for salt in range(s.size)]
+        reduce_scatter_options = dist.ReduceScatterOptions()
+        reduce_scatter_options.reduceOp = dist.ReduceOp.AVG
+        y = torch.empty_like(xs[0])
+        s.group.reduce_scatter([y], [xs], reduce_scatter_options).wait()
+        s.record(f"reduce_scatter of averages, {dtype}", y)
+        reduce_options = dist.ReduceOptions()
+        reduce_options.reduceOp = dist.ReduceOp.AVG
+        x = xs[0].clone()
+        s.group.reduce([x], reduce_options).wait()
+        if s.rank == 0:
+            s.record(f"reduce of averages, {dtype}", x)
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.AVG
+        s.group.allreduce([xs[1]], options).wait()
+        s.record(f"all_reduce of averages, {dtype}", xs[1])
+
+
+def all_reduce_several(s: Scenario) -> None:
+    """Each rank's own tensors are added up first, rounded at each step."""
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        xs = [s.floats(1000, salt).clamp(-100, 100).to(dtype) for salt in range(3)]
+        s.group.allreduce(xs, dist.AllreduceOptions()).wait()
+        s.record(f"all_reduce of three tensors of {dtype}", *xs)
+
+
 def all_reduce_coalesced(s: Scenario) -> None:
     xs = [s.floats(numel, salt) for salt, numel in enumerate((3, 0, 1000, 7))]
     s.group.allreduce_coalesced(xs, dist.AllreduceCoalescedOptions()).wait()
@@ -199,6 +228,17 @@ def barriers(s: Scenario) -> None:
     s.group.monitored_barrier(TIMEOUT, False)
     s.group.monitored_barrier(TIMEOUT, True)
     s.group.barrier(dist.BarrierOptions()).wait()
+    # tags are taken by calls that have not begun, too
+    outputs = [torch.empty(70_000) for _ in range(3)]
+    inputs = [[s.floats(70_000, salt) for salt in range(s.size)] for _ in outputs]
+    works = [
+        s.group.reduce_scatter([output], [given], dist.ReduceScatterOptions())
+        for output, given in zip(outputs, inputs, strict=True)
+    ]
+    s.group.monitored_barrier(TIMEOUT, False)
+    for work in works:
+        work.wait()
+    s.record("reduce_scatter during a monitored_barrier", *outputs)
 
 
 def asynchronous(s: Scenario) -> None:
@@ -255,6 +295,8 @@ PARTS: dict[str, Part] = {
     part.__name__: part
     for part in (
         all_reduce,
+        averages,
+        all_reduce_several,
         all_reduce_coalesced,
         all_reduce_sparse,
         reduce,

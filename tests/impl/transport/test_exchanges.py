@@ -5,13 +5,11 @@ Whole groups under any order of bytes are tested in `tests/impl/testing/test_sim
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from impl.transport.credits import CreditExchange
 from impl.transport.eager import COLLECTIVE_SLOT, WINDOW_NBYTES, EagerExchange, eager_cost
-from impl.transport.exchange import Exchange, Message, NobodyLeft, SizeMismatch
+from impl.transport.exchange import Message, NobodyLeft, SizeMismatch
 from impl.transport.frames import (
     EAGER_NBYTES_MAX,
     PREAMBLE,
@@ -20,59 +18,9 @@ from impl.transport.frames import (
     Preamble,
     ProtocolError,
 )
-from impl.transport.hub import Hub
-from impl.transport.streams import SendQueue
+from tests.impl.transport.desk import Desk
 
 LARGE = EAGER_NBYTES_MAX + 1
-
-
-class Desk:
-    """One rank's exchange, with the test in place of its peers."""
-
-    def __init__(
-        self, make: Callable[[Callable[[int], SendQueue]], CreditExchange | EagerExchange]
-    ) -> None:
-        self.queues: dict[int, SendQueue] = {}
-        self.exchange: Exchange = make(lambda peer: self.queues.setdefault(peer, SendQueue()))
-        self.way: Exchange | Hub = self.exchange  # that messages go
-
-    def send(self, peer: int, slot: int, data: bytes) -> Message:
-        message = Message(peer, slot, memoryview(bytearray(data)))
-        self.way.post_send(message)
-        return message
-
-    def receive(self, peer: int, slot: int, nbytes: int) -> Message:
-        message = Message(peer, slot, memoryview(bytearray(nbytes)))
-        self.way.post_receive(message)
-        return message
-
-    def receive_any(self, slot: int, nbytes: int, *sources: int) -> Message:
-        message = Message(-1, slot, memoryview(bytearray(nbytes)))
-        self.way.post_receive_any(message, sources)
-        return message
-
-    def said(self, peer: int) -> list[tuple[str, int]]:
-        """(opcode, length) of the frames for a peer since the last call; they count as written."""
-        queue = self.queues.get(peer, SendQueue())
-        data = b"".join(queue.buffers())
-        queue.sent(len(data))
-        frames = []
-        while data:
-            preamble = Preamble._make(PREAMBLE.unpack_from(data))
-            frames.append((Opcode(preamble.opcode).name, preamble.length))
-            data = data[preamble.nbytes :]
-        return frames
-
-    def hear(self, peer: int, opcode: Opcode, slot: int, length: int) -> None:
-        self.exchange.on_frame(peer, Preamble(PREAMBLE_NBYTES, opcode, slot, 0, length, 0))
-
-    def hear_data(self, peer: int, slot: int, data: bytes, opcode: Opcode = Opcode.DATA) -> None:
-        nbytes = PREAMBLE_NBYTES + len(data)
-        frame = Preamble(nbytes, opcode, slot, 0, len(data), 0)
-        target = self.exchange.on_payload_begins(peer, frame)
-        if target is not None:
-            target[:] = data
-        self.exchange.on_payload_ends(peer, frame)
 
 
 @pytest.fixture
@@ -362,6 +310,93 @@ def test_a_cancelled_receive_leaves_its_message_to_the_next(
         second = desk.receive(1, 5, LARGE)
         assert second.done
         assert content(second) == bytes([7]) * LARGE
+
+
+@pytest.mark.parametrize("kind", ["gloo", "tcp"])
+@pytest.mark.parametrize("begun", [False, True], ids=["asked", "arriving"])
+def test_receives_behind_a_cancelled_one_move_up(
+    begun: bool, kind: str, request: pytest.FixtureRequest
+) -> None:
+    desk: Desk = request.getfixturevalue(kind)
+    first, second, third = (desk.receive(1, 5, LARGE) for _ in range(3))
+    desk.hear(1, Opcode.SEND_READY, 5, LARGE)
+    if begun:
+        frame = Preamble(PREAMBLE_NBYTES + LARGE, Opcode.DATA, 5, 0, LARGE, 0)
+        assert desk.exchange.on_payload_begins(1, frame) is first.view
+        new_home = desk.exchange.cancel(first, TimeoutError())
+        assert new_home is second.view
+        assert new_home is not None
+        new_home[:] = bytes([7]) * LARGE
+        desk.exchange.on_payload_ends(1, frame)
+    else:
+        assert desk.exchange.cancel(first, TimeoutError()) is None
+        desk.hear_data(1, 5, bytes([7]) * LARGE)
+    assert second.done
+    assert not third.done
+    assert content(second) == bytes([7]) * LARGE
+    desk.hear(1, Opcode.SEND_READY, 5, LARGE)
+    desk.hear_data(1, 5, bytes([8]) * LARGE)
+    assert content(third) == bytes([8]) * LARGE
+    assert content(first) == bytes(LARGE)
+
+
+@pytest.mark.parametrize("kind", ["gloo", "tcp"])
+def test_what_cancelled_receives_leave_keeps_its_order(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    desk: Desk = request.getfixturevalue(kind)
+    cancelled = [desk.receive(1, 5, LARGE) for _ in range(2)]
+    for _ in cancelled:
+        desk.hear(1, Opcode.SEND_READY, 5, LARGE)
+    for message in reversed(cancelled):
+        desk.exchange.cancel(message, TimeoutError())
+    later = [desk.receive(1, 5, LARGE) for _ in range(2)]
+    for value in (7, 8):
+        desk.hear_data(1, 5, bytes([value]) * LARGE)
+    assert [content(message)[0] for message in later] == [7, 8]
+
+
+@pytest.mark.parametrize("kind", ["gloo", "tcp"])
+@pytest.mark.parametrize("when", ["waiting", "before the data", "after the data"])
+def test_a_receive_from_anyone_finds_what_a_cancelled_one_has_left(
+    when: str, kind: str, request: pytest.FixtureRequest
+) -> None:
+    desk: Desk = request.getfixturevalue(kind)
+    first = desk.receive_any(5, LARGE, 1, 2)
+    second = desk.receive_any(5, LARGE, 1, 2) if when == "waiting" else None
+    desk.hear(1, Opcode.SEND_READY, 5, LARGE)
+    desk.exchange.cancel(first, TimeoutError())
+    if when == "before the data":
+        second = desk.receive_any(5, LARGE, 1, 2)
+    desk.hear_data(1, 5, bytes([7]) * LARGE)
+    second = second or desk.receive_any(5, LARGE, 1, 2)
+    assert second.peer == 1
+    assert content(second) == bytes([7]) * LARGE
+    # and takes it once
+    third = desk.receive_any(5, LARGE, 1, 2)
+    desk.hear(2, Opcode.SEND_READY, 5, LARGE)
+    assert third.peer == 2
+
+
+def test_gloo_receive_from_anyone_leaves_alone_what_has_not_been_announced(gloo: Desk) -> None:
+    gloo.exchange.cancel(gloo.receive(1, 5, 3), TimeoutError())
+    anyone = gloo.receive_any(5, 3, 1, 2)
+    assert anyone.peer < 0
+    gloo.hear(1, Opcode.SEND_READY, 5, 3)
+    gloo.hear_data(1, 5, b"abc")
+    assert (anyone.peer, content(anyone)) == (1, b"abc")
+
+
+def test_gloo_message_for_which_a_receive_of_another_size_was_left(gloo: Desk) -> None:
+    """Whoever takes over the receive fails, and whatever comes is dropped, short or long."""
+    for nbytes in (2, 100):
+        gloo.exchange.cancel(gloo.receive(1, 5, 3), TimeoutError())
+        assert isinstance(gloo.receive(1, 5, 4).error, SizeMismatch)
+        gloo.hear(1, Opcode.SEND_READY, 5, nbytes)
+        if nbytes == 2:
+            gloo.hear_data(1, 5, b"ab")
+    assert isinstance(gloo.exchange, CreditExchange)
+    assert gloo.exchange._conversations == {}
 
 
 def test_a_cancelled_receive_that_met_no_message_leaves_no_trace(tcp: Desk) -> None:
