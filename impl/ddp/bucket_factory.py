@@ -35,7 +35,7 @@ def build_buckets(
         assignment: parameter indices, bucket by bucket.
         expect_sparse: by parameter index, whether its gradient is sparse.
         group: may have memory that it communicates from faster.
-        dtype: of the buffers, if not that of the parameters (mixed precision).
+        dtype: of the buffers of real parameters, if not theirs (mixed precision).
         large_at_once: whether large gradients are copied without waiting for the small ones.
 
     Raises:
@@ -76,7 +76,9 @@ def _give_memory(
     bucket: Bucket, group: dist.ProcessGroup, dtype: torch.dtype | None, *, large_at_once: bool
 ) -> None:
     layout = lay_out(bucket.params)
-    buffer = _allocate(layout, dtype or layout.buffer_dtype, group)
+    if dtype is None or layout.is_complex:
+        dtype = layout.buffer_dtype
+    buffer = _allocate(layout, dtype, group)
     views = view_gradients(buffer, layout)
     bucket.layout = layout
     bucket.buffer = buffer

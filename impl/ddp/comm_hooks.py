@@ -139,8 +139,11 @@ def result_of(bucket: Bucket, *, takes_lists: bool) -> Tensor:
     return result
 
 
-def wants_memory_order(state: Any) -> bool:
-    """Whether the hook behind `state` views gradients as matrices of their memory: PowerSGD."""
+def is_power_sgd(state: Any) -> bool:
+    """Whether the hook behind `state` is PowerSGD's, alone or in a wrapper.
+
+    It views gradients as matrices of their memory, and it issues collectives from callbacks.
+    """
     power_sgd = sys.modules.get(_POWER_SGD)
     return power_sgd is not None and isinstance(state, power_sgd.PowerSGDState)
 

@@ -83,6 +83,11 @@ class _Precisions:
         self.is_low = False
         self._name()
 
+    def value(self) -> Tensor:
+        """In full precision."""
+        self._take_in()
+        return self.full
+
     def _take_in(self) -> None:
         """What somebody may have written to the parameter, or put in place of its data."""
         data = self.param.data
@@ -205,6 +210,15 @@ class MixedPrecision:
                 if precisions.is_low:
                     precisions.restore()
 
+    def values_of_low(self) -> dict[str, Tensor]:
+        """In full precision, by name, the values of the parameters that are low now."""
+        values = {}
+        with torch.no_grad():
+            for name, param in self._module.named_parameters():
+                if param in self._params and self._params[param].is_low:
+                    values[name] = self._params[param].value()
+        return values
+
     def no_backward_follows(self) -> None:
         """Forward has failed, or has run without gradients; an earlier one may wait for its own."""
         if self._began_high:
@@ -214,9 +228,10 @@ class MixedPrecision:
         """Communication hook: the average, in `reduce_dtype`.
 
         Divides first, as the reducer does without a hook: sums in half precision overflow early.
+        Complex gradients keep their precision, as complex parameters do.
         """
         buffer = bucket.buffer()
-        if self._config.reduce_dtype is not None:
+        if self._config.reduce_dtype is not None and not bucket.parameters()[0].is_complex():
             buffer = buffer.to(self._config.reduce_dtype)
         group = self._reducer.process_group
         future = all_reduce(group, buffer.div_(group.size())).get_future()
@@ -234,4 +249,5 @@ def reduce_in_low_precision(precision: MixedPrecision) -> Any:
     def _reducer_allreduce_and_upcast_hook(state: Any, bucket: GradBucket) -> Any:
         return precision.reduce_hook(state, bucket)
 
+    _reducer_allreduce_and_upcast_hook.__qualname__ = _reducer_allreduce_and_upcast_hook.__name__
     return _reducer_allreduce_and_upcast_hook

@@ -19,7 +19,11 @@ from impl.ddp.buckets import GradBucket
 from impl.ddp.device import handle_for
 from impl.ddp.parameters import has_optimizer
 from impl.ddp.reducer import Reducer
-from impl.torch_private import optimizer_hook_handles, queue_backward_callback
+from impl.torch_private import (
+    is_backward_running,
+    optimizer_hook_handles,
+    queue_backward_callback,
+)
 
 
 def take_over(params: Iterable[Tensor]) -> None:
@@ -42,7 +46,6 @@ class OptimizerInBackward:
         self._params = params
         self._device = handle_for(reducer.params[0].device)
         self._stream = self._device.new_stream()
-        self._callback_is_queued = False
 
     def hook(self) -> Any:
         """The hook, under the name that torch's logging data give it."""
@@ -50,6 +53,9 @@ class OptimizerInBackward:
         def apply_optim_in_backward_hook(_state: Any, bucket: GradBucket) -> Any:
             return self._average_and_step(bucket)
 
+        apply_optim_in_backward_hook.__qualname__ = (
+            "_apply_optim_in_backward_hook.<locals>.apply_optim_in_backward_hook"
+        )
         return apply_optim_in_backward_hook
 
     def _average_and_step(self, bucket: GradBucket) -> Any:
@@ -63,9 +69,10 @@ class OptimizerInBackward:
             # the reducer, which waits for each bucket, thereby comes after this stream
             done = self._device.new_future()
             done.set_result(bucket.buffer())
-        if not self._callback_is_queued:
-            self._callback_is_queued = True
-            queue_backward_callback(self._end_of_backward)
+        if is_backward_running():
+            queue_backward_callback(self._drop_gradients)
+        else:  # a rank that has joined takes the steps of the others
+            self._drop_gradients()
         return done
 
     def _step(self, param: Any, grad: Tensor) -> None:
@@ -73,8 +80,7 @@ class OptimizerInBackward:
         for optimizer in param._in_backward_optimizers:
             optimizer.step()
 
-    def _end_of_backward(self) -> None:
-        self._callback_is_queued = False
+    def _drop_gradients(self) -> None:
         for param in self._params:
             if has_optimizer(param):
                 param.grad = None

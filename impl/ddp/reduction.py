@@ -21,7 +21,7 @@ from torch import Tensor
 from impl.ddp import messages
 from impl.ddp.bucket_factory import empty_sparse_gradient
 from impl.ddp.buckets import Bucket, GradBucket, GradientSlots
-from impl.ddp.comm_hooks import CommHook, result_of, run_hook, sum_hook, wants_memory_order
+from impl.ddp.comm_hooks import CommHook, is_power_sgd, result_of, run_hook, sum_hook
 from impl.ddp.device import DeviceHandle
 from impl.ddp.grad_copy import GradientCopier
 from impl.ddp.layout import view_gradients
@@ -54,7 +54,7 @@ class BucketReduction:
         self.hook: CommHook | None = None
         self._hook_state: Any = None
         self._takes_lists = True  # as futures of the group's own operations hold them
-        self._memory_order = False
+        self._for_power_sgd = False
         self._device = device
         self._names = names
         self._world_size: int | None = None  # of this iteration
@@ -75,7 +75,7 @@ class BucketReduction:
         self.hook = hook
         self._hook_state = state
         self._takes_lists = is_builtin
-        self._memory_order = wants_memory_order(state)
+        self._for_power_sgd = is_power_sgd(state)
 
     def set_forward_work(self, work: Any, use_static_world_size: bool) -> None:
         """`work` counts the ranks that still have input, unless all ranks are to be counted."""
@@ -170,10 +170,18 @@ class BucketReduction:
         bucket.future = self.run_hook(self._grad_bucket(bucket, bucket_count, bucket.buffer))
 
     def run_hook(self, bucket: GradBucket) -> Any:
-        """Reduce `bucket`; returns the future of the result."""
+        """Reduce `bucket`; returns the future of the result.
+
+        Collectives that PowerSGD issues from callbacks must come in the same order on all ranks,
+        before those of the next bucket and the used map. (torch 2.13 does not wait. On Gloo, where
+        other threads run the callbacks, ranks then mix them up.)
+        """
         if self.hook is None:
             return sum_hook(self.group, bucket)
-        return run_hook(self.hook, self._hook_state, bucket)
+        future = run_hook(self.hook, self._hook_state, bucket)
+        if self._for_power_sgd:
+            future.wait()
+        return future
 
     def zero_bucket(self, bucket: Bucket, bucket_count: int) -> GradBucket:
         """What a rank without gradients contributes in place of `bucket`."""
@@ -193,7 +201,7 @@ class BucketReduction:
             bucket.params,
             bucket.layout,
             sparse_rows=bucket.sparse_rows,
-            gradients_in_memory_order=self._memory_order,
+            gradients_in_memory_order=self._for_power_sgd,
         )
 
     # ---- buckets into gradients

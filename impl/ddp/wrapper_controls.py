@@ -246,12 +246,16 @@ class WrapperControls(nn.Module):
         for name in _NOT_COPIED:
             state.pop(name, None)
         state["broadcast_buffers"] = self.forward_sync_buffers  # older versions look for it
+        if self._precision is not None:
+            state["_full_precision"] = self._precision.values_of_low()
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         nn.Module.__setstate__(self, state)
         buffers_were_synced = self.__dict__.pop("broadcast_buffers", True)
         self.__dict__.setdefault("forward_sync_buffers", buffers_were_synced)
+        for name, value in self.__dict__.pop("_full_precision", {}).items():
+            self.module.get_parameter(name).data = value
         self.process_group = default_group()
         self.logger = None
         self._precision = None

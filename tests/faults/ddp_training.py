@@ -15,6 +15,7 @@ from impl.ddp.autograd_hooks import AccumulatorHooks
 from impl.ddp.buckets import Bucket
 from impl.ddp.reducer import Reducer
 from impl.ddp.reduction import BucketReduction
+from impl.torch_private import debug_is_detail
 from tests.faults.ddp_kit import DDPFault, afterwards, beforehand, instead, swap
 from tests.faults.kit import breaks
 
@@ -26,6 +27,15 @@ def world_size(reduction: BucketReduction) -> int:
 @breaks("ddp/average", says="gradient of .* rank 0 is wrong")
 class AddsUpInsteadOfAveraging(DDPFault):
     patched = instead(BucketReduction, "_divisor", lambda self: None)
+
+
+@breaks("ddp/debug-detail", says="gradient of .* rank 0 is wrong")
+class AddsUpInDetail(DDPFault):
+    patched = swap(
+        BucketReduction,
+        "_divisor",
+        lambda right: lambda self: None if debug_is_detail() else right(self),
+    )
 
 
 @breaks("ddp/whole-batch", says="gradient of .* in step 1: rank 0 is wrong")

@@ -64,6 +64,19 @@ class TheFirstIsTheLast(DDPFault):
     patched = instead(GradBucket, "is_last", lambda self: self.index() == 0)
 
 
+def _without_counting(right: Any) -> Any:
+    def delay_all_reduce(self: Any) -> None:
+        with mock.patch.object(GradBucket, "index", return_value=0):
+            right(self)
+
+    return delay_all_reduce
+
+
+@breaks("comm_hooks/bucket/index-of-a-static-graph", says="calls of step 1")
+class CountsNoBucketsInTheFirstStepOfAStaticGraph(DDPFault):
+    patched = swap(Reducer, "_delay_all_reduce", _without_counting)
+
+
 @breaks("comm_hooks/bucket/buffer", says="not the flat gradients")
 class BuffersAreMatrices(DDPFault):
     patched = swap(GradBucket, "buffer", lambda right: lambda self: right(self).view(1, -1))

@@ -96,6 +96,32 @@ def test_calls(ranks: Ranks) -> None:
                 assert_that(got == wanted, f"calls of step {i + 1}: {got}, want {wanted}", rank)
 
 
+def calls_of_a_static_graph(me: Me) -> list[list[tuple[int, bool]]]:
+    """Of each step, for each call: index and is_last. Two dtypes make two buckets."""
+    steps: list[list[tuple[int, bool]]] = []
+
+    def hook(_state: Any, bucket: Any) -> Any:
+        steps[-1].append((bucket.index(), bucket.is_last()))
+        return sum_of(bucket.buffer())
+
+    module = Recipe(Typed, ([((2,), "float32"), ((2,), "float64")], [0, 1]))()
+    model = me.ddp(module.to(me.device), static_graph=True)
+    model.register_comm_hook(None, bare(hook))
+    for i in range(2):
+        steps.append([])
+        loss_of(model(normal((2, WIDTH), i, "float32").to(me.device))).backward()
+    return steps
+
+
+@covers("comm_hooks/bucket/index-of-a-static-graph")
+@world_sizes(1, 2)
+def test_calls_of_a_static_graph(ranks: Ranks) -> None:
+    for rank, steps in enumerate(ranks.run(calls_of_a_static_graph)):
+        for i, got in enumerate(steps):
+            wanted = [(0, False), (1, True)]
+            assert_that(got == wanted, f"calls of step {i + 1}: {got}, want {wanted}", rank)
+
+
 @covers("comm_hooks/bucket/buffer")
 @world_sizes(2)
 def test_buffers(ranks: Ranks) -> None:

@@ -243,6 +243,20 @@ def test_two_groups_train_apart(ranks: Ranks) -> None:
         assert_trained([got[rank] for rank in part], want)
 
 
+def train_in_detail(me: Me, recipe: Recipe, steps: list[Any]) -> list[Step]:
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    return take_steps(me, recipe, {"process_group": dist.new_group()}, steps)
+
+
+@covers("ddp/debug-detail")
+@world_sizes(2)
+def test_a_group_at_the_level_detail(ranks: Ranks) -> None:
+    recipe = Recipe(Perceptron)
+    steps = batches(2, 2, (2, WIDTH))
+    got = ranks.run_each(train_in_detail, [(recipe, mine(steps, r)) for r in range(2)])
+    assert_trained(got, train_whole(recipe(), steps, loss_of))
+
+
 @covers("ddp/device-mesh")
 @world_sizes(2)
 def test_a_mesh_for_a_group(ranks: Ranks) -> None:

@@ -37,6 +37,16 @@ IS_LAST = Requirement(
     source=f"{DOCS}, GradBucket.is_last",
     rests_on=("comm_hooks/called-for-each-bucket",),
 )
+INDEX_OF_A_STATIC_GRAPH = Requirement(
+    id="comm_hooks/bucket/index-of-a-static-graph",
+    level=SHOULD,
+    profile="comm_hooks",
+    says="In the first step of a static graph, too, index() counts the buckets from 0, and "
+    "is_last() is true for the last alone.",
+    source=f"{DOCS}, GradBucket.index and GradBucket.is_last",
+    needs=("dtype:float64",),
+    rests_on=("comm_hooks/bucket/index", "comm_hooks/bucket/is-last"),
+)
 BUFFER = Requirement(
     id="comm_hooks/bucket/buffer",
     level=MUST,

@@ -152,6 +152,15 @@ PROCESS_GROUP = Requirement(
     source=f"{DOCS}, argument process_group",
     rests_on=("ddp/average", "ddp/initial-state"),
 )
+DEBUG_DETAIL = Requirement(
+    id="ddp/debug-detail",
+    level=MUST,
+    profile="ddp",
+    says="In a group that was made at the debug level DETAIL, DDP averages gradients as in any "
+    "other.",
+    source="torch 2.13 docs, TORCH_DISTRIBUTED_DEBUG: DETAIL is meant for models that use DDP",
+    rests_on=("ddp/process-group", "debug_level/detail"),
+)
 DEVICE_MESH = Requirement(
     id="ddp/device-mesh",
     level=MUST,

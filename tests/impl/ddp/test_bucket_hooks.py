@@ -13,7 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 from impl.ddp import GradBucket
-from impl.ddp.comm_hooks import values_of_rows, wants_memory_order
+from impl.ddp.comm_hooks import is_power_sgd, values_of_rows
 from impl.torch_private import MixedPrecision
 from tests.impl.ddp.models import (
     DDP,
@@ -62,8 +62,8 @@ def test_a_hook_sees_gradients_element_by_element() -> None:
 
 def test_power_sgd_gets_gradients_that_it_can_view_as_matrices() -> None:
     state = PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=0.1)
-    assert wants_memory_order(state)
-    assert not wants_memory_order(None)
+    assert is_power_sgd(state)
+    assert not is_power_sgd(None)
     wrapped = DDP(channels_last_conv())
     wrapped.register_comm_hook(state, powerSGD_hook)
     for _ in range(4):
@@ -238,8 +238,8 @@ def test_optimizers_step_in_backward(view: bool) -> None:
         with torch.no_grad():
             alone.first.weight.sub_(0.1 * grad_of(alone.first.weight))
     torch.testing.assert_close(model.first.weight, alone.first.weight)
-    name = str(wrapped._get_ddp_logging_data()["comm_hook"])
-    assert name.endswith("apply_optim_in_backward_hook")
+    name = wrapped._get_ddp_logging_data()["comm_hook"]
+    assert name == "_apply_optim_in_backward_hook.<locals>.apply_optim_in_backward_hook"
 
 
 def test_fused_optimizers_step_on_buckets(recwarn: pytest.WarningsRecorder) -> None:
@@ -282,8 +282,8 @@ def test_mixed_precision_computes_low_and_steps_high(
     with torch.no_grad():
         wrapped(x)
     assert {param.dtype for param in model.parameters()} == {torch.float32}
-    name = str(wrapped._get_ddp_logging_data()["comm_hook"])
-    assert name.endswith("_reducer_allreduce_and_upcast_hook")
+    name = wrapped._get_ddp_logging_data()["comm_hook"]
+    assert name == "_reducer_allreduce_and_upcast_hook"
 
 
 def test_mixed_precision_gradients_are_those_of_a_low_precision_model() -> None:

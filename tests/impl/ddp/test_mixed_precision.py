@@ -14,6 +14,7 @@ from impl.torch_private import MixedPrecision
 from tests.impl.ddp.models import DDP, TwoLayers
 
 HALF = MixedPrecision(torch.bfloat16)
+HALF_AND_REDUCED = MixedPrecision(torch.bfloat16, torch.bfloat16)
 ONES = torch.ones(1, 4)
 
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -141,6 +142,48 @@ def test_torchs_names_for_the_two_precisions() -> None:
         assert ddp.module.weight._mp_param.dtype is torch.bfloat16
         assert ddp.module.weight._fp_param.dtype is torch.float32
         ddp(ONES).sum().backward()
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_copy_that_is_made_before_gradients_are_averaged_has_full_precision(saved: bool) -> None:
+    ddp = wrapped()
+    nn.init.constant_(ddp.module.weight, 1 + 2**-20)
+    weight = ddp.module.weight.detach().clone()
+    with ddp.no_sync():
+        ddp(ONES).sum().backward()
+    file = io.BytesIO()
+    torch.save(ddp, file)
+    file.seek(0)
+    other = torch.load(file, weights_only=False) if saved else copy.deepcopy(ddp)
+    assert other.module.weight.equal(weight)
+    for each in (ddp, other):
+        each(ONES).sum().backward()
+        assert each.module.weight.equal(weight)
+
+
+class Phases(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+        self.phase = nn.Parameter(torch.tensor([3.0 + 4.0j, 1.0j]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x) * (self.phase.real * self.phase.imag)
+        return out
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_complex_parameters_keep_their_precision(view: bool) -> None:
+    module = Phases()
+    alone = copy.deepcopy(module)
+    ddp = DDP(module, gradient_as_bucket_view=view, mixed_precision=HALF_AND_REDUCED)
+    for _ in range(3):
+        ddp.zero_grad()
+        ddp(ONES).sum().backward()
+    alone(ONES).sum().backward()
+    assert module.phase.dtype is torch.complex64
+    assert alone.phase.grad is not None
+    torch.testing.assert_close(module.phase.grad, alone.phase.grad, rtol=1e-2, atol=1e-2)
 
 
 def test_delayed_gradients_stay_in_full_precision() -> None:

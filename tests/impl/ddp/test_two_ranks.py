@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     allreduce_hook,
     fp16_compress_hook,
 )
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 
 from impl.torch_private import MixedPrecision, TorchDDP
 from tests.impl.ddp.models import DDP, Branches, TwoHeads, TwoLayers, grad_of
@@ -311,6 +313,38 @@ def compresses(rank: int) -> list[float]:
 
 def test_compression_divides_before_it_adds(two_ranks: Ranks) -> None:
     assert two_ranks.run(compresses) == [[40000.0]] * 2
+
+
+def adds_again_in_a_callback(rank: int, options: dict[str, Any]) -> list[float]:
+    model = nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(3)))
+    for param in model.parameters():
+        nn.init.ones_(param)
+    wrapped = DDP(model, bucket_cap_mb=1e-6, **options)
+
+    def hook(_state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        def again(done: Any) -> Tensor:
+            time.sleep(0.05 * rank)
+            total: Tensor = done.value()[0]
+            dist.all_reduce(total)
+            return total
+
+        work: Any = dist.all_reduce(bucket.buffer(), async_op=True)
+        future: torch.futures.Future[Tensor] = work.get_future().then(again)
+        return future
+
+    wrapped.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=2), hook)
+    for _ in range(2):
+        wrapped.zero_grad()
+        step(wrapped, 1.0)
+    return [grad_of(param).item() for param in model.parameters()]
+
+
+@pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified")
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}])
+def test_what_power_sgd_issues_in_callbacks_is_in_order(
+    two_ranks: Ranks, options: dict[str, Any]
+) -> None:
+    assert two_ranks.run(adds_again_in_a_callback, options) == [[4.0] * 3] * 2
 
 
 def mixed_precision(rank: int) -> list[float]:
