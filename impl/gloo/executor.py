@@ -9,6 +9,10 @@ PowerSGD hook does). A worker that resolves a future therefore gives up its turn
 other worker is idle while something could run, one is started. Usually there is one worker, or two
 with callbacks.
 
+[Note: callbacks that end groups] A callback may also end its group, or others, and so may
+callbacks on other workers at the same time. Whoever ends a group waits for its workers; but a
+worker that does so does not wait for one that does so as well: that one may wait for it.
+
 [Note: signals] A signal's handler runs on the main thread between any two steps of what is here. If
 it raises (Ctrl-C), a turn may have been taken that nobody gives back; so a turn belongs to a frame
 of its thread, and is over when that frame is. If it calls the group, what it interrupted cannot go
@@ -17,8 +21,11 @@ on before it returns; so it is refused to wait, and what ends a group is done by
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from types import FrameType
@@ -32,6 +39,11 @@ from impl.transport.background import work_in_background
 Job = Callable[[], object]
 
 _IDLE_WORKERS_MAX = 2
+_ENDING_LOOK_S = 0.01  # how often a worker that ends a group looks what the others do
+
+
+class _Worker(threading.Thread):
+    ends_a_group = False  # see [Note: callbacks that end groups]
 
 
 class Executor:
@@ -47,7 +59,18 @@ class Executor:
         self._busy_thread = 0  # the thread that it runs on, or the last one ran on
         self._busy_frame: FrameType | None = None  # where in that thread, unless it is a worker
         self._closed = False
-        self._workers: set[threading.Thread] = set()
+        self._workers: set[_Worker] = set()
+        self._idle_count = 0
+        _executors.add(self)
+
+    def forget_threads(self) -> None:
+        """In a forked child: the threads are the parent's, with what they hold and what they do."""
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._queue.clear()
+        self._callbacks.clear()
+        self._busy = False
+        self._workers.clear()
         self._idle_count = 0
 
     def enter(self) -> bool:
@@ -170,16 +193,28 @@ class Executor:
         Not while the caller runs a collective: see `runs_here`.
         """
         self.refuse_more()
+        me = threading.current_thread()
+        if not isinstance(me, _Worker):
+            self._wait_for_others(me)
+            return
+        me.ends_a_group = True
+        try:
+            self._wait_for_others(me)
+        finally:
+            me.ends_a_group = False
+
+    def _wait_for_others(self, me: threading.Thread) -> None:
+        is_worker = isinstance(me, _Worker)
         while True:
             with self._lock:
-                others = self._workers - {threading.current_thread()}
-            if not others:
+                others = self._workers - {me}
+            if all(is_worker and worker.ends_a_group for worker in others):
                 break
             for worker in others:
-                worker.join()
+                worker.join(_ENDING_LOOK_S if is_worker else None)
         with self._lock:
             # a synchronous collective of another thread; never this one's own
-            while self._is_busy() and threading.current_thread() not in self._workers:
+            while self._is_busy() and not self._is_this_threads():
                 self._changed.wait()
 
     def _wake_or_start_worker(self) -> None:
@@ -192,7 +227,7 @@ class Executor:
             self._changed.notify_all()
 
     def _start_worker(self) -> None:
-        worker = threading.Thread(target=self._run, name=f"pygloo-{self._group}", daemon=True)
+        worker = _Worker(target=self._run, name=f"pygloo-{self._group}", daemon=True)
         try:
             self._workers.add(worker)
             worker.start()
@@ -252,3 +287,22 @@ class Executor:
         except BaseException as raised:
             error = raised
         return work.complete(error)
+
+
+_executors: weakref.WeakSet[Executor] = weakref.WeakSet()
+
+
+def _forget_threads_of_all() -> None:
+    for executor in list(_executors):
+        executor.forget_threads()
+
+
+os.register_at_fork(after_in_child=_forget_threads_of_all)
+
+
+@atexit.register
+def _finish_all() -> None:
+    # A callback that has ended its group may still be running, from torch's C++ code, through which
+    # Python cannot end its thread: the process would abort.
+    for executor in list(_executors):
+        executor.finish()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, SupportsIndex
 
@@ -17,10 +19,11 @@ from impl.gloo import validation
 from impl.gloo.copies import Copies
 from impl.gloo.exchanges import Exchanges
 from impl.gloo.executor import Executor
-from impl.gloo.interruption import interrupts_an_operation
+from impl.gloo.interruption import interrupts_an_operation, run_beside
 from impl.gloo.options import BACKEND_NAME, Device, Options
 from impl.gloo.point_to_point import PointToPoint
 from impl.gloo.reductions import Reductions
+from impl.gloo.work import GlooWork
 from impl.torch_private import is_registered
 from impl.transport.base import Communicator
 
@@ -64,7 +67,9 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
         self._splits = 0
         # the executor and the communicator know nothing of the group, so dropping the last
         # reference to a group that was never destroyed ends it too
-        self._finalizer = weakref.finalize(self, _end, self._executor, self._comm, os.getpid())
+        self._life = _Life(self._executor, self._comm, self._name, os.getpid())
+        weakref.finalize(self, self._life.end_beside).atexit = False
+        _lives.add(self._life)
 
     # -- identity; the camel-case names are the ones that torch's C++ code looks up
 
@@ -259,36 +264,35 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
     def shutdown(self) -> None:
         """Finish what is queued, then let go of threads, memory and descriptors.
 
-        `destroy_process_group` calls it. May be called twice, and by a signal's handler: then an
-        operation that it interrupts raises `Aborted`, unless it is about to succeed, and the group
-        ends after it.
+        `destroy_process_group` calls it. May be called twice, and by a signal's handler or a
+        `__del__`: then an operation that it interrupts raises `Aborted`, unless it is about to
+        succeed, and the group ends after it.
         """
         if self._is_interrupted():
             self._end_beside("the group was destroyed in the middle of an operation")
             return
-        self._executor.finish()
-        self._finalizer()
+        self._life.finish()
 
     def _is_interrupted(self) -> bool:
-        """Whether this is a signal's handler, called in the middle of an operation."""
-        return self._executor.runs_here() or interrupts_an_operation(__name__)
+        """Whether this is a signal's handler, or a `__del__`, in the middle of an operation."""
+        calls_callbacks = GlooWork._set_future.__code__
+        return self._executor.runs_here() or interrupts_an_operation(__name__, calls_callbacks)
 
     def _end_beside(self, reason: str) -> None:
         """End the group from another thread, since this one may hold the locks that it takes.
 
         Unless those locks are held, the other ranks have been told when this returns.
         """
-        comm, executor, finish = self._comm, self._executor, self._finalizer
-        executor.refuse_more()
+        comm, finish = self._comm, self._life.finish
+        self._executor.refuse_more()
         is_told = threading.Event()
 
         def end() -> None:
             comm.abort(reason)
             is_told.set()
-            executor.finish()
             finish()
 
-        threading.Thread(target=end, name=f"pygloo-{self._name} end").start()
+        run_beside(f"pygloo-{self._name} end", end)
         is_told.wait(_TELLING_S)
 
 
@@ -336,11 +340,40 @@ class BackendView:
         return False
 
 
-def _end(executor: Executor, comm: Communicator, owner_pid: int) -> None:
-    """Without the group: this may run because nobody holds it any more, or at the process's end."""
-    if os.getpid() != owner_pid:
-        return  # a forked child has neither the threads nor the right
-    if executor.is_running():
-        comm.abort("the group was dropped while a collective was running")
-    executor.finish()
-    comm.close()
+@dataclass(frozen=True, eq=False)
+class _Life:
+    """What a group has that must be ended, also if nobody destroys it. Does not hold the group."""
+
+    executor: Executor
+    comm: Communicator
+    name: str
+    owner_pid: int
+    _is_closed: threading.Lock = field(default_factory=threading.Lock)  # as a flag
+
+    def finish(self) -> None:
+        """Finish what is queued, let go of the connections, and wait for the last callbacks."""
+        self.executor.finish()
+        if self._is_closed.acquire(blocking=False):
+            self.comm.close()
+        self.executor.finish()
+
+    def end(self) -> None:
+        if os.getpid() != self.owner_pid:
+            return  # a forked child has neither the threads nor the right
+        if self.executor.is_running():
+            self.comm.abort("the group was dropped while a collective was running")
+        self.finish()
+
+    def end_beside(self) -> None:
+        """Where the group is freed, anything may be interrupted, and wait for this to return."""
+        if os.getpid() == self.owner_pid and not self._is_closed.locked():
+            run_beside(f"pygloo-{self.name} end", self.end)
+
+
+_lives: weakref.WeakSet[_Life] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    for life in list(_lives):
+        life.end()

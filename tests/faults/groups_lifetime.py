@@ -114,6 +114,26 @@ class OneEndsAll(Replacing):
         right()
 
 
+@breaks("destroy/in-callbacks", says=r"a callback that destroys a group hangs")
+class WaitsForWhoeverDestroys(Replacing):
+    """Who destroys a group waits until nobody else is destroying one."""
+
+    lock: ClassVar[threading.Lock] = threading.Lock()
+    destroying: ClassVar[int] = 0
+
+    @staticmethod
+    def destroy_process_group(right: Any, group: Any = None) -> None:
+        fault = WaitsForWhoeverDestroys
+        with fault.lock:
+            fault.destroying += 1
+        time.sleep(0.05)  # for the others to begin
+        while fault.destroying > 1:
+            time.sleep(0.01)
+        right(group)
+        with fault.lock:
+            fault.destroying -= 1
+
+
 @breaks("destroy/any-order", says=r"rank 1 is wrong")
 class EndsTheOldestFirst(Replacing):
     """When a group goes before an older one, what is reduced later is not written back."""

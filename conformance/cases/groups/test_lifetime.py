@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import threading
@@ -211,6 +212,39 @@ def destroy_in_turns(me: Me) -> Tensor:
 def test_groups_are_destroyed_in_any_order(ranks: Ranks) -> None:
     want = sum_of_marks(range(ranks.world_size))
     assert_same_on_all_ranks(ranks.run(destroy_in_turns), want=want)
+
+
+def destroy_each_other(me: Me) -> Tensor:
+    """On rank 0, a callback of each of two groups destroys the other one."""
+    groups = [dist.new_group() for _ in range(2)]
+    if me.rank:
+        me.store.wait(["callbacks are attached"])
+        for group in groups:
+            sum_marks(me, group)
+        return sum_marks(me)
+    both_run, has_returned = threading.Barrier(2), [threading.Event() for _ in groups]
+
+    def destroy(other: int, _: Any) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):  # one ran after the other
+            both_run.wait(timeout=2)
+        dist.destroy_process_group(groups[other])
+        has_returned[other].set()
+
+    sums = [mark(me) for _ in groups]
+    for place, group in enumerate(groups):
+        reduced: Any = dist.all_reduce(sums[place], group=group, async_op=True).get_future()
+        reduced.add_done_callback(functools.partial(destroy, 1 - place))
+    me.store.set("callbacks are attached", "")
+    for place in range(2):
+        assert has_returned[place].wait(timeout=10), "a callback that destroys a group hangs"
+    return sum_marks(me)
+
+
+@covers("destroy/in-callbacks")
+@world_sizes(2, 3)
+def test_callbacks_destroy_each_others_groups(ranks: Ranks) -> None:
+    want = sum_of_marks(range(ranks.world_size))
+    assert_same_on_all_ranks(ranks.run(destroy_each_other), want=want)
 
 
 def ask_handles_afterwards(me: Me) -> list[Any]:

@@ -76,6 +76,15 @@ DESTROY_ORDER = Requirement(
     source="torch 2.13 docs, shutdown",
     rests_on=("new_group/members",),
 )
+DESTROY_IN_CALLBACKS = Requirement(
+    id="destroy/in-callbacks",
+    level=MUST,
+    profile="groups",
+    says="Callbacks of two groups' operations may each destroy the other group at the same time: "
+    "both return, and the default group goes on working.",
+    source="derived: who ends a group waits for its threads, which may wait for him",
+    rests_on=("destroy/one-group",),
+)
 DESTROY_SENT = Requirement(
     id="destroy/what-was-sent-arrives",
     level=MUST,

@@ -24,12 +24,16 @@ def new_work(outputs: list[torch.Tensor] | None = None) -> CollectiveWork:
     return CollectiveWork(CALL, "dp", outputs or [])
 
 
+def threads_of_executors() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith("pygloo-dp")]
+
+
 @pytest.fixture
 def executor() -> Iterator[Executor]:
     executor = Executor("dp")
     yield executor
     executor.finish()
-    assert not [t for t in threading.enumerate() if t.name.startswith("pygloo-dp")]
+    assert not threads_of_executors()
 
 
 def test_runs_in_order_of_submission(executor: Executor) -> None:
@@ -49,7 +53,7 @@ def test_a_caller_may_run_its_own_collective_when_nothing_is_ahead(executor: Exe
     assert not executor.enter()
     executor.leave()
     assert not executor.is_running()
-    assert threading.active_count() >= 1
+    assert not threads_of_executors()
 
 
 def test_a_caller_waits_its_turn_behind_queued_ones(executor: Executor) -> None:
@@ -133,6 +137,48 @@ def test_finish_runs_what_is_queued_and_refuses_more() -> None:
     with pytest.raises(errors.Aborted, match="destroyed"):
         executor.submit(new_work(), lambda: None)
     assert not executor.enter()
+
+
+def test_callbacks_that_end_groups_at_the_same_time_do_not_wait_for_each_other() -> None:
+    executors = [Executor("dp"), Executor("tp")]
+    both_run, ended = threading.Barrier(2), threading.Semaphore(0)
+
+    def end_all(_: torch.futures.Future[list[torch.Tensor]]) -> None:
+        both_run.wait(30)
+        for executor in executors:
+            executor.finish()
+        ended.release()
+
+    for executor in executors:
+        work = new_work()
+        work.get_future().add_done_callback(end_all)
+        executor.submit(work, lambda: None)
+    assert ended.acquire(timeout=30)
+    assert ended.acquire(timeout=30)
+    for executor in executors:
+        executor.finish()
+
+
+def test_a_callback_that_ends_the_group_waits_for_a_collective_of_another_thread() -> None:
+    executor = Executor("dp")
+    has_begun, turn_is_taken, has_ended = (threading.Event() for _ in range(3))
+
+    def end(_: torch.futures.Future[list[torch.Tensor]]) -> None:
+        has_begun.set()
+        turn_is_taken.wait(30)
+        executor.finish()
+        has_ended.set()
+
+    work = new_work()
+    work.get_future().add_done_callback(end)
+    executor.submit(work, lambda: None)
+    assert has_begun.wait(30)
+    assert executor.enter()
+    turn_is_taken.set()
+    assert not has_ended.wait(0.1)
+    executor.leave()
+    assert has_ended.wait(30)
+    executor.finish()
 
 
 def test_whoever_is_interrupted_in_a_collective_is_known() -> None:

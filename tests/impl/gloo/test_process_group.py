@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
+from types import FunctionType
 from typing import Any, cast
 
 import pytest
@@ -19,7 +25,10 @@ from impl import errors
 from impl.gloo import Options, ProcessGroupGloo
 from impl.gloo.core import Described
 from impl.gloo.settings import Settings
-from tests.impl.gloo.ranks import in_groups, on_threads
+from impl.gloo.work import GlooWork
+from impl.transport.shm.mailbox import Mailbox
+from tests.impl.gloo.ranks import in_groups, on_processes
+from tests.impl.threads import on_threads
 
 c10d = dist.distributed_c10d
 
@@ -76,8 +85,9 @@ def test_the_timeout_of_a_call_and_of_the_group() -> None:
         group.options.timeout = timedelta(seconds=20)
         assert group._timeout_s == 20.0
         group.options._timeout = timedelta(milliseconds=50)
-        done.wait(30) if group.rank() else None
-        if group.rank() == 0:
+        if group.rank():
+            assert done.wait(30)
+        else:
             with pytest.raises(errors.CollectiveTimeout, match="Timed out waiting 50ms"):
                 group.allreduce([torch.ones(1)]).wait()
             done.set()
@@ -242,7 +252,109 @@ def test_a_dropped_group_ends_by_itself() -> None:
         assert reference() is None
 
     on_threads(2, run)
-    assert not [t for t in threading.enumerate() if t.name.startswith("pygloo")]
+    give_up_at = time.monotonic() + 30
+    while [t for t in threading.enumerate() if t.name.startswith("pygloo")]:
+        assert time.monotonic() < give_up_at
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize(
+    ("transport", "lock_of"),
+    [
+        ("shm", lambda group: GlooWork._future_lock),
+        ("shm", lambda group: group._executor._lock),
+        ("shm", lambda group: group._comm._mailbox._lock),
+        ("tcp", lambda group: group._comm._loop.lock),
+        ("shm", lambda group: threading._active_limbo_lock),  # type: ignore[attr-defined]
+    ],
+    ids=["works", "executor", "mailbox", "loop", "threads"],
+)
+def test_the_garbage_collector_may_free_a_group_anywhere(
+    transport: str, lock_of: Callable[[Any], AbstractContextManager[Any]]
+) -> None:
+    """It comes when something is allocated, on any thread, and whatever that thread holds."""
+    store = dist.HashStore()
+    over = threading.Event()
+
+    def run(rank: int) -> None:
+        options = Options(timedelta(seconds=30), transport, hostname="127.0.0.1")
+        group = ProcessGroupGloo(store, rank, 2, options=options)
+        group.allreduce([torch.ones(1)]).wait()
+        if rank == 1:
+            assert over.wait(60)
+            return
+        try:
+            work = group.allreduce([torch.ones(1)])
+            lock = lock_of(group)
+            with lock:
+                del group
+                gc.collect()
+            with pytest.raises(errors.Aborted, match="dropped"):
+                work.wait()
+        finally:
+            over.set()
+
+    on_threads(2, run)
+
+
+def test_whatever_the_garbage_collector_frees_may_end_a_group() -> None:
+    """As a `__del__` that comes in the middle of a change to the mailbox, on any thread."""
+
+    def call(ending: Callable[[], None]) -> None:
+        ending()
+
+    call_in_the_mailbox = FunctionType(call.__code__, {"__name__": Mailbox.__module__})
+
+    def run(group: ProcessGroupGloo) -> None:
+        group.barrier().wait()
+        comm: Any = group._comm
+        with comm._mailbox._lock:
+            call_in_the_mailbox(group.shutdown)
+        with pytest.raises(errors.Aborted, match="the group was destroyed"):
+            group.barrier().wait()
+
+    in_groups(1, run)
+
+
+def test_a_callback_has_ended_its_group_when_it_returns() -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        def end(_: Any) -> bool:
+            group.shutdown()
+            return group._life._is_closed.locked()
+
+        future: Any = group.allreduce([torch.ones(1 << 20)]).get_future()
+        assert future.then(end).wait() is True
+
+    in_groups(2, run)
+
+
+def test_a_group_may_be_freed_in_the_middle_of_its_own_operation() -> None:
+    store = dist.HashStore()
+    over = threading.Event()
+
+    def run(rank: int) -> None:
+        group = ProcessGroupGloo(store, rank, 2, options=Options(timedelta(seconds=30), "shm"))
+        if rank == 1:
+            assert over.wait(60)
+            return
+        held = [group]
+
+        def free(comm: Any, call: Any, until: Any) -> None:
+            held.clear()
+            gc.collect()
+            comm.barrier(call, until)
+
+        assert group._executor.enter()
+        work = group._issue("barrier", Described("", ""), free, [], Settings(asynchronous=True))
+        group._executor._busy = False  # as `leave`, but without starting a worker
+        del group
+        try:
+            with pytest.raises(errors.Aborted, match="dropped"):
+                work.wait()
+        finally:
+            over.set()
+
+    on_threads(2, run)
 
 
 @pytest.mark.parametrize(
@@ -285,6 +397,84 @@ def test_shutdown_finishes_what_is_queued() -> None:
         assert all(tensor.eq(2).all() for tensor in tensors)
 
     in_groups(2, run)
+
+
+def test_shutdown_waits_for_the_callbacks_of_what_it_ends() -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        heard: list[bool] = []
+
+        def hear(future: torch.futures.Future[Any]) -> None:
+            time.sleep(0.05)
+            with pytest.raises(errors.CommunicationError):
+                future.value()
+            heard.append(True)
+
+        future: Any = group.recv([torch.ones(1)], 1 - group.rank(), 5).get_future()
+        future.add_done_callback(hear)
+        group.shutdown()
+        assert heard == [True]
+
+    for transport in ("shm", "tcp"):
+        in_groups(2, run, transport=transport)
+
+
+_ENDS_IN_A_CALLBACK = """
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+
+import impl.gloo
+
+dist.init_process_group("pygloo", store=dist.HashStore(), rank=0, world_size=1)
+destroyed = threading.Event()
+
+def destroy(future):
+    dist.destroy_process_group()
+    destroyed.set()
+    time.sleep(0.5)
+    print("returned", flush=True)
+
+work = dist.all_reduce(torch.ones(1 << 20), async_op=True)
+work.get_future().then(destroy)
+destroyed.wait()
+"""
+
+
+def test_a_process_ends_when_its_callbacks_have_returned() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _ENDS_IN_A_CALLBACK],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "returned\n", "")
+
+
+def destroy_in_a_child(rank: int, world_size: int, transport: str) -> tuple[int, bool]:
+    options = Options(timedelta(seconds=30), transport, hostname="127.0.0.1")
+    group = ProcessGroupGloo(dist.HashStore(), rank, world_size, options=options)
+    group.allreduce([torch.ones(1)]).wait(timedelta(seconds=30))  # by a worker
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        try:
+            group.allreduce([torch.ones(1)]).wait()
+        except errors.Aborted:
+            group.shutdown()
+            os._exit(0)
+        os._exit(1)
+    _, status = os.waitpid(child, 0)
+    still_works = group.allreduce([torch.ones(1)]).wait()
+    group.shutdown()
+    return os.waitstatus_to_exitcode(status), still_works
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_forked_child_may_end_its_copy_of_a_group(transport: str) -> None:
+    assert on_processes(1, destroy_in_a_child, transport) == [(0, True)]
 
 
 def test_abort_is_heard_by_every_rank() -> None:
