@@ -37,10 +37,12 @@ class Fate:
     text: str
 
     def error(self, where: str, rank: int, world_size: int) -> errors.CommunicationError:
-        """The error that `rank` raises."""
+        """The error that `rank` raises, in the call that gives up or in a later one."""
         text = self.text
         if self.decided_by != rank:
-            text = f"{where}, rank {rank} of {world_size}: rank {self.decided_by} gave up. {text}"
+            text = f"rank {self.decided_by} gave up. {text}"
+        if not text.startswith(where):
+            text = f"{where}, rank {rank} of {world_size}: {text}"
         return _ERROR_TYPES[self.cause](text)
 
     def encode(self) -> str:

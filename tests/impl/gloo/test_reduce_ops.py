@@ -177,7 +177,9 @@ def test_both_spellings_of_an_operation_are_one() -> None:
     assert op_name(ReduceOp(ReduceOp.MAX)) == op_name(ReduceOp.MAX) == "max"
 
 
-@pytest.mark.parametrize("dtype", [*NARROW_FLOATS, *INTEGERS, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [*sorted(NARROW_FLOATS, key=str), *INTEGERS, torch.float32], ids=str
+)
 def test_an_average_travels_in_its_own_type_among_cpp_ranks(dtype: torch.dtype) -> None:
     chosen = reduction(ReduceOp.AVG, dtype, widens=False)
     tensor = torch.ones(3).to(dtype)

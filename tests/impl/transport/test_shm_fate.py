@@ -30,11 +30,15 @@ def member(memory: tuple[Mapping, Layout], rank: int) -> Membership:
 
 
 def test_the_first_rank_that_gives_up_decides(memory: tuple[Mapping, Layout]) -> None:
-    first = member(memory, 0).give_up(Cause.LOST, "all_reduce #1", "lost rank 1 of 3")
+    first = member(memory, 0).give_up(
+        Cause.LOST, "all_reduce #1", "all_reduce #1: lost rank 1 of 3"
+    )
     second = member(memory, 2).give_up(Cause.TIMEOUT, "all_reduce #1", "too late")
     assert type(first) is type(second) is errors.PeerLost
-    assert str(first) == "lost rank 1 of 3"
-    assert str(second) == "all_reduce #1, rank 2 of 3: rank 0 gave up. lost rank 1 of 3"
+    assert str(first) == "all_reduce #1: lost rank 1 of 3"
+    assert str(second) == (
+        "all_reduce #1, rank 2 of 3: rank 0 gave up. all_reduce #1: lost rank 1 of 3"
+    )
 
 
 def test_a_rank_waits_for_one_that_is_about_to_write_its_reason(
@@ -67,9 +71,9 @@ def test_a_rank_that_died_while_it_wrote_its_reason_keeps_nobody(
     mapping, layout = memory
     words.fetch_add(mapping.address + layout.fate_claim_offset, 1)
     one = member(memory, 2)
-    error = one.give_up(Cause.LOST, "all_reduce #1", "lost rank 0 of 3")
+    error = one.give_up(Cause.LOST, "all_reduce #1", "all_reduce #1: lost rank 0 of 3")
     assert isinstance(error, errors.PeerLost)
     again = one.fate_error("all_reduce #2")
     assert type(again) is type(error)
-    assert str(again) == str(error)
+    assert str(again) == f"all_reduce #2, rank 2 of 3: {error}"
     assert again is not error  # whose traceback holds what the call that raised it worked on
