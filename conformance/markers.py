@@ -53,7 +53,8 @@ def not_probed() -> pytest.MarkDecorator:
     """The case is left out where the target does not claim what it needs.
 
     For a case that cannot tell a refusal of what is not claimed from what it looks for: because it
-    looks for a refusal itself, or because its ranks tell each other about errors.
+    looks for a refusal itself, because its ranks tell each other about errors, or because it is
+    torch's compiler that gives up, which it may do on some ranks alone.
     """
     return pytest.mark.not_probed()
 

@@ -142,7 +142,7 @@ class ReadsTooEarly(OnADevice):
             yield
 
 
-@breaks("cuda/messages", says=r"what rank \d received")
+@breaks("cuda/messages", says=r"what was received: rank \d is wrong")
 class SendsTooEarly(OnADevice):
     """The same for messages."""
 

@@ -20,6 +20,7 @@ from conformance import (
     assert_that,
     covers,
     needs,
+    not_probed,
     world_sizes,
 )
 from conformance.cases.collectives.perform import everyone
@@ -96,6 +97,7 @@ def compile_and_call(me: Me, how: str) -> Tensor:
 
 @covers("functional/compiled")
 @world_sizes(2)
+@not_probed()
 @pytest.mark.parametrize(
     "how",
     [
