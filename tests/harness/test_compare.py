@@ -130,6 +130,7 @@ def test_the_rank_that_differs_is_named() -> None:
         assert_each_rank(values, [1])
     with pytest.raises(ValueError, match="no rank's value is given"):
         assert_each_rank([], [])
+    assert_each_rank([], [], ranks=[])
     with pytest.raises(ValueError, match="no rank's value is given"):
         assert_same_on_all_ranks([])
     with pytest.raises(CheckFailed, match="rank 3 is wrong") as failed:
