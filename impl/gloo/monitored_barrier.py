@@ -18,15 +18,15 @@ _log = logging.getLogger(__name__)
 _TOKEN_DTYPE = torch.int32  # four bytes on Gloo's wire
 
 
-def run(comm: Communicator, tag: int, timeout_s: float, wait_all_ranks: bool) -> None:
+def run(comm: Communicator, number: int, timeout_s: float, wait_all_ranks: bool) -> None:
     """Return once every rank has called it; raise RuntimeError otherwise.
 
-    Uses the control tags `tag` and `tag + 1`.
+    Uses the control tags of the collectives `number` and `number + 1`.
     """
     if comm.rank == 0:
-        _check_all(comm, tag, timeout_s, wait_all_ranks)
+        _check_all(comm, number, timeout_s, wait_all_ranks)
     else:
-        _check_in(comm, tag, timeout_s)
+        _check_in(comm, number, timeout_s)
 
 
 def _call(operation: str) -> CallInfo:
@@ -37,13 +37,13 @@ def _deadline(timeout_s: float) -> Deadline:
     return Deadline.after(timeout_s)
 
 
-def _check_in(comm: Communicator, tag: int, timeout_s: float) -> None:
+def _check_in(comm: Communicator, number: int, timeout_s: float) -> None:
     until = _deadline(timeout_s)
     token = torch.tensor([comm.rank], dtype=_TOKEN_DTYPE, device="cpu")
     try:
-        sent = comm.post_send(token, 0, comm.control_tag(tag), _call("send"), until)
+        sent = comm.post_send(token, 0, comm.control_tag(number), _call("send"), until)
         answer = torch.empty(1, dtype=_TOKEN_DTYPE, device="cpu")
-        heard = comm.post_recv(answer, 0, comm.control_tag(tag + 1), _call("recv"), until)
+        heard = comm.post_recv(answer, 0, comm.control_tag(number + 1), _call("recv"), until)
         for transfer in (sent, heard):
             transfer.wait(None)
             if transfer.error is not None:
@@ -56,19 +56,19 @@ def _check_in(comm: Communicator, tag: int, timeout_s: float) -> None:
         ) from error
 
 
-def _check_all(comm: Communicator, tag: int, timeout_s: float, wait_all_ranks: bool) -> None:
+def _check_all(comm: Communicator, number: int, timeout_s: float, wait_all_ranks: bool) -> None:
     others = range(1, comm.world_size)
     until = _deadline(timeout_s)
     tokens = {rank: torch.empty(1, dtype=_TOKEN_DTYPE, device="cpu") for rank in others}
     heard = {
-        rank: comm.post_recv(tokens[rank], rank, comm.control_tag(tag), _call("recv"), until)
+        rank: comm.post_recv(tokens[rank], rank, comm.control_tag(number), _call("recv"), until)
         for rank in others
     }
     _await_each(heard, timeout_s, wait_all_ranks)
     answer = torch.zeros(1, dtype=_TOKEN_DTYPE, device="cpu")
     until = _deadline(timeout_s)
     answered = {
-        rank: comm.post_send(answer, rank, comm.control_tag(tag + 1), _call("send"), until)
+        rank: comm.post_send(answer, rank, comm.control_tag(number + 1), _call("send"), until)
         for rank in others
     }
     _await_each(answered, timeout_s, wait_all_ranks)

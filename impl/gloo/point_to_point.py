@@ -15,7 +15,7 @@ from impl.gloo.core import GroupCore, as_list
 from impl.gloo.dispatching import dispatched
 from impl.gloo.lending import lender_for
 from impl.gloo.profiling import profiled
-from impl.gloo.settings import settings
+from impl.gloo.settings import Timeout, settings
 from impl.gloo.work import TransferWork
 from impl.transport.base import ANY_SOURCE, CallInfo, Deadline
 
@@ -108,8 +108,9 @@ class PointToPoint(GroupCore):
         if timeout in (_NO_TIME, 0.0):
             span_s = 0.0
         else:
-            asked_s = settings(timeout).timeout_s
-            span_s = self._timeout_s if asked_s is None else asked_s
-        tag = self._sequence + self._surplus
+            is_time = isinstance(timeout, Timeout)
+            asked = settings(timeout=timeout) if is_time else settings(timeout)
+            span_s = self._timeout_s if asked.timeout_s is None else asked.timeout_s
+        number = self._sequence + self._surplus
         self._sequence += 2  # as many messages to each rank, as on Gloo's wire
-        monitored_barrier.run(self._comm, tag, span_s, wait_all_ranks)
+        monitored_barrier.run(self._comm, number, span_s, wait_all_ranks)

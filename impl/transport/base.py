@@ -197,7 +197,7 @@ class Communicator(Protocol):
     ) -> Transfer:
         """src may be ANY_SOURCE. A message of another size makes the transfer fail."""
 
-    def control_tag(self, sequence: int) -> int:
+    def control_tag(self, number: int) -> int:
         """The tag that the collective with this number may use for messages of its own.
 
         Out of reach of the user's tags (which are not negative) wherever the wire allows it.

@@ -211,8 +211,8 @@ class SocketCommunicator(ABC):
 
     # Point to point
 
-    def control_tag(self, sequence: int) -> int:
-        return self._group.control_tag(sequence)
+    def control_tag(self, number: int) -> int:
+        return self._group.control_tag(number)
 
     def post_send(
         self, tensor: Tensor, dst: int, tag: int, call: CallInfo, until: Deadline

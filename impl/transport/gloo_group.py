@@ -82,9 +82,9 @@ class GlooGroup(MessageGroup):
             raise ValueError(f"tag {tag} does not fit into Gloo's 32 bits")
         return tag
 
-    def control_tag(self, sequence: int) -> int:
+    def control_tag(self, number: int) -> int:
         """Gloo has no room apart: a control message uses a collective's tag as a user's tag."""
-        return sequence
+        return number
 
     def link_closed(self, link: Link, how: str, after_farewell: bool) -> None:
         # That a peer has finished looks the same as that it died: nothing to warn of.

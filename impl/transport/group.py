@@ -84,7 +84,7 @@ class MessageGroup(ABC):
         raise ValueError(f"{where}: a rank cannot exchange messages with itself")
 
     @abstractmethod
-    def control_tag(self, sequence: int) -> int:
+    def control_tag(self, number: int) -> int:
         """See `Communicator`."""
 
     @abstractmethod

@@ -315,8 +315,8 @@ class MixedCommunicator:
     ) -> Transfer:
         return self._world.post_recv(tensor, src, tag, call, until)
 
-    def control_tag(self, sequence: int) -> int:
-        return self._world.control_tag(sequence)
+    def control_tag(self, number: int) -> int:
+        return self._world.control_tag(number)
 
     # -- the end
 

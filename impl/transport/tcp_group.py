@@ -114,8 +114,8 @@ class TcpGroup(MessageGroup):
     def own_messages(self, call: CallInfo) -> OwnMessages:
         return self._own
 
-    def control_tag(self, sequence: int) -> int:
-        return -1 - sequence
+    def control_tag(self, number: int) -> int:
+        return -1 - number
 
     # The end
 

@@ -71,8 +71,8 @@ class ShmCommunicator(Reducing, Copying):
     ) -> ShmTransfer:
         return self._mailbox.post_recv(tensor, src, tag, call, until)
 
-    def control_tag(self, sequence: int) -> int:
-        return -1 - sequence
+    def control_tag(self, number: int) -> int:
+        return -1 - number
 
     def abort(self, reason: str) -> None:
         membership = self._membership

@@ -104,6 +104,7 @@ def test_keywords_of_short_forms(world_size: int) -> None:
         whole = torch.cat([last] * world_size)
         group._reduce_scatter_base(outputTensor=tensor, inputTensor=whole).wait()
         assert torch.equal(tensor, last * world_size)
+        group.monitored_barrier(timeout=5.0)
 
     in_groups(world_size, run)
 

@@ -258,6 +258,30 @@ def test_a_dropped_group_ends_by_itself() -> None:
         time.sleep(0.001)
 
 
+def check_dropped(
+    drop: Callable[[list[ProcessGroupGloo]], dist.Work], transport: str = "shm"
+) -> None:
+    """On rank 0 of two, `drop` issues an operation and empties the list that holds its group, at
+    the latest while the operation runs, which ends by it."""
+    store = dist.HashStore()
+    over = threading.Event()
+
+    def run(rank: int) -> None:
+        options = Options(timedelta(seconds=30), transport, hostname="127.0.0.1")
+        held = [ProcessGroupGloo(store, rank, 2, options=options)]
+        if rank == 1:
+            assert over.wait(60)
+            return
+        try:
+            work = drop(held)
+            with pytest.raises(errors.Aborted, match="dropped"):
+                work.wait()
+        finally:
+            over.set()
+
+    on_threads(2, run)
+
+
 @pytest.mark.parametrize(
     ("transport", "lock_of"),
     [
@@ -273,28 +297,16 @@ def test_the_garbage_collector_may_free_a_group_anywhere(
     transport: str, lock_of: Callable[[Any], AbstractContextManager[Any]]
 ) -> None:
     """It comes when something is allocated, on any thread, and whatever that thread holds."""
-    store = dist.HashStore()
-    over = threading.Event()
 
-    def run(rank: int) -> None:
-        options = Options(timedelta(seconds=30), transport, hostname="127.0.0.1")
-        group = ProcessGroupGloo(store, rank, 2, options=options)
-        group.allreduce([torch.ones(1)]).wait()
-        if rank == 1:
-            assert over.wait(60)
-            return
-        try:
-            work = group.allreduce([torch.ones(1)])
-            lock = lock_of(group)
-            with lock:
-                del group
-                gc.collect()
-            with pytest.raises(errors.Aborted, match="dropped"):
-                work.wait()
-        finally:
-            over.set()
+    def drop(held: list[ProcessGroupGloo]) -> dist.Work:
+        work = held[0].allreduce([torch.ones(1)])
+        lock = lock_of(held[0])
+        with lock:
+            held.clear()
+            gc.collect()
+        return work
 
-    on_threads(2, run)
+    check_dropped(drop, transport)
 
 
 def test_whatever_the_garbage_collector_frees_may_end_a_group() -> None:
@@ -329,32 +341,20 @@ def test_a_callback_has_ended_its_group_when_it_returns() -> None:
 
 
 def test_a_group_may_be_freed_in_the_middle_of_its_own_operation() -> None:
-    store = dist.HashStore()
-    over = threading.Event()
-
-    def run(rank: int) -> None:
-        group = ProcessGroupGloo(store, rank, 2, options=Options(timedelta(seconds=30), "shm"))
-        if rank == 1:
-            assert over.wait(60)
-            return
-        held = [group]
-
+    def drop(held: list[ProcessGroupGloo]) -> dist.Work:
         def free(comm: Any, call: Any, until: Any) -> None:
             held.clear()
             gc.collect()
             comm.barrier(call, until)
 
-        assert group._executor.enter()
-        work = group._issue("barrier", Described("", ""), free, [], Settings(asynchronous=True))
-        group._executor._busy = False  # as `leave`, but without starting a worker
-        del group
-        try:
-            with pytest.raises(errors.Aborted, match="dropped"):
-                work.wait()
-        finally:
-            over.set()
+        executor = held[0]._executor
+        assert executor.enter()
+        asked = Settings(asynchronous=True)
+        work = held[0]._issue("barrier", Described("", ""), free, [], asked)
+        executor._busy = False  # as `leave`, but without starting a worker
+        return work
 
-    on_threads(2, run)
+    check_dropped(drop)
 
 
 @pytest.mark.parametrize(
@@ -368,24 +368,13 @@ def test_a_group_may_be_freed_in_the_middle_of_its_own_operation() -> None:
     ids=["all_reduce", "broadcast", "reduce_scatter", "barrier"],
 )
 def test_a_group_that_is_dropped_ends_what_is_queued(issue: Callable[[Any], dist.Work]) -> None:
-    store = dist.HashStore()
-    over = threading.Event()
+    def drop(held: list[ProcessGroupGloo]) -> dist.Work:
+        work = issue(held[0])
+        held.clear()
+        gc.collect()
+        return work
 
-    def run(rank: int) -> None:
-        group = ProcessGroupGloo(store, rank, 2, options=Options(timedelta(seconds=30), "shm"))
-        if rank == 1:
-            assert over.wait(30)
-            return
-        try:
-            work = issue(group)
-            del group
-            gc.collect()
-            with pytest.raises(errors.Aborted, match="dropped"):
-                work.wait()
-        finally:
-            over.set()
-
-    on_threads(2, run)
+    check_dropped(drop)
 
 
 def test_shutdown_finishes_what_is_queued() -> None:
