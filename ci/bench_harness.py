@@ -10,6 +10,7 @@ modules.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import sys
 import time
@@ -97,20 +98,20 @@ def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     # By name, so that warm ranks find the functions in this module and not in __main__.
     module = import_module("ci.bench_harness")
-    pool = Pool()
-    time_warm(pool, module.nothing)
-    print(f"one case on {WORLD_SIZE} ranks, medians of {rounds} rounds by turns")
-    for case in ("nothing", "all_reduce"):
-        warm, own = [], []
-        for _ in range(rounds):
-            warm.append(time_warm(pool, getattr(module, case)))
-            own.append(time_torchs_own(f"test_{case}"))
-        ours_ms, theirs_ms = (1000 * statistics.median(times) for times in (warm, own))
-        print(
-            f"{case:<12} warm ranks {ours_ms:8.1f} ms   MultiProcessTestCase {theirs_ms:8.1f} ms   "
-            f"{theirs_ms / ours_ms:6.1f} times faster"
-        )
-    pool.close()
+    with contextlib.closing(Pool()) as pool:
+        time_warm(pool, module.nothing)
+        print(f"one case on {WORLD_SIZE} ranks, medians of {rounds} rounds by turns")
+        for case in ("nothing", "all_reduce"):
+            warm, own = [], []
+            for _ in range(rounds):
+                warm.append(time_warm(pool, getattr(module, case)))
+                own.append(time_torchs_own(f"test_{case}"))
+            ours_ms, theirs_ms = (1000 * statistics.median(times) for times in (warm, own))
+            print(
+                f"{case:<12} warm ranks {ours_ms:8.1f} ms   "
+                f"MultiProcessTestCase {theirs_ms:8.1f} ms   "
+                f"{theirs_ms / ours_ms:6.1f} times faster"
+            )
 
 
 if __name__ == "__main__":

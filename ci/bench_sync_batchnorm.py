@@ -14,6 +14,7 @@ torch's SyncBatchNorm is no competitor here, since it refuses CPU tensors.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -129,12 +130,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"forward and backward of {tuple(shape)} on {WORLD_SIZE} ranks, one thread each; medians "
         f"of {options.turns} turns; promised: at most {RATIO_MAX} times plain batch norm"
     )
-    pool = Pool()
-    for number in range(options.rounds):
-        for backend in options.backends.split(","):
-            timed = measure(pool, TARGETS[backend], shape, options.turns)
-            print(f"round {number + 1}  {backend:<7} {summary(timed)}", flush=True)
-    pool.close()
+    with contextlib.closing(Pool()) as pool:
+        for number in range(options.rounds):
+            for backend in options.backends.split(","):
+                timed = measure(pool, TARGETS[backend], shape, options.turns)
+                print(f"round {number + 1}  {backend:<7} {summary(timed)}", flush=True)
 
 
 if __name__ == "__main__":

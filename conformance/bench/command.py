@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -81,97 +82,133 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+class _Refused(Exception):
+    """What is asked for cannot be measured; the message is one line that says why."""
+
+
+@dataclass(frozen=True)
+class _Measurement:
+    """What is measured, after everything that could refuse it has been asked."""
+
+    targets: tuple[Target, ...]  # the first is what the others are compared with
+    with_mpi: bool
+    arguments: argparse.Namespace
+
+    @property
+    def draws(self) -> bool:
+        workload: str = self.arguments.workload
+        return workload == "collectives"
+
+    @property
+    def against(self) -> list[str]:
+        return [other.name for other in self.targets[1:]] + [mpi.NAME] * self.with_mpi
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Measure and report; the exit code."""
+    # Whoever reads a pipe or a file has no width: rich would cut the table at 80 columns.
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_FILE)
     try:
-        return _run(arguments)
+        if arguments.simulate:
+            print(_prediction(load_target(arguments.target)))
+        else:
+            _measure(_measurement(arguments), console)
+    except (_Refused, TargetError) as error:
+        return _refuse(str(error))
     except HarnessFault as error:
         return _refuse(str(error), EXIT_HARNESS_FAULT)
     except RanksFailed as error:
         is_ours = any(isinstance(outcome, NotTold) for outcome in error.outcomes)
         return _refuse(error.brief, EXIT_HARNESS_FAULT if is_ours else EXIT_USAGE)
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    against = arguments.against or ["torch"]
-    with_mpi = mpi.NAME in against
-    try:
-        target, *others = map(load_target, [arguments.target, *(n for n in against if n != "mpi")])
-    except TargetError as error:
-        return _refuse(str(error))
-    # Whoever reads a pipe or a file has no width: rich would cut the table at 80 columns.
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_FILE)
-    if arguments.simulate:
-        if not target.simulation:
-            return _refuse(f"target {target.name} has no simulation")
-        print(resolve(target.simulation)())
-        return 0
-    if with_mpi and (arguments.workload != "collectives" or not mpi.is_available()):
-        return _refuse("--against mpi needs mpi4py and mpirun, and measures collectives")
-    targets = [target, *others]
-    measured = _MEASURED[arguments.workload]
-    for each in targets:
-        if not getattr(each, measured):
-            return _refuse(f"target {each.name} has no {measured} of its own to measure")
-    if arguments.workload == "memory":
-        if arguments.output:
-            return _refuse("--workload memory has no --output: it prints one line a world size")
-        for world_size in arguments.world_sizes:
-            _memory(targets, world_size, [_MEMORY_STEP], console)
-        return 0
-    draws = arguments.workload == "collectives"
-    if arguments.output and (why := _why_not_written(arguments.output, draws=draws)):
-        return _refuse(why)
-    rows: list[Row] = []
-    for world_size in arguments.world_sizes:
-        if arguments.workload == "collectives":
-            rows += _collectives(targets, world_size, arguments, with_mpi=with_mpi)
-        else:
-            rows += _steps(targets, world_size, arguments, console)
-    names = [other.name for other in others] + [mpi.NAME] * with_mpi
-    if arguments.output:  # before they are shown, which fails where a pipe was closed
-        what = {"target": target.name, "against": names, "rounds": arguments.rounds}
-        write_json(arguments.output / "bench.json", rows, what)
-        if draws:
-            draw(arguments.output / "bench.svg", rows)
-    print_table(rows, target.name, names, console)
-    if arguments.output:
-        console.print(f"written to {arguments.output}")
     return 0
 
 
-def _why_not_written(folder: Path, *, draws: bool) -> str:
-    """Why the results could not be written, found out before minutes go into measuring; or ""."""
+def _prediction(target: Target) -> str:
+    if not target.simulation:
+        raise _Refused(f"target {target.name} has no simulation")
+    return str(resolve(target.simulation)())
+
+
+def _measurement(arguments: argparse.Namespace) -> _Measurement:
+    """What the arguments ask for; refused before minutes go into measuring."""
+    against = arguments.against or ["torch"]
+    with_mpi = mpi.NAME in against
+    if with_mpi and (arguments.workload != "collectives" or not mpi.is_available()):
+        raise _Refused("--against mpi needs mpi4py and mpirun, and measures collectives")
+    names = [arguments.target, *(name for name in against if name != mpi.NAME)]
+    measurement = _Measurement(tuple(map(load_target, names)), with_mpi, arguments)
+    measured = _MEASURED[arguments.workload]
+    for target in measurement.targets:
+        if not getattr(target, measured):
+            raise _Refused(f"target {target.name} has no {measured} of its own to measure")
+    if arguments.output:
+        if arguments.workload == "memory":
+            raise _Refused("--workload memory has no --output: it prints one line a world size")
+        _check_output(arguments.output, draws=measurement.draws)
+    return measurement
+
+
+def _check_output(folder: Path, *, draws: bool) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
         if draws:
             importlib.import_module("matplotlib.figure")
     except OSError as error:
-        return f"--output {folder}: cannot write there: {error.strerror}"
+        raise _Refused(f"--output {folder}: cannot write there: {error.strerror}") from error
     except ImportError as error:
-        return f"--output draws bench.svg with matplotlib, which the extra 'bench' brings: {error}"
-    return ""
+        raise _Refused(
+            f"--output draws bench.svg with matplotlib, which the extra 'bench' brings: {error}"
+        ) from error
 
 
-def _collectives(
-    targets: Sequence[Target], world_size: int, arguments: argparse.Namespace, *, with_mpi: bool
-) -> Iterator[Row]:
+def _measure(measurement: _Measurement, console: Console) -> None:
+    arguments = measurement.arguments
+    if arguments.workload == "memory":
+        for world_size in arguments.world_sizes:
+            _memory(measurement.targets, world_size, [_MEMORY_STEP], console)
+        return
+    rows: list[Row] = []
+    for world_size in arguments.world_sizes:
+        if arguments.workload == "collectives":
+            rows += _collectives(measurement, world_size)
+        else:
+            rows += _steps(measurement, world_size, console)
+    _report(rows, measurement, console)
+
+
+def _report(rows: Sequence[Row], measurement: _Measurement, console: Console) -> None:
+    target, folder = measurement.targets[0], measurement.arguments.output
+    if folder:  # before they are shown, which fails where a pipe was closed
+        what = {
+            "target": target.name,
+            "against": measurement.against,
+            "rounds": measurement.arguments.rounds,
+        }
+        write_json(folder / "bench.json", rows, what)
+        if measurement.draws:
+            draw(folder / "bench.svg", rows)
+    print_table(rows, target.name, measurement.against, console)
+    if folder:
+        console.print(f"written to {folder}")
+
+
+def _collectives(measurement: _Measurement, world_size: int) -> Iterator[Row]:
     """Every point for every target."""
+    targets, arguments = measurement.targets, measurement.arguments
     plan = points(arguments.operations, arguments.sizes, [world_size])
     with fresh_ranks(world_size, targets[0].device) as ranks:
         seen = ranks.run(collectives.measure, list(targets), plan, arguments.rounds)
-    by_mpi = mpi.measure(plan, world_size, arguments.rounds) if with_mpi else []
+    by_mpi = mpi.measure(plan, world_size, arguments.rounds) if measurement.with_mpi else []
     for index, point in enumerate(plan):
         times = _by_target(targets, seen, index)
-        if with_mpi:
+        if measurement.with_mpi:
             times[mpi.NAME] = by_mpi[index]
         yield Row(point.operation, point.nbytes, world_size, times)
 
 
-def _steps(
-    targets: Sequence[Target], world_size: int, arguments: argparse.Namespace, console: Console
-) -> Iterator[Row]:
+def _steps(measurement: _Measurement, world_size: int, console: Console) -> Iterator[Row]:
+    targets, arguments = measurement.targets, measurement.arguments
     if arguments.workload == "ddp":
         plan = [Step(model) for model in _DDP_MODELS]
     else:

@@ -71,6 +71,11 @@ def test_what_is_too_old_or_missing_is_named(monkeypatch: pytest.MonkeyPatch) ->
     assert gpu.missing_packages() == ["pytest-xdist>=3.6"]
 
 
+def test_what_would_be_installed_is_what_the_project_needs() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert [wanted for wanted in gpu.NEEDED.values() if f'"{wanted}"' not in project] == []
+
+
 def test_what_is_certified_with_one_device() -> None:
     runs = {run.name: run.arguments for run in gpu.planned(1, 79.2, True, cpu_count=16)}
     assert list(runs) == ["impl", "torch_gloo", "torch_nccl"]
