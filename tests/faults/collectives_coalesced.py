@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.distributed import distributed_c10d
 
 from tests.faults.kit import ForwardingGroup, breaks
@@ -38,6 +39,21 @@ class ReducesCopiesOfSeveral(ForwardingGroup):
 
     def allreduce_coalesced(self, tensors: Any, opts: Any) -> Any:
         return super().allreduce_coalesced([x.contiguous() for x in tensors], opts)
+
+
+@breaks("reductions/integers-are-exact", says=r"rank \d is wrong")
+class AddsSeveralIntegersAsFloats(ForwardingGroup):
+    """Several tensors of int64 go through float64."""
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any) -> Any:
+        if tensors[0].dtype is not torch.int64:
+            return super().allreduce_coalesced(tensors, opts)
+        wide = [x.to(torch.float64) for x in tensors]
+        work = super().allreduce_coalesced(wide, opts)
+        work.wait()
+        for x, result in zip(tensors, wide, strict=True):
+            x.copy_(result)
+        return work
 
 
 @breaks("all_reduce_coalesced/future", says=r"rank 0 is wrong\nat \[0\]")

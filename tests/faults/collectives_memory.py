@@ -94,6 +94,20 @@ class LeavesPartialSumsOfPieces(GroupFault, ProcessGroupGloo):
         return work
 
 
+@breaks("reduce/other-ranks-untouched", says=r"reduce[\s\S]*rank \d is wrong")
+class LeavesPartialSumsOfIntegers(GroupFault, ProcessGroupGloo):
+    """Integers are added up where they pass."""
+
+    base = "impl"
+
+    def reduce(self, tensors: Any, opts: Any = None) -> Any:
+        work = super().reduce(tensors, opts)
+        work.wait()
+        if self.rank() != opts.rootRank and tensors[0].dtype is torch.int64:
+            tensors[0].add_(1)
+        return work
+
+
 @breaks("all_gather_into_tensor/only-outputs", says=r"the memory around the tensors: rank \d")
 class WritesPastTheEnd(ForwardingGroup):
     """The element behind the output is overwritten."""

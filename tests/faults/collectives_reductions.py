@@ -85,6 +85,23 @@ class Saturates(ForwardingGroup):
         return work
 
 
+@breaks("reductions/integers-wrap", says=r"got 65535, want \d+")
+class SaturatesUnsignedShorts(GroupFault, ProcessGroupGloo):
+    """Sums of uint16 stop at the greatest value."""
+
+    base = "impl"
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+        [x] = tensors
+        if x.dtype is not torch.uint16:
+            return super().allreduce(tensors, opts)
+        wide = x.to(torch.int64)
+        work = super().allreduce([wide], opts)
+        work.wait()
+        x.copy_(wide.clamp(max=torch.iinfo(x.dtype).max))
+        return work
+
+
 @breaks("reductions/integers-are-exact", says=r"rank \d is wrong")
 class AddsIntegersAsFloats(ForwardingGroup):
     """int64 goes through float64."""

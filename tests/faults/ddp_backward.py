@@ -90,6 +90,17 @@ class GradientsOfLargeBucketsHaveNoHistory(DDPFault):
     patched = _detach(at_least=2)
 
 
+@breaks("ddp/backward/in-eval-mode", says="gradient of step 1")
+class TrainsInTrainingModeAlone(DDPFault):
+    """What a module in eval mode returns leads to no backward."""
+
+    patched = swap(
+        DistributedDataParallel,
+        "_expect_backward",
+        lambda right: lambda self, output: right(self, output) if self.module.training else output,
+    )
+
+
 @breaks("ddp/backward/another-thread", says="gradient of step 1")
 class ListensToTheThreadOfForward(DDPFault):
     """Backward in another thread is none of its business."""

@@ -61,6 +61,19 @@ class FloatsAlone(DDPFault):
     )
 
 
+@breaks("ddp/buffers/dtypes", says="buffers: rank 1 is wrong")
+class AllButCounters(DDPFault):
+    """Buffers without dimensions are each rank's own."""
+
+    patched = swap(
+        buffer_sync,
+        "broadcast_coalesced",
+        lambda right: (
+            lambda group, tensors, *args: right(group, [t for t in tensors if t.dim()], *args)
+        ),
+    )
+
+
 @breaks("ddp/buffers/not-persistent", says="buffer: rank 1 is wrong")
 class SavedBuffersAlone(DDPFault):
     """Buffers that are not in the module's state are each rank's own in forward."""

@@ -182,9 +182,26 @@ class NodesAreSynchronizedApart(Swapped):
     )
 
 
-@breaks("fsdp/meta-device", says="parameter and buffer|raised")
+@breaks("fsdp/meta-device", says="parameter and buffers|raised")
 class MetaModulesAreNotReset(Swapped):
     swaps = ((materialize, "_reset_parameters", lambda _: _made_empty),)
+
+
+@breaks("fsdp/meta-device", says="parameter and buffers")
+class ResetsModulesWithParameters(Swapped):
+    """Others are made empty."""
+
+    @staticmethod
+    def _sorted_out(right: Any) -> Any:
+        def reset(modules: Any, device: Any) -> None:
+            modules = list(modules)
+            with_own = [m for m in modules if next(m.parameters(recurse=False), None) is not None]
+            right(with_own, device)
+            _made_empty([m for m in modules if m not in with_own], device)
+
+        return reset
+
+    swaps = ((materialize, "_reset_parameters", _sorted_out),)
 
 
 def _made_empty(modules: Any, device: Any) -> None:

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import torch
 
 from conformance.verdict import Verdict
-from tests.faults.kit import ForwardingGroup, breaks
+from impl.gloo import ProcessGroupGloo
+from tests.faults.kit import ForwardingGroup, GroupFault, breaks
 from tests.faults.wrapping import Finished, Wrapped
 
 
@@ -113,6 +114,23 @@ class SendsRawStorage(ForwardingGroup):
         x = tensors[0]
         dense = torch.as_strided(x, (x.numel(),), (1,), x.storage_offset())
         return self.inner.recv([dense], src, tag)
+
+
+def _as_it_lies(x: torch.Tensor) -> torch.Tensor:
+    return x.t() if x.dim() == 2 and x.t().is_contiguous() else x
+
+
+@breaks("p2p/non-contiguous", says=r"transposed: rank 1 is wrong")
+class SendsColumnsForRows(GroupFault, ProcessGroupGloo):
+    """A transposed matrix is sent and received in the order in which it lies in memory."""
+
+    base = "impl"
+
+    def send(self, tensors: Any, dst: int, tag: int) -> Any:
+        return super().send([_as_it_lies(x) for x in tensors], dst, tag)
+
+    def recv(self, tensors: Any, src: int, tag: int) -> Any:
+        return super().recv([_as_it_lies(x) for x in tensors], src, tag)
 
 
 @breaks("p2p/storage-offset", says=r"rank 1 is wrong\n5 of 20 elements differ")

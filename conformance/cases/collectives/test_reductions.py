@@ -103,6 +103,10 @@ def reduced_everywhere(me: Me, contributions: list[Tensor], op: str) -> list[Ten
             by_reduce_scatter_tensor, torch.cat([mine] * me.world_size), reduce_op
         )
         results.append(by_reduce_scatter_tensor)
+    if me.target.capabilities.has("feature:coalescing"):
+        together = [mine.clone(), mine.clone()]
+        dist.all_reduce_coalesced(together, reduce_op)
+        results += together
     return results
 
 
@@ -114,7 +118,9 @@ def check_everywhere(ranks: Ranks, contributions: list[Tensor], op: str, want: T
 @covers("reductions/integers-wrap")
 @world_sizes(3)
 @pytest.mark.parametrize("op", ["sum", "product"])
-@pytest.mark.parametrize("dtype", dtypes("uint8", "int8", "int32", "int64"))
+@pytest.mark.parametrize(
+    "dtype", dtypes("uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+)
 def test_integers_wrap_around(ranks: Ranks, op: str, dtype: str) -> None:
     """Three times 100 is 44 in uint8, and nothing stops at the greatest value."""
     kind = getattr(torch, dtype)
@@ -127,10 +133,10 @@ def test_integers_wrap_around(ranks: Ranks, op: str, dtype: str) -> None:
 @covers("reductions/integers-are-exact")
 @world_sizes(2, 3)
 @pytest.mark.parametrize("op", ["sum", "max"])
-@pytest.mark.parametrize("dtype", dtypes("int32", "int64"))
+@pytest.mark.parametrize("dtype", dtypes("int32", "uint32", "int64", "uint64"))
 def test_no_bit_of_an_integer_is_lost(ranks: Ranks, op: str, dtype: str) -> None:
     """Neither float32 nor float64 can tell these numbers apart."""
-    big = {"int32": (1 << 24) + 1, "int64": (1 << 53) + 1}[dtype]
+    big = (1 << 24) + 1 if dtype.endswith("32") else (1 << 53) + 1
     contributions = [
         torch.tensor([big + rank, big - 2 * rank, rank], dtype=getattr(torch, dtype))
         for rank in range(ranks.world_size)

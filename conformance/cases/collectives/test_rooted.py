@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from conformance import Me, Ranks, assert_each_rank, covers, world_sizes
 from conformance.cases.collectives.contributions import SHAPE, mine, of, sum_of_all
+from conformance.cases.collectives.perform import perform
+from conformance.cases.collectives.strategies import calls, placements, strides
+from conformance.oracle.collectives import after
 from conformance.oracle.data import sample
 
 
@@ -93,6 +98,23 @@ def test_reduce_leaves_large_tensors_too(ranks: Ranks) -> None:
     n = ranks.world_size
     want = [[to != rank for to in range(n)] for rank in range(n)]
     assert_each_rank(ranks.run(large_reduced_on_each), want)
+
+
+@covers("reduce/other-ranks-untouched")
+@world_sizes(2, 3)
+@given(data=st.data())
+@settings(max_examples=40)
+def test_reduce_of_any_kind_leaves_the_other_ranks_tensors(
+    ranks: Ranks, data: st.DataObject
+) -> None:
+    n = ranks.world_size
+    call = data.draw(calls("reduce", ranks.target, n), label="call")
+    kinds = data.draw(st.lists(placements(strides), min_size=n, max_size=n), label="placements")
+    seen = ranks.run_each(perform, [(call, placement) for placement in kinds])
+    elsewhere = [rank for rank in range(n) if rank != call.root]
+    want = [after(call, rank, n).taken for rank in elsewhere]
+    got = [seen[rank].taken for rank in elsewhere]
+    assert_each_rank(got, want, what=str(call), ranks=elsewhere)
 
 
 def gathered_on_each(me: Me, elsewhere: list[Tensor] | None) -> list[list[Tensor]]:

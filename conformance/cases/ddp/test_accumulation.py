@@ -42,7 +42,7 @@ SEARCH: Options = {"find_unused_parameters": True}
 @covers("ddp/no-sync/accumulates")
 @world_sizes(1, 2, 3)
 def test_micro_batches(ranks: Ranks) -> None:
-    steps = micro_batches(ranks.world_size, 3, [False, False, True])
+    steps = micro_batches(ranks.world_size, 3, [False, False, False, True])
     accumulate_everywhere(ranks, Recipe(Perceptron), {}, steps)
 
 
@@ -198,7 +198,7 @@ def gradients_of(me: Me, way: str, options: Options, steps: int = 2) -> list[Ten
     grads = []
     for i in range(steps):
         model.zero_grad()
-        WAYS[way](model, [normal((2, WIDTH), 50 * i + 10 * j + me.rank) for j in range(2)])
+        WAYS[way](model, [normal((2, WIDTH), 50 * i + 10 * j + me.rank) for j in range(3)])
         grad = module.get_parameter("layers.0.weight").grad
         assert grad is not None
         grads.append(grad.detach().clone())
@@ -209,7 +209,7 @@ def one_backward_of_two(model: nn.Module, xs: list[Tensor]) -> None:
     (loss_of(model(xs[0])) + loss_of(model(xs[1]))).backward()
 
 
-def two_backwards(model: nn.Module, xs: list[Tensor]) -> None:
+def a_backward_for_each(model: nn.Module, xs: list[Tensor]) -> None:
     losses = [loss_of(model(x)) for x in xs]
     for loss in losses:
         loss.backward()
@@ -227,13 +227,27 @@ def in_a_thread(model: nn.Module, xs: list[Tensor]) -> None:
     thread.join()
 
 
+def in_eval_mode(model: nn.Module, xs: list[Tensor]) -> None:
+    model.eval()
+    loss_of(model(xs[0])).backward()
+
+
 def with_graph(model: nn.Module, xs: list[Tensor]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loss_of(model(xs[0])).backward(create_graph=True)
 
 
-WAYS = {f.__name__: f for f in (one_backward_of_two, two_backwards, twice_the_same, in_a_thread)}
+WAYS = {
+    way.__name__: way
+    for way in (
+        one_backward_of_two,
+        a_backward_for_each,
+        twice_the_same,
+        in_a_thread,
+        in_eval_mode,
+    )
+}
 
 
 def assert_as_in_one_process(ranks: Ranks, way: str, options: Options, steps: int = 2) -> None:
@@ -242,7 +256,7 @@ def assert_as_in_one_process(ranks: Ranks, way: str, options: Options, steps: in
     for i in range(steps):
         module = Recipe(Perceptron)()
         for r in range(n):
-            WAYS[way](module, [normal((2, WIDTH), 50 * i + 10 * j + r) for j in range(2)])
+            WAYS[way](module, [normal((2, WIDTH), 50 * i + 10 * j + r) for j in range(3)])
         want = module.get_parameter("layers.0.weight").grad
         assert want is not None
         assert_grads([mine[i] for mine in got], want.detach() / n, f"gradient of step {i + 1}")
@@ -259,7 +273,7 @@ def test_several_forwards_and_one_backward(ranks: Ranks, options: Options) -> No
 @world_sizes(2)
 @pytest.mark.parametrize("options", [{}, SEARCH], ids=str)
 def test_several_forwards_and_a_backward_for_each(ranks: Ranks, options: Options) -> None:
-    assert_as_in_one_process(ranks, "two_backwards", options)
+    assert_as_in_one_process(ranks, "a_backward_for_each", options)
 
 
 @covers("ddp/backward/retained-graph")
@@ -274,6 +288,13 @@ def test_backward_twice(ranks: Ranks, options: Options) -> None:
 @pytest.mark.parametrize("options", [{}, SEARCH, {"static_graph": True}], ids=str)
 def test_backward_in_a_thread(ranks: Ranks, options: Options) -> None:
     assert_as_in_one_process(ranks, "in_a_thread", options)
+
+
+@covers("ddp/backward/in-eval-mode")
+@world_sizes(2)
+@pytest.mark.parametrize("options", [{}, SEARCH, {"static_graph": True}], ids=str)
+def test_backward_in_eval_mode(ranks: Ranks, options: Options) -> None:
+    assert_as_in_one_process(ranks, "in_eval_mode", options, 3)
 
 
 def with_graph_twice(me: Me, widths: tuple[int, ...]) -> tuple[bool, Tensor]:

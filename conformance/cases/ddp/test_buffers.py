@@ -134,7 +134,7 @@ class Collection(nn.Module):
         self.register_buffer("as_bfloat16", values.bfloat16())
         self.register_buffer("as_complex64", torch.complex(values, values + 1))
         self.register_buffer("nothing", torch.zeros(0, 3))
-        self.register_buffer("single", torch.tensor(rank))
+        self.register_buffer("single", torch.tensor(rank + 5))
         self.register_buffer("transposed", (values * 3).t())
         self.register_buffer("absent", None)
 

@@ -364,19 +364,21 @@ class Resetting(nn.Module):
             self.buffer.fill_(7)
 
 
-def materialize(me: Me, orig: bool) -> tuple[list[float], list[float]]:
+def materialize(me: Me, orig: bool) -> list[object]:
+    """A parameter, the buffer beside it, and the buffers of a module without parameters."""
     with torch.device("meta"):
-        module = Resetting()
-    model = wrap(me, module, use_orig_params=orig)
-    return full_parameters(model)["weight"].tolist(), module.buffer.tolist()
+        resetting, norm = Resetting(), nn.BatchNorm1d(2, affine=False)
+    model = wrap(me, nn.Sequential(resetting, norm), use_orig_params=orig)
+    weight = full_parameters(model)["0.weight"]
+    return [x.tolist() for x in (weight, resetting.buffer, *norm.buffers())]
 
 
 @covers("fsdp/meta-device")
 @world_sizes(1, 2)
 @both_kinds
 def test_meta_modules_reset_themselves(ranks: Ranks, orig: bool) -> None:
-    want = ([0.0, 1.0, 2.0, 3.0, 4.0], [7.0, 7.0])
-    assert_same_on_all_ranks(ranks.run(materialize, orig), want, what="parameter and buffer")
+    want = [[0.0, 1.0, 2.0, 3.0, 4.0], [7.0, 7.0], [0.0, 0.0], [1.0, 1.0], 0]
+    assert_same_on_all_ranks(ranks.run(materialize, orig), want, what="parameter and buffers")
 
 
 def initialize(me: Me, orig: bool) -> tuple[list[str], list[float]]:

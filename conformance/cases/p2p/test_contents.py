@@ -36,6 +36,8 @@ def view_of(kind: str, values: Tensor) -> Tensor:
     """A tensor of these values that is laid out, or marked, in this way."""
     if kind == "expanded":
         return values[:, :1].clone().expand(values.shape)
+    if kind == "transposed":
+        return values.t().contiguous().t()
     return with_neg_bit(values) if kind == "neg" else with_conj_bit(values)
 
 
@@ -82,6 +84,13 @@ def check_transfer(ranks: Ranks, kind: str, of_sender: bool, says: str) -> None:
 @world_sizes(2)
 def test_elements_that_share_memory_are_sent(ranks: Ranks) -> None:
     check_transfer(ranks, "expanded", True, "contiguous")
+
+
+@covers("p2p/non-contiguous")
+@world_sizes(2)
+@pytest.mark.parametrize("of_sender", [True, False], ids=["sender", "receiver"])
+def test_a_transposed_matrix(ranks: Ranks, of_sender: bool) -> None:
+    check_transfer(ranks, "transposed", of_sender, "contiguous")
 
 
 @covers("p2p/negated")

@@ -136,6 +136,14 @@ THREAD = Requirement(
     source=f"{REDUCER}: hooks run where autograd runs",
     rests_on=("ddp/average",),
 )
+EVAL_MODE = Requirement(
+    id="ddp/backward/in-eval-mode",
+    level=MUST,
+    profile="ddp",
+    says="In eval mode, too, backward averages gradients, as for training with frozen statistics.",
+    source=f"{REDUCER}: whether gradients are exchanged depends on grad mode and no_sync alone",
+    rests_on=("ddp/average",),
+)
 INPUT_GRAD = Requirement(
     id="ddp/backward/input-gradient",
     level=MUST,
