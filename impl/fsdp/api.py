@@ -206,6 +206,10 @@ class FullyShardedDataParallel(StateDictTypeMethods, OptimStateDictMethods, nn.M
         return handle.flat_param if handle is not None else None
 
     @property
+    def _has_params(self) -> bool:
+        return self._state.handle is not None
+
+    @property
     def params(self) -> list[nn.Parameter]:
         """The flat parameter of this instance, nested ones not included; none if it has none."""
         handle = self._state.handle

@@ -131,6 +131,7 @@ class FlatParamHandle:
             self.metadata.flatten(collected.tensors),
             requires_grad=any(tensor.requires_grad for tensor in collected.tensors),
         )
+        self.flat_param._fqns = self.metadata.fqns  # type: ignore[attr-defined]  # torch's name
         set_flattened(self.flat_param)
         self.shard_layout: ShardLayout
         self._create_tensors()

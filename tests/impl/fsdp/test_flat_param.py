@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FlatParameter
+from torch.distributed.fsdp import FlatParameter, MixedPrecision
+from torch.distributed.fsdp.wrap import always_wrap_policy
 
+from impl.fsdp import FullyShardedDataParallel
 from impl.fsdp.flat_param import (
     CollectedParams,
     ParamTransform,
@@ -226,3 +228,26 @@ def test_inside_a_forward_parameters_are_plain_tensors() -> None:
     assert not any(isinstance(tensor, nn.Parameter) for tensor in shown.values())
     views.show_backward_tensors(leaf)
     assert model.head.weight is shown["head.weight"]
+
+
+@pytest.mark.usefixtures("one_rank", "no_switch_warning")
+@pytest.mark.parametrize("use_orig_params", [False, True])
+def test_flat_parameters_may_be_raised_to_full_precision(use_orig_params: bool) -> None:
+    """As is done to models that were loaded in the precision in which they compute."""
+    model = FullyShardedDataParallel(
+        nn.Sequential(nn.Linear(2, 2), nn.Flatten()).bfloat16(),
+        auto_wrap_policy=always_wrap_policy,
+        mixed_precision=MixedPrecision(param_dtype=torch.bfloat16),
+        use_orig_params=use_orig_params,
+    )
+    units = FullyShardedDataParallel.fsdp_modules(model)
+    assert [unit._has_params for unit in units] == [False, True, False]
+    flat = units[1]._flat_param
+    assert flat is not None
+    assert flat._fqns == ("weight", "bias")  # type: ignore[attr-defined]  # torch's name
+    flat.data = flat.data.float()
+    optimizer = torch.optim.SGD(model.parameters(), lr=2**-20)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert {param.dtype for param in model.parameters()} == {torch.float32}
+    assert any((param != param.bfloat16()).any() for param in model.parameters())
