@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from conformance.harness.failure import RanksFailed
+from conformance.harness.outcome import message_of
 from conformance.plan import Plan
 from conformance.target import Target
 from conformance.verdict import Verdict, worst
@@ -96,4 +97,4 @@ def verdict_of(error: BaseException) -> Verdict:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return (message_of(error).splitlines() or [type(error).__name__])[0]

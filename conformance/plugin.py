@@ -396,7 +396,7 @@ def _failed_case(
         verdict=judgement.seen,
         verdicts=judgement.verdicts,
         world_size=world_size_of(item),
-        parameters={k: getattr(v, "__name__", str(v)) for k, v in parameters.items()},
+        parameters=parameters,
         path=item.path,
         error=error,
         last_run=world.last_run if world else None,

@@ -46,6 +46,24 @@ def registered_name(group: Any) -> str:
     return str(distributed_c10d._world.pg_names.get(group, group))
 
 
+def modes_entered() -> tuple[object, ...]:
+    """How many modes and hooks over whole operations this thread is in, and how it goes backward.
+
+    The modes include that of `torch.set_default_device`.
+    """
+    return (
+        torch._C._len_torch_function_stack(),
+        torch._C._len_torch_dispatch_stack(),
+        torch._C._autograd._top_saved_tensors_default_hooks(True),
+        torch._C._is_multithreading_enabled(),
+    )
+
+
+def how_tensors_are_printed() -> str:
+    """What `torch.set_printoptions` sets."""
+    return repr(torch._tensor_str.PRINT_OPTS)
+
+
 def tables_with_entries() -> list[str]:
     """Which of torch's tables about groups are not empty, by their names."""
     names = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "tags_to_pg", "pg_to_tag")

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 # Integers of the same width, to count units in the last place of a floating-point number.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+# Layout -> the methods that give the plain tensors which a tensor of it consists of.
+_PARTS = {
+    torch.sparse_coo: ("indices", "values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +67,22 @@ def first_difference(
             return Difference(where, f"got {len(got)} values, want {len(want)}")
         pairs = [(f"[{i}]", g, w) for i, (g, w) in enumerate(zip(got, want, strict=True))]
     else:
-        same = got == want or (got != got and want != want)  # two NaN
-        return None if same else Difference(where, f"got {got!r}, want {want!r}")
+        same = _are_equal(got, want)
+        return None if same else Difference(where, f"got {shown(got)}, want {shown(want)}")
     for step, g, w in pairs:
         found = first_difference(g, w, within_ulps=within_ulps, where=where + step)
         if found:
             return found
     return None
+
+
+def _are_equal(got: object, want: object) -> bool:
+    """Whether two values of one type that are no containers are equal, or both NaN."""
+    if isinstance(got, np.ndarray) and isinstance(want, np.ndarray):
+        if got.dtype != want.dtype or got.shape != want.shape:
+            return False
+        return bool(np.all((got == want) | ((got != got) & (want != want))))
+    return bool(got == want or (got != got and want != want))
 
 
 def ulps_apart(got: Tensor, want: Tensor) -> Tensor:
@@ -103,13 +122,33 @@ def _order(x: Tensor) -> Tensor:
 def _tensor_difference(
     got: Tensor, want: Tensor, within_ulps: int, where: str
 ) -> Difference | None:
-    if got.dtype != want.dtype or got.shape != want.shape or got.layout != want.layout:
+    if got.is_nested and want.is_nested:  # their sizes have names, which differ
+        return first_difference(
+            got.unbind(), want.unbind(), within_ulps=within_ulps, where=where + ".unbind()"
+        )
+    if (
+        got.is_nested != want.is_nested
+        or got.dtype != want.dtype
+        or got.shape != want.shape
+        or got.layout != want.layout
+    ):
         return Difference(where, f"got {describe(got)}, want {describe(want)}")
+    if got.is_meta and want.is_meta:
+        return None  # without elements
+    if got.is_quantized and want.is_quantized:
+        return _tensor_difference(
+            got.dequantize(), want.dequantize(), within_ulps, where + ".dequantize()"
+        )
     if got.is_sparse:
         got, want = got.coalesce(), want.coalesce()
-        return _tensor_difference(
-            got.indices(), want.indices(), 0, where + ".indices()"
-        ) or _tensor_difference(got.values(), want.values(), within_ulps, where + ".values()")
+    for part in _PARTS.get(got.layout, ()):
+        ulps = within_ulps if part == "values" else 0
+        mine, wanted = (getattr(tensor, part)() for tensor in (got, want))
+        found = _tensor_difference(mine, wanted, ulps, f"{where}.{part}()")
+        if found:
+            return found
+    if got.layout in _PARTS:
+        return None
     if got.dtype.is_complex:
         return _tensor_difference(
             torch.view_as_real(got.resolve_conj()),
@@ -139,11 +178,22 @@ def _tensor_difference(
 def describe(tensor: Tensor) -> str:
     """ "float32 (4, 8)", with the layout if it is not strided."""
     layout = "" if tensor.layout is torch.strided else f" {str(tensor.layout).split('.')[1]}"
-    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}{layout}"
+    shape = f"({tensor.size(0)}, nested)" if tensor.is_nested else tuple(tensor.shape)
+    return f"{str(tensor.dtype).removeprefix('torch.')} {shape}{layout}"
+
+
+def shown(value: object, show: Callable[[object], str] = repr) -> str:
+    """The value as Python shows it, or its type if it does not let itself be shown."""
+    try:
+        return show(value)
+    except Exception:
+        return object.__repr__(value)
 
 
 def _kind(value: object) -> str:
-    return describe(value) if isinstance(value, Tensor) else f"{type(value).__name__} {value!r}"
+    return (
+        describe(value) if isinstance(value, Tensor) else f"{type(value).__name__} {shown(value)}"
+    )
 
 
 def _number(x: Tensor) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.storage import TypedStorage
 
+from conformance.checks.compare import shown
 from conformance.target import Target
 from conformance.torch_private import bytes_of_storage, storage_of_bytes
 
@@ -102,10 +103,12 @@ class Left:
 
     leaks: groups that are still there, and what else went wrong, one phrase each.
     held: what the process holds now and did not before, such as "thread 'poller'".
+    changed: how the process is set up otherwise than before, such as "signal handlers".
     """
 
     leaks: tuple[str, ...]
     held: tuple[str, ...]
+    changed: tuple[str, ...] = ()
 
 
 Command = Join | Call | Leave
@@ -116,7 +119,7 @@ Answer = Done | Failed | Lost | Left
 _WITHOUT_STORAGE_TYPE = frozenset(
     getattr(torch, name)
     for name in dir(torch)
-    if name in ("uint16", "uint32", "uint64") or name.startswith("float8_")
+    if name in ("uint16", "uint32", "uint64", "complex32") or name.startswith("float8_")
 )
 
 
@@ -205,5 +208,5 @@ def _module(ref: FunctionRef) -> object:
 
 
 def _brief(value: object) -> str:
-    text = repr(value)
+    text = shown(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

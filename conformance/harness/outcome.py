@@ -114,6 +114,16 @@ def type_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
+def message_of(error: BaseException) -> str:
+    """What the exception says, as Python has it where the exception's own code fails."""
+    try:
+        return "".join((str(error), ""))  # a plain one, should it be of a class of the case's own
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return "<exception str() failed>"
+
+
 def verdict_of(outcomes: Sequence[Outcome]) -> Verdict:
     """The worst outcome decides; all are printed."""
     return worst(o.verdict for o in outcomes)

@@ -35,8 +35,10 @@ from conformance.harness.outcome import (
     Raised,
     Returned,
     StillRunning,
+    message_of,
 )
 from conformance.harness.rank import HarnessFault, RankProcess
+from conformance.harness.switches import OwnChanges
 from conformance.harness.torchrun import Crew, RemoteRank
 from conformance.target import Target
 from conformance.verdict import Verdict
@@ -105,6 +107,9 @@ class Pool:
         # Whether the processes are of no more use: some could not be started, or did not answer
         # (see `_ask`), or did not make a world.
         self._spoilt = False
+        self._is_changed = False  # whether a process is not as it was before its last world
+        self._is_new = True  # whether no world of these processes has ended
+        self._own_changes: dict[tuple[str, str], OwnChanges] = {}
         self._target = ("", "")
         self._hung_leaving: set[tuple[str, str]] = set()
         self._leaking: set[tuple[str, str]] = set()  # each world anew: no need to look twice
@@ -162,7 +167,8 @@ class Pool:
     def leave(
         self, world_size: int, deadline_s: float, repeat: Callable[[], bool] | None = None
     ) -> list[Leak]:
-        """End the world; returns what its ranks left behind. A pool that is spoilt is replaced.
+        """End the world; returns what its ranks left behind. A pool that is spoilt is replaced, and
+        so is one of which a process cannot be put back to how it was.
 
         repeat: makes a world and does once more what was done in the one that ends; says whether
             every rank came back. A backend may have threads and the like that it starts once in a
@@ -180,9 +186,10 @@ class Pool:
         may_be_kept = all(leak.is_held for leak in leaks) and self._target not in self._leaking
         if repeat and leaks and may_be_kept:
             if repeat() and not self._leave_once(world_size, deadline_s):
-                return []
-            self._leaking.add(self._target)
-        if leaks:
+                leaks = []
+            else:
+                self._leaking.add(self._target)
+        if leaks or self._is_changed:
             self.close()
         return leaks
 
@@ -190,16 +197,23 @@ class Pool:
         """Have the ranks leave their world; what each of them left behind."""
         answers = self._ask([Leave()] * world_size, deadline_s, wait_for_all=False)
         leaks = []
+        changed: set[str] = set()
         for rank, answer in enumerate(answers):
             if isinstance(answer, Left):
                 leaks += [Leak(rank, what) for what in answer.leaks]
                 leaks += [Leak(rank, what, is_held=True) for what in answer.held]
+                changed.update(answer.changed)
             else:
                 assert isinstance(answer, Died | StillRunning)
                 how = f"its groups, which it was destroying ({answer})"
                 leaks.append(Leak(rank, how, answer))
                 if answer.verdict is Verdict.TIMEOUT:
                     self._hung_leaving.add(self._target)
+        own_changes = self._own_changes.setdefault(self._target, OwnChanges())
+        if self._is_new:
+            own_changes.note_first_world(changed)
+        self._is_new = False
+        self._is_changed |= not own_changes.explain(changed)
         return leaks
 
     def outputs(self) -> list[str]:
@@ -214,7 +228,8 @@ class Pool:
             rank.kill()
         self._ranks.clear()
         self._store = None
-        self._spoilt = False
+        self._spoilt = self._is_changed = False
+        self._is_new = True
 
     @property
     def _host(self) -> str:
@@ -361,8 +376,10 @@ def _outcome(answer: Answer | Died | StillRunning) -> Outcome:
 def _returned(payload: bytes) -> Outcome:
     try:
         return Returned(unpack(payload) if payload else None)
-    except Exception as error:
-        return NotTold(f"the parent cannot read what the rank returned: {error}")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # raised by the value's own code; a skip is none of the case's
+        return NotTold(f"the parent cannot read what the rank returned: {message_of(error)}")
 
 
 class SharedPool:

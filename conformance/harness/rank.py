@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, reduction
 from multiprocessing.context import ForkServerContext
+from pathlib import Path
 from typing import IO, Any
 
 from conformance.harness.messages import Answer, Begun, Command
@@ -195,11 +196,13 @@ class RankProcess:
         return os.fstat(self._output.fileno()).st_size
 
     def kill(self) -> None:
-        """End the process and everything that it started in its session."""
+        """End the process, its descendants and everything that it started in its session."""
+        descendants = _descendants(self.pid)  # some may have a session of their own
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        for pid in (self.pid, *descendants):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
         self._process.join(10)
         self._close()
         with suppress(ValueError):  # the kernel has not ended it yet; it will
@@ -211,6 +214,19 @@ class RankProcess:
         os.close(self._page_fd)
         self._output.close()
         self._stacks.close()
+
+
+def _descendants(pid: int) -> list[int]:
+    """The process's children, their children and so on; not those that have lost their parent."""
+    children: dict[int, list[int]] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended since
+            parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+            children.setdefault(int(parent), []).append(int(process.name))
+    found = children.get(pid, [])
+    for child in found:  # which grows meanwhile
+        found += children.get(child, [])
+    return found
 
 
 def _file_to_append_to() -> IO[bytes]:

@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -45,10 +45,13 @@ from conformance.harness.messages import (
     pack,
     unpack,
 )
-from conformance.harness.outcome import type_name
+from conformance.harness.outcome import message_of, type_name
 from conformance.harness.recorder import Page, Recorder
+from conformance.harness.switches import changed_since, stop_timers, take_switches
 from conformance.target import resolve
 from conformance.torch_private import forget_group_count, on_new_group
+
+T = TypeVar("T")
 
 DUMP_SIGNAL = signal.SIGUSR1
 _F_SETSIG = 10  # Linux; the fcntl module does not name it
@@ -91,6 +94,10 @@ def _detach() -> None:
     has started in it; so does what the parent itself sends.
     """
     os.setsid()
+    # A daemon for its parent, which does not wait for it; but it may start processes of its own, as
+    # a DataLoader does.
+    of_process: dict[str, object] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    of_process["daemon"] = False
     parent = multiprocessing.parent_process()
     assert parent is not None
     fd = parent.sentinel
@@ -117,6 +124,8 @@ class Worker:
             lambda name, group: self._groups.append((f"group {name!r}", weakref.ref(group)))
         )
         self._before = take_census()
+        self._switches = take_switches()
+        self._pid = os.getpid()
 
     def obey(self, command: Command) -> Answer:
         """Do as told. Whatever the case's code raises becomes an answer."""
@@ -134,17 +143,38 @@ class Worker:
         try:
             function, args = unpack(call.payload)
         except Exception as error:
-            return Lost(f"the rank cannot load its function: {type_name(type(error))}: {error}")
+            why = f"{type_name(type(error))}: {message_of(error)}"
+            return Lost(f"the rank cannot load its function: {why}")
         self._begin()
         try:
             value = function(self._me, *args)
         except BaseException as error:
+            self._end_if_forked(error)
             here = error.__traceback__
             return _failed(error.with_traceback(here.tb_next or here if here else None))
+        self._end_if_forked()
         try:
             return Done(pack(value))
-        except Exception as error:
-            return Lost(f"the returned value is of no use: {error}")
+        except BaseException as error:  # raised by the value's own code
+            return Lost(f"the returned value is of no use: {message_of(error)}")
+
+    def _end_if_forked(self, error: BaseException | None = None) -> None:
+        """End a process that the function has forked, as Python would. It is no rank: what comes of
+        it must not be taken for the rank's answer.
+
+        error: what the function raised in it.
+        """
+        if os.getpid() == self._pid:
+            return
+        code = 0
+        if isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        elif error is not None:
+            code = 1
+            traceback.print_exception(error)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
 
     def _join(self, join: Join) -> None:
         for path in join.search_path:
@@ -158,6 +188,7 @@ class Worker:
         device = _device(join)
         store = dist.PrefixStore(join.prefix, self._connected(join.host, join.port))
         self._before = take_census()
+        self._switches = take_switches()
         self._begin()
         self._recorder.reset()
         self._undo.enter_context(_ProcessState(join, outside))
@@ -194,6 +225,7 @@ class Worker:
 
     def _leave(self) -> Left:
         leaks: list[str] = []
+        stop_timers()
         # A wrapper that a failed case left in a circle must not outlive its group: torch's Reducer
         # would be the last to let go of it, and wait for Gloo's threads with the interpreter's lock
         # held, while one of them waits for that lock to drop a Python object (torch 2.13.0).
@@ -207,10 +239,11 @@ class Worker:
             leaks.append(f"cleaning up raised {type_name(type(error))}: {error}")
         self._undo = contextlib.ExitStack()
         self._me = None
+        changed = changed_since(self._switches)
         gc.collect()
         groups = still_alive(self._groups)
         self._groups.clear()
-        return Left((*leaks, *groups), find_leaks(self._before))
+        return Left((*leaks, *groups), find_leaks(self._before), changed)
 
 
 class _ProcessState(contextlib.ExitStack):
@@ -222,6 +255,8 @@ class _ProcessState(contextlib.ExitStack):
         environment = {name: v for name, v in {**os.environ, **outside}.items() if v is not None}
         self.callback(_restore_environment, environment)
         self.callback(os.chdir, os.getcwd())
+        # torch puts one more around it for each default group.
+        self.callback(setattr, sys, "excepthook", sys.excepthook)
         self.callback(torch.set_num_threads, torch.get_num_threads())
         self.callback(torch.set_default_dtype, torch.get_default_dtype())
         self.callback(torch.set_grad_enabled, torch.is_grad_enabled())
@@ -269,9 +304,18 @@ def _warm_up(device: torch.device) -> None:
 
 
 def _failed(error: BaseException) -> Failed:
+    kind = type(error)
     return Failed(
-        type_name(type(error)),
-        str(error),
-        "".join(traceback.format_exception(error)),
-        tuple(type_name(kind) for kind in type(error).__mro__),
+        _tried(lambda: type_name(kind), "an exception that has no name"),
+        message_of(error),
+        _tried(lambda: "".join(traceback.format_exception(error)), ""),
+        _tried(lambda: tuple(map(type_name, kind.__mro__)), ()),
     )
+
+
+def _tried(tell: Callable[[], T], otherwise: T) -> T:
+    """What an exception tells of itself, where its own code does not fail."""
+    try:
+        return tell()
+    except Exception:
+        return otherwise

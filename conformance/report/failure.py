@@ -12,9 +12,16 @@ from types import TracebackType
 
 from torch import Tensor
 
-from conformance.checks.compare import describe
+from conformance.checks.compare import describe, shown
 from conformance.harness.failure import RanksFailed
-from conformance.harness.outcome import Outcome, Raised, Returned, StillRunning, describe_hang
+from conformance.harness.outcome import (
+    Outcome,
+    Raised,
+    Returned,
+    StillRunning,
+    describe_hang,
+    message_of,
+)
 from conformance.harness.ranks import LastRun
 from conformance.report.plain import plain
 from conformance.requirements import catalogue
@@ -31,7 +38,7 @@ class FailedCase:
 
     verdict: of the case as it was seen, before deviations were looked at.
     verdicts: requirement id -> verdict; empty for a case that covers none.
-    parameters: name -> text, the world size left out.
+    parameters: name -> value, the world size left out.
     path: the case's file.
     command: words of a command that runs this case again.
     script: the path of a stand-alone script, or why there is none.
@@ -41,7 +48,7 @@ class FailedCase:
     verdict: Verdict
     verdicts: Mapping[str, Verdict]
     world_size: int | None
-    parameters: Mapping[str, str]
+    parameters: Mapping[str, object]
     path: Path
     error: BaseException
     last_run: LastRun | None
@@ -72,7 +79,8 @@ def _circumstances(case: FailedCase) -> str:
     if case.world_size is not None:
         facts["world size"] = str(case.world_size)
     if case.parameters:
-        facts["parameters"] = ", ".join(f"{k}={v}" for k, v in case.parameters.items())
+        texts = {k: getattr(v, "__name__", shown(v, str)) for k, v in case.parameters.items()}
+        facts["parameters"] = ", ".join(f"{k}={text}" for k, text in texts.items())
     if case.last_run is not None and case.last_run.spec.device != "cpu":
         facts["device"] = case.last_run.spec.device
     return "\n".join(f"{name:<12}{fact}" for name, fact in facts.items())
@@ -104,7 +112,7 @@ def _brief(outcome: Outcome) -> str:
     if not isinstance(outcome, Returned):
         return str(outcome)
     value = outcome.value
-    text = describe(value) if isinstance(value, Tensor) else repr(value).replace("\n", " ")
+    text = describe(value) if isinstance(value, Tensor) else shown(value).replace("\n", " ")
     return f"returned {text if len(text) <= 60 else text[:57] + '...'}"
 
 
@@ -139,7 +147,7 @@ def _story(case: FailedCase) -> str:
         return notes.strip()
     in_case = _from_file(case.error.__traceback__, case.path)
     if isinstance(case.error, AssertionError):
-        return f"{case.error}\n{_line(in_case)}{notes}"
+        return f"{message_of(case.error)}\n{_line(in_case)}{notes}"
     shown = case.error.with_traceback(in_case or case.error.__traceback__)
     return "".join(traceback.format_exception(shown)).rstrip()
 

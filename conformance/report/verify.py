@@ -6,6 +6,7 @@ shows damage and editing by hand, not forgery.
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -90,8 +91,8 @@ def _counts(document: Document) -> Iterator[str]:
             yield f"its counts of {profile['profile']} are not those of its verdicts"
         if profile["cases"] != len(cases):
             yield f"it counts {profile['cases']} cases of {profile['profile']}, not {len(cases)}"
-    missing = {row["id"] for row in rows if row["verdict"] == "not exercised"}
-    if missing != {entry["requirement"] for entry in document["not_exercised"]}:
+    missing = {(row["id"], row["reason"]) for row in rows if row["verdict"] == "not exercised"}
+    if missing != {(entry["requirement"], entry["reason"]) for entry in document["not_exercised"]}:
         yield "its list of what was not exercised is not that of its verdicts"
 
 
@@ -123,11 +124,16 @@ def _left_out(document: Document) -> Iterator[str]:
 def _deviations(document: Document) -> Iterator[str]:
     verdicts = {row["id"]: row["verdict"] for row in document["requirements"]}
     for deviation in _declared(document):
+        patterns = deviation["requirements"]
         for key, due in (("matched", "deviation"), ("needless", "holds")):
             for id in deviation[key]:
                 seen = verdicts.get(id, "missing")
                 if seen != due:
                     yield f"a declared deviation has {id} as {due}, and it is {seen}"
+                if not any(fnmatch.fnmatchcase(id, pattern) for pattern in patterns):
+                    yield f"a declared deviation has {id}, which none of its patterns matches"
+        if deviation["idle"] != [p for p in patterns if not fnmatch.filter(verdicts, p)]:
+            yield f"{_some(patterns)}: which of these match no requirement is told wrongly"
 
 
 def _declared(document: Document) -> list[Document]:
@@ -137,7 +143,11 @@ def _declared(document: Document) -> list[Document]:
 def _of_suite(document: Document) -> Iterator[str]:
     """Whether it has every requirement of this version of the suite, as it stands here."""
     rows = document["requirements"]
-    mine = [Requirement.from_plain({k: row[k] for k in _FIELDS}) for row in rows]
+    try:
+        mine = [Requirement.from_plain({k: row[k] for k in _FIELDS}) for row in rows]
+    except ValueError as error:
+        yield f"it has what is no requirement: {error}"
+        return
     if digest_of_requirements(mine) != document["suite"]["requirements_digest"]:
         yield "its requirements do not match their digest"
     if document["suite"]["version"] != VERSION:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -101,6 +102,43 @@ def test_the_first_difference_is_told(got: Any, want: Any, says: str | None) -> 
     assert (says is None) == (found is None)
     if says is not None:
         assert says in str(found)
+
+
+def of_every_layout(change: float) -> dict[str, Any]:
+    """Values that consist of several parts, or of none; all but the last depend on the change."""
+    x = torch.eye(4) * (1 + change)
+    rows = [torch.ones(2), torch.full((3,), 1 + change)]
+    return {
+        "coo": x.to_sparse(),
+        "csr": x.to_sparse_csr(),
+        "csc": x.to_sparse_csc(),
+        "bsr": x.to_sparse_bsr((2, 2)),
+        "bsc": x.to_sparse_bsc((2, 2)),
+        "quantized": torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+        "nested": torch.nested.nested_tensor(rows, layout=torch.strided),
+        "jagged": torch.nested.nested_tensor(rows, layout=torch.jagged),
+        "numpy": np.array([float("nan"), 1 + change]),
+        "meta": x.to("meta"),
+    }
+
+
+@pytest.mark.filterwarnings("ignore")  # that some layouts may change, and quantizing goes
+def test_tensors_of_every_layout_are_compared_by_what_they_hold() -> None:
+    mine, same, other = of_every_layout(0.0), of_every_layout(0.0), of_every_layout(0.5)
+    assert [k for k in mine if first_difference(mine[k], same[k])] == []
+    assert [k for k in mine if not first_difference(mine[k], other[k])] == ["meta"]
+    assert str(first_difference(other["csr"], mine["csr"])).startswith("at .values(): 4 of 4")
+    assert "got float32 (2, nested), want" in str(first_difference(mine["nested"], mine["coo"]))
+
+
+def test_what_cannot_be_shown_is_named_by_its_type() -> None:
+    class NotShown:
+        def __repr__(self) -> str:
+            raise ZeroDivisionError
+
+    assert "NotShown object at" in str(first_difference(NotShown(), NotShown()))
+    assert "want int 1" in str(first_difference(NotShown(), 1))
+    assert "int object at" in str(first_difference(10**5000, 1))
 
 
 def test_units_in_the_last_place_are_told_and_may_be_allowed() -> None:

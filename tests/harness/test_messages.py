@@ -50,6 +50,12 @@ def test_values_travel(value: Any) -> None:
         assert first_difference(got, value) is None
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_half_complex_numbers_travel() -> None:
+    value = torch.tensor([1 + 2j]).to(torch.complex32)
+    assert first_difference(unpack(pack(value)), value) is None
+
+
 def test_equal_tensors_give_equal_bytes() -> None:
     one, other = torch.arange(5.0), torch.arange(5.0)
     assert pack(one) == pack(other)

@@ -16,6 +16,7 @@ from conformance.harness.outcome import (
     Returned,
     StillRunning,
     describe_hang,
+    message_of,
     type_name,
     verdict_of,
 )
@@ -141,6 +142,23 @@ def test_exceptions_are_known_by_name() -> None:
     assert not RAISED.is_a(TypeError)
     assert type_name(RanksFailed) == "conformance.harness.failure.RanksFailed"
     assert type_name(KeyError) == "KeyError"
+
+
+def test_an_exception_whose_own_code_fails_has_a_message() -> None:
+    class Text(str):
+        pass
+
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise SystemExit(self.args[0])
+
+    class Subclassed(Exception):
+        def __str__(self) -> str:
+            return Text("text")
+
+    assert message_of(ValueError("as it is")) == "as it is"
+    assert message_of(Odd(1)) == "<exception str() failed>"
+    assert type(message_of(Subclassed())) is str  # another process may not know the class
 
 
 def test_every_verdict_has_its_place_in_the_order() -> None:

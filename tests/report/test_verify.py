@@ -53,6 +53,11 @@ def declare(document: Document, key: str, id: str) -> None:
     document["deviations"] = [{**words, "expects": "broken", **lists, key: [id]}]
 
 
+def not_exercised_for_another_reason(document: Document) -> None:
+    requirement(document, verdict="not exercised", reason="it was left out", cases=[])
+    document["not_exercised"] = [{"requirement": FIRST, "reason": "no time"}]
+
+
 FIRST = WHOLE["requirements"][0]["id"]
 
 
@@ -110,6 +115,22 @@ FIRST = WHOLE["requirements"][0]["id"]
         (
             lambda d: declare(d, "needless", "x/y"),
             "a declared deviation has x/y as holds, and it is missing",
+        ),
+        (
+            lambda d: declare(d, "needless", FIRST),
+            f"a declared deviation has {FIRST}, which none of its patterns matches",
+        ),
+        (
+            lambda d: declare(d, "idle", "a/b"),
+            "x/y: which of these match no requirement is told wrongly",
+        ),
+        (
+            not_exercised_for_another_reason,
+            "its list of what was not exercised is not that of its verdicts",
+        ),
+        (
+            lambda d: requirement(d, says="no sentence"),
+            "it has what is no requirement: ",
         ),
         (
             lambda d: requirement(
