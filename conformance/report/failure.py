@@ -148,8 +148,8 @@ def _story(case: FailedCase) -> str:
     in_case = _from_file(case.error.__traceback__, case.path)
     if isinstance(case.error, AssertionError):
         return f"{message_of(case.error)}\n{_line(in_case)}{notes}"
-    shown = case.error.with_traceback(in_case or case.error.__traceback__)
-    return "".join(traceback.format_exception(shown)).rstrip()
+    error = case.error.with_traceback(in_case or case.error.__traceback__)
+    return "".join(traceback.format_exception(error)).rstrip()
 
 
 def _from_file(tb: TracebackType | None, path: Path) -> TracebackType | None:
