@@ -58,8 +58,10 @@ class JoinersHaveASecond(ForwardingGroup):
 
 
 @breaks("timeouts/of-days", says=r"days=1\b")
-class ForgetsTheDays(ForwardingGroup):
+class ForgetsTheDays(GroupFault, ProcessGroupGloo):
     """Takes the seconds of a timeout for all of it."""
+
+    base = "impl"
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
         super().__init__(
@@ -68,8 +70,10 @@ class ForgetsTheDays(ForwardingGroup):
 
 
 @breaks("timeouts/of-days", says=r"days=30\b")
-class CountsMillisecondsIn32Bits(ForwardingGroup):
+class CountsMillisecondsIn32Bits(GroupFault, ProcessGroupGloo):
     """A timeout of more than 25 days is negative, which it takes for none at all."""
+
+    base = "impl"
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
         is_too_long = timeout.total_seconds() * 1000 >= 2**31
