@@ -9,6 +9,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,14 +133,19 @@ def _children() -> dict[int, str]:
     except ChildProcessError:  # there are none, which is quickly told
         return {}
     found = {}
+    for child in children_by_parent().get(os.getpid(), ()):
+        with suppress(OSError):  # it has ended since
+            found[child] = _command(Path(f"/proc/{child}/cmdline").read_bytes())
+    return found
+
+
+def children_by_parent() -> dict[int, list[int]]:
+    """The processes that this one can see, by number: those of each parent."""
+    found: dict[int, list[int]] = {}
     for process in Path("/proc").glob("[0-9]*"):
-        try:
+        with suppress(OSError):  # it has ended since
             parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
-            words = (process / "cmdline").read_bytes()
-        except OSError:  # it has ended since
-            continue
-        if int(parent) == os.getpid():
-            found[int(process.name)] = _command(words)
+            found.setdefault(int(parent), []).append(int(process.name))
     return found
 
 

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, reduction
 from multiprocessing.context import ForkServerContext
-from pathlib import Path
 from typing import IO, Any
 
+from conformance.harness.leaks import children_by_parent
 from conformance.harness.messages import Answer, Begun, Command
 from conformance.harness.outcome import Died
 from conformance.harness.recorder import PAGE_BYTES, LastCollective, Page
@@ -218,11 +218,7 @@ class RankProcess:
 
 def _descendants(pid: int) -> list[int]:
     """The process's children, their children and so on; not those that have lost their parent."""
-    children: dict[int, list[int]] = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended since
-            parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
-            children.setdefault(int(parent), []).append(int(process.name))
+    children = children_by_parent()
     found = children.get(pid, [])
     for child in found:  # which grows meanwhile
         found += children.get(child, [])

@@ -96,8 +96,7 @@ def _detach() -> None:
     os.setsid()
     # A daemon for its parent, which does not wait for it; but it may start processes of its own, as
     # a DataLoader does.
-    of_process: dict[str, object] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-    of_process["daemon"] = False
+    multiprocessing.current_process().daemon = False
     parent = multiprocessing.parent_process()
     assert parent is not None
     fd = parent.sentinel
