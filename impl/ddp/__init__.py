@@ -5,14 +5,14 @@ and grad_copy (what is done), then reducer (what torch can ask of it) and api (h
 around a module).
 """
 
-from impl.ddp.api import DistributedDataParallel
-from impl.ddp.bucketing import compute_bucket_assignment_by_size
-from impl.ddp.buckets import GradBucket
-from impl.ddp.buffer_sync import BufferCommHookLocation
-from impl.ddp.logging_data import Logger
-from impl.ddp.module_sync import broadcast_coalesced
-from impl.ddp.reducer import Reducer
-from impl.ddp.verification import verify_params_across_processes
+from impl.ddp.buckets.assignment import compute_bucket_assignment_by_size
+from impl.ddp.buckets.bucket import GradBucket
+from impl.ddp.iteration.reducer import Reducer
+from impl.ddp.wrapper.api import DistributedDataParallel
+from impl.ddp.wrapper.buffer_sync import BufferCommHookLocation
+from impl.ddp.wrapper.logging_data import Logger
+from impl.ddp.wrapper.module_sync import broadcast_coalesced
+from impl.ddp.wrapper.verification import verify_params_across_processes
 
 __all__ = [
     "BufferCommHookLocation",

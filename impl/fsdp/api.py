@@ -18,9 +18,20 @@ from torch.distributed.fsdp import (
     ShardingStrategy,
 )
 
-from impl.fsdp import forward, state_dict, unshard_params
-from impl.fsdp.backward import ensure_ready
-from impl.fsdp.build import UnitSettings, arguments_for_nested, build_state, check_wrappable
+from impl.fsdp.build.construct import (
+    UnitSettings,
+    arguments_for_nested,
+    build_state,
+    check_wrappable,
+)
+from impl.fsdp.build.groups import ProcessGroupType, resolve_groups
+from impl.fsdp.build.ignored import check_all_flattened, resolve_ignored
+from impl.fsdp.build.materialize import ParamInitFn, choose_device_type
+from impl.fsdp.build.wrapping import AutoWrapPolicy, auto_wrap
+from impl.fsdp.checkpoint import state_dict
+from impl.fsdp.checkpoint.optim_api import OptimStateDictMethods
+from impl.fsdp.checkpoint.state_dict_type import StateDictTypeMethods
+from impl.fsdp.checkpoint.tensor_parallel import transform_for
 from impl.fsdp.common import (
     FSDP_PREFIX,
     FSDP_WRAPPED_MODULE,
@@ -29,18 +40,13 @@ from impl.fsdp.common import (
     span,
 )
 from impl.fsdp.device import handle_for
-from impl.fsdp.grad_norm import clip_grad_norm
-from impl.fsdp.groups import ProcessGroupType, resolve_groups
-from impl.fsdp.handle import FlatParamHandle
-from impl.fsdp.ignored import check_all_flattened, resolve_ignored
-from impl.fsdp.lazy_init import lazy_init, reset_lazy_init
-from impl.fsdp.materialize import ParamInitFn, choose_device_type
-from impl.fsdp.optim_api import OptimStateDictMethods
-from impl.fsdp.state import STATE_ATTRIBUTE, FSDPState, states_in
-from impl.fsdp.state_dict_type import StateDictTypeMethods
-from impl.fsdp.tensor_parallel import transform_for
-from impl.fsdp.unshard_params import SummonOptions
-from impl.fsdp.wrapping import AutoWrapPolicy, auto_wrap
+from impl.fsdp.flat_param.handle import FlatParamHandle
+from impl.fsdp.step import forward, unshard_params
+from impl.fsdp.step.backward import ensure_ready
+from impl.fsdp.step.grad_norm import clip_grad_norm
+from impl.fsdp.step.lazy_init import lazy_init, reset_lazy_init
+from impl.fsdp.step.state import STATE_ATTRIBUTE, FSDPState, states_in
+from impl.fsdp.step.unshard_params import SummonOptions
 from impl.torch_private import mark_for_compiler
 
 

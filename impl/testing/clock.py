@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from impl.transport.loop import Timer, Timers
+from impl.transport.sockets.loop import Timer, Timers
 
 
 class SimulatedClock:

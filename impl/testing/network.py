@@ -108,7 +108,7 @@ class Pipe:
 
 
 class SimulatedStream:
-    """One end of a connection. See `Stream` in `impl.transport.hub`."""
+    """One end of a connection. See `Stream` in `impl.transport.messages.hub`."""
 
     def __init__(self, incoming: Pipe, outgoing: Pipe) -> None:
         self._incoming = incoming

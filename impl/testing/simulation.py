@@ -28,16 +28,16 @@ from impl.schedules.executor import Pending
 from impl.testing.clock import SimulatedClock
 from impl.testing.network import SimulatedStream, Weather, connection
 from impl.transport.base import ANY_SOURCE, CallInfo, Combine, Deadline
-from impl.transport.collectives import CollectiveBuilder
-from impl.transport.core import Collective
-from impl.transport.exchange import Message
 from impl.transport.fate import Cause
-from impl.transport.gloo_group import GlooGroup
-from impl.transport.group import Expired, MessageGroup
-from impl.transport.hub import Link
-from impl.transport.loop import Timer
 from impl.transport.memory import bytes_of
-from impl.transport.tcp_group import TcpGroup
+from impl.transport.messages.exchange import Message
+from impl.transport.messages.hub import Link
+from impl.transport.sockets.collective_run import Collective
+from impl.transport.sockets.collectives import CollectiveBuilder
+from impl.transport.sockets.gloo_group import GlooGroup
+from impl.transport.sockets.group import Expired, MessageGroup
+from impl.transport.sockets.loop import Timer
+from impl.transport.sockets.tcp_group import TcpGroup
 
 TIMEOUT_S = 30.0
 

@@ -37,9 +37,9 @@ from torch.distributed import PrefixStore, Store
 
 from impl import errors
 from impl.transport.base import CallInfo, Combine, Communicator, Deadline, Transfer
-from impl.transport.meeting_point import SocketOptions
 from impl.transport.shm import Meeting, ShmCommunicator
-from impl.transport.tcp import connect_tcp
+from impl.transport.sockets.connect_all import SocketOptions
+from impl.transport.sockets.tcp import connect_tcp
 
 
 class MixedOptions(SocketOptions, Protocol):

@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from conformance.cases.checkpointing import networks
-from impl.ddp.readiness import Readiness
-from impl.ddp.reducer import Reducer
+from impl.ddp.iteration.readiness import Readiness
+from impl.ddp.iteration.reducer import Reducer
 from impl.sync_batchnorm import SyncBatchNorm
 from impl.sync_batchnorm.normalise import Exchange
 from impl.torch_private import is_backward_running

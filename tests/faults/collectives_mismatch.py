@@ -10,7 +10,7 @@ from zlib import crc32
 from impl import errors
 from impl.errors import CollectiveMismatch
 from impl.gloo import ProcessGroupGloo
-from impl.gloo.core import Described
+from impl.gloo.queue.issuing import Described
 from tests.faults.collectives_kit import AroundImpl
 from tests.faults.ddp_kit import swap
 from tests.faults.kit import GroupFault, Patch, breaks

@@ -385,5 +385,5 @@ class RangesEndWhenTheCallReturns(GroupFault, ProcessGroupGloo):
 
     def _enqueue(self, *args: Any) -> Any:
         named = record_function(f"{dist.get_backend()}:{args[0].operation}")
-        with named, mock.patch("impl.gloo.core.profiled", return_value=None):
+        with named, mock.patch("impl.gloo.queue.issuing.profiled", return_value=None):
             return super()._enqueue(*args)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from conformance.target import Target, load_target
-from impl.gloo.cuda_staging import CudaLender, SegmentPace
+from impl.gloo.memory.cuda_staging import CudaLender, SegmentPace
 from impl.testing.device.gloo import GlooHandle
 from impl.testing.device.handles import DdpHandle
 from impl.testing.device.memory import Memory

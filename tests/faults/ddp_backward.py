@@ -7,15 +7,16 @@ from typing import Any, ClassVar
 
 import torch
 
-from impl.ddp import api, autograd_hooks, reduction
-from impl.ddp.api import DistributedDataParallel
-from impl.ddp.buckets import Bucket
-from impl.ddp.grad_copy import GradientCopier
-from impl.ddp.outputs import find_tensors
-from impl.ddp.reducer import Reducer
-from impl.ddp.reduction import BucketReduction
-from impl.ddp.static_graph import Phase, StaticGraph
-from impl.ddp.wrapper_controls import WrapperControls
+from impl.ddp.buckets.bucket import Bucket
+from impl.ddp.iteration import autograd_hooks, reduction
+from impl.ddp.iteration.grad_copy import GradientCopier
+from impl.ddp.iteration.reducer import Reducer
+from impl.ddp.iteration.reduction import BucketReduction
+from impl.ddp.iteration.static_graph import Phase, StaticGraph
+from impl.ddp.wrapper import api
+from impl.ddp.wrapper.api import DistributedDataParallel
+from impl.ddp.wrapper.controls import WrapperControls
+from impl.ddp.wrapper.outputs import find_tensors
 from tests.faults.ddp_kit import DDPFault, afterwards, beforehand, instead, swap, together
 from tests.faults.kit import breaks
 

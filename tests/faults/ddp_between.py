@@ -11,12 +11,12 @@ from unittest import mock
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from impl.ddp import api
-from impl.ddp.api import DistributedDataParallel
-from impl.ddp.autograd_hooks import AccumulatorHooks, Listener
-from impl.ddp.grad_copy import GradientCopier
-from impl.ddp.reducer import Reducer
-from impl.ddp.reduction import BucketReduction
+from impl.ddp.iteration.autograd_hooks import AccumulatorHooks, Listener
+from impl.ddp.iteration.grad_copy import GradientCopier
+from impl.ddp.iteration.reducer import Reducer
+from impl.ddp.iteration.reduction import BucketReduction
+from impl.ddp.wrapper import api
+from impl.ddp.wrapper.api import DistributedDataParallel
 from tests.faults.ddp_kit import DDPFault, afterwards, beforehand, swap, together
 from tests.faults.kit import breaks
 

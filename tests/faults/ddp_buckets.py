@@ -6,11 +6,14 @@ from typing import Any
 
 import torch
 
-from impl.ddp import api, bucket_agreement, bucketing, buffer_sync, reducer
-from impl.ddp.bucketing import BucketCaps
-from impl.ddp.readiness import LaunchOrder, Readiness
-from impl.ddp.reducer import Reducer
-from impl.ddp.reduction import BucketReduction
+from impl.ddp.buckets import agreement as bucket_agreement
+from impl.ddp.buckets import assignment as bucketing
+from impl.ddp.buckets.assignment import BucketCaps
+from impl.ddp.iteration import reducer
+from impl.ddp.iteration.readiness import LaunchOrder, Readiness
+from impl.ddp.iteration.reducer import Reducer
+from impl.ddp.iteration.reduction import BucketReduction
+from impl.ddp.wrapper import api, buffer_sync
 from tests.faults.ddp_kit import DDPFault, afterwards, instead, swap
 from tests.faults.kit import breaks
 
@@ -154,7 +157,7 @@ class LaunchesAsTheyComplete(DDPFault):
     def patched() -> Any:
         from unittest import mock
 
-        from impl.ddp import backward_pass
+        from impl.ddp.iteration import backward_pass
 
         return mock.patch.multiple(backward_pass, LaunchOrder=_AsTheyComplete)
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from impl.ddp import api
-from impl.ddp.api import DistributedDataParallel
-from impl.ddp.buffer_sync import BufferSync
-from impl.ddp.join import DDPJoinHook
+from impl.ddp.wrapper import api
+from impl.ddp.wrapper.api import DistributedDataParallel
+from impl.ddp.wrapper.buffer_sync import BufferSync
+from impl.ddp.wrapper.join import DDPJoinHook
 from impl.torch_dispatch import transforms_are_active
 from tests.faults.ddp_kit import DDPFault, afterwards, beforehand, swap
 from tests.faults.kit import breaks

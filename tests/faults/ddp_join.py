@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from impl.ddp.api import DistributedDataParallel
-from impl.ddp.buffer_sync import BufferSync
-from impl.ddp.join import DDPJoinHook
-from impl.ddp.reducer import Reducer
+from impl.ddp.iteration.reducer import Reducer
+from impl.ddp.wrapper.api import DistributedDataParallel
+from impl.ddp.wrapper.buffer_sync import BufferSync
+from impl.ddp.wrapper.join import DDPJoinHook
 from tests.faults.ddp_kit import DDPFault, afterwards, instead, swap
 from tests.faults.kit import breaks
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from impl.ddp.reducer import Reducer
-from impl.ddp.static_graph import StaticGraph
+from impl.ddp.iteration.reducer import Reducer
+from impl.ddp.iteration.static_graph import StaticGraph
 from tests.faults.ddp_kit import DDPFault, afterwards, instead
 from tests.faults.kit import breaks
 

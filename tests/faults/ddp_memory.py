@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from impl.ddp import grad_copy
-from impl.ddp.api import DistributedDataParallel
-from impl.ddp.buckets import GradientSlots
-from impl.ddp.reduction import BucketReduction
+from impl.ddp.buckets.bucket import GradientSlots
+from impl.ddp.iteration import grad_copy
+from impl.ddp.iteration.reduction import BucketReduction
+from impl.ddp.wrapper.api import DistributedDataParallel
 from tests.faults.ddp_kit import DDPFault, afterwards, beforehand, instead, together
 from tests.faults.kit import breaks
 

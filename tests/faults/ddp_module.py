@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from impl.ddp.api import DistributedDataParallel
+from impl.ddp.wrapper.api import DistributedDataParallel
 from tests.faults.ddp_kit import DDPFault, swap
 from tests.faults.kit import breaks
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
-from impl.ddp.api import DistributedDataParallel
-from impl.ddp.buckets import Bucket
-from impl.ddp.mixed_precision import MixedPrecision, _Precisions
-from impl.ddp.reduction import BucketReduction
+from impl.ddp.buckets.bucket import Bucket
+from impl.ddp.iteration.reduction import BucketReduction
+from impl.ddp.wrapper.api import DistributedDataParallel
+from impl.ddp.wrapper.mixed_precision import MixedPrecision, _Precisions
 from tests.faults.ddp_kit import DDPFault, afterwards, beforehand, instead, swap
 from tests.faults.kit import breaks
 

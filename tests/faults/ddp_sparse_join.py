@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from impl.ddp import layout
-from impl.ddp.api import DistributedDataParallel
-from impl.ddp.bucket_factory import empty_sparse_gradient
-from impl.ddp.buckets import Bucket
-from impl.ddp.comm_hooks import sum_hook
-from impl.ddp.grad_copy import GradientCopier
-from impl.ddp.reducer import Reducer
-from impl.ddp.reduction import BucketReduction
+from impl.ddp.buckets import layout
+from impl.ddp.buckets.bucket import Bucket
+from impl.ddp.buckets.factory import empty_sparse_gradient
+from impl.ddp.iteration.comm_hooks import sum_hook
+from impl.ddp.iteration.grad_copy import GradientCopier
+from impl.ddp.iteration.reducer import Reducer
+from impl.ddp.iteration.reduction import BucketReduction
+from impl.ddp.wrapper.api import DistributedDataParallel
 from tests.faults.ddp_kit import DDPFault, afterwards, beforehand, instead, swap
 from tests.faults.kit import breaks
 

@@ -7,18 +7,18 @@ from typing import Any
 
 import torch
 
-from impl.ddp import api, buffer_sync, verification
-from impl.ddp.api import DistributedDataParallel
-from impl.ddp.buckets import Bucket
-from impl.ddp.buffer_sync import BufferCommHook, BufferSync
-from impl.ddp.delayed_all_reduce import DelayedAllReduce
-from impl.ddp.grad_copy import GradientCopier
-from impl.ddp.join import JoinParticipant
-from impl.ddp.logging_data import Logger
-from impl.ddp.optimizer_in_backward import OptimizerInBackward
-from impl.ddp.reducer import Reducer
-from impl.ddp.reduction import BucketReduction
-from impl.ddp.wrapper_controls import WrapperControls
+from impl.ddp.buckets.bucket import Bucket
+from impl.ddp.iteration.grad_copy import GradientCopier
+from impl.ddp.iteration.reducer import Reducer
+from impl.ddp.iteration.reduction import BucketReduction
+from impl.ddp.wrapper import api, buffer_sync, verification
+from impl.ddp.wrapper.api import DistributedDataParallel
+from impl.ddp.wrapper.buffer_sync import BufferCommHook, BufferSync
+from impl.ddp.wrapper.controls import WrapperControls
+from impl.ddp.wrapper.delayed_all_reduce import DelayedAllReduce
+from impl.ddp.wrapper.join import JoinParticipant
+from impl.ddp.wrapper.logging_data import Logger
+from impl.ddp.wrapper.optimizer_in_backward import OptimizerInBackward
 from tests.faults.ddp_kit import DDPFault, afterwards, instead, swap
 from tests.faults.kit import breaks
 

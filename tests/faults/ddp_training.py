@@ -9,12 +9,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from impl.ddp import api, outputs
-from impl.ddp.api import DistributedDataParallel
-from impl.ddp.autograd_hooks import AccumulatorHooks
-from impl.ddp.buckets import Bucket
-from impl.ddp.reducer import Reducer
-from impl.ddp.reduction import BucketReduction
+from impl.ddp.buckets.bucket import Bucket
+from impl.ddp.iteration.autograd_hooks import AccumulatorHooks
+from impl.ddp.iteration.reducer import Reducer
+from impl.ddp.iteration.reduction import BucketReduction
+from impl.ddp.wrapper import api, outputs
+from impl.ddp.wrapper.api import DistributedDataParallel
 from impl.torch_private import debug_is_detail
 from tests.faults.ddp_kit import DDPFault, afterwards, beforehand, instead, swap
 from tests.faults.kit import breaks

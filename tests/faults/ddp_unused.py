@@ -8,13 +8,14 @@ from typing import Any
 import torch.distributed as dist
 
 from conformance.verdict import Verdict
-from impl.ddp import api, reducer
-from impl.ddp.api import DistributedDataParallel
-from impl.ddp.readiness import Readiness, ReadyTwiceError
-from impl.ddp.reducer import Reducer
-from impl.ddp.reduction import BucketReduction
-from impl.ddp.static_graph import StaticGraph
-from impl.ddp.used_map import UsedMap
+from impl.ddp.iteration import reducer
+from impl.ddp.iteration.readiness import Readiness, ReadyTwiceError
+from impl.ddp.iteration.reducer import Reducer
+from impl.ddp.iteration.reduction import BucketReduction
+from impl.ddp.iteration.static_graph import StaticGraph
+from impl.ddp.iteration.used_map import UsedMap
+from impl.ddp.wrapper import api
+from impl.ddp.wrapper.api import DistributedDataParallel
 from tests.faults.ddp_kit import DDPFault, afterwards, instead, swap
 from tests.faults.kit import breaks
 

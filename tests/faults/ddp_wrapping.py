@@ -13,17 +13,17 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parameter import UninitializedParameter
 
 from conformance.verdict import Verdict
-from impl.ddp import api, verification
-from impl.ddp.api import DistributedDataParallel
-from impl.ddp.buckets import Bucket
-from impl.ddp.comm_hooks import all_reduce
-from impl.ddp.hook_registration import HookRegistration
-from impl.ddp.mixed_precision import MixedPrecision
-from impl.ddp.module_sync import broadcast_coalesced
-from impl.ddp.options import BufferPolicy
-from impl.ddp.reducer import Reducer
-from impl.ddp.reduction import BucketReduction
-from impl.ddp.wrapper_controls import WrapperControls
+from impl.ddp.buckets.bucket import Bucket
+from impl.ddp.iteration.comm_hooks import all_reduce
+from impl.ddp.iteration.reducer import Reducer
+from impl.ddp.iteration.reduction import BucketReduction
+from impl.ddp.wrapper import api, verification
+from impl.ddp.wrapper.api import DistributedDataParallel
+from impl.ddp.wrapper.controls import WrapperControls
+from impl.ddp.wrapper.hook_registration import HookRegistration
+from impl.ddp.wrapper.mixed_precision import MixedPrecision
+from impl.ddp.wrapper.module_sync import broadcast_coalesced
+from impl.ddp.wrapper.options import BufferPolicy
 from tests.faults.ddp_kit import DDPFault, afterwards, beforehand, instead, swap, together
 from tests.faults.kit import breaks
 

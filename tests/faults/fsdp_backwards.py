@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from impl.fsdp import api, gradients
+from impl.fsdp import api
+from impl.fsdp.flat_param import gradients
 from tests.faults.fsdp_kit import Swapped, always, nothing
 from tests.faults.kit import breaks
 

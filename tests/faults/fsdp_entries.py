@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from impl.fsdp import common, optim_api, optim_save, state_dict
+from impl.fsdp import common
+from impl.fsdp.checkpoint import optim_api, optim_save, state_dict
 from tests.faults.fsdp_kit import Swapped, nothing
 from tests.faults.kit import breaks
 

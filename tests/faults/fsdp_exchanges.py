@@ -7,7 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from impl.fsdp import api, backward, collectives, reduction
+from impl.fsdp import api, collectives
+from impl.fsdp.step import backward, reduction
 from impl.torch_private import all_gather_single
 from tests.faults.fsdp_kit import Swapped
 from tests.faults.kit import breaks

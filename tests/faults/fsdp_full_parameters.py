@@ -8,8 +8,12 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import ShardingStrategy
 
-from impl.fsdp import api, backward, build, grad_norm, state_dict, unshard_params, views
-from impl.fsdp.lazy_init import lazy_init
+from impl.fsdp import api
+from impl.fsdp.build import construct as build
+from impl.fsdp.checkpoint import state_dict
+from impl.fsdp.flat_param import views
+from impl.fsdp.step import backward, grad_norm, unshard_params
+from impl.fsdp.step.lazy_init import lazy_init
 from tests.faults.fsdp_kit import Swapped, always, as_property, nothing
 from tests.faults.kit import breaks
 

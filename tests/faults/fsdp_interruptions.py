@@ -10,18 +10,10 @@ from unittest import mock
 
 import torch
 
-from impl.fsdp import (
-    api,
-    backward,
-    config,
-    gradients,
-    handle,
-    lazy_init,
-    optim_api,
-    reduction,
-    state_dict,
-    unshard_params,
-)
+from impl.fsdp import api
+from impl.fsdp.checkpoint import optim_api, state_dict
+from impl.fsdp.flat_param import config, gradients, handle
+from impl.fsdp.step import backward, lazy_init, reduction, unshard_params
 from tests.faults.fsdp_kit import Swapped, nothing
 from tests.faults.kit import breaks
 

@@ -8,15 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from impl.fsdp import (
-    api,
-    flat_param,
-    optim_api,
-    optim_load,
-    optim_save,
-    state_dict,
-    state_dict_type,
-)
+from impl.fsdp import api
+from impl.fsdp.checkpoint import optim_api, optim_load, optim_save, state_dict, state_dict_type
+from impl.fsdp.flat_param import packing as flat_param
 from tests.faults.fsdp_kit import Swapped, nothing
 from tests.faults.kit import breaks
 

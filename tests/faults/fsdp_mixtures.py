@@ -9,21 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from impl.fsdp import (
-    api,
-    buffers,
-    common,
-    forward,
-    grad_norm,
-    gradients,
-    optim_names,
-    optim_save,
-    reduction,
-    sharded_values,
-    state_dict,
-    tree,
-    unshard_params,
-)
+from impl.fsdp import api, common
+from impl.fsdp.checkpoint import optim_names, optim_save, sharded_values, state_dict
+from impl.fsdp.flat_param import gradients
+from impl.fsdp.step import buffers, forward, grad_norm, reduction, tree, unshard_params
 from tests.faults.fsdp_kit import Swapped
 from tests.faults.kit import breaks
 

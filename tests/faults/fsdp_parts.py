@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from impl.fsdp import api, backward, forward, grad_norm, gradients, tree, unshard_params
-from impl.fsdp.state import states_in
+from impl.fsdp import api
+from impl.fsdp.flat_param import gradients
+from impl.fsdp.step import backward, forward, grad_norm, tree, unshard_params
+from impl.fsdp.step.state import states_in
 from impl.torch_private import is_backward_running
 from tests.faults.fsdp_kit import Swapped
 from tests.faults.kit import breaks

@@ -7,8 +7,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from impl.fsdp import api, groups, handle, lazy_init, optim_load, optim_save, wrapping
-from impl.fsdp.grad_norm import clip_grad_norm
+from impl.fsdp import api
+from impl.fsdp.build import groups, wrapping
+from impl.fsdp.checkpoint import optim_load, optim_save
+from impl.fsdp.flat_param import handle
+from impl.fsdp.step import lazy_init
+from impl.fsdp.step.grad_norm import clip_grad_norm
 from tests.faults.fsdp_kit import Swapped, nothing
 from tests.faults.kit import breaks
 

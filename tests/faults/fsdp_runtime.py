@@ -9,13 +9,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import BackwardPrefetch
 
-from impl.fsdp import (
+from impl.fsdp.build import construct as build
+from impl.fsdp.flat_param import config, handle, layout
+from impl.fsdp.flat_param import gradients as gradients_module
+from impl.fsdp.step import (
     backward,
-    build,
-    config,
     forward,
-    handle,
-    layout,
     lazy_init,
     order,
     reduction,
@@ -23,7 +22,6 @@ from impl.fsdp import (
     tree,
     unshard_params,
 )
-from impl.fsdp import gradients as gradients_module
 from tests.faults.fsdp_kit import Swapped, always, as_property, nothing
 from tests.faults.kit import breaks
 

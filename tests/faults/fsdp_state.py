@@ -8,7 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from impl.fsdp import api, build, materialize, optim_load, optim_save, state_dict, state_dict_type
+from impl.fsdp import api
+from impl.fsdp.build import construct as build
+from impl.fsdp.build import materialize
+from impl.fsdp.checkpoint import optim_load, optim_save, state_dict, state_dict_type
 from tests.faults.fsdp_kit import Swapped, always, nothing
 from tests.faults.kit import breaks
 

@@ -8,18 +8,11 @@ from typing import Any
 
 import torch
 
-from impl.fsdp import (
-    api,
-    backward,
-    collectives,
-    flat_param,
-    forward,
-    gradients,
-    groups,
-    handle,
-    reduction,
-    state,
-)
+from impl.fsdp import api, collectives
+from impl.fsdp.build import groups
+from impl.fsdp.flat_param import gradients, handle
+from impl.fsdp.flat_param import packing as flat_param
+from impl.fsdp.step import backward, forward, reduction, state
 from tests.faults.fsdp_kit import Swapped, always, nothing
 from tests.faults.kit import breaks
 

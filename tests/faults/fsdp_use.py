@@ -8,21 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from impl.fsdp import (
-    api,
-    buffers,
-    build,
-    config,
-    forward,
-    groups,
-    handle,
-    materialize,
-    reduction,
-    sharding,
-    tree,
-    views,
-    wrapping,
-)
+from impl.fsdp import api
+from impl.fsdp.build import construct as build
+from impl.fsdp.build import groups, materialize, wrapping
+from impl.fsdp.flat_param import config, handle, views
+from impl.fsdp.step import buffers, forward, reduction, sharding, tree
 from tests.faults.fsdp_kit import Swapped, always, nothing
 from tests.faults.kit import breaks
 

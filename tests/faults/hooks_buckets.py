@@ -9,13 +9,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from impl.ddp import comm_hooks, hook_registration, reduction
-from impl.ddp.buckets import GradBucket
-from impl.ddp.comm_hooks import BUILTIN_HOOKS, sum_hook
-from impl.ddp.grad_copy import GradientCopier
-from impl.ddp.logging_data import Logger
-from impl.ddp.reducer import Reducer
-from impl.ddp.reduction import BucketReduction
+from impl.ddp.buckets.bucket import GradBucket
+from impl.ddp.iteration import comm_hooks, reduction
+from impl.ddp.iteration.comm_hooks import BUILTIN_HOOKS, sum_hook
+from impl.ddp.iteration.grad_copy import GradientCopier
+from impl.ddp.iteration.reducer import Reducer
+from impl.ddp.iteration.reduction import BucketReduction
+from impl.ddp.wrapper import hook_registration
+from impl.ddp.wrapper.logging_data import Logger
 from tests.faults.ddp_kit import DDPFault, beforehand, instead, swap, together
 from tests.faults.kit import breaks
 

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-from impl.ddp import reduction
-from impl.ddp.reducer import Reducer
+from impl.ddp.iteration import reduction
+from impl.ddp.iteration.reducer import Reducer
 from tests.faults.ddp_kit import DDPFault, afterwards, instead, swap
 from tests.faults.kit import breaks
 

@@ -22,11 +22,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from impl.gloo import ProcessGroupGloo
-from impl.gloo.core import as_list
-from impl.gloo.device import substituted_handle
-from impl.gloo.executor import Executor
-from impl.gloo.reductions import Reductions
-from impl.gloo.work import CollectiveWork, GlooWork
+from impl.gloo.memory.device import substituted_handle
+from impl.gloo.operations.reductions import Reductions
+from impl.gloo.queue.executor import Executor
+from impl.gloo.queue.issuing import as_list
+from impl.gloo.queue.work import CollectiveWork, GlooWork
 from impl.testing.device.future import SimulatedFuture
 from impl.testing.device.memory import Place
 from impl.testing.device.simulated import SimulatedDevice, SimulatedStream
@@ -34,7 +34,7 @@ from impl.transport.base import CallInfo, Combine, Communicator, Deadline, Pace,
 
 
 class GlooHandle:
-    """The device as `impl.gloo.device.DeviceHandle` has it."""
+    """The device as `impl.gloo.memory.device.DeviceHandle` has it."""
 
     def __init__(self, device: SimulatedDevice) -> None:
         self._device = device

@@ -22,7 +22,7 @@ from impl.testing.device.simulated import SimulatedDevice, SimulatedEvent
 _ProcessGroup: Any = dist.ProcessGroup
 
 
-class ImaginedGroup(_ProcessGroup):  # type: ignore[misc]  # as Any: see impl.gloo.core
+class ImaginedGroup(_ProcessGroup):  # type: ignore[misc]  # as Any: see impl.gloo.queue.issuing
     """Rank 0 of `world_size` ranks."""
 
     def __init__(self, device: SimulatedDevice, world_size: int, name: str = "imagined") -> None:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from impl.transport.base import Deadline
-from impl.transport.gathering import Gathering, KeyValueStore, not_come
+from impl.transport.meeting.store import Gathering, KeyValueStore, not_come
 from impl.transport.shm import words
 from impl.transport.shm.layout import Layout
 from impl.transport.shm.mapping import Mapping, SharedFile, SharingRefused

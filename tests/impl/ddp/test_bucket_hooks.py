@@ -13,7 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 from impl.ddp import GradBucket
-from impl.ddp.comm_hooks import is_power_sgd, values_of_rows
+from impl.ddp.iteration.comm_hooks import is_power_sgd, values_of_rows
 from impl.torch_private import MixedPrecision
 from tests.impl.ddp.models import (
     DDP,

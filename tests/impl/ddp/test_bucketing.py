@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from impl.ddp import compute_bucket_assignment_by_size
-from impl.ddp.bucketing import BYTES_PER_MB, BucketCaps, assign_in_ready_order
+from impl.ddp.buckets.assignment import BYTES_PER_MB, BucketCaps, assign_in_ready_order
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.complex64)
 

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from impl.ddp.bucket_factory import build_buckets
-from impl.ddp.buckets import COPY_AT_ONCE_FROM_BYTES, Bucket, GradientSlots
-from impl.ddp.grad_copy import GradientCopier, new_gradient
+from impl.ddp.buckets.bucket import COPY_AT_ONCE_FROM_BYTES, Bucket, GradientSlots
+from impl.ddp.buckets.factory import build_buckets
+from impl.ddp.iteration.grad_copy import GradientCopier, new_gradient
 
 
 def bucket_of(*params: Tensor, group: dist.ProcessGroup) -> Bucket:

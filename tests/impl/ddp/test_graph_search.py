@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from impl.ddp.graph_search import UnusedParameterSearch, reachable, unreachable_params
+from impl.ddp.iteration.graph_search import UnusedParameterSearch, reachable, unreachable_params
 
 
 def leaves(count: int) -> tuple[list[Tensor], list[object]]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from impl.ddp.buckets import is_large
+from impl.ddp.buckets.bucket import is_large
 from tests.impl.ddp.models import DDP, Branches, TwoLayers, X, grad_of
 from tests.impl.ddp.ranks import Ranks
 

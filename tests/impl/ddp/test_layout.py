@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from impl.ddp.layout import (
+from impl.ddp.buckets.layout import (
     gradient_strides,
     is_non_overlapping_and_dense,
     lay_out,

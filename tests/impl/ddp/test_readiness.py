@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from impl.ddp.readiness import LaunchOrder, Readiness, ReadyTwiceError
+from impl.ddp.iteration.readiness import LaunchOrder, Readiness, ReadyTwiceError
 
 
 @st.composite

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from impl.ddp.bucket_agreement import agree_on_buckets, decode, encode
+from impl.ddp.buckets.agreement import agree_on_buckets, decode, encode
 from impl.ddp.device import DeviceHandle, StreamMark
+from impl.ddp.iteration.used_map import UsedMap
 from impl.ddp.messages import ready_twice, unfinished_reduction
-from impl.ddp.options import buffer_policy, choose_devices, choose_group
-from impl.ddp.outputs import find_tensors, notify_at, pass_through
 from impl.ddp.parameters import managed_parameters
-from impl.ddp.used_map import UsedMap
+from impl.ddp.wrapper.options import buffer_policy, choose_devices, choose_group
+from impl.ddp.wrapper.outputs import find_tensors, notify_at, pass_through
 
 # ---- used map
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from impl.ddp.static_graph import StaticGraph
+from impl.ddp.iteration.static_graph import StaticGraph
 
 
 def recorded(*firings: int) -> StaticGraph:

@@ -16,9 +16,9 @@ import impl.ddp.device
 import impl.fsdp.device
 from conformance.cases.cuda import streams
 from conformance.target import Target, load_target
-from impl.gloo.core import GroupCore
+from impl.gloo.connect.transports import Place, connect
 from impl.gloo.options import Options
-from impl.gloo.transports import Place, connect
+from impl.gloo.queue.issuing import GroupCore
 from impl.testing.device.gloo import WatchedCommunicator, simulated_gloo
 from impl.testing.device.handles import DdpHandle, FsdpHandle
 from impl.testing.device.schedule import Drawn

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.nn.parallel.distributed import _MixedPrecision
 
 import impl.ddp
-from impl.ddp import DistributedDataParallel, mixed_precision
+from impl.ddp import DistributedDataParallel
 from impl.ddp.device import substituted_handle
+from impl.ddp.wrapper import mixed_precision
 from impl.testing.device.group import ImaginedGroup
 from impl.testing.device.handles import DdpHandle
 from impl.testing.device.schedule import Drawn, Eager

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from impl.errors import PeerLost
-from impl.gloo import Options, ProcessGroupGloo, cuda_staging
+from impl.gloo import Options, ProcessGroupGloo
+from impl.gloo.memory import cuda_staging
 from impl.testing.device.gloo import simulated_gloo, watched
 from impl.testing.device.schedule import Drawn, Eager
 from impl.testing.device.simulated import SimulatedDevice
@@ -32,7 +33,7 @@ from tests.impl.device.left_out import (
 
 SEGMENT_NBYTES = 1024
 ON_DEVICE: Any = {"device": "cpu"}  # naming a device is what puts a tensor on the simulated one
-STAGING = "impl/gloo/cuda_staging.py"
+STAGING = "impl/gloo/memory/cuda_staging.py"
 
 
 @contextmanager
@@ -264,7 +265,7 @@ def test_results_are_what_they_would_be_on_the_host() -> None:
 
 
 def test_every_wait_record_and_pin_is_needed() -> None:
-    removed, unmissed = not_missed(PROGRAMS, ["gloo/cuda_staging.py"])
+    removed, unmissed = not_missed(PROGRAMS, ["gloo/memory/cuda_staging.py"])
     print(f"impl.gloo staging: {removed} removed, {removed - len(unmissed)} found")
     assert removed >= 14
     assert unmissed == []

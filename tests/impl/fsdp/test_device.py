@@ -16,7 +16,7 @@ from impl.fsdp.device import (
     storage_numel,
     substituted_handle,
 )
-from impl.fsdp.limiter import FreeEventQueue
+from impl.fsdp.step.limiter import FreeEventQueue
 
 
 class FakeWork:

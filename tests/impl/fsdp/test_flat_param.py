@@ -11,15 +11,15 @@ from torch.distributed.fsdp import FlatParameter, MixedPrecision
 from torch.distributed.fsdp.wrap import always_wrap_policy
 
 from impl.fsdp import FullyShardedDataParallel
-from impl.fsdp.flat_param import (
+from impl.fsdp.flat_param.layout import plan_shard
+from impl.fsdp.flat_param.packing import (
     CollectedParams,
     ParamTransform,
     describe_params,
     make_flat_parameter,
     validate_params,
 )
-from impl.fsdp.layout import plan_shard
-from impl.fsdp.views import AttributeViews, OrigParamViews
+from impl.fsdp.flat_param.views import AttributeViews, OrigParamViews
 from tests.impl.fsdp.models import Model, make_model
 
 

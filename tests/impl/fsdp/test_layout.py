@@ -17,11 +17,10 @@ from torch.distributed.fsdp._flat_param import (
     HandleShardingStrategy,
 )
 
-from impl.fsdp.config import HandleConfig
 from impl.fsdp.device import handle_for
-from impl.fsdp.flat_param import ParamTransform
-from impl.fsdp.handle import FlatParamHandle
-from impl.fsdp.layout import (
+from impl.fsdp.flat_param.config import HandleConfig
+from impl.fsdp.flat_param.handle import FlatParamHandle
+from impl.fsdp.flat_param.layout import (
     ParamInShard,
     alignment_numel,
     chunk_bounds,
@@ -29,6 +28,7 @@ from impl.fsdp.layout import (
     plan_shard,
     plan_unsharded,
 )
+from impl.fsdp.flat_param.packing import ParamTransform
 from tests.impl.fsdp.models import CPU
 
 world_sizes = st.integers(1, 9)

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import BackwardPrefetch
 from torch.distributed.fsdp._exec_order_utils import _ExecOrderData
 
 from impl.fsdp.common import HandleTrainingState
-from impl.fsdp.order import ExecutionOrder, first_disagreement, unit_to_prefetch
+from impl.fsdp.step.order import ExecutionOrder, first_disagreement, unit_to_prefetch
 
 NAMES = {0: ["a.weight"], 1: ["b.weight", "b.bias"], 2: ["c.weight"]}
 FORWARD = HandleTrainingState.FORWARD

@@ -13,14 +13,14 @@ from torch.distributed.algorithms._comm_hooks.default_hooks import DefaultState
 from torch.distributed.fsdp import MixedPrecision
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from impl.fsdp.build import resolve_strategy
+from impl.fsdp.build.construct import resolve_strategy
+from impl.fsdp.build.groups import hybrid_rank_lists
+from impl.fsdp.build.ignored import Ignored
+from impl.fsdp.build.materialize import choose_device_type
+from impl.fsdp.checkpoint.state_dict import replace_prefix
 from impl.fsdp.collectives import divide_factors
-from impl.fsdp.config import Dtypes
-from impl.fsdp.groups import hybrid_rank_lists
-from impl.fsdp.ignored import Ignored
-from impl.fsdp.materialize import choose_device_type
-from impl.fsdp.state_dict import replace_prefix
-from impl.fsdp.tree import cast_floating, map_tensors, move, tensors_in
+from impl.fsdp.flat_param.config import Dtypes
+from impl.fsdp.step.tree import cast_floating, map_tensors, move, tensors_in
 
 F32, BF16 = torch.float32, torch.bfloat16
 

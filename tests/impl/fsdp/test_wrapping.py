@@ -16,8 +16,8 @@ from torch.distributed.fsdp.wrap import (
     size_based_auto_wrap_policy,
 )
 
-from impl.fsdp.ignored import check_no_scalars, resolve_ignored
-from impl.fsdp.wrapping import auto_wrap
+from impl.fsdp.build.ignored import check_no_scalars, resolve_ignored
+from impl.fsdp.build.wrapping import auto_wrap
 
 
 class Wrapped(nn.Module):

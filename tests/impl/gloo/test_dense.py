@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from impl.gloo import dense
+from impl.gloo.memory import dense
 
 BASE = torch.arange(24.0).view(4, 6)
 

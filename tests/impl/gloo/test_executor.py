@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from impl import errors
-from impl.gloo.executor import Executor
-from impl.gloo.work import CollectiveWork
+from impl.gloo.queue.executor import Executor
+from impl.gloo.queue.work import CollectiveWork
 from impl.transport.base import CallInfo
 
 CALL = CallInfo("all_reduce", 7, "", "")

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from impl import errors
-from impl.gloo import ProcessGroupGloo, monitored_barrier
+from impl.gloo import ProcessGroupGloo
+from impl.gloo.operations import monitored_barrier
 from impl.transport.base import Transfer
 from impl.transport.fate import Cause, Fate
 from impl.transport.transfer import PostedTransfer

@@ -23,9 +23,9 @@ from torch.distributed import ReduceOp
 
 from impl import errors
 from impl.gloo import Options, ProcessGroupGloo
-from impl.gloo.core import Described
-from impl.gloo.settings import Settings
-from impl.gloo.work import GlooWork
+from impl.gloo.queue.issuing import Described
+from impl.gloo.queue.work import GlooWork
+from impl.gloo.requests.settings import Settings
 from impl.transport.shm.mailbox import Mailbox
 from tests.impl.gloo.ranks import in_groups, on_processes
 from tests.impl.threads import on_threads

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from impl.gloo.reduce_ops import NARROW_FLOATS, check_complex, op_name, reduction
+from impl.gloo.requests.reduce_ops import NARROW_FLOATS, check_complex, op_name, reduction
 
 INTEGERS = (
     torch.int8,

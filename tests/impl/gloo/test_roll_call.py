@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from impl import errors
-from impl.gloo.roll_call import RollCall
+from impl.gloo.connect.fresh_prefix import RollCall
 from impl.transport.base import Deadline
 from tests.impl.threads import on_threads
 

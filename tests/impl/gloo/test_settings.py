@@ -12,7 +12,7 @@ from torch.distributed import ReduceOp
 
 from impl.gloo import ProcessGroupGloo
 from impl.gloo.options import Device, Options
-from impl.gloo.settings import own_timeout_s, settings
+from impl.gloo.requests.settings import own_timeout_s, settings
 
 
 class FakeOptions:

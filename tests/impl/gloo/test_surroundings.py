@@ -19,7 +19,7 @@ from torch.utils._device import _device_constructors
 
 import impl
 from impl.gloo import Options, ProcessGroupGloo
-from impl.gloo.device import substituted_handle
+from impl.gloo.memory.device import substituted_handle
 from tests.impl.gloo.ranks import in_groups
 from tests.impl.threads import on_threads
 

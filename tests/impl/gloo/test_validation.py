@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from impl.gloo import validation
+from impl.gloo.requests import validation
 
 ONE, TWO = torch.ones(2), torch.ones(3)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from impl.transport.credits import CreditExchange
-from impl.transport.eager import EagerExchange
-from impl.transport.exchange import Exchange, Message
-from impl.transport.frames import PREAMBLE, PREAMBLE_NBYTES, Opcode, Preamble
-from impl.transport.hub import Hub
-from impl.transport.streams import SendQueue
+from impl.transport.messages.credits import CreditExchange
+from impl.transport.messages.eager import EagerExchange
+from impl.transport.messages.exchange import Exchange, Message
+from impl.transport.messages.frames import PREAMBLE, PREAMBLE_NBYTES, Opcode, Preamble
+from impl.transport.messages.hub import Hub
+from impl.transport.messages.streams import SendQueue
 
 
 class Desk:

@@ -10,8 +10,8 @@ from typing import Any
 import torch.distributed as dist
 
 from impl.transport.base import CallInfo, Communicator, Deadline
-from impl.transport.gloo_wire import connect_gloo
-from impl.transport.tcp import connect_tcp
+from impl.transport.sockets.gloo_wire import connect_gloo
+from impl.transport.sockets.tcp import connect_tcp
 from tests.impl.threads import on_threads
 
 PATIENCE_S = 60.0

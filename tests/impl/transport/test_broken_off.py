@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
-from impl.transport.credits import CreditExchange
-from impl.transport.eager import EagerExchange
-from impl.transport.exchange import Exchange, Message
-from impl.transport.frames import (
+from impl.transport.messages.credits import CreditExchange
+from impl.transport.messages.eager import EagerExchange
+from impl.transport.messages.exchange import Exchange, Message
+from impl.transport.messages.frames import (
     EAGER_NBYTES_MAX,
     GLOO_RULES,
     TCP_RULES,
@@ -21,8 +21,8 @@ from impl.transport.frames import (
     Opcode,
     Preamble,
 )
-from impl.transport.hub import Hub, Link
-from impl.transport.streams import SendQueue
+from impl.transport.messages.hub import Hub, Link
+from impl.transport.messages.streams import SendQueue
 from tests.impl.transport.breaking_off import Interrupted, RaisesAt, everywhere
 from tests.impl.transport.desk import Desk
 

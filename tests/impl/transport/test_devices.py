@@ -7,15 +7,15 @@ import socket
 
 import pytest
 
-from impl.transport import devices
-from impl.transport.devices import (
+from impl.transport.meeting import interfaces as devices
+from impl.transport.meeting.addresses import Address
+from impl.transport.meeting.interfaces import (
     DeviceError,
     address_of_host,
     address_of_interface,
     choose_addresses,
     listen,
 )
-from impl.transport.rendezvous import Address
 
 LOOPBACK_INTERFACE = "lo"
 HAS_IPV6 = any(name == "lo" for _, _, name in devices._ipv6_addresses())

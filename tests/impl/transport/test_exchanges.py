@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-from impl.transport.credits import CreditExchange
-from impl.transport.eager import COLLECTIVE_SLOT, WINDOW_NBYTES, EagerExchange, eager_cost
-from impl.transport.exchange import Message, NobodyLeft, SizeMismatch
-from impl.transport.frames import (
+from impl.transport.messages.credits import CreditExchange
+from impl.transport.messages.eager import COLLECTIVE_SLOT, WINDOW_NBYTES, EagerExchange, eager_cost
+from impl.transport.messages.exchange import Message, NobodyLeft, SizeMismatch
+from impl.transport.messages.frames import (
     EAGER_NBYTES_MAX,
     PREAMBLE,
     PREAMBLE_NBYTES,

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from impl import errors
 from impl.transport.base import Deadline
-from impl.transport.gathering import Gathering, not_come
+from impl.transport.meeting.store import Gathering, not_come
 
 
 class BrokenStore:

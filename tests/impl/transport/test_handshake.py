@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from impl.transport.handshake import (
+from impl.transport.sockets.handshake import (
     MAGIC,
     AuthenticatedCaller,
     AuthenticatedListener,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from impl.transport.loop import EventLoop, Timers
+from impl.transport.sockets.loop import EventLoop, Timers
 
 PATIENCE_S = 20.0
 

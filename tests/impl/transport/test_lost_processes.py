@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from impl import errors
 from impl.transport.base import Communicator
-from impl.transport.tcp import connect_tcp
+from impl.transport.sockets.tcp import connect_tcp
 from tests.impl.gloo.ranks import on_processes
 from tests.impl.transport.combines import SUM
 from tests.impl.transport.ranks import SINGLE, Calls, Loopback, connected, soon

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from impl import errors
 from impl.transport.base import Deadline
-from impl.transport.frames import ProtocolError
-from impl.transport.meeting_point import MeetingPoint, own_value
-from impl.transport.rendezvous import (
+from impl.transport.meeting.addresses import (
     ADDRESS_NBYTES,
     Address,
     RendezvousValue,
@@ -22,6 +20,8 @@ from impl.transport.rendezvous import (
     decode_value,
     encode_value,
 )
+from impl.transport.messages.frames import ProtocolError
+from impl.transport.sockets.connect_all import MeetingPoint, own_value
 
 V4 = Address(socket.AF_INET, "10.1.2.3", 0x1234)
 V6 = Address(socket.AF_INET6, "fe80::1", 4242, scope_id=3)

@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 
 from impl import errors
-from impl.transport import devices
 from impl.transport.base import ANY_SOURCE, Communicator
-from impl.transport.handshake import GlooCaller, GlooListener
-from impl.transport.loop import EventLoop
-from impl.transport.mesh import Mesh
-from impl.transport.rendezvous import Address
+from impl.transport.meeting import interfaces as devices
+from impl.transport.meeting.addresses import Address
+from impl.transport.sockets.handshake import GlooCaller, GlooListener
+from impl.transport.sockets.loop import EventLoop
+from impl.transport.sockets.mesh import Mesh
 from tests.impl.transport.combines import SUM, assert_is_sum, random_floats
 from tests.impl.transport.ranks import (
     SINGLE,

@@ -14,19 +14,19 @@ import torch
 import torch.distributed as dist
 
 from impl import errors
-from impl.transport import mesh
 from impl.transport.base import Communicator
-from impl.transport.devices import listen
-from impl.transport.frames import PREAMBLE, Opcode
-from impl.transport.handshake import (
+from impl.transport.meeting.addresses import Address, decode_value
+from impl.transport.meeting.interfaces import listen
+from impl.transport.messages.frames import PREAMBLE, Opcode
+from impl.transport.sockets import mesh
+from impl.transport.sockets.handshake import (
     MAGIC,
     AuthenticatedCaller,
     GlooListener,
     Handshake,
     Membership,
 )
-from impl.transport.loop import EventLoop
-from impl.transport.rendezvous import Address, decode_value
+from impl.transport.sockets.loop import EventLoop
 from tests.impl.transport.combines import SUM
 from tests.impl.transport.ranks import PATIENCE_S, Calls, connected, run_ranks, soon
 

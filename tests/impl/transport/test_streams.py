@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from impl.transport.frames import (
+from impl.transport.messages.frames import (
     EAGER_NBYTES_MAX,
     GLOO_RULES,
     PREAMBLE,
@@ -21,7 +21,7 @@ from impl.transport.frames import (
     collective_slot,
     frame_header,
 )
-from impl.transport.streams import FrameReader, Happened, SendQueue
+from impl.transport.messages.streams import FrameReader, Happened, SendQueue
 
 DATA = frame_header(Opcode.DATA, slot=9, length=5, payload_nbytes=5) + b"hello"
 EMPTY_DATA = frame_header(Opcode.DATA, slot=9, length=0)

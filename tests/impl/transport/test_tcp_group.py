@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 
-from impl.transport.loop import Timer, Timers
-from impl.transport.tcp_group import TcpGroup
+from impl.transport.sockets.loop import Timer, Timers
+from impl.transport.sockets.tcp_group import TcpGroup
 
 
 class StillLoop:

@@ -1,0 +1,557 @@
+"""The iteration of the reducer: gradients are averaged while the backward pass still runs.
+
+It puts four questions together, each answered elsewhere:
+
+    which bucket does a gradient belong to?     bucketing, layout, bucket_agreement
+    what is still missing?                      readiness, static_graph
+    what may be launched now?                   readiness.LaunchOrder
+    then do it                                  reduction, grad_copy, comm_hooks
+
+One synchronised iteration:
+
+    prepare_for_backward        after forward: expect hooks, find unused parameters
+    large_gradient_accumulated  from autograd, per large parameter: copy its gradient at once
+    gradients_arrived           from autograd, when so many hooks have fired that a bucket may be
+                                complete: mark their gradients; fill complete buckets, and launch
+                                those whose turn it is
+    gradient_accumulated        in place of both, for each hook as it fires, where its stream or
+                                what it was given matters
+    _finish_backward            end of the backward pass: wait, hand results to `param.grad`
+    _rebuild_buckets            before the second forward: buckets in the order of readiness
+
+Three flags say where it is:
+
+    _expecting   _unfinished   _unused_are_marked
+    no           no            either               between passes; hooks have no effect
+    yes          no            no                   forward is over; no hook has fired, or so few
+                                                    that nobody has looked at them
+    yes          yes           yes                  backward runs, or it ended before all buckets
+                                                    were reduced: each forward raises
+    yes          yes           no                   the same, after so few hooks; or backward has
+                                                    just ended, and recorded a static graph
+
+A backward pass that reduces everything leads back to the first line, and so does `_reset_state`.
+The second line is also left when buckets are rebuilt: if the backward pass of an earlier forward
+pass comes after all, `backward_begins` expects it anew.
+
+Backward passes without a synchronising forward (`no_sync`) run through the hooks without effect,
+other than to note which parameters they used.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import time_ns
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from impl.ddp import messages
+from impl.ddp.buckets.assignment import BYTES_PER_MB, DEFAULT_BUCKET_CAP_MB, ErrorLog
+from impl.ddp.buckets.bucket import Bucket, is_large
+from impl.ddp.buckets.factory import build_buckets
+from impl.ddp.device import handle_for
+from impl.ddp.iteration.autograd_hooks import AccumulatorHooks, Arrivals, accumulators_of
+from impl.ddp.iteration.comm_hooks import all_reduce
+from impl.ddp.iteration.distributed_autograd import LentGradients
+from impl.ddp.iteration.grad_copy import GradientCopier
+from impl.ddp.iteration.graph_search import UnusedParameterSearch, unreachable_params
+from impl.ddp.iteration.readiness import LaunchOrder, Readiness, ReadyTwiceError
+from impl.ddp.iteration.reduction import BucketReduction, profiler_range
+from impl.ddp.iteration.static_graph import StaticGraph
+from impl.ddp.iteration.used_map import UsedMap
+from impl.ddp.timing import Event, Statistics, Timer
+from impl.torch_private import DEFAULT_FIRST_BUCKET_BYTES, debug_is_on, queue_backward_callback
+
+logger = logging.getLogger(__name__)
+
+
+class BackwardPass:
+    """The iteration, of which `Reducer` is what can be asked or told between iterations."""
+
+    def __init__(
+        self,
+        params: Sequence[Tensor],
+        bucket_indices: Sequence[Sequence[int]],
+        per_bucket_size_limits: Sequence[int],
+        process_group: dist.ProcessGroup,
+        expect_sparse_gradients: Sequence[bool] = (),
+        bucket_bytes_cap: int = DEFAULT_BUCKET_CAP_MB * BYTES_PER_MB,
+        find_unused_parameters: bool = False,
+        gradient_as_bucket_view: bool = False,
+        param_to_name_mapping: Mapping[int, str] | None = None,
+        first_bucket_bytes_cap: int = DEFAULT_FIRST_BUCKET_BYTES,
+        skip_all_reduce_unused_params: bool = False,
+        use_python_reducer: bool = False,
+        bucket_bytes_cap_list: Sequence[int] = (),
+        batched_grad_copy: bool = False,
+    ) -> None:
+        """
+        Args:
+            params: leaves that require gradients, each once.
+            bucket_indices: indices into `params`, bucket by bucket, in the order of reduction.
+            per_bucket_size_limits: what each bucket was filled against, in bytes; informative.
+            process_group: over which to average.
+            expect_sparse_gradients: by parameter; none by default.
+            bucket_bytes_cap: size limit when buckets are rebuilt, after the first bucket.
+            find_unused_parameters: search each graph for parameters that it leaves out.
+            gradient_as_bucket_view: let `param.grad` be a view of the bucket.
+            param_to_name_mapping: parameter names by index, for messages.
+            first_bucket_bytes_cap: size limit of the first rebuilt bucket.
+            skip_all_reduce_unused_params: do not reduce buckets without any used parameter. They
+                must be the same on all ranks.
+            use_python_reducer: compiled code reduces the gradients; this reducer only stands by.
+            bucket_bytes_cap_list: size limits bucket by bucket, instead of the two above.
+            batched_grad_copy: copy and divide once a bucket, not once a parameter.
+
+        Raises:
+            RuntimeError: no parameters, or an impossible bucket.
+        """
+        if not params:
+            raise RuntimeError("Expected at least one parameter.")
+        self.params = list(params)
+        self.bucket_bytes_cap = bucket_bytes_cap
+        self.find_unused_parameters = find_unused_parameters
+        self.gradient_as_bucket_view = gradient_as_bucket_view
+        self.has_rebuilt_buckets = False
+        self.reduced_bucket_count = 0  # in the last backward pass
+        self.unused_params: list[int] = []  # of the last backward pass; for good if it is static
+        self.ready_order: list[int] = []  # hooks of the last backward pass, as they fired
+        self.before_delivery: Callable[[], None] | None = None  # when autograd is done
+        self.is_multi_device_module = len({param.device for param in self.params}) > 1
+        self._expect_sparse = list(expect_sparse_gradients) or [False] * len(self.params)
+        self._names = dict(param_to_name_mapping or {})
+        self._limits = list(bucket_bytes_cap_list) or [first_bucket_bytes_cap, bucket_bytes_cap]
+        self._skip_unused = skip_all_reduce_unused_params
+        self._stands_by = use_python_reducer
+        self._lock = threading.RLock()  # backward passes may run on several threads
+        self._logger_ref: weakref.ref[ErrorLog] | None = None
+        self._mixed_precision_dtype: torch.dtype | None = None
+        self._post_backward_futures: list[Any] = []
+
+        self._expecting = False  # hooks belong to a synchronised backward pass
+        self._unfinished = False  # gradients were marked, but not all buckets were reduced
+        self._unused_are_marked = False
+        self._final_order: list[int] = []  # gradients of the last pass, as they became ready
+        self._static: StaticGraph | None = None
+        self._search = UnusedParameterSearch(process_group.rank(), self._names)
+
+        self._device = handle_for(self.params[0].device)
+        on_several_gpus = self._device.has_streams and self.is_multi_device_module
+        self._statistics = Statistics(
+            len(self.params), None if on_several_gpus else Timer(self._device)
+        )
+        self._is_large = [
+            not batched_grad_copy and not sparse and is_large(param)
+            for param, sparse in zip(self.params, self._expect_sparse, strict=True)
+        ]
+        self._copier = GradientCopier(
+            gradient_as_bucket_view=gradient_as_bucket_view,
+            divide_once_per_bucket=batched_grad_copy,
+        )
+        self._lent = LentGradients(self._copier)
+        self._reduction = BucketReduction(process_group, self._device, self._copier, self._names)
+        if find_unused_parameters:
+            self._reduction.used = UsedMap(len(self.params), self._device)
+        self._arrivals = Arrivals()
+        self._initialize_buckets(bucket_indices)
+        self._install_hooks()
+        if debug_is_on():
+            logger.info(
+                "Reducer initialized with bucket_bytes_cap: %d first_bucket_bytes_cap: %d",
+                bucket_bytes_cap,
+                first_bucket_bytes_cap,
+            )
+
+    @property
+    def process_group(self) -> dist.ProcessGroup:
+        return self._reduction.group
+
+    def _initialize_buckets(self, assignment: Sequence[Sequence[int]]) -> None:
+        if self._expecting:
+            raise RuntimeError("`initialize_buckets` must NOT be called during autograd execution.")
+        self.buckets = build_buckets(
+            self.params,
+            assignment,
+            expect_sparse=self._expect_sparse,
+            group=self.process_group,
+            dtype=self._mixed_precision_dtype,
+            large_at_once=not self._copier.divide_once_per_bucket,
+        )
+        self._readiness = Readiness([bucket.param_indices for bucket in self.buckets])
+        self._launch_order = LaunchOrder(len(self.buckets))
+        self._slots: dict[int, tuple[Tensor, Tensor]] = {}  # parameter and view, by index
+        for bucket in self.buckets:
+            if bucket.all_slots is None:
+                continue
+            pairs = zip(bucket.params, bucket.views, strict=True)
+            self._slots.update(zip(bucket.param_indices, pairs, strict=True))
+            if self._copier.gradient_as_bucket_view:
+                self._copier.adopt(bucket)
+
+    # ---- before and after forward
+
+    def prepare_for_forward(self) -> None:
+        """A synchronised forward pass begins."""
+        with self._lock:
+            self._statistics.begin_forward()
+
+    def prepare_for_backward(self, outputs: Sequence[Tensor] | Tensor | None) -> None:
+        """Forward is over, and its backward pass is to average gradients.
+
+        Args:
+            outputs: the tensors that forward returned. They count if `wants_outputs`. None if they
+                do not tell the graph: then every parameter is taken to be used.
+        """
+        with self._lock, self._errors_noted():
+            self._statistics.begin_backward()
+            self._lent.note_context()
+            if self._mixed_precision_dtype is None and self._hooks.are_stale():
+                self._renew_hooks()
+            if outputs is None:
+                self._take_all_as_used()
+            elif self.wants_outputs:
+                self._search_graph([outputs] if isinstance(outputs, Tensor) else outputs)
+            self._expect_backward()
+
+    def _take_all_as_used(self) -> None:
+        if self._static is not None:
+            self._static.reaches_params = True
+        elif self.find_unused_parameters:
+            self.unused_params = []
+
+    def _search_graph(self, outputs: Sequence[Tensor]) -> None:
+        with profiler_range("torch.distributed.ddp.reducer::search_unused_parameters"):
+            accumulators = self._hooks.accumulators
+            if self._mixed_precision_dtype is not None:
+                accumulators = accumulators_of(self.params)
+            if self._static is None:
+                self.unused_params = self._search.search(outputs, accumulators)
+            else:
+                unused = unreachable_params(outputs, accumulators)
+                self._static.reaches_params = len(unused) < len(self.params)
+
+    def backward_begins(self, unused: Sequence[int] | None = None) -> None:
+        """A backward pass has reached the outputs of a synchronised forward pass.
+
+        Usually that is expected: `prepare_for_backward` was called after that forward pass. But if
+        the graph is walked a second time, or if several forward passes came first, the reducer is
+        done with an earlier backward pass since. This one must be averaged too.
+
+        Args:
+            unused: the parameters that this forward pass left out, if they were searched for.
+        """
+        with self._lock, self._errors_noted():
+            if not self._expecting:
+                if unused is not None:
+                    self.unused_params = list(unused)
+                self._expect_backward()
+            if len(self.unused_params if unused is None else unused) == len(self.params):
+                # No hook will ever fire on this rank, while other ranks wait for it.
+                self._mark_unused_once()
+            self._queue_delayed_all_reduce()
+
+    def _expect_backward(self) -> None:
+        self._expecting = True
+        self._unused_are_marked = False
+        self.ready_order = []
+        self.reduced_bucket_count = 0
+        self._readiness.begin()
+        self._launch_order.begin()
+        for bucket in self.buckets:
+            bucket.future = None
+        self._arrivals.indices.clear()
+        self._set_alarm()
+        if self._static is not None:
+            self._static.begin_backward()
+
+    @property
+    def wants_outputs(self) -> bool:
+        """Whether `prepare_for_backward` has to search the graph behind forward's outputs."""
+        return self._searches or (self._static is not None and self._static.recording)
+
+    @property
+    def _searches(self) -> bool:
+        return self.find_unused_parameters and self._static is None
+
+    def _renew_hooks(self) -> None:
+        """The parameters were converted (`.double()`, `.cuda()`), which cost them their hooks."""
+        logger.warning("Parameters were converted after DDP was constructed; hooking them anew.")
+        self._hooks.remove()
+        self._expecting = False
+        self._initialize_buckets([bucket.param_indices for bucket in self.buckets])
+        self._install_hooks()
+
+    def _install_hooks(self) -> None:
+        """Hear of every hook where parameters may go unused or hooks run on several streams."""
+        is_simple = self._reduction.used is None and not self._device.has_streams
+        self._hooks = AccumulatorHooks(
+            self.params, self._is_large, self, self._arrivals if is_simple else None
+        )
+        if self._mixed_precision_dtype is not None or self._stands_by:
+            self._hooks.remove()  # others hear of the gradients
+
+    # ---- while backward runs
+
+    def gradient_accumulated(self, index: int, delivered: bool) -> None:
+        """Autograd is done with the gradient of parameter `index`, for this graph.
+
+        Args:
+            index: of the parameter.
+            delivered: whether there was a gradient; False if the loss left its output out.
+
+        Raises:
+            RuntimeError: it was done with it before, or a static graph has changed.
+        """
+        with self._lock:
+            static = self._static
+            used = self._reduction.used
+            if used is not None and delivered and (static is None or static.recording):
+                used.mark(index)
+            if not self._expecting or self._stands_by:
+                return
+            if static is not None and not delivered:
+                return  # not part of the loss, hence not of the static graph
+            if static is not None and static.recording:
+                static.record(index)
+                self._queue_delayed_all_reduce()
+                return
+            if self._is_large[index] and (static is None or static.comes_once_more(index)):
+                self.large_gradient_accumulated(index)
+            with self._errors_noted():
+                self._accept([index])
+
+    def large_gradient_accumulated(self, index: int) -> None:
+        """Copy a large gradient into its bucket while it is in the cache.
+
+        Comes before the hook counts.
+        """
+        if self._expecting:
+            self._lent.lend([self.params[index]])
+            try:
+                self._reduction.fill_one(*self._slots[index])
+            except Exception as error:
+                self._note(error)
+                raise
+
+    def gradients_arrived(self) -> None:
+        """Enough hooks have fired that a bucket may have become complete.
+
+        Raises:
+            RuntimeError: a parameter's hook fired twice.
+        """
+        with self._lock, self._errors_noted():
+            indices = self._arrivals.take()
+            if self._expecting:
+                self._accept(indices)
+            self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        """Say how many hooks must fire before something can have become complete."""
+        alarm = len(self.params)  # if nothing is expected, just keep the list from growing
+        if self._expecting:
+            bucket = self._launch_order.next_bucket
+            alarm = 1
+            # Statistics tell the time of each hook. And so the first iterations, which are always
+            # sampled, notice a gradient that is ready twice when it is.
+            if bucket < len(self.buckets) and not self._statistics.sampled():
+                alarm = self._readiness.missing_count[bucket]
+        self._arrivals.wake_at = alarm
+
+    def _accept(self, indices: list[int]) -> None:
+        """Hooks of a synchronised backward pass have fired."""
+        self._lent.lend([self.params[index] for index in indices])
+        self.ready_order += indices
+        if not self._unused_are_marked:
+            self._mark_unused_once()
+        if self._static is not None:
+            indices = [index for index in indices if self._static.is_final(index)]
+        self._final_order += indices
+        self._mark_ready(indices)
+
+    def _autograd_hook(self, index: int) -> None:
+        """As `gradient_accumulated`, for callers that hook the parameters themselves."""
+        self.gradient_accumulated(index, self.params[index].grad is not None)
+
+    def _mark_unused_once(self) -> None:
+        """The first hook of a backward pass also reports what no hook will report.
+
+        Not earlier: forward's output may be dropped, and then nothing must be reduced.
+        """
+        if self._unused_are_marked:
+            return
+        self._unused_are_marked = True
+        self._unfinished = True
+        self._final_order = []
+        self._choose_skipped()
+        for index in self.unused_params:
+            if self._is_large[index] and not self._bucket_of(index).skipped:
+                self._reduction.fill_one(*self._slots[index])
+        self._mark_ready(self.unused_params)
+
+    def _mark(self, indices: list[int]) -> list[int]:
+        """Gradients are ready. The buckets that this completes.
+
+        Raises:
+            RuntimeError: one of them was ready before.
+        """
+        try:
+            return self._readiness.mark(indices)
+        except ReadyTwiceError as error:
+            (index,) = error.args
+            raise RuntimeError(messages.ready_twice(index, self._names.get(index))) from None
+
+    def _choose_skipped(self) -> None:
+        """Before anything is filled: filling divides gradients that were left in their bucket."""
+        if self._skip_unused:
+            unused = set(self.unused_params)
+            for bucket in self.buckets:
+                bucket.skipped = unused.issuperset(bucket.param_indices)
+
+    def _bucket_of(self, index: int) -> Bucket:
+        return self.buckets[self._readiness.bucket_of[index]]
+
+    def _mark_ready(self, indices: list[int]) -> None:
+        now_ns = time_ns()
+        for index in indices:
+            self._statistics.ready_at_ns[index] = now_ns
+        completed = self._mark(indices)
+        if self._device.has_streams:
+            for index in indices:
+                self._bucket_of(index).streams.add(self._device.current_stream())
+        for bucket_index in completed:
+            bucket = self.buckets[bucket_index]
+            if self._device.has_streams:
+                self._reduction.follow_streams(bucket)
+                # the bucket may be launched from another hook, on another stream
+                bucket.streams.add(self._device.current_stream())
+            if bucket.skipped:
+                continue
+            if bucket.small_slots is None:
+                self._reduction.take_sparse(bucket)
+            elif bucket.small_slots.params:
+                self._reduction.fill(bucket, bucket.small_slots)
+        if completed:
+            self._launch_ready_buckets()
+
+    def _launch_ready_buckets(self) -> None:
+        for index in self._launch_order.take_ready(self._readiness):
+            self._start_reduction(self.buckets[index])
+        if self._launch_order.all_launched:
+            if self._searches:
+                self._start_used_map()
+            queue_backward_callback(self._finish_backward)
+
+    def _start_reduction(self, bucket: Bucket) -> None:
+        if bucket.index == 0:
+            self._statistics.record(Event.BACKWARD_COMM_START)
+        if bucket.skipped:
+            return
+        self._reduction.start(bucket, len(self.buckets))
+        self.reduced_bucket_count += 1
+
+    def _start_used_map(self) -> None:
+        assert self._reduction.used is not None
+        self._reduction.used.start_reduction(lambda used: all_reduce(self.process_group, used))
+
+    # ---- at the end of backward
+
+    def _queue_delayed_all_reduce(self) -> None:
+        """Once in the first backward pass of a static graph.
+
+        Best from forward's outputs: the callback belongs to the innermost backward pass, and a
+        parameter's hook may run inside a checkpoint's.
+        """
+        if self._static is not None and self._static.wants_callback():
+            queue_backward_callback(self._delay_all_reduce)
+
+    def _finish_backward(self) -> None:
+        """Autograd is done, and all buckets are launched."""
+        with self._lock, self._errors_noted():
+            if not self._expecting:
+                return
+            self._statistics.record(Event.BACKWARD_COMPUTE_END)
+            if self._static is not None:
+                self._final_order += self.unused_params
+            self._deliver()
+
+    def _delay_all_reduce(self) -> None:
+        """End of the first backward pass of a static graph: only now is it known what is unused."""
+        with self._lock, self._errors_noted():
+            static = self._static
+            if static is None or not static.recording or not self._expecting:
+                return
+            if static.must_wait():
+                return
+            self._statistics.record(Event.BACKWARD_COMPUTE_END)
+            self._start_used_map()
+            self.unused_params = static.end_recording()
+            self._log_static_unused()
+            self._unfinished = True
+            self._choose_skipped()
+            for bucket in self.buckets:
+                if bucket.skipped:
+                    continue
+                if bucket.all_slots is None:
+                    self._reduction.take_sparse(bucket)
+                else:
+                    self._reduction.fill(bucket, bucket.all_slots)
+            for bucket in self.buckets:
+                self._start_reduction(bucket)
+            self._deliver()
+
+    def _log_static_unused(self) -> None:
+        if debug_is_on() and self.unused_params:
+            named = "".join(f"{{{self._names.get(i)},{i}}}" for i in self.unused_params)
+            logger.info(
+                "[Rank %d]: Parameter(s) (in the format of {param_name, index}): %s is(are) unused "
+                "during first iteration. Since static_graph=True is enabled for DDP, we expect "
+                "this set of unused parameters to remain consistent on this rank throughout the "
+                "training.",
+                self.process_group.rank(),
+                named,
+            )
+
+    def _deliver(self) -> None:
+        """Wait for all reductions and hand out the results."""
+        self._expecting = False
+        self._unfinished = False
+        self._set_alarm()
+        if self.before_delivery is not None:
+            self.before_delivery()
+        with torch.no_grad():
+            for bucket in self.buckets:
+                if bucket.future is not None:
+                    self._reduction.deliver(bucket)
+        self._lent.take_back()
+        self._reduction.forget_iteration()
+        futures, self._post_backward_futures = self._post_backward_futures, []
+        for future in futures:
+            future.wait()
+        used = self._reduction.used
+        if used is not None:
+            used.wait()
+            if self._static is None:
+                used.clear()
+        self._statistics.record(Event.BACKWARD_COMM_END)
+
+    # ---- errors
+
+    def _note(self, error: Exception) -> None:
+        ddp_logger = None if self._logger_ref is None else self._logger_ref()
+        if ddp_logger is not None:
+            ddp_logger.set_error_and_log(str(error))
+
+    @contextmanager
+    def _errors_noted(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._note(error)
+            raise

@@ -1,0 +1,100 @@
+"""Unshard and reshard one unit on the right streams, and gather the next one early."""
+
+from __future__ import annotations
+
+from impl.fsdp.common import HandleTrainingState, span
+from impl.fsdp.device import Stream
+from impl.fsdp.flat_param.handle import FlatParamHandle
+from impl.fsdp.flat_param.writeback import write_back_orig_params
+from impl.fsdp.step.order import unit_to_prefetch
+from impl.fsdp.step.state import FSDPState
+
+
+def unshard(
+    state: FSDPState, handle: FlatParamHandle, unshard_stream: Stream, pre_unshard_stream: Stream
+) -> None:
+    """Start to gather the parameters of `handle`; whoever uses them waits for `unshard_stream`.
+
+    Afterwards the flat parameter and the module attributes are the unsharded ones.
+    """
+    device = state.device_handle
+    with device.use_stream(pre_unshard_stream):
+        summoned = handle.training_state == HandleTrainingState.SUMMON_FULL_PARAMS
+        if summoned and handle.skipped_sharded_views:
+            # What is summoned may be another copy (in full precision): start from the shards.
+            handle.show_sharded_params()
+        has_work = write_back_orig_params(handle)
+        has_work |= handle.pre_unshard()
+    if has_work:
+        unshard_stream.wait_stream(pre_unshard_stream)
+    if state.limit_all_gathers:
+        freed = state.shared.free_events.dequeue_if_needed()
+        if freed is not None:
+            with span("rate_limiter"):
+                freed.synchronize()
+    with device.use_stream(unshard_stream):
+        handle.unshard()
+        handle.post_unshard()
+
+
+def reshard(state: FSDPState, handle: FlatParamHandle, *, free: bool) -> None:
+    """Let the parameters of `handle` be the shards again; `free` also frees the unsharded ones."""
+    handle.reshard(free=free)
+    if state.limit_all_gathers and free:
+        state.shared.free_events.enqueue(state.device_handle.record_event())
+    handle.post_reshard()
+    # Freed or not, the next use has to "unshard", if only to set sizes and attributes.
+    handle.is_prefetched = False
+
+
+def settle(state: FSDPState) -> None:
+    """Have the compute stream wait for all that is under way below the root of `state`."""
+    if state.context is None:
+        return
+    streams, current = state.context.streams, state.device_handle.current_stream()
+    for stream in (streams.unshard, streams.post_backward, streams.all_reduce):
+        if stream is not current:
+            current.wait_stream(stream)
+
+
+def frees_in_backward(state: FSDPState, handle: FlatParamHandle) -> bool:
+    """Whether the unsharded parameters are freed once their gradient is computed.
+
+    Under `no_sync()`, strategies that keep them after the forward keep them on to the next one:
+    memory for time, as the user chose.
+    """
+    return handle.config.uses_sharding and (
+        state.sync_gradients or handle.config.reshards_after_forward
+    )
+
+
+def prefetch(state: FSDPState, handle: FlatParamHandle) -> None:
+    """Start to gather the unit that comes after `handle`, if that is configured and sensible."""
+    context = state.shared
+    unit = unit_to_prefetch(
+        context.order,
+        handle.unit,
+        handle.training_state,
+        state.backward_prefetch,
+        state.forward_prefetch,
+    )
+    if unit is None:
+        return
+    target = context.units[unit]
+    in_forward = handle.training_state == HandleTrainingState.FORWARD
+    is_wanted = (
+        target.needs_pre_forward_unshard if in_forward else target.needs_pre_backward_unshard
+    )
+    if not is_wanted or target.is_prefetched:
+        return
+    # What attributes show depends on the state that the unit will be in.
+    previous = target.training_state
+    target.training_state = (
+        HandleTrainingState.FORWARD if in_forward else HandleTrainingState.BACKWARD_PRE
+    )
+    streams = context.streams
+    try:
+        unshard(context.owners[unit], target, streams.unshard, streams.pre_unshard)
+    finally:
+        target.training_state = previous
+    target.is_prefetched = True

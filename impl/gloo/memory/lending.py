@@ -1,0 +1,120 @@
+"""What memory does a collective work on, for tensors of any layout and device?
+
+A `Lender` takes the caller's tensors, lends flat contiguous CPU memory for each, and brings results
+back. For contiguous CPU tensors the memory is their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from impl.gloo.memory import dense
+from impl.gloo.memory.device import handle_for
+from impl.transport.base import Pace
+
+
+class Lender:
+    """Lends for the tensors of one operation; this one for tensors on the CPU.
+
+    `read`, `room` and `update` are called when the operation is issued, `prepare` when it starts
+    and `give_back` when it has succeeded, perhaps on another thread. `run` does the latter two, and
+    `conclude` the last one where nothing had to be prepared, around what has to be around them.
+    """
+
+    has_streams = False  # whether results arrive on a stream, after the operation is done
+
+    def __init__(self) -> None:
+        self._owed: list[tuple[Tensor, Tensor]] = []  # memory, tensor
+        self.needs_inference_mode = False
+
+    def read(self, tensor: Tensor) -> Tensor:
+        """(numel,): what the tensor holds now."""
+        return dense.flat(tensor)
+
+    def room(self, tensor: Tensor) -> Tensor:
+        """(numel,): for a result that replaces the tensor's contents."""
+        return self._owe(dense.room_for(tensor), tensor)
+
+    def update(self, tensor: Tensor) -> Tensor:
+        """(numel,): what the tensor holds now, to be replaced by a result."""
+        return self._owe(dense.flat(tensor), tensor)
+
+    def expect_write(self, tensor: Tensor) -> None:
+        """The operation will write to this tensor."""
+        # torch lets only inference mode write to the tensors that it made; the lent memory is one
+        # of them if the operation was issued there
+        if tensor.is_inference():
+            self.needs_inference_mode = True
+
+    def _owe(self, memory: Tensor, tensor: Tensor) -> Tensor:
+        self.expect_write(tensor)
+        self.expect_write(memory)
+        if not dense.flat_shares_memory(tensor):
+            self._owed.append((memory, tensor))
+        return memory
+
+    def prepare(self) -> None:
+        """Wait until the lent memory holds what was to be read."""
+
+    def pace(self) -> Pace | None:
+        """How an operation on one large tensor can overlap with copies of it; None if it cannot."""
+        return None
+
+    def on_device(self) -> AbstractContextManager[Any]:
+        """Around what comes after the results, such as a future's callbacks."""
+        return nullcontext()
+
+    def give_back(self) -> None:
+        """Bring the results to the tensors."""
+        for memory, tensor in self._owed:
+            dense.put_back(memory, tensor)
+
+    def give_sparse(self, result: Tensor, tensors: list[Tensor]) -> Tensor:
+        """Bring a coalesced sum to all `tensors`; the sum on their device."""
+        # not into `.data`: of a sparse tensor that is another one, with indices of its own
+        with torch.no_grad():
+            for tensor in tensors:
+                tensor.copy_(result)
+        return result
+
+    def synchronize(self) -> None:
+        """Make the caller's stream wait for the results, for tensors on a device."""
+
+    def new_future(self) -> torch.futures.Future[Any]:
+        """A future for the results."""
+        return torch.futures.Future()
+
+    def run(self, operation: Callable[[], None]) -> None:
+        """Prepare, operate, give back."""
+        with self._writing():
+            self._run(operation)
+
+    def _run(self, operation: Callable[[], None]) -> None:
+        self.prepare()
+        operation()
+        self.give_back()
+
+    def conclude(self) -> None:
+        """Give back what another thread has received meanwhile."""
+        with self._writing():
+            self.give_back()
+
+    def _writing(self) -> AbstractContextManager[Any]:
+        if self.needs_inference_mode and not torch.is_inference_mode_enabled():
+            return torch.inference_mode()
+        return nullcontext()
+
+
+def lender_for(tensors: Sequence[Tensor]) -> Lender:
+    """The lender for tensors that are all on one device."""
+    device = handle_for(tensors[0]) if tensors else None
+    if device is not None:
+        from impl.gloo.memory.cuda_staging import CudaLender
+
+        return CudaLender(device)
+    return Lender()

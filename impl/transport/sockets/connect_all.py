@@ -1,0 +1,94 @@
+"""How ranks find each other through the store: publish, wait for the others, connect to all."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from impl import errors
+from impl.transport.meeting.addresses import Address, RendezvousValue, connects_first, decode_value
+from impl.transport.meeting.store import Gathering, not_come
+from impl.transport.messages.frames import ProtocolError
+from impl.transport.sockets.mesh import Mesh
+
+
+class SocketOptions(Protocol):
+    """Where to listen: see `devices.choose_addresses`."""
+
+    interface: str | None
+    hostname: str | None
+
+
+class MeetingPoint(Gathering):
+    """One rank's view of a group that is about to connect. Errors say who is missing."""
+
+    operation = "connect"
+
+    @property
+    def where(self) -> str:
+        return f"connecting group {self.group!r}"
+
+    def published(self, key_of: Callable[[int], str], ranks: Sequence[int]) -> dict[int, bytes]:
+        """What these ranks have put there. Raises `CollectiveTimeout` naming those that did not."""
+        found: dict[int, bytes] = {}
+
+        def missing() -> str:
+            awaited = [rank for rank in ranks if rank not in found]
+            return not_come(self.absent(key_of, awaited) or awaited)
+
+        for rank in ranks:
+            self.wait_for([key_of(rank)], missing)
+            found[rank] = self.get(key_of(rank))
+        return found
+
+    def addresses(
+        self, key_of: Callable[[int], str], ranks: Sequence[int]
+    ) -> dict[int, RendezvousValue]:
+        """The decoded values of these ranks."""
+        values = {}
+        for rank, data in self.published(key_of, ranks).items():
+            try:
+                values[rank] = decode_value(data, self.world_size)
+            except ProtocolError as error:
+                raise errors.CommunicationError(
+                    f"{self.where}, rank {self.rank} of {self.world_size}: what rank {rank} has"
+                    f" published is no address: {error}"
+                ) from error
+        return values
+
+    def to_dial(
+        self, own: Address, values: Mapping[int, RendezvousValue]
+    ) -> list[tuple[int, RendezvousValue]]:
+        """Of these ranks, those that expect this one, which listens at `own`, to call.
+
+        Raises `CommunicationError` where two addresses cannot be connected.
+        """
+        expecting = []
+        for rank, value in values.items():
+            try:
+                if connects_first(own, value.address):
+                    expecting.append((rank, value))
+            except ProtocolError as error:
+                raise errors.CommunicationError(
+                    f"{self.where}, rank {self.rank} of {self.world_size}: no connection with"
+                    f" rank {rank} is possible: {error}"
+                ) from error
+        return expecting
+
+    def connect_all(self, meshes: Sequence[Mesh], peers: Sequence[int]) -> None:
+        """Wait until every mesh has a connection to all `peers`, which are being dialled."""
+        loop = meshes[0].loop
+        for mesh in meshes:
+            with loop.lock:
+                wanted = mesh.want(set(peers))
+            if not loop.run_until(wanted, self.until.at_s):
+                with loop.lock:
+                    missing = sorted(wanted.peers)
+                    complaints = [mesh.complaints[p] for p in missing if p in mesh.complaints]
+                detail = f" ({'; '.join(complaints)})" if complaints else ""
+                raise self.timed_out(f"{errors.list_ranks(missing)} cannot be reached{detail}")
+
+
+def own_value(address: Address, pair_identifiers: Sequence[int] = ()) -> RendezvousValue:
+    return RendezvousValue(socket.gethostname(), address, tuple(pair_identifiers))
