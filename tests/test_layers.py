@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,15 @@ IMPL = {
     "__init__": "",
 }
 
+# Package -> what lies in it, folders and modules; each imports only from those before it.
+ROOMS = {
+    "impl.transport": "base fate transfer background agreement memory messages meeting shm sockets "
+    "mixed",
+    "impl.gloo": "options requests memory connect queue operations process_group __init__",
+    "impl.ddp": "messages parameters device timing buckets iteration wrapper __init__",
+    "impl.fsdp": "common device collectives flat_param step build checkpoint api __init__",
+}
+
 # Imported by name when a command or a file is asked for; no import statement shows it.
 ENTRY_POINTS = {
     "conformance.__main__",
@@ -86,11 +97,17 @@ def modules(package: str) -> dict[str, Path]:
 
 
 @cache
-def imports(path: Path) -> list[tuple[int, str]]:
-    """Line and dotted name of everything that a file imports, in functions too."""
+def imports(path: Path, *, for_types: bool = True) -> list[tuple[int, str]]:
+    """Line and dotted name of everything that a file imports, in functions too.
+
+    for_types: also under `if TYPE_CHECKING`, where nothing is imported at run time.
+    """
     package = path.relative_to(ROOT).parent.parts
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    if not for_types:
+        tree.body = [node for node in tree.body if not _is_for_types(node)]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -100,19 +117,23 @@ def imports(path: Path) -> list[tuple[int, str]]:
     return found
 
 
+def _is_for_types(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
 def part(package: str, name: str) -> str:
     """The part of a package that a dotted name belongs to; "" for another package."""
-    top, *rest = name.split(".")
-    if top != package:
+    if name != package and not name.startswith(f"{package}."):
         return ""
-    if not rest or f"{package}.{rest[0]}" not in modules(package):
-        return "__init__"
-    return rest[0]
+    first = name.removeprefix(package).removeprefix(".").partition(".")[0]
+    return first if f"{package}.{first}" in modules(package.partition(".")[0]) else "__init__"
 
 
 def crossings(package: str, allowed: dict[str, str]) -> Iterator[str]:
-    for name, path in modules(package).items():
+    for name, path in modules(package.partition(".")[0]).items():
         mine = part(package, name)
+        if not mine:
+            continue
         for line, imported in imports(path):
             theirs = part(package, imported)
             if theirs and theirs not in (mine, *allowed[mine].split()):
@@ -134,6 +155,42 @@ def test_the_rules_allow_no_circle(allowed: dict[str, str]) -> None:
         assert free, f"these may import each other in a circle: {sorted(left)}"
         for name in free:
             del left[name]
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_rooms_import_only_from_those_before_them(package: str) -> None:
+    rooms = ROOMS[package].split()
+    top = package.partition(".")[0]
+    parts = {part(package, name) for name in modules(top)} - {"", "__init__"}
+    assert parts == set(rooms) - {"__init__"}
+    allowed = {room: " ".join(rooms[:index]) for index, room in enumerate(rooms)}
+    assert list(crossings(package, {"__init__": "", **allowed})) == []
+
+
+@pytest.mark.parametrize("package", ["conformance", "impl"])
+def test_no_modules_import_each_other_in_a_circle(package: str) -> None:
+    known = modules(package)
+    graph = {
+        name: {_module(known, imported) for _, imported in imports(path, for_types=False)}
+        for name, path in known.items()
+    }
+    TopologicalSorter({name: others - {"", name} for name, others in graph.items()}).prepare()
+
+
+def test_the_docstring_of_each_folder_names_what_is_inside() -> None:
+    for name, path in modules("impl").items():
+        if path.name != "__init__.py" or name == "impl":
+            continue
+        inside = {n.rpartition(".")[2] for n in modules("impl") if n.rpartition(".")[0] == name}
+        words = set(re.findall(r"\w+", ast.get_docstring(ast.parse(path.read_text())) or ""))
+        missing = sorted(inside - words - {"__main__"})
+        assert missing == [], f"the docstring of {name} does not name them"
+
+
+def _module(known: dict[str, Path], imported: str) -> str:
+    """The module that an import loads: the name itself, or what it is taken from; "" for others."""
+    parent = imported.rpartition(".")[0]
+    return imported if imported in known else parent if parent in known else ""
 
 
 def test_the_suite_does_not_know_the_implementation_nor_the_other_way_round() -> None:

@@ -1,8 +1,13 @@
 """Distributed data parallelism: `DistributedDataParallel` and the reducer behind it.
 
-Reading order: bucketing, layout, readiness (what is decided), then backward_pass (when), reduction
-and grad_copy (what is done), then reducer (what torch can ask of it) and api (how it is wrapped
-around a module).
+    messages, parameters, device, timing   words, names, streams and clocks for all of it
+    buckets/                               which gradient goes where
+    iteration/                             one backward pass: what may be reduced, and doing it
+    wrapper/                               the module around a user's module
+
+Reading order: buckets.assignment, buckets.layout, iteration.readiness (what is decided), then
+iteration.backward_pass (when), iteration.reduction and iteration.grad_copy (what is done), then
+iteration.reducer (what torch can ask of it) and wrapper.api.
 """
 
 from impl.ddp.buckets.assignment import compute_bucket_assignment_by_size

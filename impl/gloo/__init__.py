@@ -3,11 +3,15 @@
     import impl.gloo
     dist.init_process_group("pygloo", ...)
 
-Reading order: process_group, core; reductions, sparse, copies, exchanges, point_to_point,
-monitored_barrier (the operations); dispatching, validation, settings (what callers may ask);
-flattening, dense, lending, device, cuda_staging (their memory); reduce_ops (arithmetic); work,
-executor, interruption, profiling (order and threads); options, transports, roll_call (how the ranks
-are connected).
+    options        what a user can choose about a group
+    requests/      what callers may ask, and what is refused
+    memory/        from tensors of any layout and device to flat memory, and back
+    connect/       from a store to connected ranks
+    queue/         order, threads, and the `Work` that callers hold
+    operations/    the collectives and messages
+    process_group  the class that torch calls
+
+Reading order: process_group, operations, queue, memory, requests, connect.
 """
 
 from __future__ import annotations

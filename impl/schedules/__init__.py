@@ -1,5 +1,11 @@
 """Collectives as arithmetic: who sends which bytes to whom, in which order, and what is summed.
 
-Nothing here opens a socket or knows a tensor. Start with `steps.py`, then `ring.py`;
-`executor.py` runs any schedule, `choice.py` picks one, `cost.py` says what they cost.
+Nothing here opens a socket or knows a tensor.
+
+    steps                        what a schedule is made of
+    arithmetic                   small sums that several schedules share
+    ring, tree, pairwise, bcube  the schedules of reductions and copies
+    barrier                      the schedule of a barrier
+    executor                     runs any schedule over anything that can move messages
+    choice, cost                 which one is best, and what each costs
 """

@@ -1,5 +1,9 @@
 """Groups without a network: simulations that one seed decides, and predictions for any world size.
 
-`simulation.py` runs a whole group in one process; `mailbox.py` runs a single schedule, `scaling.py`
-predicts. `python -m impl.testing` prints the predictions.
+simulation  a whole group in one process
+network     streams of bytes between simulated ranks
+clock       simulated time
+mailbox     runs a single schedule
+scaling     predicts times for any world size; `python -m impl.testing` prints them
+device/     a simulated device: streams, events, pinned memory
 """

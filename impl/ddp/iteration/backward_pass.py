@@ -2,7 +2,7 @@
 
 It puts four questions together, each answered elsewhere:
 
-    which bucket does a gradient belong to?     bucketing, layout, bucket_agreement
+    which bucket does a gradient belong to?     buckets: assignment, layout, agreement
     what is still missing?                      readiness, static_graph
     what may be launched now?                   readiness.LaunchOrder
     then do it                                  reduction, grad_copy, comm_hooks

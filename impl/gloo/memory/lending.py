@@ -6,7 +6,7 @@ back. For contiguous CPU tensors the memory is their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from impl.gloo.memory import dense
-from impl.gloo.memory.device import handle_for
 from impl.transport.base import Pace
 
 
@@ -108,13 +107,3 @@ class Lender:
         if self.needs_inference_mode and not torch.is_inference_mode_enabled():
             return torch.inference_mode()
         return nullcontext()
-
-
-def lender_for(tensors: Sequence[Tensor]) -> Lender:
-    """The lender for tensors that are all on one device."""
-    device = handle_for(tensors[0]) if tensors else None
-    if device is not None:
-        from impl.gloo.memory.cuda_staging import CudaLender
-
-        return CudaLender(device)
-    return Lender()

@@ -1,0 +1,10 @@
+"""The operations of the process group: what the caller gives, and what is communicated.
+
+reductions         allreduce, reduce, reduce_scatter
+copies             broadcast, gathers, scatter, barrier
+exchanges          all-to-all
+point_to_point     send, recv
+monitored_barrier  a barrier that names the ranks that did not come
+sparse             all_reduce of sparse tensors
+flattening         several tensors in one operation, as on Gloo's wire
+"""

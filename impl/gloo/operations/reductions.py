@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp, Work
 
 from impl.gloo.memory import dense
-from impl.gloo.memory.lending import lender_for
+from impl.gloo.memory.lender_choice import lender_for
 from impl.gloo.operations import flattening, sparse
 from impl.gloo.queue.issuing import Described, GroupCore, as_list, as_lists, joined
 from impl.gloo.requests import validation

@@ -1,0 +1,8 @@
+"""The order of a group's operations, the threads that run them, and what the caller holds.
+
+issuing       how one operation is issued: its number, its turn, its deadline
+executor      the queue of a group and its worker thread
+work          `Work`: what the caller waits for
+interruption  calls that arrive in the middle of another operation
+profiling     the ranges that a profiler sees
+"""

@@ -1,0 +1,7 @@
+"""What a caller asks for, and what is refused before anything is sent.
+
+validation   torch's checks, in torch's words
+settings     what the options of a call say: timeout, root, asynchronous or not
+reduce_ops   what each ReduceOp does to each dtype
+dispatching  tensors without memory, and dispatch modes
+"""

@@ -10,6 +10,7 @@ and the results are wrong once in a thousand runs. Here the same code runs on CP
     memory     what lies where: allocations, on the device or the host, and their accesses
     kernels    every torch operation becomes a kernel on the current stream (a dispatch mode)
     simulated  the device: what a program calls, and what was found
+    future     a future with streams
     handles    the device as `impl.gloo`, `impl.ddp` and `impl.fsdp` see theirs
     group      a process group on it, whose other ranks are imagined
 

@@ -29,11 +29,15 @@ from impl.testing.device.order import Access, Actor, Clock, Moment
 from impl.testing.device.schedule import Kernel, Schedule
 
 _HERE = Path(__file__).parent
+_ROOT = _HERE.parents[2]
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A call in the program under test: where it stands, and what it asks for."""
+    """A call in the program under test: where it stands, and what it asks for.
+
+    file: from the folder in which `impl` lies.
+    """
 
     file: str
     line: int
@@ -504,7 +508,8 @@ class SimulatedDevice:
         while frame.f_back is not None and _is_handle(Path(frame.f_code.co_filename)):
             frame = frame.f_back
         path = Path(frame.f_code.co_filename)
-        site = Site(f"{path.parent.name}/{path.name}", frame.f_lineno, method)
+        file = path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else path
+        site = Site(str(file), frame.f_lineno, method)
         self.sites.add(site)
         return site == self._left_out
 

@@ -1,0 +1,10 @@
+"""Messages between ranks as data: bytes in, frames out. The simulation runs the same code.
+
+frames        what travels on a connection
+streams       bytes to frames and back
+exchange      which send meets which receive
+eager         the authenticated protocol: small messages go at once
+credits       Gloo's protocol: a message goes when its receiver has asked for it
+own_messages  messages from a rank to itself
+hub           one rank's connections on one device, and their messages
+"""

@@ -1,0 +1,13 @@
+"""Groups over TCP: of this project's own protocol, or beside ranks of C++ Gloo.
+
+handshake                 who calls, and does it know the group's secret?
+loop                      the event loop
+mesh, connect_all         connections between all ranks
+collective_run            one collective, step by step
+collectives               which schedule a collective takes
+socket_transfer           one message of the user
+group                     what groups of both protocols share
+tcp_group, tcp            the authenticated protocol
+gloo_group, gloo_wire     Gloo's wire
+communicator              the `Communicator` over such a group
+"""

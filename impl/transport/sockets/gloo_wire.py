@@ -2,7 +2,7 @@
 
 [Note: what the peers must not notice] Keys and values in the store, who connects, the first eight
 bytes, the frames, the number, sizes and order of messages on each slot, the tags: all are Gloo's
-(see `rendezvous.py`, `handshake.py`, `credits.py`, `gloo_group.py`). Eager and lazy set-up both
+(see `meeting/addresses`, `handshake`, `messages/credits`, `gloo_group`). Eager and lazy set-up both
 work: with TORCH_GLOO_LAZY_INIT=1 a rank connects to a peer when it first has something to do with
 it.
 

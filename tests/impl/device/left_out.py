@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -100,10 +101,19 @@ def never_run(programs: Mapping[str, Program], paths: Iterable[str]) -> list[str
             if node.func.attr not in _ORDERING:
                 continue
             lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-            where = "/".join(Path(path).parts[-2:])
-            if not any(site.file == where and site.line in lines for site in sites):
+            if not any(site.file == path and site.line in lines for site in sites):
                 missing.append(f"{path}:{node.lineno} {node.func.attr}")
     return missing
+
+
+def sources_of(package: ModuleType) -> list[str]:
+    """The files of a package of `impl`, but for its handle, which stands for the device."""
+    folder = Path(package.__path__[0])
+    return [
+        str(path.relative_to(ROOT))
+        for path in sorted(folder.rglob("*.py"))
+        if path.stem != "device"
+    ]
 
 
 def host_values(device: SimulatedDevice, *tensors: Any) -> list[torch.Tensor]:

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -32,14 +31,13 @@ from tests.impl.device.left_out import (
     never_run,
     not_missed,
     run,
+    sources_of,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:find_unused_parameters=True:UserWarning")
 
 ON_DEVICE: Any = {"device": "cpu"}
-FILES = [f"ddp/{path.name}" for path in sorted(Path(impl.ddp.__file__).parent.glob("*.py"))]
-# It stands for the device.
-UNSEEN = {"ddp/device.py"}
+FILES = sources_of(impl.ddp)
 PROGRAMS: dict[str, Program] = {}
 
 
@@ -191,5 +189,4 @@ def test_every_wait_record_and_pin_is_needed() -> None:
     print(f"impl.ddp: {removed} removed, {removed - len(unmissed)} found")
     assert removed >= 6
     assert unmissed == []
-    paths = [f"impl/{name}" for name in FILES if name not in UNSEEN]
-    assert never_run(PROGRAMS, paths) == []
+    assert never_run(PROGRAMS, FILES) == []

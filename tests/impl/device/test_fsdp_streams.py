@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,6 +33,7 @@ from tests.impl.device.left_out import (
     never_run,
     not_missed,
     run,
+    sources_of,
 )
 
 ON_DEVICE: Any = {"device": "cpu"}
@@ -41,7 +41,7 @@ CPU = torch.device("cpu")
 LOW = torch.bfloat16
 pytestmark = pytest.mark.filterwarnings("ignore:The `NO_SHARD` sharding strategy:FutureWarning")
 
-FILES = [f"fsdp/{path.name}" for path in sorted(Path(impl.fsdp.__file__).parent.glob("*.py"))]
+FILES = sources_of(impl.fsdp)
 PROGRAMS: dict[str, Program] = {}
 
 
@@ -246,5 +246,4 @@ def test_every_wait_record_and_pin_is_needed() -> None:
     print(f"impl.fsdp: {removed} removed, {removed - len(unmissed)} found")
     assert removed >= 17
     assert unmissed == []
-    paths = [f"impl/{name}" for name in FILES if name != "fsdp/device.py"]
-    assert never_run(PROGRAMS, paths) == []
+    assert never_run(PROGRAMS, FILES) == []

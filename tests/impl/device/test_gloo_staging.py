@@ -265,7 +265,7 @@ def test_results_are_what_they_would_be_on_the_host() -> None:
 
 
 def test_every_wait_record_and_pin_is_needed() -> None:
-    removed, unmissed = not_missed(PROGRAMS, ["gloo/memory/cuda_staging.py"])
+    removed, unmissed = not_missed(PROGRAMS, [STAGING])
     print(f"impl.gloo staging: {removed} removed, {removed - len(unmissed)} found")
     assert removed >= 14
     assert unmissed == []
