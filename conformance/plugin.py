@@ -34,7 +34,7 @@ from conformance.report.failure import FailedCase, failure_text
 from conformance.report.plain import plain
 from conformance.report.results import CaseResult
 from conformance.report.script import Example, write_script
-from conformance.selection import files_left_out, planned_cases
+from conformance.selection import files_left_out, is_asked_for, planned_cases
 from conformance.settings import Settings, UsageError, check_python, read_settings
 from conformance.verdict import FAILURES, Verdict, worst
 
@@ -164,6 +164,15 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"conformance target: {target.name} (backend {target.backend}, on {target.device})"
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import files of the suite that hold no case of the selection, unless they are named:
+    pytest takes a named file without a collector for a mistake."""
+    if _SETTINGS not in config.stash or is_asked_for(collection_path, config.stash[_SETTINGS]):
+        return None
+    named = (config.invocation_params.dir / arg.partition("::")[0] for arg in config.args)
+    return None if collection_path in named else True
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "world_size" not in metafunc.fixturenames:
         return
@@ -220,8 +229,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     found = config.stash[_FOUND]
     plans = {item.nodeid: item.stash[_PLAN] for item in [*found, *session.items]}
-    cases = planned_cases(found, session.items, plans, config.stash[_SETTINGS])
-    board.note_planned(Planned(cases, files_left_out(found)))
+    settings = config.stash[_SETTINGS]
+    cases = planned_cases(found, session.items, plans, settings)
+    board.note_planned(Planned(cases, files_left_out(found, settings)))
 
 
 @pytest.fixture

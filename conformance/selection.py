@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from conformance.case_files import CASES, case_files, ids_in
 from conformance.plan import Plan, select
+from conformance.requirements import catalogue
 from conformance.settings import Settings
-
-_CASES = Path(__file__).parent / "cases"
 
 
 def planned_cases(
@@ -32,8 +32,22 @@ def planned_cases(
     return {item.nodeid: plans[item.nodeid].covers for item in wanted if plans[item.nodeid].covers}
 
 
-def files_left_out(found: Iterable[pytest.Item]) -> list[str]:
-    """The suite's files of which no case was found, from the folder that the suite lies in."""
+def is_asked_for(file: Path, settings: Settings) -> bool:
+    """Whether --profile and --requirement leave a file of the suite anything to do.
+
+    They leave every file that is not the suite's: its requirements may come with its cases.
+    """
+    if not settings.is_selective or file not in case_files():
+        return True
+    known = catalogue()
+    return any(id in known and settings.selects(id) for id in ids_in(file))
+
+
+def files_left_out(found: Iterable[pytest.Item], settings: Settings) -> list[str]:
+    """The suite's files of which no case was found, from the folder that the suite lies in.
+
+    Those that the suite's own options do not ask for are not missed.
+    """
     seen = {item.path for item in found}
-    files = sorted(_CASES.rglob("test_*.py"))
-    return [str(file.relative_to(_CASES.parents[1])) for file in files if file not in seen]
+    missed = (f for f in case_files() if f not in seen and is_asked_for(f, settings))
+    return [str(file.relative_to(CASES.parents[1])) for file in missed]

@@ -43,7 +43,8 @@ CONFORMANCE = {
     "plan": "capabilities requirements settings target verdict",
     "judgement": "harness plan target verdict",
     "report": "verdict version requirements target checks harness settings",
-    "selection": "plan settings",
+    "case_files": "",
+    "selection": "case_files plan requirements settings",
     # What puts it all together.
     "certifier": "board exit_codes first_look plan report requirements settings",
     "plugin": "board certifier harness judgement markers options plan properties report selection "

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from conformance.case_files import CASES, case_files, ids_in
 from conformance.cli.cases import Case, collect_cases
 from conformance.requirements import PROFILES, catalogue
 from conformance.target import BUILT_IN, load_target
@@ -61,6 +62,13 @@ def test_every_case_covers_requirements_of_the_suite(cases: list[Case]) -> None:
     for case in cases:
         assert case.covers, f"{case.nodeid} covers no requirement"
         assert case.covers <= set(catalogue()), case.nodeid
+
+
+def test_a_file_names_every_requirement_that_its_cases_cover(cases: list[Case]) -> None:
+    """So that a selection need not import the others."""
+    by_file = {file.relative_to(CASES.parents[1]): ids_in(file) for file in case_files()}
+    for case in cases:
+        assert case.covers <= by_file[case.path], f"{case.nodeid}: write the id as a literal"
 
 
 def test_requirements_rest_on_others_without_a_circle() -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from conformance import case_files as suite
 from conformance.report.results import Conclusion
 from conformance.report.terminal import verdict_line
 from conformance.report.verify import problems
+from conformance.selection import files_left_out, is_asked_for
+from conformance.settings import Settings, read_settings
 from conformance.verdict import Verdict
 from tests.harness.kit import Inside, Outside
 
@@ -136,3 +141,60 @@ def test_workers_that_stop_at_a_failure_have_found_it(outside: Outside) -> None:
     assert "test_case.py::test_holds" in run.row("mine/one")["left_out"]
     assert ": not conformant; 2 of " in run.out
     assert outside.left_over() == []
+
+
+# ---- Only what the selection needs is imported
+
+
+def settings_for(**chosen: Any) -> Settings:
+    options = {
+        "target": "torch",
+        "world_sizes": None,
+        "profiles": None,
+        "requirements": (),
+        "certificate": None,
+        "device": None,
+        "deadline_s": 60.0,
+    }
+    return read_settings(**{**options, **chosen})
+
+
+@pytest.mark.parametrize(
+    ("chosen", "names"),
+    [
+        ({"requirements": ["all_reduce/async"]}, {"test_async.py"}),
+        ({"requirements": ["all_reduce/async"], "profiles": "ddp"}, set()),
+        ({"profiles": "sparse"}, {"test_sums.py", "test_use.py"}),
+    ],
+    ids=["a requirement", "of another profile", "a profile"],
+)
+def test_a_selection_imports_only_the_files_that_it_needs(
+    chosen: dict[str, Any], names: set[str]
+) -> None:
+    settings = settings_for(**chosen)
+    asked_for = [file for file in suite.case_files() if is_asked_for(file, settings)]
+    assert {file.name for file in asked_for} == names
+    own = Path(__file__)  # its requirements may come with its cases
+    assert is_asked_for(own, settings)
+    missed = files_left_out([], settings)
+    assert missed == [str(file.relative_to(suite.CASES.parents[1])) for file in asked_for]
+
+
+def test_pytest_collects_no_case_of_other_files(outside: Outside) -> None:
+    folder = str(suite.CASES / "collectives")
+    run = outside.run("-q", "--collect-only", "--requirement=all_reduce/async", folder)
+    collected = {line.partition("::")[0] for line in run.out.splitlines() if "::" in line}
+    assert {Path(file).name for file in collected} == {"test_async.py"}
+    found = re.search(r"(\d+)/(\d+) tests collected", run.out)
+    assert found is not None
+    assert int(found[2]) < 100
+
+
+def test_a_named_file_without_a_case_of_the_selection_is_no_mistake_of_its_name(
+    outside: Outside,
+) -> None:
+    run = outside.run(
+        "--requirement=all_reduce/async", str(suite.CASES / "collectives" / "test_work.py")
+    )
+    assert (run.exit_status, run.certificate) == (2, None)
+    assert run.err == "ERROR: no case was selected\n"
