@@ -8,7 +8,6 @@ torch's own backends raise.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -20,7 +19,14 @@ class CommunicationError(DistBackendError):
 
 
 class PeerLost(CommunicationError):
-    """Ranks of the group are gone: their processes ended, or they left the group."""
+    """Ranks of the group are gone: their processes ended, or they left the group.
+
+    ranks: which ones, as far as they are known, by their numbers in the group.
+    """
+
+    def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
 
 
 class CollectiveTimeout(CommunicationError):
@@ -59,21 +65,9 @@ def timeout_message(
     return f"{where}, rank {rank} of {world_size}: {waited}; {missing}."
 
 
-_LOST = re.compile(r"lost ranks? (\d+(?:, \d+)*) of \d+")
-
-
 def peer_lost_message(where: str, lost: Sequence[int], world_size: int, how: str) -> str:
     """Keeps the words `Connection closed by peer`, which users of torch's gloo match on."""
     return f"{where}: lost {list_ranks(lost)} of {world_size} ({how}). Connection closed by peer."
-
-
-def lost_ranks(error: BaseException) -> list[int]:
-    """Which ranks are gone, according to a `PeerLost`, whoever noticed it; of other errors none.
-
-    From its words: those are all that one rank tells another about the end of their group.
-    """
-    found = _LOST.search(str(error)) if isinstance(error, PeerLost) else None
-    return [] if found is None else [int(rank) for rank in found[1].split(", ")]
 
 
 def mismatch_message(

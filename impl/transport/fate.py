@@ -21,7 +21,6 @@ class Cause(enum.IntEnum):
 
 _ERROR_TYPES: dict[Cause, type[errors.CommunicationError]] = {
     Cause.TIMEOUT: errors.CollectiveTimeout,
-    Cause.LOST: errors.PeerLost,
     Cause.ABORT: errors.Aborted,
     Cause.MISMATCH: errors.CollectiveMismatch,
 }
@@ -30,11 +29,15 @@ _SEPARATOR = "\x1f"
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """Why a group ended: what the rank that gave up says about it."""
+    """Why a group ended: what the rank that gave up says about it.
+
+    lost: the ranks that are gone, if that is why.
+    """
 
     cause: Cause
     decided_by: int
     text: str
+    lost: tuple[int, ...] = ()
 
     def error(self, where: str, rank: int, world_size: int) -> errors.CommunicationError:
         """The error that `rank` raises, in the call that gives up or in a later one."""
@@ -43,15 +46,22 @@ class Fate:
             text = f"rank {self.decided_by} gave up. {text}"
         if not text.startswith(where):
             text = f"{where}, rank {rank} of {world_size}: {text}"
+        if self.cause is Cause.LOST:
+            return errors.PeerLost(text, self.lost)
         return _ERROR_TYPES[self.cause](text)
 
     def encode(self) -> str:
-        return _SEPARATOR.join((self.cause.name, str(self.decided_by), self.text))
+        """For other ranks. The text comes last: it may be cut off where there is little room."""
+        lost = ",".join(map(str, self.lost))
+        return _SEPARATOR.join((self.cause.name, str(self.decided_by), lost, self.text))
 
     @classmethod
     def decode(cls, peer: int, message: str) -> Fate:
         """What a peer has said, of itself or of another. An unknown cause is an abort."""
-        name, _, rest = message.partition(_SEPARATOR)
-        decider, _, text = rest.partition(_SEPARATOR)
-        decided_by = int(decider) if decider.isdecimal() else peer
-        return cls(Cause.__members__.get(name, Cause.ABORT), decided_by, text)
+        name, decider, lost, text = (*message.split(_SEPARATOR, 3), "", "", "")[:4]
+        return cls(
+            Cause.__members__.get(name, Cause.ABORT),
+            int(decider) if decider.isdecimal() else peer,
+            text,
+            tuple(int(rank) for rank in lost.split(",") if rank.isdecimal()),
+        )

@@ -82,7 +82,7 @@ def _await_each(transfers: dict[int, Transfer], timeout_s: float, wait_all_ranks
         if transfer.error is None:
             continue
         # a rank that is gone ends the group, so what others were about to send fails as well
-        to_blame = set(errors.lost_ranks(transfer.error)) & transfers.keys() or {rank}
+        to_blame = set(getattr(transfer.error, "ranks", ())) & transfers.keys() or {rank}
         failed |= to_blame
         text = f"[Rank 0]: Rank {min(to_blame)} failed to pass monitoredBarrier in {waited_ms} ms"
         _log.error(text)

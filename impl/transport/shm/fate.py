@@ -8,12 +8,12 @@ from __future__ import annotations
 import struct
 import time
 
-from impl.transport.fate import Cause, Fate
+from impl.transport.fate import Fate
 from impl.transport.shm import words
 from impl.transport.shm.layout import Layout
 from impl.transport.shm.mapping import Mapping
 
-_HEADER = struct.Struct("<iiH")  # cause, rank that decided, bytes of text
+_HEADER = struct.Struct("<H")  # bytes of what follows
 _WRITING_S = 1.0  # the longest that a rank may take from its claim to the end of its text
 
 
@@ -41,8 +41,8 @@ class FateBoard:
             while not self.is_decided() and time.monotonic() < stop_s:
                 time.sleep(50e-6)
             return False
-        text = fate.text.encode()[: self._text_nbytes]
-        record = _HEADER.pack(fate.cause, fate.decided_by, len(text)) + text
+        text = fate.encode().encode()[: self._text_nbytes]
+        record = _HEADER.pack(len(text)) + text
         self._mapping.raw[self._text_offset : self._text_offset + len(record)] = record
         words.fetch_add(self._ready_address, 1)
         return True
@@ -53,6 +53,6 @@ class FateBoard:
         words.acquire(self._ready_address)
         start = self._text_offset
         header = self._mapping.raw[start : start + _HEADER.size]
-        cause, decided_by, nbytes = _HEADER.unpack(header)
+        (nbytes,) = _HEADER.unpack(header)
         body = self._mapping.raw[start + _HEADER.size : start + _HEADER.size + nbytes]
-        return Fate(Cause(cause), decided_by, bytes(body).decode(errors="replace"))
+        return Fate.decode(-1, bytes(body).decode(errors="replace"))

@@ -415,13 +415,12 @@ class Mailbox:
         if died:
             lost = [self._member(p) for p in died]
             text = errors.peer_lost_message(where, lost, membership.world_size, "its process ended")
-            return membership.give_up(Cause.LOST, where, text)
+            return membership.give_up(Cause.LOST, where, text, lost)
         if len(left) < len(peers):
             return None  # another rank may still send to ANY_SOURCE
         lost = [self._member(p) for p in left]
-        return errors.PeerLost(
-            errors.peer_lost_message(where, lost, membership.world_size, "it left the group")
-        )
+        text = errors.peer_lost_message(where, lost, membership.world_size, "it left the group")
+        return errors.PeerLost(text, lost)
 
     def _withdraw(self, transfer: ShmTransfer) -> None:
         self._matcher.withdraw(transfer)

@@ -64,9 +64,14 @@ class Membership:
             for offset in (self.layout.step_offset(position), self.layout.bell_offset(position)):
                 words.wake_all(self.mapping.address + offset)
 
-    def give_up(self, cause: Cause, where: str, text: str) -> BaseException:
-        """Decide the group's fate, or learn it if another rank was faster; returns the error."""
-        fate = Fate(cause, self.rank, text)
+    def give_up(
+        self, cause: Cause, where: str, text: str, lost: Sequence[int] = ()
+    ) -> BaseException:
+        """Decide the group's fate, or learn it if another rank was faster; returns the error.
+
+        lost: the ranks that are gone, if that is the cause.
+        """
+        fate = Fate(cause, self.rank, text, tuple(lost))
         if self.board.decide(fate):
             self.wake_everybody()
         error = self.fate_error(where)

@@ -183,7 +183,7 @@ class Rounds:
             how = "it left the group" if left else "its process ended"
             lost = [membership.members[position]]
             text = errors.peer_lost_message(where, lost, membership.world_size, how)
-            raise membership.give_up(Cause.LOST, where, text)
+            raise membership.give_up(Cause.LOST, where, text, lost)
         if time.monotonic() >= until.at_s:
             text = errors.timeout_message(
                 where,

@@ -122,7 +122,7 @@ class MessageGroup(ABC):
         where = self.where(call)
         if isinstance(cause, PeerGone):
             text = errors.peer_lost_message(where, [cause.peer], self.world_size, cause.how)
-            return self.give_up(Cause.LOST, text, call)
+            return self.give_up(Cause.LOST, text, call, lost=[cause.peer])
         if isinstance(cause, SizeMismatch):
             return self.give_up(Cause.MISMATCH, f"{where}: {cause}.", call)
         return self.give_up(Cause.ABORT, f"{where}: {cause}.", call)
@@ -177,7 +177,7 @@ class MessageGroup(ABC):
             return errors.CollectiveTimeout(text)
         if isinstance(cause, PeerGone):
             text = errors.peer_lost_message(where, [cause.peer], self.world_size, cause.how)
-            return errors.PeerLost(text)
+            return errors.PeerLost(text, [cause.peer])
         where = f"{where}, rank {self.rank} of {self.world_size}"
         if isinstance(cause, NobodyLeft):
             return errors.PeerLost(f"{where}: {cause}. Connection closed by peer.")
@@ -199,11 +199,14 @@ class MessageGroup(ABC):
             raise self.fate.error(self.where(call), self.rank, self.world_size)
 
     def give_up(
-        self, cause: Cause, text: str, call: CallInfo | None = None
+        self, cause: Cause, text: str, call: CallInfo | None = None, *, lost: Sequence[int] = ()
     ) -> errors.CommunicationError:
-        """End the group, unless it has ended: the error to raise. Without the lock."""
+        """End the group, unless it has ended: the error to raise. Without the lock.
+
+        lost: the ranks that are gone, if that is the cause.
+        """
         with self.loop.lock:
-            self.end(Fate(cause, self.rank, text))
+            self.end(Fate(cause, self.rank, text, tuple(lost)))
         self.loop.run_deferred()
         assert self.fate is not None
         return self.fate.error(self.where(call), self.rank, self.world_size)

@@ -133,7 +133,7 @@ class TcpGroup(MessageGroup):
         if self._hear_of_the_end():
             return
         text = errors.peer_lost_message(self.where(self._call), [link.peer], self.world_size, how)
-        self.end(Fate(Cause.LOST, self.rank, text))
+        self.end(Fate(Cause.LOST, self.rank, text, (link.peer,)))
 
     def _hear_of_the_end(self) -> bool:
         """Read what the other peers have sent; whether one of them says how the group ended.

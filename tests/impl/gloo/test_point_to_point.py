@@ -214,7 +214,7 @@ def test_monitored_barrier_says_who_came_in_time() -> None:
 def test_monitored_barrier_blames_the_dead_alone(noticed_by: int, wait_all_ranks: bool) -> None:
     """A rank that dies ends the group, and so what the slow ones were about to send."""
     text = errors.peer_lost_message("recv on group 'g'", [2], 4, "its process ended")
-    fate = Fate(Cause.LOST, noticed_by, text)
+    fate = Fate(Cause.LOST, noticed_by, text, lost=(2,))
     heard: dict[int, Transfer] = {}
     for rank in (1, 2, 3):
         transfer = PostedTransfer()
