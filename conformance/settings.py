@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from conformance.requirements import PROFILES, UnknownRequirement, catalogue
 from conformance.target import (
     DEVICES,
@@ -102,7 +100,7 @@ def read_settings(
     if device is not None and device not in DEVICES:
         raise UsageError(f"--device {device}: must be cpu or cuda")
     found = on_device(with_front_end(found), device or found.device)
-    if found.device == "cuda" and not torch.cuda.is_available():
+    if found.device == "cuda" and not _has_cuda():
         raise UsageError(f"target {found.name} is on cuda, and there is no CUDA device here")
     if not deadline_s > 0:
         raise UsageError(f"--deadline {deadline_s}: must be a positive number of seconds")
@@ -116,6 +114,12 @@ def read_settings(
         device=found.device,
         deadline_s=deadline_s,
     )
+
+
+def _has_cuda() -> bool:
+    import torch  # takes a second, which most refusals of an option need not wait for
+
+    return torch.cuda.is_available()
 
 
 def _world_sizes(text: str | None) -> tuple[int, ...] | None:

@@ -98,6 +98,18 @@ def test_bad_input_is_refused_in_one_line(call: Called, argv: tuple[str, ...], s
     assert says in refused(call(*argv))
 
 
+@pytest.mark.parametrize("argv", [["list"], ["list", "--capabilities"]], ids=" ".join)
+def test_what_only_reads_the_catalogue_imports_neither_torch_nor_pytest(argv: list[str]) -> None:
+    program = (
+        "import sys; from conformance.__main__ import main; code = main(sys.argv[1:]);"
+        "sys.exit(code or str({'torch', 'pytest', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *argv], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.stderr == "set()\n"
+
+
 # ---- list
 
 
