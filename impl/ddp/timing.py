@@ -1,6 +1,6 @@
 """When did an iteration's forward, backward and communication begin and end?
 
-Sampled: the first ten iterations, then one in a hundred. Events are named as in torch's Timer.
+Sampled: the first ten iterations, then one in a hundred. Moments are named as in torch's Timer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ALWAYS_SAMPLED_ITERATIONS = 10
 DEFAULT_SAMPLE_RATE = 100
 
 
-class Event(Enum):
+class Moment(Enum):
     FORWARD_START = auto()
     BACKWARD_COMPUTE_START = auto()
     BACKWARD_COMPUTE_END = auto()
@@ -27,17 +27,17 @@ class Timer:
 
     def __init__(self, device: DeviceHandle) -> None:
         self._device = device
-        self._marks: dict[Event, Mark] = {}
+        self._marks: dict[Moment, Mark] = {}
 
-    def record(self, event: Event) -> None:
-        self._marks[event] = self._device.mark()
+    def record(self, moment: Moment) -> None:
+        self._marks[moment] = self._device.mark()
 
-    def wall_ns(self, event: Event) -> int | None:
-        """When `event` happened, in nanoseconds since the epoch."""
-        mark = self._marks.get(event)
+    def wall_ns(self, moment: Moment) -> int | None:
+        """When `moment` happened, in nanoseconds since the epoch."""
+        mark = self._marks.get(moment)
         return None if mark is None else mark.wall_ns()
 
-    def elapsed_ns(self, start: Event, end: Event) -> int | None:
+    def elapsed_ns(self, start: Moment, end: Moment) -> int | None:
         """From `start` to `end`; None if one of them did not happen, or they are of two passes."""
         first, second = self._marks.get(start), self._marks.get(end)
         if first is None or second is None:
@@ -65,14 +65,14 @@ class Statistics:
     def sampled(self) -> bool:
         return is_sampled(self.iteration, self.sample_rate)
 
-    def record(self, event: Event) -> None:
+    def record(self, moment: Moment) -> None:
         if self.timer is not None and self.sampled():
-            self.timer.record(event)
+            self.timer.record(moment)
 
     def begin_forward(self) -> None:
         self.iteration += 1
-        self.record(Event.FORWARD_START)
+        self.record(Moment.FORWARD_START)
 
     def begin_backward(self) -> None:
         self.backward_start_ns = time.time_ns()
-        self.record(Event.BACKWARD_COMPUTE_START)
+        self.record(Moment.BACKWARD_COMPUTE_START)

@@ -10,6 +10,7 @@ import torch
 from impl.ddp.buckets.bucket import Bucket
 from impl.ddp.iteration import autograd_hooks, reduction
 from impl.ddp.iteration.grad_copy import GradientCopier
+from impl.ddp.iteration.progress import ReducerEvent
 from impl.ddp.iteration.reducer import Reducer
 from impl.ddp.iteration.reduction import BucketReduction
 from impl.ddp.iteration.static_graph import Phase, StaticGraph
@@ -112,7 +113,7 @@ class ListensToTheThreadOfForward(DDPFault):
             if threading.get_ident() == self.thread_of_forward:
                 right(self, unused)
             else:
-                self._expecting = False
+                self._progress.on(ReducerEvent.DROPPED)
 
         return begins
 
@@ -182,7 +183,8 @@ class TheLatestForwardCounts(DDPFault):
     @staticmethod
     def _if_latest(right: Any) -> Any:
         def arrived(self: Any) -> None:
-            self._expecting &= self is TheLatestForwardCounts.latest
+            if self is not TheLatestForwardCounts.latest:
+                self._progress.on(ReducerEvent.DROPPED)
             right(self)
 
         return arrived
@@ -234,7 +236,7 @@ class CountsHooksOfEveryPass(DDPFault):
     @staticmethod
     def _count(reducer: Any, index: int, delivered: bool) -> None:
         static = reducer._static
-        if static is not None and not static.recording and not reducer._expecting:
+        if static is not None and not static.recording and not reducer._progress.is_expecting:
             static.is_final(index)
 
     patched = beforehand(Reducer, "gradient_accumulated", _count)

@@ -13,6 +13,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from impl.ddp.iteration.autograd_hooks import AccumulatorHooks, Listener
 from impl.ddp.iteration.grad_copy import GradientCopier
+from impl.ddp.iteration.progress import ReducerPhase
 from impl.ddp.iteration.reducer import Reducer
 from impl.ddp.iteration.reduction import BucketReduction
 from impl.ddp.wrapper import api
@@ -61,12 +62,12 @@ class ForwardHasToEnd(DDPFault):
         afterwards(
             DistributedDataParallel,
             "_pre_forward",
-            lambda self, *_: setattr(self.reducer, "_unfinished", True),
+            lambda self, *_: setattr(self.reducer._progress, "phase", ReducerPhase.OVERTAKEN),
         ),
         beforehand(
             DistributedDataParallel,
             "_post_forward",
-            lambda self, *_: setattr(self.reducer, "_unfinished", False),
+            lambda self, *_: setattr(self.reducer._progress, "phase", ReducerPhase.IDLE),
         ),
     )
 

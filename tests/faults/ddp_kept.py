@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from impl.ddp.iteration.progress import ReducerEvent
 from impl.ddp.iteration.reducer import Reducer
 from impl.ddp.iteration.static_graph import StaticGraph
 from tests.faults.ddp_kit import DDPFault, afterwards, instead
@@ -36,7 +37,9 @@ class MissesGradientsThatNobodyAskedFor(DDPFault):
     """Whatever walks through the outputs must end with all gradients."""
 
     patched = afterwards(
-        Reducer, "backward_begins", lambda self, *_: setattr(self, "_unfinished", True)
+        Reducer,
+        "backward_begins",
+        lambda it, *_: it._progress.on(ReducerEvent.FOUND_INCOMPLETE),
     )
 
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from conformance.verdict import Verdict
 from impl.ddp.iteration import reducer
+from impl.ddp.iteration.progress import ReducerEvent
 from impl.ddp.iteration.readiness import Readiness, ReadyTwiceError
 from impl.ddp.iteration.reducer import Reducer
 from impl.ddp.iteration.reduction import BucketReduction
@@ -118,7 +119,7 @@ class ComplainsOnce(DDPFault):
             try:
                 right(self)
             finally:
-                self._unfinished = False
+                self._progress.on(ReducerEvent.DROPPED)
                 self._final_order = []
 
         return check
@@ -130,7 +131,9 @@ class ComplainsOnce(DDPFault):
 @breaks("ddp/unused/forward-without-backward", says="Expected to have finished reduction")
 class WantsABackwardForEachForward(DDPFault):
     patched = afterwards(
-        Reducer, "prepare_for_backward", lambda self, *_: setattr(self, "_unfinished", True)
+        Reducer,
+        "prepare_for_backward",
+        lambda it, *_: it._progress.on(ReducerEvent.FOUND_INCOMPLETE),
     )
 
 
@@ -255,7 +258,7 @@ class AddsToZeroedGradients(DDPFault):
 def _do_not_reduce(reducer: Reducer) -> None:
     assert reducer._static is not None
     reducer.unused_params = reducer._static.end_recording()
-    reducer._expecting = False
+    reducer._progress.on(ReducerEvent.DROPPED)
 
 
 @breaks("ddp/static-graph/values", says="gradient of .* in step 1")

@@ -19,20 +19,7 @@ One synchronised iteration:
     _finish_backward            end of the backward pass: wait, hand results to `param.grad`
     _rebuild_buckets            before the second forward: buckets in the order of readiness
 
-Three flags say where it is:
-
-    _expecting   _unfinished   _unused_are_marked
-    no           no            either               between passes; hooks have no effect
-    yes          no            no                   forward is over; no hook has fired, or so few
-                                                    that nobody has looked at them
-    yes          yes           yes                  backward runs, or it ended before all buckets
-                                                    were reduced: each forward raises
-    yes          yes           no                   the same, after so few hooks; or backward has
-                                                    just ended, and recorded a static graph
-
-A backward pass that reduces everything leads back to the first line, and so does `_reset_state`.
-The second line is also left when buckets are rebuilt: if the backward pass of an earlier forward
-pass comes after all, `backward_begins` expects it anew.
+`progress` says where it is, and what may come next.
 
 Backward passes without a synchronising forward (`no_sync`) run through the hooks without effect,
 other than to note which parameters they used.
@@ -62,11 +49,12 @@ from impl.ddp.iteration.comm_hooks import all_reduce
 from impl.ddp.iteration.distributed_autograd import LentGradients
 from impl.ddp.iteration.grad_copy import GradientCopier
 from impl.ddp.iteration.graph_search import UnusedParameterSearch, unreachable_params
+from impl.ddp.iteration.progress import Progress, ReducerEvent
 from impl.ddp.iteration.readiness import LaunchOrder, Readiness, ReadyTwiceError
 from impl.ddp.iteration.reduction import BucketReduction, profiler_range
 from impl.ddp.iteration.static_graph import StaticGraph
 from impl.ddp.iteration.used_map import UsedMap
-from impl.ddp.timing import Event, Statistics, Timer
+from impl.ddp.timing import Moment, Statistics, Timer
 from impl.torch_private import DEFAULT_FIRST_BUCKET_BYTES, debug_is_on, queue_backward_callback
 
 logger = logging.getLogger(__name__)
@@ -135,9 +123,7 @@ class BackwardPass:
         self._mixed_precision_dtype: torch.dtype | None = None
         self._post_backward_futures: list[Any] = []
 
-        self._expecting = False  # hooks belong to a synchronised backward pass
-        self._unfinished = False  # gradients were marked, but not all buckets were reduced
-        self._unused_are_marked = False
+        self._progress = Progress()
         self._final_order: list[int] = []  # gradients of the last pass, as they became ready
         self._static: StaticGraph | None = None
         self._search = UnusedParameterSearch(process_group.rank(), self._names)
@@ -174,7 +160,7 @@ class BackwardPass:
         return self._reduction.group
 
     def _initialize_buckets(self, assignment: Sequence[Sequence[int]]) -> None:
-        if self._expecting:
+        if self._progress.is_expecting:
             raise RuntimeError("`initialize_buckets` must NOT be called during autograd execution.")
         self.buckets = build_buckets(
             self.params,
@@ -248,7 +234,7 @@ class BackwardPass:
             unused: the parameters that this forward pass left out, if they were searched for.
         """
         with self._lock, self._errors_noted():
-            if not self._expecting:
+            if not self._progress.is_expecting:
                 if unused is not None:
                     self.unused_params = list(unused)
                 self._expect_backward()
@@ -258,8 +244,7 @@ class BackwardPass:
             self._queue_delayed_all_reduce()
 
     def _expect_backward(self) -> None:
-        self._expecting = True
-        self._unused_are_marked = False
+        self._progress.on(ReducerEvent.FORWARD_ENDED)
         self.ready_order = []
         self.reduced_bucket_count = 0
         self._readiness.begin()
@@ -284,7 +269,7 @@ class BackwardPass:
         """The parameters were converted (`.double()`, `.cuda()`), which cost them their hooks."""
         logger.warning("Parameters were converted after DDP was constructed; hooking them anew.")
         self._hooks.remove()
-        self._expecting = False
+        self._progress.on(ReducerEvent.DROPPED)
         self._initialize_buckets([bucket.param_indices for bucket in self.buckets])
         self._install_hooks()
 
@@ -314,7 +299,7 @@ class BackwardPass:
             used = self._reduction.used
             if used is not None and delivered and (static is None or static.recording):
                 used.mark(index)
-            if not self._expecting or self._stands_by:
+            if not self._progress.is_expecting or self._stands_by:
                 return
             if static is not None and not delivered:
                 return  # not part of the loss, hence not of the static graph
@@ -332,7 +317,7 @@ class BackwardPass:
 
         Comes before the hook counts.
         """
-        if self._expecting:
+        if self._progress.is_expecting:
             self._lent.lend([self.params[index]])
             try:
                 self._reduction.fill_one(*self._slots[index])
@@ -348,14 +333,14 @@ class BackwardPass:
         """
         with self._lock, self._errors_noted():
             indices = self._arrivals.take()
-            if self._expecting:
+            if self._progress.is_expecting:
                 self._accept(indices)
             self._set_alarm()
 
     def _set_alarm(self) -> None:
         """Say how many hooks must fire before something can have become complete."""
         alarm = len(self.params)  # if nothing is expected, just keep the list from growing
-        if self._expecting:
+        if self._progress.is_expecting:
             bucket = self._launch_order.next_bucket
             alarm = 1
             # Statistics tell the time of each hook. And so the first iterations, which are always
@@ -368,8 +353,7 @@ class BackwardPass:
         """Hooks of a synchronised backward pass have fired."""
         self._lent.lend([self.params[index] for index in indices])
         self.ready_order += indices
-        if not self._unused_are_marked:
-            self._mark_unused_once()
+        self._mark_unused_once()
         if self._static is not None:
             indices = [index for index in indices if self._static.is_final(index)]
         self._final_order += indices
@@ -384,10 +368,9 @@ class BackwardPass:
 
         Not earlier: forward's output may be dropped, and then nothing must be reduced.
         """
-        if self._unused_are_marked:
+        if self._progress.has_marked:
             return
-        self._unused_are_marked = True
-        self._unfinished = True
+        self._progress.on(ReducerEvent.FIRST_MARKED)
         self._final_order = []
         self._choose_skipped()
         for index in self.unused_params:
@@ -450,7 +433,7 @@ class BackwardPass:
 
     def _start_reduction(self, bucket: Bucket) -> None:
         if bucket.index == 0:
-            self._statistics.record(Event.BACKWARD_COMM_START)
+            self._statistics.record(Moment.BACKWARD_COMM_START)
         if bucket.skipped:
             return
         self._reduction.start(bucket, len(self.buckets))
@@ -474,9 +457,9 @@ class BackwardPass:
     def _finish_backward(self) -> None:
         """Autograd is done, and all buckets are launched."""
         with self._lock, self._errors_noted():
-            if not self._expecting:
+            if not self._progress.is_expecting:
                 return
-            self._statistics.record(Event.BACKWARD_COMPUTE_END)
+            self._statistics.record(Moment.BACKWARD_COMPUTE_END)
             if self._static is not None:
                 self._final_order += self.unused_params
             self._deliver()
@@ -485,15 +468,15 @@ class BackwardPass:
         """End of the first backward pass of a static graph: only now is it known what is unused."""
         with self._lock, self._errors_noted():
             static = self._static
-            if static is None or not static.recording or not self._expecting:
+            if static is None or not static.recording or not self._progress.is_expecting:
                 return
             if static.must_wait():
                 return
-            self._statistics.record(Event.BACKWARD_COMPUTE_END)
+            self._statistics.record(Moment.BACKWARD_COMPUTE_END)
             self._start_used_map()
             self.unused_params = static.end_recording()
             self._log_static_unused()
-            self._unfinished = True
+            self._progress.on(ReducerEvent.FIRST_MARKED)
             self._choose_skipped()
             for bucket in self.buckets:
                 if bucket.skipped:
@@ -520,8 +503,7 @@ class BackwardPass:
 
     def _deliver(self) -> None:
         """Wait for all reductions and hand out the results."""
-        self._expecting = False
-        self._unfinished = False
+        self._progress.on(ReducerEvent.DELIVERED)
         self._set_alarm()
         if self.before_delivery is not None:
             self.before_delivery()
@@ -539,7 +521,7 @@ class BackwardPass:
             used.wait()
             if self._static is None:
                 used.clear()
-        self._statistics.record(Event.BACKWARD_COMM_END)
+        self._statistics.record(Moment.BACKWARD_COMM_END)
 
     # ---- errors
 

@@ -21,6 +21,7 @@ from impl.ddp.buckets.assignment import ErrorLog, assign_in_ready_order
 from impl.ddp.buckets.bucket import GradBucket
 from impl.ddp.iteration.backward_pass import BackwardPass
 from impl.ddp.iteration.comm_hooks import BUILTIN_HOOKS, CommHook, sum_hook
+from impl.ddp.iteration.progress import ReducerEvent
 from impl.ddp.iteration.static_graph import StaticGraph
 from impl.ddp.iteration.used_map import UsedMap
 from impl.ddp.parameters import has_optimizer
@@ -123,7 +124,7 @@ class Reducer(BackwardPass):
             self._final_order = []
             # An earlier forward pass may wait for its backward pass. If that comes, its outputs say
             # so: see `backward_begins`.
-            self._expecting = False
+            self._progress.on(ReducerEvent.DROPPED)
             self._initialize_buckets(agreed)
             return True
 
@@ -179,8 +180,7 @@ class Reducer(BackwardPass):
         with self._lock:
             self.has_rebuilt_buckets = False
             self._final_order = []
-            self._expecting = False
-            self._unfinished = False
+            self._progress.on(ReducerEvent.DROPPED)
             self._arrivals.indices.clear()
             self._reduction.forget_iteration()
             if self._reduction.used is not None:
@@ -266,10 +266,10 @@ class Reducer(BackwardPass):
         """
         with self._lock, self._errors_noted():
             pending = self._arrivals.take()
-            if self._expecting and pending:
-                self._unfinished = True
+            if self._progress.is_expecting and pending:
+                self._progress.on(ReducerEvent.FOUND_INCOMPLETE)
                 self._mark(pending)
-            if self._unfinished:
+            if self._progress.is_unfinished:
                 raise RuntimeError(
                     messages.unfinished_reduction(
                         rank=self.process_group.rank(),

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from impl.ddp.buckets.bucket import Bucket
-from impl.ddp.timing import Event, Timer
+from impl.ddp.timing import Moment, Timer
 from impl.torch_private import debug_is_detail, debug_is_on, gloo_thread_count
 
 logger = logging.getLogger(__name__)
@@ -41,17 +41,17 @@ _TYPE_NAMES = {
 }
 # (duration field, its running average, from, to)
 _DURATIONS = (
-    ("forward_compute_time", Event.FORWARD_START, Event.BACKWARD_COMPUTE_START),
-    ("backward_compute_time", Event.BACKWARD_COMPUTE_START, Event.BACKWARD_COMPUTE_END),
-    ("backward_comm_time", Event.BACKWARD_COMM_START, Event.BACKWARD_COMM_END),
-    ("backward_compute_comm_overlap_time", Event.BACKWARD_COMM_START, Event.BACKWARD_COMPUTE_END),
+    ("forward_compute_time", Moment.FORWARD_START, Moment.BACKWARD_COMPUTE_START),
+    ("backward_compute_time", Moment.BACKWARD_COMPUTE_START, Moment.BACKWARD_COMPUTE_END),
+    ("backward_comm_time", Moment.BACKWARD_COMM_START, Moment.BACKWARD_COMM_END),
+    ("backward_compute_comm_overlap_time", Moment.BACKWARD_COMM_START, Moment.BACKWARD_COMPUTE_END),
 )
 _MOMENTS = (
-    ("forward_compute_time_start", Event.FORWARD_START),
-    ("backward_compute_time_start", Event.BACKWARD_COMPUTE_START),
-    ("backward_comm_time_start", Event.BACKWARD_COMM_START),
-    ("backward_compute_time_end", Event.BACKWARD_COMPUTE_END),
-    ("backward_comm_time_end", Event.BACKWARD_COMM_END),
+    ("forward_compute_time_start", Moment.FORWARD_START),
+    ("backward_compute_time_start", Moment.BACKWARD_COMPUTE_START),
+    ("backward_comm_time_start", Moment.BACKWARD_COMM_START),
+    ("backward_compute_time_end", Moment.BACKWARD_COMPUTE_END),
+    ("backward_comm_time_end", Moment.BACKWARD_COMM_END),
 )
 
 
