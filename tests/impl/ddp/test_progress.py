@@ -22,15 +22,15 @@ def after(*events: ReducerEvent) -> Progress:
     return progress
 
 
+def flags(progress: Progress) -> tuple[bool, bool, bool]:
+    return progress.is_expecting, progress.is_unfinished, progress.has_marked
+
+
 def test_an_iteration_leads_back_to_where_it_began() -> None:
-    progress = after(E.FORWARD_ENDED)
-    assert (progress.is_expecting, progress.is_unfinished) == (True, False)
-    assert progress.has_marked is False
-    progress.on(E.FIRST_MARKED)
-    assert (progress.is_expecting, progress.is_unfinished) == (True, True)
-    assert progress.has_marked is True
-    progress.on(E.DELIVERED)
-    assert progress.phase is P.IDLE
+    assert flags(after()) == (False, False, False)
+    assert flags(after(E.FORWARD_ENDED)) == (True, False, False)
+    assert flags(after(E.FORWARD_ENDED, E.FIRST_MARKED)) == (True, True, True)
+    assert after(E.FORWARD_ENDED, E.FIRST_MARKED, E.DELIVERED).phase is P.IDLE
 
 
 def test_several_forward_passes_may_come_before_a_backward_pass() -> None:
