@@ -32,7 +32,6 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 from torch.distributed.algorithms._comm_hooks import LOW_PRECISION_HOOKS
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp.wrap import _Policy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 T = TypeVar("T")
@@ -55,11 +54,11 @@ __all__ = [
     "ActivationWrapper",
     "BatchNormBase",
     "ShardedTensor",
-    "WrapPolicyBase",
     "all_gather_single",
     "broadcast_coalesced_from",
     "composed_apis",
     "is_backward_running",
+    "is_wrap_policy",
     "mark_for_compiler",
     "queue_backward_callback",
     "reduce_scatter_single",
@@ -96,8 +95,12 @@ def reduce_scatter_single(
     return work
 
 
-# The base class of torch's wrap policies that are objects; others are plain functions.
-WrapPolicyBase: type[Any] = _Policy
+def is_wrap_policy(policy: object) -> bool:
+    """Whether this is one of torch's wrap policies that are objects; others are plain functions."""
+    # Imported here: it takes most of a second, which a backend without FSDP does not need.
+    from torch.distributed.fsdp.wrap import _Policy
+
+    return isinstance(policy, _Policy)
 
 
 def run_wrap_policy(

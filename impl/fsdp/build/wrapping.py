@@ -15,7 +15,7 @@ from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy
 from impl.fsdp.build.ignored import Ignored
 from impl.fsdp.step import tree
 from impl.fsdp.step.state import state_of
-from impl.torch_private import WrapPolicyBase, run_wrap_policy
+from impl.torch_private import is_wrap_policy, run_wrap_policy
 
 WrapFn = Callable[..., nn.Module]
 AutoWrapPolicy = Callable[..., bool] | ModuleWrapPolicy | CustomPolicy
@@ -44,7 +44,7 @@ def auto_wrap(
     full_precision_classes: tuple[type[nn.Module], ...] = ()
     if mixed_precision is not None:
         full_precision_classes = tuple(set(mixed_precision._module_classes_to_ignore))
-    if isinstance(policy, WrapPolicyBase):
+    if is_wrap_policy(policy):
         chosen = run_wrap_policy(policy, root, ignored.modules, root_kwargs)
         for module in root.modules():
             if module not in ignored.modules and isinstance(module, full_precision_classes):
