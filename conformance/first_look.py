@@ -6,15 +6,16 @@ import importlib
 import importlib.metadata
 import json
 import os
-import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
 import torch.distributed as dist
 
+from conformance.harness.rank import HarnessFault, fork_server_context
 from conformance.target import Target, resolve
 
 _DEADLINE_S = 120.0
@@ -85,39 +86,56 @@ def _missing_elsewhere(
     backend: str,
     env: tuple[tuple[str, str], ...],
 ) -> str:
-    """As `missing`, in a fresh process with these environment variables.
+    """As `missing`, in a process of its own with these environment variables.
 
-    The process answers through a file: modules may print at any time, and after everything else.
+    It comes from the fork server, so torch is not imported once more, and answers through a file:
+    modules may print at any time. A machine on which none can be started is no mistake of the
+    target's; the ranks will say so.
     """
-    with tempfile.NamedTemporaryFile("r", prefix="conformance-look-") as answer:
-        task = json.dumps([imports, references, backend])
-        path = os.pathsep.join(filter(None, sys.path))
+    with (
+        tempfile.NamedTemporaryFile("r", prefix="conformance-look-") as answer,
+        tempfile.NamedTemporaryFile("r", prefix="conformance-look-", errors="replace") as printed,
+    ):
+        task = (tuple(sys.path), env, imports, references, backend, answer.name, printed.name)
         try:
-            seen = subprocess.run(
-                [sys.executable, "-c", f"import {__name__} as it; it.tell()", task, answer.name],
-                env={**os.environ, **dict(env), "PYTHONPATH": path},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-                timeout=_DEADLINE_S,
-            )
-        except subprocess.TimeoutExpired:
-            return f"importing it did not end within {_DEADLINE_S:g} s"
+            process = fork_server_context().Process(target=_tell, args=task)
+            process.start()
+        except (HarnessFault, OSError, EOFError):
+            return ""
+        try:
+            process.join(_DEADLINE_S)
+            if process.is_alive():
+                return f"importing it did not end within {_DEADLINE_S:g} s"
+        finally:
+            process.kill()
+            process.join()
         told = answer.read()
+        said = printed.read().strip()
     if not told:
-        why = (seen.stderr.strip().splitlines() or [f"exit code {seen.returncode}"])[-1]
+        why = (said.splitlines() or [f"exit code {process.exitcode}"])[-1]
         return f"importing it ended the process: {why}"
     error: str = json.loads(told)
     return error
 
 
-def tell() -> None:
-    """The fresh process: the task is its first argument, the file of the answer the second."""
-    imports, references, backend = json.loads(sys.argv[1])
+def _tell(
+    search_path: tuple[str, ...],
+    env: tuple[tuple[str, str], ...],
+    imports: tuple[str, ...],
+    references: tuple[str, ...],
+    backend: str,
+    answer: str,
+    printed: str,
+) -> None:
+    """The other process; `answer` and `printed` are the files that the first one reads."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(os.open(printed, os.O_WRONLY | os.O_APPEND), 2)
+    warnings.resetwarnings()  # as in a rank
+    warnings.simplefilter("default")
+    sys.path[:] = search_path
+    os.environ.update(env)
     error = missing(imports, references, backend)
-    with open(sys.argv[2], "w") as file:
+    with open(answer, "w") as file:
         json.dump(error, file)
 
 

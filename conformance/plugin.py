@@ -22,6 +22,7 @@ from conformance.board import Board, Planned
 from conformance.certifier import Certifier, attach, usage_error
 from conformance.harness.fuse import lights_fuse
 from conformance.harness.pool import SHARED_POOL, WorldSpec
+from conformance.harness.rank import FOR_TRAINING, HarnessFault, fork_server_context
 from conformance.harness.ranks import Ranks
 from conformance.harness.torchrun import Crew, Place, place, serve
 from conformance.judgement import Judgement, LeftBehind, judge_end
@@ -34,7 +35,7 @@ from conformance.report.failure import FailedCase, failure_text
 from conformance.report.plain import plain
 from conformance.report.results import CaseResult
 from conformance.report.script import Example, write_script
-from conformance.selection import files_left_out, is_asked_for, planned_cases
+from conformance.selection import files_left_out, is_asked_for, planned_cases, trains_models
 from conformance.settings import Settings, UsageError, check_python, read_settings
 from conformance.verdict import FAILURES, Verdict, worst
 
@@ -97,6 +98,12 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     return None
 
 
+def _named_paths(config: pytest.Config) -> list[Path]:
+    """The files and folders that pytest was told to collect."""
+    folder = config.invocation_params.dir
+    return [folder / arg.partition("::")[0] for arg in config.args]
+
+
 def _join_torchrun(at: Place, settings: Settings, option: Any) -> Settings:
     if getattr(option, "numprocesses", None):
         raise UsageError("-n cannot be used under torchrun, which has one set of ranks")
@@ -128,8 +135,20 @@ def pytest_configure(config: pytest.Config) -> None:
         certifier = Certifier(config, config.stash[_SETTINGS], config.stash[_BOARD])
         config.pluginmanager.register(certifier, "conformance-certifier")
         _take_sigterm_for_ctrl_c(config)
+    _start_fork_server(config)
     config.stash[_FOUND] = []
     properties.use_unless_chosen()
+
+
+def _start_fork_server(config: pytest.Config) -> None:
+    """While it imports torch, pytest collects the cases. A user's own may need no ranks."""
+    if config.option.collectonly:
+        return
+    distributes = getattr(config.option, "numprocesses", None) and not _is_worker(config)
+    trains = trains_models(_named_paths(config), config.stash[_SETTINGS])
+    if trains is not None:
+        with contextlib.suppress(HarnessFault):  # the cases will say so
+            fork_server_context([FOR_TRAINING] if trains and not distributes else [])
 
 
 def _take_sigterm_for_ctrl_c(config: pytest.Config) -> None:
@@ -169,8 +188,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     pytest takes a named file without a collector for a mistake."""
     if _SETTINGS not in config.stash or is_asked_for(collection_path, config.stash[_SETTINGS]):
         return None
-    named = (config.invocation_params.dir / arg.partition("::")[0] for arg in config.args)
-    return None if collection_path in named else True
+    return None if collection_path in _named_paths(config) else True
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -9,8 +9,11 @@ import pytest
 
 from conformance.case_files import CASES, case_files, ids_in
 from conformance.plan import Plan, select
-from conformance.requirements import catalogue
+from conformance.requirements import PART_OF_PROFILE, catalogue
 from conformance.settings import Settings
+
+# Folders of cases in which ranks have models and optimizers.
+_TRAINING = {*PART_OF_PROFILE, "cuda"}
 
 
 def planned_cases(
@@ -41,6 +44,20 @@ def is_asked_for(file: Path, settings: Settings) -> bool:
         return True
     known = catalogue()
     return any(id in known and settings.selects(id) for id in ids_in(file))
+
+
+def trains_models(named: Iterable[Path], settings: Settings) -> bool | None:
+    """Whether ranks of the suite's cases train models; None if other cases are to run too.
+
+    named: the files and folders that pytest was told to collect.
+    """
+    trains = False
+    for path in named:
+        files = [file for file in case_files() if file == path or path in file.parents]
+        if not files:
+            return None
+        trains |= any(f.parent.name in _TRAINING and is_asked_for(f, settings) for f in files)
+    return trains
 
 
 def files_left_out(found: Iterable[pytest.Item], settings: Settings) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 
-from conformance.harness.rank import fork_server_context
+from conformance.harness.rank import FOR_TRAINING, fork_server_context
 
 # Whatever else the machine does, no example is too slow.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -17,4 +17,6 @@ def pytest_configure(config: pytest.Config) -> None:
     each of them needs."""
     distributes = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
     if not distributes and not config.option.collectonly:
-        fork_server_context(["impl.gloo", "impl.ddp", "impl.fsdp", "impl.sync_batchnorm"])
+        fork_server_context(
+            [FOR_TRAINING, "impl.gloo", "impl.ddp", "impl.fsdp", "impl.sync_batchnorm"]
+        )

@@ -36,7 +36,7 @@ CONFORMANCE = {
     "torch_private",
     # A run: its options, what is run, how it is judged.
     "settings": "requirements target",
-    "first_look": "target",
+    "first_look": "harness target",
     "options": "settings",
     "properties": "",
     "board": "requirements",
@@ -84,6 +84,7 @@ ENTRY_POINTS = {
     "conformance.conftest",
     "conformance.plugin",
     "conformance.harness.preload",
+    "conformance.harness.preload_training",
 }
 
 

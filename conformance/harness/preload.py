@@ -15,10 +15,6 @@ _MODULES = (
     "torch",
     "torch.distributed",
     "torch.distributed.nn",
-    "torch.distributed.fsdp",
-    "torch.distributed.checkpoint.state_dict",
-    "torch.distributed.optim",
-    "torch._dynamo",  # which the first optimizer of a process imports, in about a second
     "torch.nn.parallel",
     "numpy",
     "pytest",

@@ -24,6 +24,7 @@ from conformance.harness.outcome import Died
 from conformance.harness.recorder import PAGE_BYTES, LastCollective, Page
 
 _PRELOAD = "conformance.harness.preload"
+FOR_TRAINING = "conformance.harness.preload_training"
 _OUTPUT_BYTES_KEPT = 64 * 1024
 _OUTPUT_BYTES_MAX = 16 * 1024 * 1024
 _STACKS_WAIT_S = 2.0
@@ -37,12 +38,12 @@ class HarnessFault(Exception):
     """The harness itself failed; nothing can be said of the target."""
 
 
-def fork_server_context(also: Sequence[str] = ()) -> ForkServerContext:
+def fork_server_context(also: Sequence[str] = (FOR_TRAINING,)) -> ForkServerContext:
     """The context whose fork server this process uses; the server starts here, if it must.
 
     A process has one fork server, which may have been started for something else.
 
-    also: modules that a server which starts here imports beside those that ranks need.
+    also: modules that a server which starts here imports beside those that all ranks need.
     Raises HarnessFault if it cannot be started.
     """
     context = multiprocessing.get_context("forkserver")

@@ -14,7 +14,7 @@ from conformance import case_files as suite
 from conformance.report.results import Conclusion
 from conformance.report.terminal import verdict_line
 from conformance.report.verify import problems
-from conformance.selection import files_left_out, is_asked_for
+from conformance.selection import files_left_out, is_asked_for, trains_models
 from conformance.settings import Settings, read_settings
 from conformance.verdict import Verdict
 from tests.harness.kit import Inside, Outside
@@ -198,3 +198,20 @@ def test_a_named_file_without_a_case_of_the_selection_is_no_mistake_of_its_name(
     )
     assert (run.exit_status, run.certificate) == (2, None)
     assert run.err.splitlines() == ["ERROR: no case was selected"]
+
+
+@pytest.mark.parametrize(
+    ("named", "chosen", "may_train"),
+    [
+        ("collectives/test_async.py", {}, False),
+        ("", {"requirements": ["all_reduce/async"]}, False),
+        ("", {"profiles": "ddp,p2p"}, True),
+        ("", {}, True),
+        ("../../elsewhere", {"profiles": "p2p"}, None),
+    ],
+    ids=["a file", "a requirement", "profiles", "everything", "a user's own"],
+)
+def test_only_ranks_that_may_train_models_get_what_that_takes(
+    named: str, chosen: dict[str, Any], may_train: bool | None
+) -> None:
+    assert trains_models([suite.CASES / named], settings_for(**chosen)) is may_train
