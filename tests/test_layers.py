@@ -51,7 +51,8 @@ CONFORMANCE = {
     "settings verdict",
     "conftest": "plugin properties",
     "bench": "exit_codes harness target capabilities oracle checks",
-    "cli": "__init__ capabilities exit_codes options report requirements settings target version",
+    "cli": "__init__ capabilities case_files exit_codes options report requirements selection "
+    "settings target version",
     "__main__": "exit_codes settings version",
 }
 IMPL = {

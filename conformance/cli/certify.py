@@ -11,11 +11,13 @@ import pytest
 import torch.distributed as dist
 
 import conformance
+from conformance.case_files import CASES, case_files
 from conformance.exit_codes import EXIT_USAGE
 from conformance.options import OPTIONS
+from conformance.selection import is_asked_for
+from conformance.settings import UsageError, read_settings
 
 PACKAGE = Path(conformance.__file__).parent
-CASES = PACKAGE / "cases"
 
 _CERTIFICATE = "certificate"
 _WORKERS_MAX = 8
@@ -29,9 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n",
         dest="workers",
-        default=str(default_workers()),
         metavar="N",
-        help="pytest workers, 0 for none (default: %(default)s)",
+        help=f"pytest workers, 0 for none (default: {default_workers()}; fewer for a selection of "
+        "few files)",
     )
     parser.epilog = (
         "All other options go on to pytest, such as -k EXPRESSION, -x or -v. Exit code: 0 "
@@ -69,6 +71,24 @@ def default_workers() -> int:
     return max(2, min(2 * len(os.sched_getaffinity(0)), _WORKERS_MAX))
 
 
+def _workers_for(arguments: argparse.Namespace) -> int:
+    """As many as have something to do: each of them imports torch, and so does its fork server."""
+    try:
+        settings = read_settings(
+            target=arguments.target,
+            world_sizes=arguments.world_sizes,
+            profiles=arguments.profile,
+            requirements=arguments.requirement,
+            certificate=None,
+            device=arguments.device,
+            deadline_s=arguments.deadline,
+        )
+    except UsageError:
+        return 0  # pytest will say so
+    files = sum(is_asked_for(file, settings) for file in case_files())
+    return min(default_workers(), files) if files > 1 else 0
+
+
 def _options(arguments: argparse.Namespace) -> list[str]:
     given = []
     for flag, how in OPTIONS.items():
@@ -78,5 +98,6 @@ def _options(arguments: argparse.Namespace) -> list[str]:
     # Under torchrun there is one set of ranks, which workers cannot share.
     if not dist.is_torchelastic_launched() and "no:xdist" not in arguments.rest:
         # Named, for environments in which pytest loads no plugin by itself.
-        given += ["-p", "xdist", "-n", arguments.workers]
+        workers = arguments.workers or str(_workers_for(arguments))
+        given += ["-p", "xdist", "-n", workers]
     return given

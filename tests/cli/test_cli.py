@@ -18,8 +18,9 @@ import pytest
 import conformance.cli.certify
 from conformance.__main__ import COMMANDS, main
 from conformance.capabilities import VOCABULARY
+from conformance.case_files import CASES
 from conformance.cli.cases import CannotCollect, Case, collect_cases
-from conformance.cli.certify import CASES, default_workers
+from conformance.cli.certify import default_workers
 from conformance.report.certificate import CERTIFICATE, JUNIT, write_certificate
 from conformance.requirements import catalogue
 from conformance.verdict import Verdict
@@ -276,6 +277,18 @@ def test_certify_passes_options_on(call: Called, stand_in: Pytest) -> None:
     assert given[-6:] == ["-k", "a or b", "-x", "--maxfail", "3", "-v"]
     assert {"--requirement=a/*", "--requirement=b/*", "--world-sizes=1,2"} <= set(given)
     assert given[given.index("-n") + 1] == "0"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "workers"),
+    [("--requirement=all_reduce/async", 0), ("--profile=sparse", 2), ("--requirement=typo", 0)],
+)
+def test_certify_starts_no_workers_that_have_nothing_to_do(
+    call: Called, stand_in: Pytest, chosen: str, workers: int
+) -> None:
+    call("certify", chosen)
+    given = stand_in.arguments
+    assert given[given.index("-n") + 1] == str(workers)
 
 
 def test_certify_leaves_torchruns_ranks_and_a_pytest_without_workers_alone(
