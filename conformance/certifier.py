@@ -40,6 +40,12 @@ def attach(report: pytest.TestReport, result: CaseResult, own: tuple[Requirement
     report.__dict__[_OWN] = [requirement.to_plain() for requirement in own]
 
 
+def result_of(report: pytest.TestReport) -> CaseResult | None:
+    """What `attach` was told; None for a report of something else."""
+    plain = getattr(report, _RESULT, None)
+    return None if plain is None else CaseResult.from_plain(plain)
+
+
 def usage_error(message: str) -> int:
     """Tell the user in one line; the exit code."""
     print(f"ERROR: {message}", file=sys.stderr)
@@ -81,9 +87,9 @@ class Certifier:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._something_failed |= report.failed
-        plain = getattr(report, _RESULT, None)
-        if plain is not None:
-            self._cases.append(CaseResult.from_plain(plain))
+        result = result_of(report)
+        if result is not None:
+            self._cases.append(result)
             for own in getattr(report, _OWN):
                 catalogue().add(Requirement.from_plain(own))
         elif report.when in ("setup", "call", "teardown"):

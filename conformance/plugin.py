@@ -29,6 +29,7 @@ from conformance.judgement import Judgement, LeftBehind, judge_end
 from conformance.markers import DOCUMENTED
 from conformance.options import OPTIONS
 from conformance.plan import Plan, adopt_own, make_plan, select, world_size_of
+from conformance.progress_reporter import ProgressReporter
 from conformance.report.again import Invocation, command_again
 from conformance.report.certificate import ALONE, JUNIT, remove_certificate
 from conformance.report.failure import FailedCase, failure_text
@@ -134,6 +135,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_BOARD] = Board.make()
         certifier = Certifier(config, config.stash[_SETTINGS], config.stash[_BOARD])
         config.pluginmanager.register(certifier, "conformance-certifier")
+        progress = ProgressReporter(config, config.stash[_BOARD])
+        config.pluginmanager.register(progress, "conformance-progress")
         _take_sigterm_for_ctrl_c(config)
     _start_fork_server(config)
     config.stash[_FOUND] = []

@@ -47,8 +47,9 @@ CONFORMANCE = {
     "selection": "case_files plan requirements settings",
     # What puts it all together.
     "certifier": "board exit_codes first_look plan report requirements settings",
-    "plugin": "board certifier harness judgement markers options plan properties report selection "
-    "settings verdict",
+    "progress_reporter": "board certifier report",
+    "plugin": "board certifier harness judgement markers options plan progress_reporter properties "
+    "report selection settings verdict",
     "conftest": "plugin properties",
     "bench": "exit_codes harness target capabilities oracle checks",
     "cli": "__init__ capabilities case_files exit_codes options report requirements selection "
