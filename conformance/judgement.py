@@ -33,7 +33,7 @@ class Judgement:
     seen: the verdict before deviations and claims were looked at.
     verdicts: requirement id -> verdict.
     reason: why, in one line: the deviation's if one excuses everything; "" if the case passed.
-    worked: whether the case's checks passed.
+    worked: whether the case's checks passed, and no rank refused anything.
     """
 
     seen: Verdict
@@ -49,25 +49,34 @@ class Judgement:
 
 
 def judge_end(
-    error: BaseException | None, plan: Plan, target: Target, why_blocked: str = ""
+    error: BaseException | None,
+    plan: Plan,
+    target: Target,
+    why_blocked: str = "",
+    refusal: str = "",
 ) -> Judgement:
     """The verdicts of a case that ended with this exception, or without one.
 
     why_blocked: what is known to fail, because of which the case was skipped, or "".
+    refusal: which rank refused in the last run of the ranks, see `refusal_of`; if the case ended
+        without an exception, in any run of them.
     """
+    if error is None and not plan.lacks:
+        return Judgement(Verdict.HOLDS, dict.fromkeys(plan.covers, Verdict.HOLDS), "", True)
     if error is None:
-        verdict = Verdict.NOT_CLAIMED if plan.lacks else Verdict.HOLDS
-        reason = f"works, although {', '.join(plan.lacks)} is not claimed" if plan.lacks else ""
-        return Judgement(Verdict.HOLDS, dict.fromkeys(plan.covers, verdict), reason, True)
+        works = f"works, although {', '.join(plan.lacks)} is not claimed"
+        reason = f"refused: {refusal}" if refusal else works
+        verdicts = dict.fromkeys(plan.covers, Verdict.NOT_CLAIMED)
+        return Judgement(Verdict.HOLDS, verdicts, reason, worked=not refusal)
     if isinstance(error, pytest.skip.Exception):
         skipped = Verdict.BLOCKED if why_blocked else Verdict.NOT_EXERCISED
         reason = why_blocked or str(error.msg)
         return Judgement(skipped, dict.fromkeys(plan.covers, skipped), reason, False)
     seen = verdict_of(error)
     reason = error.brief if isinstance(error, RanksFailed) else _first_line(error)
-    if plan.lacks and isinstance(error, RanksFailed) and error.is_clean_refusal:
+    if plan.lacks and refusal and seen is not Verdict.UNKNOWN:
         verdicts = dict.fromkeys(plan.covers, Verdict.NOT_CLAIMED)
-        return Judgement(seen, verdicts, f"refused cleanly: {reason}", False)
+        return Judgement(seen, verdicts, f"refused: {refusal}", False)
     covers = plan.covers
     # A test without requirements may have started by itself what is left, and judges no target.
     if covers and isinstance(error, LeftBehind):

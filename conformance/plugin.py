@@ -20,6 +20,7 @@ import pytest
 from conformance import properties
 from conformance.board import Board, Planned
 from conformance.certifier import Certifier, attach, usage_error
+from conformance.harness.failure import RanksFailed, refusal_of
 from conformance.harness.fuse import lights_fuse
 from conformance.harness.pool import SHARED_POOL, WorldSpec
 from conformance.harness.rank import FOR_TRAINING, HarnessFault, fork_server_context
@@ -357,7 +358,13 @@ def pytest_runtest_makereport(
     if error is None and call.when != "call":
         return report
     settings = item.config.stash[_SETTINGS]
-    judgement = judge_end(error, item.stash[_PLAN], settings.target, item.stash.get(_BLOCKED, ""))
+    judgement = judge_end(
+        error,
+        item.stash[_PLAN],
+        settings.target,
+        item.stash.get(_BLOCKED, ""),
+        _refusal(item, error),
+    )
     judgement = replace(judgement, reason=plain(judgement.reason))
     if judgement.verdicts:
         item.stash[_EXCUSED] = judgement.excused
@@ -368,6 +375,16 @@ def pytest_runtest_makereport(
         text = failure_text(_failed_case(item, judgement, error, settings))
         report.sections.append(("ranks", text))
     return report
+
+
+def _refusal(item: pytest.Item, error: BaseException | None) -> str:
+    """Which rank refused what, where that decides what the end of a case means."""
+    world = item.stash.get(_WORLD, None)
+    if isinstance(error, RanksFailed):
+        return refusal_of(error.outcomes)
+    if world is None or world.last_run is None:
+        return ""
+    return world.refused if error is None else refusal_of(world.last_run.outcomes)
 
 
 def _record(

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from conformance.checks import CheckFailed
-from conformance.harness.failure import Bystander, RanksFailed
+from conformance.harness.failure import RanksFailed
 from conformance.harness.outcome import Outcome, Raised, Returned
 
 
@@ -53,4 +53,4 @@ def returned(outcomes: Sequence[Outcome], doing: str, *, but: Collection[int] = 
 
 
 def _excused(outcomes: Sequence[Outcome], but: Collection[int]) -> list[Outcome]:
-    return [Returned(Bystander()) if r in but else outcome for r, outcome in enumerate(outcomes)]
+    return [Returned(None) if r in but else outcome for r, outcome in enumerate(outcomes)]

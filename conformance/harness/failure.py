@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from conformance.harness.outcome import Outcome, Raised, Returned, describe_hang, verdict_of
+from conformance.harness.outcome import (
+    Died,
+    NotTold,
+    Outcome,
+    Raised,
+    Returned,
+    describe_hang,
+    verdict_of,
+)
 from conformance.verdict import Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class Bystander:
-    """What a rank returns if its case asks nothing of it, such as one outside of the group.
-
-    Where the target refuses the operation, such a rank has nothing to refuse.
-    """
 
 
 class RanksFailed(Exception):
@@ -31,15 +30,6 @@ class RanksFailed(Exception):
     @property
     def verdict(self) -> Verdict:
         return verdict_of(self.outcomes)
-
-    @property
-    def is_clean_refusal(self) -> bool:
-        """Whether the target refused: every rank that was asked raised, and none of them in an
-        assertion of the case, which would mean that it got a wrong result."""
-        asked = [o for o in self.outcomes if not _is_bystander(o)]
-        raised = [o for o in asked if isinstance(o, Raised)]
-        asserted = any(o.is_a(AssertionError) or o.is_a(pytest.fail.Exception) for o in raised)
-        return bool(raised) and len(raised) == len(asked) and not asserted
 
     @property
     def brief(self) -> str:
@@ -60,5 +50,22 @@ class RanksFailed(Exception):
         return type(self), (self.doing, self.outcomes)
 
 
-def _is_bystander(outcome: Outcome) -> bool:
-    return isinstance(outcome, Returned) and isinstance(outcome.value, Bystander)
+def refusal_of(outcomes: Sequence[Outcome]) -> str:
+    """Which rank refused first, in one line; "" if none did, or if a rank died.
+
+    A rank refuses by raising, in an operation or out of the function. What becomes of the others is
+    a consequence: they wait for it, lack its data, or are done. An assertion of the case is no
+    refusal: it means that data arrived and was wrong.
+    """
+    if any(isinstance(outcome, Died | NotTold) for outcome in outcomes):
+        return ""
+    for rank, outcome in enumerate(outcomes):
+        if isinstance(outcome, Returned | Raised) and outcome.refused:
+            return f"rank {rank}: {outcome.refused}"
+        if isinstance(outcome, Raised) and not _is_assertion(outcome):
+            return f"rank {rank} {outcome}"
+    return ""
+
+
+def _is_assertion(outcome: Raised) -> bool:
+    return outcome.is_a(AssertionError) or outcome.is_a(pytest.fail.Exception)

@@ -75,9 +75,13 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The answer to `Join` and `Call`. `payload` is the value."""
+    """The answer to `Join` and `Call`. `payload` is the value.
+
+    refused: as of `Returned`.
+    """
 
     payload: bytes
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,7 @@ class Failed:
     message: str
     traceback: str
     bases: tuple[str, ...]
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,14 @@ from conformance.verdict import Verdict, worst
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """The rank's function came back with a value."""
+    """The rank's function came back with a value.
+
+    refused: "send raised ValueError: no", if an operation of `torch.distributed` raised and the
+        function went on.
+    """
 
     value: Any
+    refused: str = ""
     verdict = Verdict.HOLDS
 
     def __str__(self) -> str:
@@ -28,12 +33,14 @@ class Raised:
     type_name: qualified name of the exception's type, "builtins.ValueError" written "ValueError".
     bases: names of all its types, most derived first, so that a case can ask `is_a("RuntimeError")`
         of exceptions whose class exists in the rank alone.
+    refused: as of `Returned`.
     """
 
     type_name: str
     message: str
     traceback: str
     bases: tuple[str, ...] = ()
+    refused: str = ""
     verdict = Verdict.BROKEN
 
     def is_a(self, exception: type[BaseException]) -> bool:

@@ -361,10 +361,10 @@ def _still_running(rank: RankProcess | RemoteRank, *, after_failure: bool) -> St
 
 def _outcome(answer: Answer | Died | StillRunning) -> Outcome:
     match answer:
-        case Done(payload):
-            return _returned(payload)
-        case Failed(type_name, message, traceback, bases):
-            return Raised(type_name, message, traceback, bases)
+        case Done(payload, refused):
+            return _returned(payload, refused)
+        case Failed(type_name, message, traceback, bases, refused):
+            return Raised(type_name, message, traceback, bases, refused)
         case Lost(message):
             return NotTold(message)
         case Left():
@@ -373,9 +373,9 @@ def _outcome(answer: Answer | Died | StillRunning) -> Outcome:
             return answer
 
 
-def _returned(payload: bytes) -> Outcome:
+def _returned(payload: bytes, refused: str) -> Outcome:
     try:
-        return Returned(unpack(payload) if payload else None)
+        return Returned(unpack(payload) if payload else None, refused)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # raised by the value's own code; a skip is none of the case's

@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import currently_in_test_context
 
-from conformance.harness.failure import RanksFailed
+from conformance.harness.failure import RanksFailed, refusal_of
 from conformance.harness.fuse import Fuse
 from conformance.harness.me import Me
 from conformance.harness.messages import pack
@@ -45,6 +45,7 @@ class Ranks:
     was_made: whether a world was ever made; None if none was needed.
     leaks: what the ranks left behind so far, of all worlds that have ended.
     last_run: the newest run, or None.
+    refused: the first refusal in any run, see `refusal_of`, or "".
     fuse: what is left to spend on making a failing example of Hypothesis's smaller.
     """
 
@@ -56,6 +57,7 @@ class Ranks:
         self.deadline_s = deadline_s
         self.leaks: list[Leak] = []
         self.last_run: LastRun | None = None
+        self.refused = ""
         self.fuse: Fuse[LastRun] = Fuse()
         self._earlier: list[tuple[Callable[..., Any], Sequence[Sequence[Any]]]] = []
         self._calls: list[tuple[Sequence[bytes], bool]] = []  # since the world was made
@@ -155,6 +157,7 @@ class Ranks:
         self.last_run = LastRun(
             self._spec, function, args, outcomes, self._pool.outputs(), tuple(self._earlier)
         )
+        self.refused = self.refused or refusal_of(outcomes)
         self._earlier.append((function, args))
         self._calls.append((payloads, wait_for_all))
         if not all(isinstance(o, Returned) for o in outcomes):

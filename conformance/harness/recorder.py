@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from conformance.checks.compare import describe
+from conformance.harness.outcome import message_of, type_name
 from conformance.torch_private import registered_name
 
 PAGE_BYTES = 4096
@@ -112,6 +113,7 @@ class Recorder:
         self._page = page
         self._counts: Counter[tuple[str, str]] = Counter()
         self._calls = threading.local()  # .outer: the call that this thread is in
+        self.refused = ""  # the first call that raised since `expect_calls`, and what
         for name in RECORDED:
             operation = getattr(distributed_c10d, name, None)
             if operation is not None:  # torch 2.11 lacks the newest names
@@ -125,6 +127,10 @@ class Recorder:
         self._counts.clear()
         self._page.write("", in_it=False)
 
+    def expect_calls(self) -> None:
+        """A function of a case begins: none of its calls has raised."""
+        self.refused = ""
+
     def _wrap(self, name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
         names = tuple(inspect.signature(operation).parameters)
         group_at = names.index("group") if "group" in names else len(names)
@@ -137,6 +143,10 @@ class Recorder:
             self._page.write(self._calls.outer, in_it=True)
             try:
                 return operation(*args, **kwargs)
+            except Exception as error:
+                said = f"{type_name(type(error))}: {message_of(error)}"
+                self.refused = self.refused or f"{name} raised {said.splitlines()[0]}"
+                raise
             finally:
                 self._calls.outer = outer
                 if outer:  # which goes on

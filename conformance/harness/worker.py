@@ -21,6 +21,7 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
@@ -145,15 +146,17 @@ class Worker:
             why = f"{type_name(type(error))}: {message_of(error)}"
             return Lost(f"the rank cannot load its function: {why}")
         self._begin()
+        self._recorder.expect_calls()
         try:
             value = function(self._me, *args)
         except BaseException as error:
             self._end_if_forked(error)
             here = error.__traceback__
-            return _failed(error.with_traceback(here.tb_next or here if here else None))
+            error = error.with_traceback(here.tb_next or here if here else None)
+            return replace(_failed(error), refused=self._recorder.refused)
         self._end_if_forked()
         try:
-            return Done(pack(value))
+            return Done(pack(value), self._recorder.refused)
         except BaseException as error:  # raised by the value's own code
             return Lost(f"the returned value is of no use: {message_of(error)}")
 

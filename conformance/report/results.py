@@ -13,6 +13,7 @@ from conformance.requirements.model import Catalogue, Requirement
 from conformance.target import Deviation, Target
 from conformance.verdict import FAILURES, REFUSES_CERTIFICATE, Verdict, worst
 
+_EXERCISED = FAILURES | {Verdict.HOLDS}
 _NONE_SELECTED = "no case of it was selected"
 
 
@@ -160,12 +161,15 @@ class Results:
 
     @property
     def under_claims(self) -> list[str]:
-        """Capabilities that the target does not claim although every probe of them worked."""
-        worked: dict[str, bool] = {}
-        for case in self._cases():
-            for capability in case.lacks:
-                worked[capability] = worked.get(capability, True) and case.worked
-        return sorted(capability for capability, all_worked in worked.items() if all_worked)
+        """Capabilities that the target does not claim although probes of them worked, and none that
+        needs nothing else was refused or failed.
+
+        A probe that was not run, or that lacks other capabilities too, says nothing against one.
+        """
+        probes = [case for case in self._cases() if case.lacks and case.seen in _EXERCISED]
+        worked = {capability for case in probes if case.worked for capability in case.lacks}
+        failed = {case.lacks[0] for case in probes if len(case.lacks) == 1 and not case.worked}
+        return sorted(worked - failed)
 
     @property
     def over_claims(self) -> list[str]:

@@ -17,6 +17,7 @@ from conformance.target import Deviation, Target
 from conformance.verdict import Verdict
 
 TARGET = Target(name="x", backend="x")
+WAITING = StillRunning("", "", False)
 REFUSED: list[Outcome] = [Raised("NotImplementedError", "no", "")] * 2
 
 
@@ -64,20 +65,32 @@ def test_of_several_errors_the_worst_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "verdict"),
+    ("error", "refusal", "verdict"),
     [
-        (None, Verdict.NOT_CLAIMED),
-        (RanksFailed("f", REFUSED), Verdict.NOT_CLAIMED),
-        (RanksFailed("f", [*REFUSED, Returned(1)]), Verdict.BROKEN),
-        (RanksFailed("f", [*REFUSED, Died(1)]), Verdict.CRASHED),
-        (RanksFailed("f", [*REFUSED, StillRunning("", "", True)]), Verdict.TIMEOUT),
-        (CheckFailed("wrong data"), Verdict.BROKEN),
+        (None, "", Verdict.NOT_CLAIMED),
+        (None, "rank 0: send raised", Verdict.NOT_CLAIMED),
+        (RanksFailed("f", REFUSED), "rank 0 raised", Verdict.NOT_CLAIMED),
+        (RanksFailed("f", [*REFUSED, Returned(1)]), "rank 0 raised", Verdict.NOT_CLAIMED),
+        (RanksFailed("f", [*REFUSED, WAITING]), "rank 0 raised", Verdict.NOT_CLAIMED),
+        (CheckFailed("its words"), "rank 1: send raised", Verdict.NOT_CLAIMED),
+        (RanksFailed("f", [*REFUSED, Died(1)]), "", Verdict.CRASHED),
+        (RanksFailed("f", [WAITING] * 2), "", Verdict.TIMEOUT),
+        (CheckFailed("wrong data"), "", Verdict.BROKEN),
+        (IndexError("a bug of the case"), "rank 1: send raised", Verdict.UNKNOWN),
     ],
 )
-def test_a_probe_must_work_or_be_refused(error: BaseException | None, verdict: Verdict) -> None:
-    judged = judge_end(error, plan(lacks=("op:send",)), TARGET)
+def test_a_probe_must_work_or_be_refused(
+    error: BaseException | None, refusal: str, verdict: Verdict
+) -> None:
+    judged = judge_end(error, plan(lacks=("op:send",)), TARGET, "", refusal)
     assert judged.verdicts == {"a/b": verdict}
     assert judged.excused is (error is not None and verdict is Verdict.NOT_CLAIMED)
+    assert judged.worked is (error is None and not refusal)
+
+
+def test_what_is_claimed_is_not_excused_by_a_refusal() -> None:
+    judged = judge_end(RanksFailed("f", REFUSED), plan(), TARGET, "", "rank 0 raised")
+    assert judged.verdicts == {"a/b": Verdict.BROKEN}
 
 
 def test_a_declared_failure_is_excused_if_it_fails_as_declared() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import pickle
+from dataclasses import replace
 
 import pytest
 
-from conformance.harness.failure import Bystander, RanksFailed
+from conformance.harness.failure import RanksFailed, refusal_of
 from conformance.harness.outcome import (
     Died,
     NotTold,
@@ -96,25 +97,34 @@ def test_a_hang_names_the_ranks_that_differ(outcomes: list[Outcome], sentence: s
     assert describe_hang(outcomes) == sentence
 
 
+REFUSED = Raised("NotImplementedError", "no send", "", ("NotImplementedError",))
+ASSERTED = Raised("AssertionError", "", "", ("AssertionError",))
+
+
 @pytest.mark.parametrize(
-    ("outcomes", "is_refusal"),
+    ("outcomes", "refusal"),
     [
-        ([RAISED, RAISED], True),
-        ([RAISED, RETURNED], False),
-        ([RAISED, Returned(Bystander())], True),
-        ([Returned(Bystander())] * 2, False),
-        ([RETURNED, RETURNED], False),
-        ([RAISED, WAITING], False),
-        ([RAISED, CONSEQUENCE], False),
-        ([RAISED, DIED], False),
-        ([RAISED, LOST], False),
-        ([Raised("AssertionError", "", "", ("AssertionError",)), RAISED], False),
+        ([REFUSED, REFUSED], "rank 0 raised NotImplementedError: no send"),
+        ([RETURNED, REFUSED], "rank 1 raised NotImplementedError: no send"),
+        ([WAITING, REFUSED], "rank 1 raised NotImplementedError: no send"),
+        ([CONSEQUENCE, REFUSED], "rank 1 raised NotImplementedError: no send"),
+        ([ASSERTED, REFUSED], "rank 1 raised NotImplementedError: no send"),
+        ([WAITING, Returned(1, "send raised TypeError: no")], "rank 1: send raised TypeError: no"),
+        (
+            [replace(ASSERTED, refused="recv raised TypeError: no")],
+            "rank 0: recv raised TypeError: no",
+        ),
+        ([RETURNED, RETURNED], ""),
+        ([WAITING, WAITING], ""),
+        ([ASSERTED, RETURNED], ""),
+        ([REFUSED, DIED], ""),
+        ([REFUSED, LOST], ""),
     ],
 )
-def test_a_clean_refusal_is_one_by_every_rank_that_is_asked(
-    outcomes: list[Outcome], is_refusal: bool
+def test_a_rank_that_raises_refuses_whatever_becomes_of_the_others(
+    outcomes: list[Outcome], refusal: str
 ) -> None:
-    assert RanksFailed("f", outcomes).is_clean_refusal is is_refusal
+    assert refusal_of(outcomes) == refusal
 
 
 @pytest.mark.parametrize(

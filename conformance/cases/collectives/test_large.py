@@ -21,7 +21,6 @@ from conformance.cases.collectives.perform import (
 )
 from conformance.cases.collectives.strategies import ROOTED, calls, offsets, placements, strides
 from conformance.cases.parameters import ops
-from conformance.harness.failure import Bystander
 from conformance.oracle.collectives import COLLECTIVES, Call, before
 from conformance.oracle.layout import Layout
 
@@ -63,10 +62,10 @@ def taken_by(me: Me, call: Call, placement: Placement) -> Seen:
     return Seen((), perform(me, call, placement).taken)
 
 
-def in_a_group(me: Me, members: list[int], call: Call) -> Seen | Bystander:
+def in_a_group(me: Me, members: list[int], call: Call) -> Seen | None:
     group = dist.new_group(members)
     if me.rank not in members:
-        return Bystander()
+        return None
     return Seen((), perform(me, call, group=group).taken)
 
 

@@ -24,7 +24,6 @@ from conformance import (
 )
 from conformance.cases.groups.marks import mark, sum_marks, sum_of_marks
 from conformance.cases.this_torch import needs_argument
-from conformance.harness.failure import Bystander
 
 _keeps_order = needs_argument(dist.new_group, "sort_ranks")
 
@@ -99,11 +98,11 @@ def test_the_given_order_is_kept(ranks: Ranks) -> None:
     assert_each_rank(got, [[order, order.index(rank), order] for rank in range(n)])
 
 
-def use_the_given_order(me: Me, order: list[int]) -> tuple[Tensor, Tensor, Tensor] | Bystander:
+def use_the_given_order(me: Me, order: list[int]) -> tuple[Tensor, Tensor, Tensor] | None:
     """reduce_scatter, a broadcast from the last of the list, and an all_gather."""
     group = dist.new_group(order, sort_ranks=False)
     if me.rank not in order:
-        return Bystander()
+        return None
     n = len(order)
     chunks = [torch.full((2,), 10.0 * place + me.rank, device=me.device) for place in range(n)]
     share = torch.zeros(2, device=me.device)
@@ -124,10 +123,10 @@ def test_collectives_keep_the_given_order(ranks: Ranks) -> None:
     order = [2, 0, *range(n - 1, 2, -1)]  # without rank 1
     got = ranks.run(use_the_given_order, order)
     total = float(sum(order))
-    want: list[tuple[Tensor, ...] | Bystander] = []
+    want: list[tuple[Tensor, ...] | None] = []
     for rank in range(n):
         if rank not in order:
-            want.append(Bystander())
+            want.append(None)
             continue
         share = torch.full((2,), 10.0 * order.index(rank) * len(order) + total)
         gathered = torch.tensor(order, dtype=torch.float32).unsqueeze(1).expand(-1, 2)
@@ -139,7 +138,7 @@ def send_along_the_given_order(me: Me, order: list[int], by_group_rank: bool) ->
     """Each rank's message goes to the next one of the list, around its end."""
     group = dist.new_group(order, sort_ranks=False)
     if me.rank not in order:
-        return Bystander()
+        return None
     n, place = len(order), order.index(me.rank)
     following, preceding = (place + 1) % n, (place - 1) % n
     sent, got = mark(me), torch.full_like(mark(me), -1.0)
@@ -170,11 +169,11 @@ def test_messages_keep_the_given_order(ranks: Ranks, by_group_rank: bool) -> Non
 _ORDERS = {4: [0, 3, 1, 2], 5: [1, 4, 2, 3]}
 
 
-def exchange_in_the_given_order(me: Me, order: list[int]) -> list[Tensor] | Bystander:
+def exchange_in_the_given_order(me: Me, order: list[int]) -> list[Tensor] | None:
     """What each collective with a chunk for each place gives."""
     group = dist.new_group(order, sort_ranks=False)
     if me.rank not in order:
-        return Bystander()
+        return None
     n = len(order)
     x = 100.0 * me.rank + torch.arange(2.0 * n, device=me.device)
     scattered, exchanged, gathered = (torch.zeros_like(y) for y in (x[:2], x, x))
@@ -191,10 +190,10 @@ def exchange_in_the_given_order(me: Me, order: list[int]) -> list[Tensor] | Byst
     return [scattered, exchanged, gathered, share, *collected, *[total] * (me.rank == order[2])]
 
 
-def exchanged_in_the_given_order(rank: int, order: list[int]) -> list[Tensor] | Bystander:
+def exchanged_in_the_given_order(rank: int, order: list[int]) -> list[Tensor] | None:
     """What that has to be."""
     if rank not in order:
-        return Bystander()
+        return None
     n, place = len(order), order.index(rank)
     first, own = torch.arange(2.0), torch.arange(2.0 * n)[2 * place : 2 * place + 2]
     total = 100.0 * sum(order)
