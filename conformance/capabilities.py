@@ -60,6 +60,7 @@ FEATURES: Mapping[str, str] = {
     "ddp_mixed_precision_on_cpu": "DDP's mixed_precision trains on CPU tensors too",
     "ddp_optimizer_in_backward_on_cpu": "DDP steps optimizers inside backward on the CPU too",
     "mismatch_errors": "ranks that disagree on shape, dtype or operation all get an error",
+    "nonblocking": "asynchronous calls return before the other ranks have joined in",
     "peer_loss": "every rank gets an error soon after a rank of its group has died",
     "profiler_ranges": "a profiler sees operations as ranges: the backend, then the operation",
     "sequence_numbers": "a sequence number for each group",
@@ -73,7 +74,13 @@ FEATURES: Mapping[str, str] = {
 # A target that lacks one of these cannot refuse: it notices nothing, and waits. So no case that
 # needs one is probed.
 DETECTING = frozenset(
-    {"feature:abort", "feature:mismatch_errors", "feature:peer_loss", "feature:timeouts"}
+    {
+        "feature:abort",
+        "feature:mismatch_errors",
+        "feature:nonblocking",
+        "feature:peer_loss",
+        "feature:timeouts",
+    }
 )
 
 # Features of a target's wrappers, not of its backend.
@@ -91,7 +98,7 @@ _ONLY_ON = {f"feature:{name}": "cpu" for name in OF_WRAPPERS}
 
 _PLAIN_DTYPES = DTYPES[: DTYPES.index("complex128") + 1]
 _PLAIN_REDUCE_OPS = ("sum", "product", "min", "max", "band", "bor", "bxor")
-_PLAIN_FEATURES = ("coalescing", "sequence_numbers", "timeouts")
+_PLAIN_FEATURES = ("coalescing", "nonblocking", "sequence_numbers", "timeouts")
 
 VOCABULARY: Mapping[str, Sequence[str]] = {
     "ops": OPS,

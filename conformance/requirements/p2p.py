@@ -169,6 +169,7 @@ NEGATIVE_TAG = Requirement(
     profile="p2p",
     says="A negative tag is refused with a RuntimeError that says 'Tag must be nonnegative'.",
     source="observed, torch 2.13.0 gloo",
+    needs=("op:send",),
 )
 TAG_TYPE = Requirement(
     id="p2p/no-tag",

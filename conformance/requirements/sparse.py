@@ -197,7 +197,7 @@ ASYNC = Requirement(
     says="With async_op the call returns before the other ranks have joined in, and the tensor "
     "holds the sum once wait has returned.",
     source="torch 2.13 docs, all_reduce: 'Async work handle, if async_op is set to True'",
-    needs=_NEEDS,
+    needs=(*_NEEDS, "feature:nonblocking"),
     rests_on=("sparse/sum",),
 )
 RESULT = Requirement(

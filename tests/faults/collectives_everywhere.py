@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from conformance.verdict import Verdict
 from tests.faults.collectives_kit import AroundImpl, AroundTorch, all_of, mapped
 from tests.faults.kit import ForwardingGroup, breaks
 
@@ -76,6 +77,37 @@ class ClearsResultsFirst(AroundTorch):
         return right(mapped(Tensor.zero_, taken) if has_inputs else taken, *rest)
 
 
+@breaks("all_reduce/nonblocking", says=r"waited in", verdict=Verdict.TIMEOUT)
+@breaks("reduce/nonblocking", says=r"waited in", verdict=Verdict.TIMEOUT)
+@breaks("broadcast/nonblocking", says=r"waited in", verdict=Verdict.TIMEOUT)
+@breaks("all_gather/nonblocking", says=r"waited in", verdict=Verdict.TIMEOUT)
+@breaks(
+    "all_gather_into_tensor/nonblocking",
+    says=r"waited in all_gather",
+    verdict=Verdict.TIMEOUT,
+)
+@breaks("gather/nonblocking", says=r"waited in", verdict=Verdict.TIMEOUT)
+@breaks("scatter/nonblocking", says=r"waited in", verdict=Verdict.TIMEOUT)
+@breaks("reduce_scatter/nonblocking", says=r"waited in", verdict=Verdict.TIMEOUT)
+@breaks(
+    "reduce_scatter_tensor/nonblocking",
+    says=r"waited in reduce_scatter",
+    verdict=Verdict.TIMEOUT,
+)
+@breaks("all_to_all/nonblocking", says=r"waited in", verdict=Verdict.TIMEOUT)
+@breaks(
+    "all_to_all_single/nonblocking", says=r"waited in all_to_all_single", verdict=Verdict.TIMEOUT
+)
+class BlocksAlthoughAsynchronous(AroundTorch):
+    """Each call returns when all is done."""
+
+    def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
+        work = right(taken, *rest)
+        work.wait()
+        return work
+
+
+@breaks("all_reduce/async", says=r"rank 0 is wrong")
 @breaks("all_gather/async", says=r"rank 0 is wrong\nat \[0\]")
 @breaks("all_gather_into_tensor/async", says=r"rank 0 is wrong")
 @breaks("gather/async", says=r"rank 0 is wrong\nat \[0\]")

@@ -22,16 +22,6 @@ from tests.faults.works import Done, Relayed
 from tests.faults.wrapping import replaced
 
 
-@breaks("all_reduce/async", says=r"waited in all_reduce", verdict=Verdict.TIMEOUT)
-class BlocksAlthoughAsynchronous(ForwardingGroup):
-    """all_reduce returns when all is done."""
-
-    def allreduce(self, tensors: Any, opts: Any) -> Any:
-        work = super().allreduce(tensors, opts)
-        work.wait()
-        return work
-
-
 @breaks("broadcast/async", says=r"rank \d is wrong")
 class NeverReallyBroadcasts(ForwardingGroup):
     """An asynchronous broadcast is a handle and nothing more."""

@@ -47,7 +47,7 @@ ONLY_OUTPUTS = _must(
 )
 ASYNC = _must(
     id="all_reduce/async",
-    says="all_reduce with async_op returns before the other ranks have joined in, and the tensor "
+    says="all_reduce with async_op returns a handle, and the tensor "
     "holds the result once wait has returned.",
     source="torch 2.13 docs, synchronous and asynchronous collective operations",
     rests_on=("all_reduce/sum",),

@@ -42,7 +42,7 @@ ALL_TO_ALL_ONLY_OUTPUTS = _list(
 )
 ALL_TO_ALL_ASYNC = _list(
     id="all_to_all/async",
-    says="all_to_all with async_op returns before the other ranks have joined in, and the outputs "
+    says="all_to_all with async_op returns a handle, and the outputs "
     "hold the result once wait has returned.",
     source=_ASYNC,
     rests_on=("all_to_all/values",),
@@ -107,7 +107,7 @@ SINGLE_ONLY_OUTPUTS = _single(
 )
 SINGLE_ASYNC = _single(
     id="all_to_all_single/async",
-    says="all_to_all_single with async_op returns before the other ranks have joined in, and the "
+    says="all_to_all_single with async_op returns a handle, and the "
     "output holds the result once wait has returned.",
     source=_ASYNC,
     rests_on=("all_to_all_single/even",),

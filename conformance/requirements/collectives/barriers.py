@@ -22,6 +22,7 @@ BARRIER_ASYNC = _barrier(
     id="barrier/async",
     says="barrier with async_op returns before the other ranks have joined in; its wait does not.",
     source="torch 2.13 docs, barrier",
+    needs=("op:barrier", "feature:nonblocking"),
     rests_on=("barrier/waits-for-all",),
 )
 BARRIER_ENTERED = _barrier(

@@ -70,7 +70,7 @@ ALL_GATHER_ALIASED = _list(
 ALL_GATHER_ASYNC = _list(
     id="all_gather/async",
     level=MUST,
-    says="all_gather with async_op returns before the other ranks have joined in, and the list "
+    says="all_gather with async_op returns a handle, and the list "
     "holds the result once wait has returned.",
     source=_ASYNC,
     rests_on=("all_gather/values",),
@@ -136,7 +136,7 @@ INTO_TENSOR_IN_PLACE = _tensor(
 )
 INTO_TENSOR_ASYNC = _tensor(
     id="all_gather_into_tensor/async",
-    says="all_gather_into_tensor with async_op returns before the other ranks have joined in, and "
+    says="all_gather_into_tensor with async_op returns a handle, and "
     "the output holds the result once wait has returned.",
     source=_ASYNC,
     rests_on=("all_gather_into_tensor/concatenated",),

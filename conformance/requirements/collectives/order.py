@@ -36,6 +36,7 @@ GROUPS = _must(
     says="Collectives of different groups never match, whatever the order in which each rank "
     "issues them and however many it has issued before in each.",
     source="derived",
+    needs=("feature:nonblocking",),
     rests_on=("order/issued",),
 )
 THREADS = _must(

@@ -44,7 +44,7 @@ BROADCAST_ONLY_OUTPUTS = _broadcast(
 )
 BROADCAST_ASYNC = _broadcast(
     id="broadcast/async",
-    says="broadcast with async_op returns before the other ranks have joined in, and the tensor "
+    says="broadcast with async_op returns a handle, and the tensor "
     "holds the result once wait has returned.",
     source=_ASYNC,
     rests_on=("broadcast/values",),
@@ -102,7 +102,7 @@ REDUCE_ONLY_OUTPUTS = _reduce(
 REDUCE_ASYNC = _reduce(
     id="reduce/async",
     level=MUST,
-    says="reduce with async_op returns before the other ranks have joined in, and the destination "
+    says="reduce with async_op returns a handle, and the destination "
     "holds the result once wait has returned.",
     source=_ASYNC,
     rests_on=("reduce/sum",),
@@ -183,7 +183,7 @@ GATHER_IN_PLACE = _gather(
 GATHER_ASYNC = _gather(
     id="gather/async",
     level=MUST,
-    says="gather with async_op returns before the other ranks have joined in, and the list holds "
+    says="gather with async_op returns a handle, and the list holds "
     "the result once wait has returned.",
     source=_ASYNC,
     rests_on=("gather/values",),
@@ -248,7 +248,7 @@ SCATTER_IN_PLACE = _scatter(
 )
 SCATTER_ASYNC = _scatter(
     id="scatter/async",
-    says="scatter with async_op returns before the other ranks have joined in, and the tensor "
+    says="scatter with async_op returns a handle, and the tensor "
     "holds the result once wait has returned.",
     source=_ASYNC,
     rests_on=("scatter/values",),

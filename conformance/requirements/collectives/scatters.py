@@ -56,7 +56,7 @@ REDUCE_SCATTER_INTO_ANY = _list(
 )
 REDUCE_SCATTER_ASYNC = _list(
     id="reduce_scatter/async",
-    says="reduce_scatter with async_op returns before the other ranks have joined in, and the "
+    says="reduce_scatter with async_op returns a handle, and the "
     "output holds the result once wait has returned.",
     source=_ASYNC,
     rests_on=("reduce_scatter/sum",),
@@ -146,7 +146,7 @@ SCATTER_TENSOR_IN_PLACE = _tensor(
 )
 SCATTER_TENSOR_ASYNC = _tensor(
     id="reduce_scatter_tensor/async",
-    says="reduce_scatter_tensor with async_op returns before the other ranks have joined in, and "
+    says="reduce_scatter_tensor with async_op returns a handle, and "
     "the output holds the result once wait has returned.",
     source=_ASYNC,
     rests_on=("reduce_scatter_tensor/concatenated",),

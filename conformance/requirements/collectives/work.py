@@ -37,6 +37,7 @@ NOT_EARLY = _must(
     id="work/not-completed-early",
     says="is_completed is false as long as another rank's contribution is missing.",
     source="torch 2.13 docs, Work.is_completed",
+    needs=("feature:nonblocking",),
 )
 SUCCESS = _must(
     id="work/success",
@@ -82,6 +83,7 @@ ANY_THREAD = _must(
     says="Several threads may wait for one operation, whichever thread has issued it, and each "
     "comes back when the outputs hold the result.",
     source="derived: an operation that one thread issues for another",
+    needs=("feature:nonblocking",),
     rests_on=("work/wait",),
 )
 DROPPED_INPUTS = _must(
@@ -89,6 +91,7 @@ DROPPED_INPUTS = _must(
     says="What an asynchronous operation reads may be dropped after the call: the operation holds "
     "it as long as it needs it.",
     source="derived: dist.all_gather(outputs, x.float(), async_op=True)",
+    needs=("feature:nonblocking",),
 )
 WAIT_TIMEOUT = Requirement(
     id="work/wait-timeout",

@@ -83,6 +83,7 @@ DESTROY_IN_CALLBACKS = Requirement(
     says="Callbacks of two groups' operations may each destroy the other group at the same time: "
     "both return, and the default group goes on working.",
     source="derived: who ends a group waits for its threads, which may wait for him",
+    needs=("feature:nonblocking",),
     rests_on=("destroy/one-group",),
 )
 DESTROY_SENT = Requirement(

@@ -105,6 +105,7 @@ LOCAL_SYNC_TWICE = Requirement(
     says="Several groups of the same members may be made with use_local_synchronization; they are "
     "apart from each other.",
     source="test_c10d_common.py, groups of the same members",
+    needs=("feature:nonblocking",),
     rests_on=("new_group/local-synchronization",),
 )
 NAMES = Requirement(

@@ -106,6 +106,7 @@ IN_ANY_ORDER = Requirement(
     says="Ranks may issue the operations of several groups in different orders: an operation waits "
     "for ranks of its own group alone.",
     source="torch 2.13 docs, new_group: 'Safe concurrent usage' asks for one order with NCCL alone",
+    needs=("feature:nonblocking",),
     rests_on=("groups/several-at-once",),
 )
 
