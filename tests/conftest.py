@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Generator
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -20,3 +23,18 @@ def pytest_configure(config: pytest.Config) -> None:
         fork_server_context(
             [FOR_TRAINING, "impl.gloo", "impl.ddp", "impl.fsdp", "impl.sync_batchnorm"]
         )
+
+
+# A warning is an error in what lies in this folder, and nowhere else: what plugins of the
+# environment warn of ends no run of the suite.
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return (yield)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(pytest.mark.filterwarnings("error"), append=False)
