@@ -198,10 +198,18 @@ def _source(module: str) -> str:
 def _bindings(module: str) -> Mapping[str, ast.stmt]:
     """Top-level name -> the last statement that binds it."""
     found = {}
-    for statement in ast.parse(_source(module)).body:
+    body = ast.parse(_source(module)).body
+    for statement in [inner for outer in body for inner in _for_type_checkers(outer)]:
         for name in _bound_by(statement):
             found[name] = statement
     return found
+
+
+def _for_type_checkers(statement: ast.stmt) -> list[ast.stmt]:
+    """What `if TYPE_CHECKING:` holds, which says where a lazily imported name comes from."""
+    if isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING":
+        return statement.body
+    return [statement]
 
 
 def _bound_by(statement: ast.stmt) -> Iterator[str]:
