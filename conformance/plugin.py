@@ -32,6 +32,7 @@ from conformance.options import OPTIONS
 from conformance.plan import Plan, adopt_own, make_plan, select, world_size_of
 from conformance.progress_reporter import ProgressReporter
 from conformance.report.again import Invocation, command_again
+from conformance.report.case_failure import Failure, failure_of
 from conformance.report.certificate import ALONE, JUNIT, remove_certificate
 from conformance.report.failure import FailedCase, failure_text
 from conformance.report.plain import plain
@@ -368,8 +369,8 @@ def pytest_runtest_makereport(
     judgement = replace(judgement, reason=plain(judgement.reason))
     if judgement.verdicts:
         item.stash[_EXCUSED] = judgement.excused
-        _record(item, report, judgement, call.duration)
-        _show(item, report, judgement, error, settings)
+        failure = _show(item, report, judgement, error, settings)
+        _record(item, report, judgement, call.duration, failure)
     elif error is not None and report.failed and _WORLD in item.stash:
         # A case of a user's own, which pytest judges.
         text = failure_text(_failed_case(item, judgement, error, settings))
@@ -388,7 +389,11 @@ def _refusal(item: pytest.Item, error: BaseException | None) -> str:
 
 
 def _record(
-    item: pytest.Item, report: pytest.TestReport, judgement: Judgement, seconds: float
+    item: pytest.Item,
+    report: pytest.TestReport,
+    judgement: Judgement,
+    seconds: float,
+    failure: Failure | None,
 ) -> None:
     """Tell the certificate, JUnit and the other workers."""
     plan = item.stash[_PLAN]
@@ -401,6 +406,7 @@ def _record(
         reason=judgement.reason,
         lacks=plan.lacks,
         worked=judgement.worked,
+        failure=failure,
     )
     attach(report, result, plan.own)
     properties = [(id, str(verdict)) for id, verdict in judgement.verdicts.items()]
@@ -417,18 +423,20 @@ def _show(
     judgement: Judgement,
     error: BaseException | None,
     settings: Settings,
-) -> None:
-    """Make pytest's report that of the judgement."""
+) -> Failure | None:
+    """Make pytest's report that of the judgement; what a failed case carries."""
     if error is None or judgement.seen in (Verdict.NOT_EXERCISED, Verdict.BLOCKED):
-        return  # as pytest has it
+        return None  # as pytest has it
     if not judgement.excused:
-        report.longrepr = failure_text(_failed_case(item, judgement, error, settings))
-        return
+        failed = _failed_case(item, judgement, error, settings)
+        report.longrepr = text = failure_text(failed)
+        return failure_of(failed, text, ALONE)
     report.outcome = "skipped"
     if Verdict.DEVIATION in judgement.verdicts.values():
         report.wasxfail = f"deviation: {judgement.reason}"
     else:
         report.longrepr = (str(item.path), item.reportinfo()[1] or 0, judgement.reason)
+    return None
 
 
 def _failed_case(

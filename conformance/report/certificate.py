@@ -19,6 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from conformance.report.case_failure import rows_of_failures
 from conformance.report.environment import environment
 from conformance.report.html import render
 from conformance.report.results import CaseResult, DeviationResult, RequirementResult, Results
@@ -78,6 +79,12 @@ def certificate_of(results: Results, settings: Settings, run: Run) -> Document:
             "counts": counted(r["verdict"] for r in requirements),
             "profiles": [_profile(p, results) for p in PROFILES],
             "requirements": requirements,
+            "failures": rows_of_failures(
+                (case.case, case.failure)
+                for result in results.requirements
+                for case in result.cases
+                if case.failure is not None
+            ),
             "deviations": [_deviation(found) for found in results.deviations],
             "under_claims": results.under_claims,
             "over_claims": results.over_claims,

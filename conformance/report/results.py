@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
+from conformance.report.case_failure import Failure
 from conformance.requirements.model import Catalogue, Requirement
 from conformance.target import Deviation, Target
 from conformance.verdict import FAILURES, REFUSES_CERTIFICATE, Verdict, worst
@@ -40,6 +41,7 @@ class CaseResult:
     reason: why, in one line; "" if it holds.
     lacks: capabilities that the target does not claim and for which the case was only a probe.
     worked: whether the checks passed; a probe that worked shows that the target claims too little.
+    failure: of a case that failed without an excuse.
     """
 
     case: str
@@ -50,6 +52,7 @@ class CaseResult:
     reason: str = ""
     lacks: tuple[str, ...] = ()
     worked: bool = False
+    failure: Failure | None = None
 
     @property
     def exercises(self) -> bool:
@@ -62,6 +65,7 @@ class CaseResult:
         plain["verdicts"] = {id: verdict.value for id, verdict in self.verdicts.items()}
         plain["seen"] = self.seen.value
         plain["lacks"] = list(self.lacks)
+        plain["failure"] = self.failure and self.failure.to_plain()
         return plain
 
     @staticmethod
@@ -69,7 +73,9 @@ class CaseResult:
         """The inverse of `to_plain`."""
         verdicts = {id: Verdict(verdict) for id, verdict in plain["verdicts"].items()}
         seen, lacks = Verdict(plain["seen"]), tuple(plain["lacks"])
-        return CaseResult(**{**plain, "verdicts": verdicts, "seen": seen, "lacks": lacks})
+        failure = plain["failure"] and Failure.from_plain(plain["failure"])
+        words = {"verdicts": verdicts, "seen": seen, "lacks": lacks, "failure": failure}
+        return CaseResult(**{**plain, **words})
 
 
 @dataclass(frozen=True, slots=True)

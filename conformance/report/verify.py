@@ -46,6 +46,7 @@ def problems(document: Document) -> Iterator[str]:
     yield from _counts(document)
     for requirement in document["requirements"]:
         yield from _requirement(requirement, document)
+    yield from _failures(document)
     yield from _deviations(document)
     yield from _left_out(document)
     yield from _of_suite(document)
@@ -134,6 +135,14 @@ def _deviations(document: Document) -> Iterator[str]:
                     yield f"a declared deviation has {id}, which none of its patterns matches"
         if deviation["idle"] != [p for p in patterns if not fnmatch.filter(verdicts, p)]:
             yield f"{_some(patterns)}: which of these match no requirement is told wrongly"
+
+
+def _failures(document: Document) -> Iterator[str]:
+    """Certificates of earlier versions do not have them."""
+    cases = {c["case"]: c for row in document["requirements"] for c in row["cases"] if _fails(c)}
+    for failure in document.get("failures", ()):
+        if failure["case"] not in cases:
+            yield f"it tells why {failure['case']} failed, and no requirement has that failure"
 
 
 def _declared(document: Document) -> list[Document]:
