@@ -21,10 +21,10 @@ from conformance import properties
 from conformance.board import Board, Planned
 from conformance.certifier import Certifier, attach, usage_error
 from conformance.harness.failure import RanksFailed, refusal_of
-from conformance.harness.fuse import lights_fuse
 from conformance.harness.pool import SHARED_POOL, WorldSpec
 from conformance.harness.rank import FOR_TRAINING, HarnessFault, fork_server_context
 from conformance.harness.ranks import Ranks
+from conformance.harness.shrink_limit import limits_shrinking
 from conformance.harness.torchrun import Crew, Place, place, serve
 from conformance.judgement import Judgement, LeftBehind, judge_end
 from conformance.markers import DOCUMENTED
@@ -286,7 +286,7 @@ def _ranks(
     )
     pool = SHARED_POOL.acquire(request.config)
     world = Ranks(pool, spec, mark.args[0] if mark else settings.deadline_s)
-    lights_fuse(item.obj)
+    limits_shrinking(item.obj)
     item.stash[_WORLD] = world
     item.stash[_TEMPORARY] = request.getfixturevalue("tmp_path_factory")
     try:

@@ -11,12 +11,12 @@ from typing import Any
 from hypothesis import currently_in_test_context
 
 from conformance.harness.failure import RanksFailed, refusal_of
-from conformance.harness.fuse import Fuse
 from conformance.harness.me import Me
 from conformance.harness.messages import pack
 from conformance.harness.outcome import Outcome, Raised, Returned
 from conformance.harness.pool import Leak, Pool, WorldSpec
 from conformance.harness.rank import HarnessFault
+from conformance.harness.shrink_limit import ShrinkLimit
 from conformance.target import Target
 
 
@@ -46,7 +46,7 @@ class Ranks:
     leaks: what the ranks left behind so far, of all worlds that have ended.
     last_run: the newest run, or None.
     refused: the first refusal in any run, see `refusal_of`, or "".
-    fuse: what is left to spend on making a failing example of Hypothesis's smaller.
+    shrink_limit: what is left to spend on making a failing example of Hypothesis's smaller.
     """
 
     def __init__(self, pool: Pool, spec: WorldSpec, deadline_s: float) -> None:
@@ -58,7 +58,7 @@ class Ranks:
         self.leaks: list[Leak] = []
         self.last_run: LastRun | None = None
         self.refused = ""
-        self.fuse: Fuse[LastRun] = Fuse()
+        self.shrink_limit: ShrinkLimit[LastRun] = ShrinkLimit()
         self._earlier: list[tuple[Callable[..., Any], Sequence[Sequence[Any]]]] = []
         self._calls: list[tuple[Sequence[bytes], bool]] = []  # since the world was made
 
@@ -90,7 +90,7 @@ class Ranks:
     def run_each(self, function: Callable[..., Any], args: Sequence[Sequence[Any]]) -> list[Any]:
         """As `run`, with arguments for each rank: rank r is called with `args[r]`."""
         payloads = self._packed(function, args)
-        known = self.fuse.recall(payloads) if currently_in_test_context() else None
+        known = self.shrink_limit.recall(payloads) if currently_in_test_context() else None
         if known is not None:
             self.last_run = known
             raise RanksFailed(_name(function), known.outcomes)
@@ -99,7 +99,7 @@ class Ranks:
         if len(values) < len(outcomes):
             assert self.last_run is not None
             renewed = not all(isinstance(o, Returned | Raised) for o in outcomes)
-            self.fuse.note(payloads, self.last_run, needed_new_processes=renewed)
+            self.shrink_limit.note(payloads, self.last_run, needed_new_processes=renewed)
             raise RanksFailed(_name(function), outcomes)
         return values
 

@@ -21,7 +21,7 @@ _COST_OF_NEW_WORLD = 6
 _COST_OF_NEW_PROCESSES = 75
 
 
-class Fuse(Generic[T]):
+class ShrinkLimit(Generic[T]):
     """What is left to spend on one property; knows runs by what the ranks were told."""
 
     def __init__(self) -> None:
@@ -55,14 +55,14 @@ class Fuse(Generic[T]):
         self._failed[tuple(payloads)] = run
 
 
-def lights_fuse(function: Callable[..., None]) -> None:
-    """Have this Hypothesis test, on one of its examples, light the fuse of the ranks it is given.
+def limits_shrinking(function: Callable[..., None]) -> None:
+    """Have this Hypothesis test, on one of its examples, limit how long its ranks are tried.
 
     Does nothing to a function that is no such test, or to which this was done before. See
     "Custom function execution" in Hypothesis's documentation for `inner_test`.
     """
     handle = getattr(function, "hypothesis", None)
-    if handle is None or hasattr(handle.inner_test, "lights_fuse"):
+    if handle is None or hasattr(handle.inner_test, "limits_shrinking"):
         return
     inner = handle.inner_test
 
@@ -76,8 +76,8 @@ def lights_fuse(function: Callable[..., None]) -> None:
             # A test may have its ranks through a fixture of its own: then nothing is known of them.
             ranks = kwargs.get("ranks") or kwargs.get("bare_ranks")
             if ranks is not None:
-                ranks.fuse.light()
+                ranks.shrink_limit.light()
             raise
 
-    lit.lights_fuse = True  # type: ignore[attr-defined]  # a mark for the line above
+    lit.limits_shrinking = True  # type: ignore[attr-defined]  # a mark for the line above
     handle.inner_test = lit

@@ -6,23 +6,23 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from conformance.harness.fuse import Fuse, lights_fuse
+from conformance.harness.shrink_limit import ShrinkLimit, limits_shrinking
 
 
 class FakeRanks:
     """Counts the runs that were really made."""
 
     def __init__(self) -> None:
-        self.fuse: Fuse[int] = Fuse()
+        self.shrink_limit: ShrinkLimit[int] = ShrinkLimit()
         self.runs = 0
 
     def run(self, value: int, *, hangs_from: int = 1 << 62) -> int:
         payloads = [str(value).encode()]
-        known = self.fuse.recall(payloads)
+        known = self.shrink_limit.recall(payloads)
         if known is None:
             self.runs += 1
             if value >= hangs_from:
-                self.fuse.note(payloads, value, needed_new_processes=True)
+                self.shrink_limit.note(payloads, value, needed_new_processes=True)
                 known = value
         if known is not None:
             raise RuntimeError(f"hung at {known}")
@@ -57,8 +57,8 @@ def all_numbers_are_right(ranks: FakeRanks, value: int) -> None:
 
 
 for _test in (big_numbers_are_wrong, big_numbers_hang, all_numbers_are_right):
-    lights_fuse(_test)
-    lights_fuse(_test)
+    limits_shrinking(_test)
+    limits_shrinking(_test)
 
 
 def test_a_wrong_result_is_made_smaller_within_a_budget() -> None:
@@ -72,7 +72,7 @@ def test_a_hang_is_not_tried_again_and_again() -> None:
     ranks = FakeRanks()
     with pytest.raises(RuntimeError, match="hung at"):
         big_numbers_hang(ranks=ranks)
-    hung = len(ranks.fuse._failed)
+    hung = len(ranks.shrink_limit._failed)
     assert hung <= 3
 
 
