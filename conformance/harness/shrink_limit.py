@@ -2,37 +2,57 @@
 
 Hypothesis makes a failing example smaller by trying hundreds of others. Each costs a run of the
 ranks; ranks that raise also cost a new world, and ranks that die or hang cost new processes, or a
-whole deadline. So from the first failure on there is a budget. When it is spent, examples that were
-not tried before are dropped unseen, and the one that failed is the one that is reported.
+whole deadline. So from the first failure on there is a limit, of runs and of seconds. When it is
+reached, examples that were not tried before are dropped unseen, and the smallest one that failed is
+reported. So the limit decides which example is reported, and never the verdict.
+
+Runs are counted first, so that the same example is reported each time; seconds are for targets that
+are slow or hang.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, Generic, TypeVar
 
 import hypothesis
+import pytest
 
 T = TypeVar("T")
 
-_BUDGET = 150
-_COST_OF_NEW_WORLD = 6
+_RUNS_MAX = 150
+_COST_OF_NEW_WORLD = 6  # in runs
 _COST_OF_NEW_PROCESSES = 75
+_SECONDS_MAX = 20.0
 
 
 class ShrinkLimit(Generic[T]):
-    """What is left to spend on one property; knows runs by what the ranks were told."""
+    """What is left to spend on one property; knows runs by what the ranks were told.
 
-    def __init__(self) -> None:
-        self._left = _BUDGET
-        self._burning = False
+    clock: seconds, from any start.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._runs_left = _RUNS_MAX
+        self._failed_at: float | None = None  # the first example that failed
+        self._began_at = 0.0
+        self._longest_s = 0.0
         self._seen: set[tuple[bytes, ...]] = set()
         self._failed: dict[tuple[bytes, ...], T] = {}
 
-    def light(self) -> None:
-        """An example has failed; whatever comes now is for making it smaller."""
-        self._burning = True
+    def example_begins(self) -> None:
+        """Hypothesis calls the property."""
+        self._began_at = self._clock()
+
+    def example_failed(self) -> None:
+        """Whatever comes from now on is for making an example smaller."""
+        now = self._clock()
+        self._longest_s = max(self._longest_s, now - self._began_at)
+        if self._failed_at is None:
+            self._failed_at = now
 
     def recall(self, payloads: Sequence[bytes]) -> T | None:
         """A run that failed expensively and need not be made again; None to go ahead.
@@ -40,23 +60,30 @@ class ShrinkLimit(Generic[T]):
         Makes Hypothesis drop the example if it is a new one and nothing is left to spend.
         """
         key = tuple(payloads)
-        if self._burning:
-            self._left -= 1
-        if self._left <= 0:
+        if self._failed_at is not None:
+            self._runs_left -= 1
+        if self._is_reached():
             if key not in self._seen:
                 hypothesis.reject()
             return self._failed.get(key)
         self._seen.add(key)
         return None
 
+    def _is_reached(self) -> bool:
+        """Whether another failing example could go beyond the limit, if it takes as long as the
+        longest so far. One that hangs to its deadline is not tried again."""
+        if self._runs_left <= 0 or self._failed_at is None:
+            return self._runs_left <= 0
+        return self._clock() - self._failed_at + self._longest_s > _SECONDS_MAX
+
     def note(self, payloads: Sequence[bytes], run: T, *, needed_new_processes: bool) -> None:
         """A run ended without every rank's return."""
-        self._left -= _COST_OF_NEW_PROCESSES if needed_new_processes else _COST_OF_NEW_WORLD
+        self._runs_left -= _COST_OF_NEW_PROCESSES if needed_new_processes else _COST_OF_NEW_WORLD
         self._failed[tuple(payloads)] = run
 
 
 def limits_shrinking(function: Callable[..., None]) -> None:
-    """Have this Hypothesis test, on one of its examples, limit how long its ranks are tried.
+    """Have this Hypothesis test limit how long its ranks are tried for making an example smaller.
 
     Does nothing to a function that is no such test, or to which this was done before. See
     "Custom function execution" in Hypothesis's documentation for `inner_test`.
@@ -67,17 +94,20 @@ def limits_shrinking(function: Callable[..., None]) -> None:
     inner = handle.inner_test
 
     @wraps(inner)
-    def lit(*args: Any, **kwargs: Any) -> None:
+    def limited(*args: Any, **kwargs: Any) -> None:
+        # A test may have its ranks through a fixture of its own: then nothing is known of them.
+        ranks = kwargs.get("ranks") or kwargs.get("bare_ranks")
+        if ranks is None:
+            inner(*args, **kwargs)
+            return
+        ranks.shrink_limit.example_begins()
         try:
             inner(*args, **kwargs)
         except hypothesis.errors.HypothesisException:
             raise
-        except Exception:
-            # A test may have its ranks through a fixture of its own: then nothing is known of them.
-            ranks = kwargs.get("ranks") or kwargs.get("bare_ranks")
-            if ranks is not None:
-                ranks.shrink_limit.light()
+        except (Exception, pytest.fail.Exception):  # pytest's own is none of the former
+            ranks.shrink_limit.example_failed()
             raise
 
-    lit.limits_shrinking = True  # type: ignore[attr-defined]  # a mark for the line above
-    handle.inner_test = lit
+    limited.limits_shrinking = True  # type: ignore[attr-defined]  # a mark for the line above
+    handle.inner_test = limited

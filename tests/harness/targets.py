@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
 from conformance.target import Deviation, Target
 from conformance.verdict import Verdict
 
@@ -27,3 +34,27 @@ def no_options() -> object:
 
 
 NO_GROUP = Target(name="no-group", backend="gloo", options=f"{__name__}:no_options")
+
+
+@contextlib.contextmanager
+def _slow_and_wrong_when_large() -> Iterator[None]:
+    plain = dist.all_reduce
+
+    def all_reduce(tensor: torch.Tensor) -> None:
+        time.sleep(0.2)
+        plain(tensor)
+        if tensor.numel() > 20:
+            tensor[0] += 1
+
+    dist.all_reduce = all_reduce  # type: ignore[assignment]  # as its cases call it
+    try:
+        yield
+    finally:
+        dist.all_reduce = plain
+
+
+SLOW_AND_WRONG_WHEN_LARGE = Target(
+    name="slow-and-wrong-when-large",
+    backend="gloo",
+    activate=f"{__name__}:_slow_and_wrong_when_large",
+)

@@ -215,3 +215,11 @@ def test_only_ranks_that_may_train_models_get_what_that_takes(
     named: str, chosen: dict[str, Any], may_train: bool | None
 ) -> None:
     assert trains_models([suite.CASES / named], settings_for(**chosen)) is may_train
+
+
+def test_a_case_that_does_not_exist_is_told_in_one_line(outside: Outside) -> None:
+    outside.pytester.makepyfile(test_case=CASES)
+    run = outside.run("test_case.py::test_third[ws1]")
+    assert run.certificate is None
+    assert "INTERNALERROR" not in run.out
+    assert "ERROR: not found: " in run.err
