@@ -12,7 +12,7 @@ from pathlib import Path
 
 CASES = Path(__file__).parent / "cases"
 
-_QUOTED_ID = re.compile(r'"([a-z][a-z0-9_]*(?:/[a-z0-9][a-z0-9_.-]*)+)"')
+QUOTED_ID = re.compile(r'"([a-z][a-z0-9_]*(?:/[a-z0-9][a-z0-9_.-]*)+)"')
 
 
 @cache
@@ -24,4 +24,4 @@ def case_files() -> tuple[Path, ...]:
 @cache
 def ids_in(file: Path) -> frozenset[str]:
     """The ids that a file names. It may name some that none of its cases covers."""
-    return frozenset(_QUOTED_ID.findall(file.read_text(encoding="utf-8")))
+    return frozenset(QUOTED_ID.findall(file.read_text(encoding="utf-8")))

@@ -44,6 +44,7 @@ CONFORMANCE = {
     "judgement": "harness plan target verdict",
     "report": "verdict version requirements target checks harness settings",
     "case_files": "",
+    "case_sources": "case_files",
     "selection": "case_files plan requirements settings",
     # What puts it all together.
     "certifier": "board exit_codes first_look plan report requirements settings",
@@ -52,8 +53,8 @@ CONFORMANCE = {
     "report selection settings verdict",
     "conftest": "plugin properties",
     "bench": "exit_codes harness target capabilities oracle checks",
-    "cli": "__init__ capabilities case_files exit_codes options report requirements selection "
-    "settings target version",
+    "cli": "__init__ capabilities case_files case_sources exit_codes options report requirements "
+    "selection settings target version",
     "__main__": "exit_codes settings version",
 }
 IMPL = {

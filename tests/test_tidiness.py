@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from conformance.case_files import CASES, case_files, ids_in
-from conformance.cli.cases import Case, collect_cases
+from conformance.case_sources import cases_in
 from conformance.requirements import PROFILES, catalogue
+from conformance.settings import read_settings
 from conformance.target import BUILT_IN, load_target
+from tests.collected_cases import CollectedCase, collect_cases
 
 ROOT = Path(__file__).parents[1]
 LINES_MAX = 600
@@ -32,7 +34,7 @@ PUBLIC = {
 
 
 @pytest.fixture(scope="module")
-def cases() -> list[Case]:
+def cases() -> list[CollectedCase]:
     return collect_cases()
 
 
@@ -52,23 +54,50 @@ def tracked() -> list[Path]:
 # ---- The suite
 
 
-def test_every_requirement_has_a_case(cases: list[Case]) -> None:
+def test_every_requirement_has_a_case(cases: list[CollectedCase]) -> None:
     covered = {id for case in cases for id in case.covers}
     missing = [id for id in catalogue() if id not in covered]
     assert missing == []
 
 
-def test_every_case_covers_requirements_of_the_suite(cases: list[Case]) -> None:
+def test_every_case_covers_requirements_of_the_suite(cases: list[CollectedCase]) -> None:
     for case in cases:
-        assert case.covers, f"{case.nodeid} covers no requirement"
-        assert case.covers <= set(catalogue()), case.nodeid
+        assert case.covers, f"{case.name} covers no requirement"
+        assert case.covers <= set(catalogue()), case.name
 
 
-def test_a_file_names_every_requirement_that_its_cases_cover(cases: list[Case]) -> None:
+def test_a_file_names_every_requirement_that_its_cases_cover(cases: list[CollectedCase]) -> None:
     """So that a selection need not import the others."""
     by_file = {file.relative_to(CASES.parents[1]): ids_in(file) for file in case_files()}
     for case in cases:
-        assert case.covers <= by_file[case.path], f"{case.nodeid}: write the id as a literal"
+        assert case.covers <= by_file[case.path], f"{case.name}: write the id as a literal"
+
+
+def test_sources_tell_of_cases_what_pytest_finds(cases: list[CollectedCase]) -> None:
+    """So that `explain` need not import them."""
+    settings = read_settings(
+        target="torch",
+        world_sizes=None,
+        profiles=None,
+        requirements=(),
+        certificate=None,
+        device=None,
+        deadline_s=60.0,
+    )
+    read = [
+        CollectedCase(
+            path=case.path,
+            name=case.name,
+            line=case.line,
+            covers=case.covers,
+            world_sizes=tuple(sorted(settings.sizes_for(case.world_sizes, case.at_least))),
+            says=case.says,
+        )
+        for file in case_files()
+        for case in cases_in(file)
+    ]
+    found = {(case.path, case.name): case for case in cases}
+    assert {(case.path, case.name): case for case in read} == found
 
 
 def test_requirements_rest_on_others_without_a_circle() -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from conformance.cli.cases import CannotCollect, Case, collect_cases
-from conformance.cli.certify import PACKAGE
-from conformance.exit_codes import EXIT_HARNESS_FAULT
+from conformance.case_files import CASES
+from conformance.case_sources import Case, cases_covering
 from conformance.requirements import Requirement, UnknownRequirement, catalogue
-from conformance.settings import UsageError
+from conformance.settings import DEFAULT_WORLD_SIZES, UsageError
 from conformance.target import BUILT_IN, load_target
 
 _COLUMNS = 96
@@ -29,12 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
         requirement = catalogue()[arguments.id]
     except UnknownRequirement as error:
         raise UsageError(error.args[0]) from error
-    try:
-        cases = [case for case in collect_cases() if requirement.id in case.covers]
-    except CannotCollect as error:
-        print(f"c10d-conformance explain: cannot collect the cases: {error}", file=sys.stderr)
-        return EXIT_HARNESS_FAULT
-    print("\n".join(_explained(requirement, cases)))
+    print("\n".join(_explained(requirement, cases_covering(requirement.id))))
     return 0
 
 
@@ -59,12 +52,20 @@ def _explained(requirement: Requirement, cases: list[Case]) -> Iterator[str]:
             yield from _wrapped(deviation.reason, "  ")
             yield from textwrap.indent(deviation.example.rstrip(), "    ").splitlines()
     for case in cases:
-        sizes = ", ".join(map(str, case.world_sizes))
         yield ""
-        yield f"case       {_near(PACKAGE.parent / case.path)}:{case.line}"
-        yield f"  {case.nodeid.partition('::')[2]}"
+        yield f"case       {_near(CASES.parents[1] / case.path)}:{case.line}"
+        yield f"  {case.name}"
         yield from _wrapped(case.says, "  ")
-        yield f"  {case.runs} runs{f', world sizes {sizes}' if sizes else ''}"
+        yield from _world_sizes(case)
+
+
+def _world_sizes(case: Case) -> Iterator[str]:
+    sizes = ", ".join(map(str, case.world_sizes))
+    if case.at_least is not None:
+        asked = ", ".join(str(n) for n in DEFAULT_WORLD_SIZES if n >= case.at_least)
+        sizes = f"{sizes or asked}, and any from {case.at_least} on with --world-sizes"
+    if sizes:
+        yield f"  world sizes {sizes}"
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
