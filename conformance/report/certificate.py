@@ -25,7 +25,7 @@ from conformance.report.html import render
 from conformance.report.results import CaseResult, DeviationResult, RequirementResult, Results
 from conformance.requirements import PROFILES, Requirement
 from conformance.settings import Settings
-from conformance.target import Target
+from conformance.target import Target, deviations_of_front_end
 from conformance.verdict import Verdict
 from conformance.version import VERSION
 
@@ -255,6 +255,7 @@ def _deviation(found: DeviationResult) -> Document:
         "link": found.deviation.link,
         "example": found.deviation.example,
         "expects": str(found.deviation.expects),
+        "of_torch": found.deviation in deviations_of_front_end(),
         "matched": list(found.matched),
         "needless": list(found.needless),
         "otherwise": list(found.otherwise),

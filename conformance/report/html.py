@@ -1,13 +1,20 @@
-"""A certificate as a page for reading: one file, no scripts, nothing fetched."""
+"""A certificate as a page for reading: one file, nothing fetched, of use without JavaScript too.
+
+What ranks said is escaped, and only the page's own script may run, by its digest.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
+from conformance.report.page_content import by_reason, causes_of, held_cases, is_plain_success
 from conformance.report.plain import short
 from conformance.report.terminal import count_of, duration
 from conformance.verdict import REFUSES_CERTIFICATE, Verdict
@@ -37,12 +44,36 @@ def render(document: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(count_of=count_of, duration=duration, short=short)
+    environment.filters.update(
+        count_of=count_of,
+        duration=duration,
+        short=short,
+        held_cases=held_cases,
+        told_cases=lambda cases: [case for case in cases if not is_plain_success(case)],
+    )
+    script = (_HERE / "page.js").read_text(encoding="utf-8")
+    causes = causes_of(document)
+    deviations = document["deviations"]
     return environment.get_template("template.html").render(
         document,
         tone=_TONES,
         reading_order=[str(verdict) for verdict in _READING_ORDER],
+        style=Markup((_HERE / "page.css").read_text(encoding="utf-8")),
+        script=Markup(script),
+        script_hash=_hash_of_script(script),
+        causes=causes,
+        anchors={f.case: f.anchor for cause in causes for f in cause.failures},
+        verdicts={row["id"]: row["verdict"] for row in document["requirements"]},
+        own_deviations=[d for d in deviations if not d.get("of_torch", False)],
+        torch_deviations=[d for d in deviations if d.get("of_torch", False)],
+        not_claimed=by_reason(document, str(Verdict.NOT_CLAIMED)),
+        missing=by_reason(document, str(Verdict.NOT_EXERCISED)),
     )
+
+
+def _hash_of_script(script: str) -> str:
+    """As a Content-Security-Policy names it."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 _TONES = {
