@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from conformance.settings import DEADLINE_S
+from conformance.settings import DEADLINE_S, REPETITIONS
 
 # Flag -> how argparse and pytest are told of it.
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
@@ -31,6 +31,13 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "help": "write certificate.json, junit.xml and a report there",
     },
     "--device": {"metavar": "NAME", "help": "cpu or cuda (default: the target's)"},
+    "--repetitions": {
+        "type": int,
+        "default": REPETITIONS,
+        "metavar": "N",
+        "help": "how often a failed case is repeated, each time on fresh ranks, before its "
+        "requirement is called broken (default: %(default)s)",
+    },
     "--deadline": {
         "type": float,
         "default": DEADLINE_S,

@@ -12,6 +12,7 @@ import threading
 import zlib
 from collections.abc import Generator, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from conformance.markers import DOCUMENTED
 from conformance.options import OPTIONS
 from conformance.plan import Plan, adopt_own, make_plan, select, world_size_of
 from conformance.progress_reporter import ProgressReporter
+from conformance.repetition import describe_taint, repeat
 from conformance.report.again import Invocation, command_again
 from conformance.report.case_failure import Failure, failure_of
 from conformance.report.certificate import ALONE, JUNIT, remove_certificate
@@ -57,6 +59,8 @@ _WORLD = pytest.StashKey[Ranks]()
 _BLOCKED = pytest.StashKey[str]()
 _EXCUSED = pytest.StashKey[bool]()
 _TEMPORARY = pytest.StashKey[pytest.TempPathFactory]()
+_TAINT = pytest.StashKey[str]()
+_FAILED = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -84,6 +88,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
             certificate=option.certificate,
             device=option.device,
             deadline_s=option.deadline,
+            repetitions=option.repetitions,
         )
         if at is not None:
             settings = _join_torchrun(at, settings, option)
@@ -294,7 +299,7 @@ def _ranks(
     try:
         yield world
     finally:
-        world.renew()
+        world.end_case(item.nodeid, failed=item.stash.get(_FAILED, False))
         if default_group and world.was_made is not None:
             which = _which_ranks(world_size, spec.device)
             item.config.stash[_BOARD].note_default_group(which, was_made=world.was_made)
@@ -304,6 +309,43 @@ def _ranks(
         if not item.stash[_PLAN].covers:
             text += _WHOSE_IT_MAY_BE
         raise LeftBehind(text, worst(leak.verdict for leak in world.leaks))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """Hold a failure against the target only if it happens again on fresh ranks."""
+    try:
+        return (yield)
+    except (KeyboardInterrupt, SystemExit, pytest.exit.Exception, pytest.skip.Exception):
+        raise
+    except BaseException as error:
+        item, world = pyfuncitem, pyfuncitem.stash.get(_WORLD, None)
+        times = item.config.stash[_SETTINGS].repetitions
+        if world is None or not times or not _is_held_against_the_target(item, error):
+            raise
+        first_run, case_before = world.last_run, world.case_before
+        again = repeat(partial(_run_afresh, item, world), times)
+        if again.error is None:
+            reason = judgement_of(item, error).reason
+            item.stash[_TAINT] = plain(describe_taint(reason, case_before, times))
+            return True
+        if is_drawn(item):
+            world.last_run = first_run  # of the smallest example that fails
+            raise
+        raise again.error from None
+
+
+def _is_held_against_the_target(item: pytest.Item, error: BaseException) -> bool:
+    judgement = judgement_of(item, error)
+    return bool(judgement.verdicts) and judgement.seen in FAILURES and not judgement.excused
+
+
+def _run_afresh(item: pytest.Function, world: Ranks) -> None:
+    world.start_afresh()
+    arguments = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
+    if "tmp_path" in arguments:  # where the first run has left its files
+        arguments["tmp_path"] = item.stash[_TEMPORARY].mktemp("again")
+    item.obj(**arguments)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -361,14 +403,10 @@ def pytest_runtest_makereport(
     if error is None and call.when != "call":
         return report
     settings = item.config.stash[_SETTINGS]
-    judgement = judge_end(
-        error,
-        item.stash[_PLAN],
-        settings.target,
-        item.stash.get(_BLOCKED, ""),
-        _refusal(item, error),
-    )
+    judgement = judgement_of(item, error)
     judgement = replace(judgement, reason=plain(judgement.reason))
+    if call.when == "call":
+        item.stash[_FAILED] = error is not None or not judgement.worked
     if judgement.verdicts:
         item.stash[_EXCUSED] = judgement.excused
         failure = _show(item, report, judgement, error, settings)
@@ -378,6 +416,18 @@ def pytest_runtest_makereport(
         text = failure_text(_failed_case(item, judgement, error, settings))
         report.sections.append(("ranks", text))
     return report
+
+
+def judgement_of(item: pytest.Item, error: BaseException | None) -> Judgement:
+    """What the end of the case says, as far as this process can tell."""
+    target = item.config.stash[_SETTINGS].target
+    why_blocked = item.stash.get(_BLOCKED, "")
+    return judge_end(error, item.stash[_PLAN], target, why_blocked, _refusal(item, error))
+
+
+def is_drawn(item: pytest.Item) -> bool:
+    """Whether Hypothesis draws what the case works on."""
+    return bool(getattr(item.obj, "is_hypothesis_test", False))  # type: ignore[attr-defined]  # Function has it
 
 
 def _refusal(item: pytest.Item, error: BaseException | None) -> str:
@@ -409,6 +459,7 @@ def _record(
         lacks=plan.lacks,
         worked=judgement.worked,
         failure=failure,
+        tainted=item.stash.get(_TAINT, ""),
     )
     attach(report, result, plan.own)
     properties = [(id, str(verdict)) for id, verdict in judgement.verdicts.items()]
@@ -479,7 +530,7 @@ def _write_script(
         target=settings.target,
         deadline_s=world.deadline_s,
         error=error,
-        is_generated=getattr(item.obj, "is_hypothesis_test", False),  # type: ignore[attr-defined]  # Function has it
+        is_generated=is_drawn(item),
     )
     name = "".join(c if c.isalnum() else "_" for c in item.name).strip("_")[:100]
     file = f"{name}_{zlib.crc32(item.nodeid.encode()):08x}.py"

@@ -20,6 +20,7 @@ from conformance.target import (
 
 WORLD_SIZE_MAX = 64
 DEFAULT_WORLD_SIZES = (1, 2, 3, 4)
+REPETITIONS = 3  # of a failed case, on fresh ranks
 DEADLINE_S = 60.0  # how long the ranks may take for one call
 
 
@@ -36,6 +37,7 @@ class Settings:
     profiles, requirements: names and ids of what to check; None for everything.
     certificate: the folder to write it to, or None for no certificate.
     deadline_s: how long the ranks may take for one call, unless the case says otherwise.
+    repetitions: how often a failed case is repeated on fresh ranks, 0 for not at all.
     world_size_max: how many ranks there are at all; torchrun has a fixed number of them.
     """
 
@@ -47,6 +49,7 @@ class Settings:
     certificate: Path | None
     device: str
     deadline_s: float
+    repetitions: int = REPETITIONS
     world_size_max: int = WORLD_SIZE_MAX
 
     def selects(self, requirement: str) -> bool:
@@ -87,6 +90,7 @@ def read_settings(
     certificate: str | None,
     device: str | None,
     deadline_s: float,
+    repetitions: int = REPETITIONS,
 ) -> Settings:
     """Settings from the texts of the options. Raises UsageError with one line."""
     try:
@@ -104,6 +108,8 @@ def read_settings(
         raise UsageError(f"target {found.name} is on cuda, and there is no CUDA device here")
     if not deadline_s > 0:
         raise UsageError(f"--deadline {deadline_s}: must be a positive number of seconds")
+    if repetitions < 0:
+        raise UsageError(f"--repetitions {repetitions}: must be 0 or more")
     return Settings(
         target=found,
         spec=target,
@@ -113,6 +119,7 @@ def read_settings(
         certificate=_writable(certificate),
         device=found.device,
         deadline_s=deadline_s,
+        repetitions=repetitions,
     )
 
 

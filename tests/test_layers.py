@@ -39,6 +39,7 @@ CONFORMANCE = {
     "first_look": "harness target",
     "options": "settings",
     "properties": "",
+    "repetition": "",
     "board": "requirements",
     "plan": "capabilities requirements settings target verdict",
     "judgement": "harness plan target verdict",
@@ -50,7 +51,7 @@ CONFORMANCE = {
     "certifier": "board exit_codes first_look plan report requirements settings",
     "progress_reporter": "board certifier report",
     "plugin": "board certifier harness judgement markers options plan progress_reporter properties "
-    "report selection settings verdict",
+    "repetition report selection settings verdict",
     "conftest": "plugin properties",
     "bench": "exit_codes harness target capabilities oracle checks",
     "cli": "__init__ capabilities case_files case_sources exit_codes options report requirements "

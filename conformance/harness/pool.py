@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from multiprocessing import connection
@@ -26,6 +26,7 @@ from conformance.harness.messages import (
     Leave,
     Left,
     Lost,
+    pack,
     unpack,
 )
 from conformance.harness.outcome import (
@@ -38,6 +39,7 @@ from conformance.harness.outcome import (
     message_of,
 )
 from conformance.harness.rank import HarnessFault, RankProcess
+from conformance.harness.soundness import exchange, is_sound
 from conformance.harness.switches import OwnChanges
 from conformance.harness.torchrun import Crew, RemoteRank
 from conformance.target import Target
@@ -50,6 +52,7 @@ _LEAVE_DEADLINE_S = 20.0
 # To import what a command needs, and to start on a CUDA device that dozens of processes start on.
 _BEGIN_DEADLINE_S = 180.0
 _POLL_S = 0.5
+_PROOF_DEADLINE_S = 10.0
 _LOOPBACK_WAIT_S = 5.0
 
 
@@ -108,7 +111,9 @@ class Pool:
         # (see `_ask`), or did not make a world.
         self._spoilt = False
         self._is_changed = False  # whether a process is not as it was before its last world
+        self._is_in_doubt = False  # whether a rank has raised since the last proof
         self._is_new = True  # whether no world of these processes has ended
+        self.case_before = ""  # the last case that these processes ran, as `note_case` was told
         self._own_changes: dict[tuple[str, str], OwnChanges] = {}
         self._target = ("", "")
         self._hung_leaving: set[tuple[str, str]] = set()
@@ -122,6 +127,11 @@ class Pool:
         raise at once: what this machine lacks, it lacks for the next case too, and finding out may
         take long.
         """
+        if self._is_in_doubt and not self._is_proven_sound(spec):
+            self.close()
+        return self._join(spec, deadline_s)
+
+    def _join(self, spec: WorldSpec, deadline_s: float) -> list[Outcome]:
         self._spoilt = True  # until all ranks are there
         self._target = spec.target.name, spec.target.backend
         if not self._cannot_start:
@@ -153,6 +163,21 @@ class Pool:
         outcomes = self._judge(commands, deadline_s, wait_for_all=False)
         self._spoilt = not all(isinstance(o, Returned) for o in outcomes)
         return outcomes
+
+    def _is_proven_sound(self, spec: WorldSpec) -> bool:
+        """Whether all ranks can still make a group of the target, and use it and the store."""
+        self._is_in_doubt = False
+        if self._spoilt or not self._ranks:
+            return not self._spoilt
+        size = len(self._ranks)
+        whole = replace(spec, world_size=size, default_group=True)
+        outcomes = self._join(whole, _PROOF_DEADLINE_S)
+        if all(isinstance(outcome, Returned) for outcome in outcomes):
+            outcomes = self.call(
+                [pack((exchange, ()))] * size, _PROOF_DEADLINE_S, wait_for_all=False
+            )
+        proven = is_sound(outcomes) and not self._leave_once(size, _PROOF_DEADLINE_S)
+        return proven and not self._is_changed
 
     def call(
         self, payloads: Sequence[bytes], deadline_s: float, *, wait_for_all: bool
@@ -228,8 +253,18 @@ class Pool:
             rank.kill()
         self._ranks.clear()
         self._store = None
-        self._spoilt = self._is_changed = False
+        self._spoilt = self._is_changed = self._is_in_doubt = False
         self._is_new = True
+        self.case_before = ""
+
+    def doubt(self) -> None:
+        """A case failed, whatever its ranks did: they are kept only if they are proven sound."""
+        self._is_in_doubt = True
+
+    def note_case(self, name: str) -> None:
+        """A case has ended that the processes ran."""
+        if self._ranks:
+            self.case_before = name
 
     @property
     def _host(self) -> str:
@@ -274,7 +309,13 @@ class Pool:
         asked = _Round(self._ranks[: len(commands)], commands, deadline_s, wait_for_all)
         answers = asked.answers()
         self._spoilt = any(isinstance(a, Died | StillRunning) for a in answers)
+        self._is_in_doubt |= any(_is_doubtful(answer) for answer in answers)
         return answers
+
+
+def _is_doubtful(answer: object) -> bool:
+    """Whether the rank that says so, or the target in it, may not be as it was."""
+    return isinstance(answer, Failed | Lost) or (isinstance(answer, Done) and bool(answer.refused))
 
 
 def _try_loopback(host: str) -> None:

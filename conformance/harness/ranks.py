@@ -47,6 +47,7 @@ class Ranks:
     last_run: the newest run, or None.
     refused: the first refusal in any run, see `refusal_of`, or "".
     shrink_limit: what is left to spend on making a failing example of Hypothesis's smaller.
+    case_before: the case that the same processes ran before this one; "" if they were new.
     """
 
     def __init__(self, pool: Pool, spec: WorldSpec, deadline_s: float) -> None:
@@ -59,6 +60,7 @@ class Ranks:
         self.last_run: LastRun | None = None
         self.refused = ""
         self.shrink_limit: ShrinkLimit[LastRun] = ShrinkLimit()
+        self.case_before = ""
         self._earlier: list[tuple[Callable[..., Any], Sequence[Sequence[Any]]]] = []
         self._calls: list[tuple[Sequence[bytes], bool]] = []  # since the world was made
 
@@ -119,6 +121,28 @@ class Ranks:
         payloads = self._packed(function, args)
         return self._outcomes(function, args, payloads, wait_for_all=True)
 
+    def start_afresh(self) -> None:
+        """Forget all that was done; what comes next runs in processes that have run nothing else.
+
+        A failing example of Hypothesis's is not made smaller any more.
+        """
+        self.renew()
+        self._pool.close()
+        self.leaks.clear()
+        self.refused = self.case_before = ""
+        self.shrink_limit = ShrinkLimit(runs=1)
+
+    def end_case(self, name: str, *, failed: bool) -> None:
+        """The case of this name is over.
+
+        failed: whether it failed or was refused; the ranks are then kept only if they are proven
+            sound.
+        """
+        self.renew()
+        self._pool.note_case(name)
+        if failed:
+            self._pool.doubt()
+
     def renew(self) -> None:
         """End the world; the next run makes a fresh one."""
         if self._joined:
@@ -177,6 +201,8 @@ class Ranks:
             self.renew()  # there is no world that the next example of a property could use
             raise
         is_made = all(isinstance(o, Returned) for o in outcomes)
+        if self.was_made is None:
+            self.case_before = self._pool.case_before
         self.was_made = self.was_made or is_made
         if not is_made:
             args: Sequence[Sequence[Any]] = [()] * len(outcomes)

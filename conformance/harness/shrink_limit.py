@@ -32,11 +32,12 @@ class ShrinkLimit(Generic[T]):
     """What is left to spend on one property; knows runs by what the ranks were told.
 
     clock: seconds, from any start.
+    runs: how many may be made after the first failure.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, runs: int = _RUNS_MAX) -> None:
         self._clock = clock
-        self._runs_left = _RUNS_MAX
+        self._runs_left = runs
         self._failed_at: float | None = None  # the first example that failed
         self._began_at = 0.0
         self._longest_s = 0.0

@@ -199,6 +199,7 @@ def _run(settings: Settings, run: Run, cases: Iterable[CaseResult], results: Res
         "workers": run.workers,
         "device": settings.device,
         "deadline_s": settings.deadline_s,
+        "repetitions": settings.repetitions,
         "world_sizes": sorted(sizes),
         "selected": {
             "world_sizes": None if settings.world_sizes is None else list(settings.world_sizes),
@@ -245,6 +246,7 @@ def _case(case: CaseResult, requirement: str) -> Document:
         "reason": case.reason,
         "lacks": list(case.lacks),
         "worked": case.worked,
+        **({"tainted": case.tainted} if case.tainted else {}),
     }
 
 

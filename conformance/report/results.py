@@ -42,6 +42,8 @@ class CaseResult:
     lacks: capabilities that the target does not claim and for which the case was only a probe.
     worked: whether the checks passed; a probe that worked shows that the target claims too little.
     failure: of a case that failed without an excuse.
+    tainted: "" or, of a case that failed once and passed whenever it was repeated on fresh ranks,
+        how and after which case.
     """
 
     case: str
@@ -53,6 +55,7 @@ class CaseResult:
     lacks: tuple[str, ...] = ()
     worked: bool = False
     failure: Failure | None = None
+    tainted: str = ""
 
     @property
     def exercises(self) -> bool:
@@ -164,6 +167,11 @@ class Results:
     def deviations(self) -> list[DeviationResult]:
         """What became of each declared deviation, in the target's order."""
         return [self._deviation(d) for d in self.target.deviations]
+
+    @property
+    def tainted(self) -> list[CaseResult]:
+        """Cases that failed once and did not fail again on fresh ranks, in their order."""
+        return list({case.case: case for case in self._cases() if case.tainted}.values())
 
     @property
     def under_claims(self) -> list[str]:

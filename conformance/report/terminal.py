@@ -27,6 +27,7 @@ def summary_lines(results: Results, seconds: float, width: int = 80) -> Iterator
             yield from _broken(result, width)
     yield from _blocked(results, width)
     yield from _deviations(results, width)
+    yield from _tainted(results, width)
     yield from _claims(results, width)
     yield from _not_exercised(results, width)
     yield from _left_out(results, width)
@@ -150,6 +151,18 @@ def _deviations(results: Results, width: int) -> Iterator[str]:
         if found.idle:
             yield from _paragraph("declared as a deviation, and matches no requirement:", width)
             yield from _listed(found.idle, width)
+
+
+def _tainted(results: Results, width: int) -> Iterator[str]:
+    if results.tainted:
+        yield from _paragraph(
+            "failed once, and not again on fresh ranks; held against no requirement:", width
+        )
+    for case in results.tainted[:_SHOWN_IDS]:
+        yield f"    {case.case}"
+        yield from _indented(short(case.tainted), width, 8)
+    if len(results.tainted) > _SHOWN_IDS:
+        yield f"    and {count_of(len(results.tainted) - _SHOWN_IDS, 'more case')}"
 
 
 def _claims(results: Results, width: int) -> Iterator[str]:
