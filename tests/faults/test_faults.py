@@ -121,7 +121,8 @@ def test_a_fault_is_rejected_by_its_requirement(fault: Broken, tmp_path: Path) -
         [
             *files_that_cover(fault.requirement),
             *("--rootdir", str(ROOT), "--target", fault.spec, "--requirement", fault.requirement),
-            *("--deadline", str(deadline_s)),
+            # Whether a failure repeats on fresh ranks is the business of test_repetition.py.
+            *("--deadline", str(deadline_s), "--repetitions", "0"),
             *("-o", "addopts=", "--maxfail", "1", "--assert", "plain"),
             *("--hypothesis-profile", UNSHRUNK),
             *("-p", "no:terminal", "-p", "no:xdist", "-p", "no:cacheprovider", "-s"),
