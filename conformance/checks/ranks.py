@@ -17,7 +17,8 @@ class CheckFailed(AssertionError):
 
     rank: the rank whose value is shown, or None where no single one is to blame.
     want: what every rank should have returned, rank by rank, if the case said so.
-    got: what that was compared with.
+    got: what that was compared with, or with each other if `want` is None.
+    within_ulps: how far apart numbers may be.
     """
 
     def __init__(
@@ -26,11 +27,13 @@ class CheckFailed(AssertionError):
         rank: int | None = None,
         want: Sequence[object] | None = None,
         got: Sequence[object] | None = None,
+        within_ulps: int = 0,
     ) -> None:
         super().__init__(message)
         self.rank = rank
         self.want = want
         self.got = got
+        self.within_ulps = within_ulps
 
 
 def assert_same_on_all_ranks(
@@ -49,7 +52,7 @@ def assert_same_on_all_ranks(
         found = first_difference(value, got[0])
         if found:
             head = f"{what + ': ' if what else ''}rank {rank} (got) and rank 0 (want) differ"
-            raise CheckFailed(f"{head}\n{found}", rank)
+            raise CheckFailed(f"{head}\n{found}", rank, got=got)
 
 
 def assert_each_rank(
@@ -76,7 +79,7 @@ def assert_each_rank(
         if found:
             head = f"{what + ': ' if what else ''}rank {rank} is wrong"
             if ranks is None:
-                raise CheckFailed(f"{head}\n{found}", rank, want, got)
+                raise CheckFailed(f"{head}\n{found}", rank, want, got, within_ulps)
             raise CheckFailed(f"{head}\n{found}", rank)
 
 

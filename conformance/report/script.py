@@ -2,7 +2,7 @@
 
 It has four parts: what each rank does (the case's own functions and whatever they need), how ranks
 are started (the text of `alone.py`), this case (the world, the arguments, what is wanted), and a
-line that runs it.
+line that runs it. It ends with PASS, FAIL or CANNOT JUDGE, and exit code 0, 1 or 2.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
+from typing import cast
 
+from conformance.checks.compare import first_difference
 from conformance.checks.ranks import CheckFailed
-from conformance.harness.outcome import Returned
+from conformance.harness.failure import RanksFailed
+from conformance.harness.outcome import Outcome, Returned
 from conformance.harness.ranks import LastRun
 from conformance.report.certificate import write_whole
 from conformance.report.script_driver import Driver
@@ -153,12 +156,7 @@ def _world(example: Example, sources: Sources) -> str:
         *(f"        ({f}, {args})," for f, args in zip(functions, arguments, strict=True)),
         "    ],",
     ]
-    want = example.error.want if isinstance(example.error, CheckFailed) else None
-    if want is not None:
-        lines.append("    want=[")
-        lines += [f"        {values.text(value)}," for value in want]
-        lines.append("    ],")
-        lines.append(f"    comparable={_is_comparable(example)},")
+    lines += _judging(example, values, sources)
     facts = {
         "device": run.spec.device,
         "seed": run.spec.seed,
@@ -177,15 +175,33 @@ def _arguments(args: Sequence[Sequence[object]], values: Values) -> str:
     return f"[{', '.join(values.text(tuple(mine)) for mine in args)}]"
 
 
-def _is_comparable(example: Example) -> bool:
+def _judging(example: Example, values: Values, sources: Sources) -> list[str]:
+    """The fields of the world that say how the script tells PASS from FAIL."""
+    error = example.error
+    if isinstance(error, RanksFailed):
+        return []  # whether every rank returns
+    lines = []
+    want = error.want if isinstance(error, CheckFailed) else None
+    if want is not None:
+        lines += ["    want=[", *(f"        {values.text(value)}," for value in want), "    ],"]
+    if not isinstance(error, CheckFailed) or not _is_comparable(error, example.run.outcomes):
+        why = "the case's own process checks more than what each rank returns"
+        return [*lines, f"    unjudged={why!r},"]
+    differ = sources.need(cast(FunctionType, first_difference))
+    if error.within_ulps:
+        sources.imports.add("from functools import partial")
+        differ = f"partial({differ}, within_ulps={error.within_ulps})"
+    return [*lines, f"    differ={differ},", *(["    alike=True,"] if want is None else [])]
+
+
+def _is_comparable(error: CheckFailed, outcomes: Sequence[Outcome]) -> bool:
     """Whether the case checked the very values that the ranks returned."""
-    got = example.error.got if isinstance(example.error, CheckFailed) else None
-    outcomes = example.run.outcomes
     return (
-        got is not None
-        and len(got) == len(outcomes)
+        error.got is not None
+        and len(error.got) == len(outcomes)
         and all(
-            isinstance(o, Returned) and o.value is g for o, g in zip(outcomes, got, strict=True)
+            isinstance(o, Returned) and o.value is g
+            for o, g in zip(outcomes, error.got, strict=True)
         )
     )
 

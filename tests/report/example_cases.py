@@ -66,6 +66,10 @@ def simple(me: Me) -> Tensor:
     return x
 
 
+def returns_its_rank(me: Me) -> int:
+    return me.rank
+
+
 def uses_much(me: Me, part: Part, op: dist.ReduceOp, points: list[Point]) -> object:
     x = part.make(me) + F.relu(torch.tensor(-1.0))
     dist.all_reduce(x, op=op)

@@ -17,7 +17,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from conformance import CheckFailed
+from conformance import CheckFailed, assert_same_on_all_ranks
+from conformance.harness.failure import RanksFailed
 from conformance.harness.outcome import Outcome, Raised, Returned
 from conformance.harness.pool import WorldSpec
 from conformance.harness.ranks import LastRun
@@ -51,6 +52,9 @@ class Doubling(dist.ProcessGroup):
 
 dist.Backend.register_backend("doubling", Doubling, devices=["cpu"])
 """
+
+
+NOT_RETURNED = RanksFailed("f", [Raised("X", "", "")])
 
 
 def example(
@@ -282,8 +286,49 @@ def test_a_script_shows_wrong_data_of_a_backend(
     done = run_script(made, tmp_path)
     assert done.returncode == 1, done.stderr
     assert "rank 1 returned tensor([6., 6., 6.])\n" in done.stdout
-    assert "    differs at [0]: 6.0 instead of 3.0, 3 of 3 differ\n" in done.stdout
+    assert "    differs 3 of 3 elements differ, in float32 (3,)\n" in done.stdout
+    assert "first at [0]: got 6.0, want 3.0\n" in done.stdout
     assert "rank 0 should return tensor([3., 3., 3.])\n" in done.stdout
+    assert done.stdout.endswith("FAIL: ranks 0, 1\n")
+    done = run_script(replace(made, target=GLOO), tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("PASS: every rank returned what it should\n")
+
+
+def test_a_script_allows_what_the_case_allows(tmp_path: Path) -> None:
+    value = torch.full((3,), 3.0)
+    near = torch.nextafter(torch.nextafter(value, value + 1), value + 1)
+    for ulps, verdict in ((2, "PASS"), (1, "FAIL")):
+        error = CheckFailed("wrong", 0, [near] * 2, [value] * 2, ulps)
+        error.got = values = [value] * 2
+        done = run_script(example(cases.simple, error=error, values=values), tmp_path)
+        assert verdict in done.stdout.splitlines()[-1], done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("function", "last", "code"),
+    [
+        (cases.returns_its_rank, "FAIL: rank 1", 1),
+        (cases.simple, "PASS: every rank returned what it should", 0),
+    ],
+)
+def test_a_script_compares_ranks_with_each_other(
+    function: Callable[..., Any], last: str, code: int, tmp_path: Path
+) -> None:
+    values = [object(), object()]
+    with pytest.raises(CheckFailed) as caught:
+        assert_same_on_all_ranks(values)
+    done = run_script(example(function, error=caught.value, values=values), tmp_path)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (code, last), done.stderr
+
+
+def test_a_script_says_that_it_cannot_judge_and_why(tmp_path: Path) -> None:
+    for error in (CheckFailed("it took too long"), wrong([1], [2]), KeyError("k")):
+        done = run_script(example(cases.returns_its_rank, world_size=1, error=error), tmp_path)
+        assert done.returncode == 2, done.stderr
+        assert done.stdout.splitlines()[-1] == (
+            "CANNOT JUDGE: the case's own process checks more than what each rank returns"
+        )
 
 
 def test_a_script_runs_what_the_same_ranks_ran_before(tmp_path: Path) -> None:
@@ -301,7 +346,7 @@ def test_a_script_runs_what_the_same_ranks_ran_before(tmp_path: Path) -> None:
         error=wrong([0, 0], ["what is wanted"] * 2),
     )
     done = run_script(made, tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 2, done.stdout + done.stderr
     assert "rank 0 returned OrderedDict(" in done.stdout
     assert "tensor([3., 3.])" in done.stdout
     assert "Point(x=1, y=2)" in done.stdout
@@ -311,8 +356,9 @@ def test_a_script_runs_what_the_same_ranks_ran_before(tmp_path: Path) -> None:
 def test_what_the_harness_gives_is_there_by_the_name_that_the_case_has_for_it(
     tmp_path: Path,
 ) -> None:
-    done = run_script(example(cases.resolves, world_size=1), tmp_path)
-    assert (done.returncode, done.stdout) == (0, "rank 0 returned '0'\n"), done.stderr
+    done = run_script(example(cases.resolves, world_size=1, error=NOT_RETURNED), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "rank 0 returned '0'\nPASS: every rank returned in time\n"
 
 
 def test_a_script_without_a_group_of_its_own(tmp_path: Path) -> None:
@@ -322,27 +368,29 @@ def test_a_script_without_a_group_of_its_own(tmp_path: Path) -> None:
         target=replace(GLOO, env={"SAMPLE_LEVEL": "3"}),
         earlier=[(cases.makes_its_own_group, [()])],
         default_group=False,
+        error=NOT_RETURNED,
     )
     done = run_script(made, tmp_path)
-    assert (done.returncode, done.stdout) == (0, "rank 0 returned '3'\n"), done.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("rank 0 returned '3'\n")
 
 
 @pytest.mark.parametrize(
     ("function", "shown"),
     [
-        (cases.hangs, "rank 1 was still running\n"),
-        (cases.dies, "rank 1 died: exit code -11\n"),
+        (cases.hangs, "rank 1 was still running\nFAIL: rank"),
+        (cases.dies, "rank 1 died: exit code -11\nFAIL: rank"),
         (cases.raises, "CheckFailed: as told\n"),
     ],
 )
 def test_a_script_shows_ranks_that_fail(
     function: Callable[..., Any], shown: str, tmp_path: Path
 ) -> None:
-    failed = Raised("X", "", "")
     deadline_s = 2.0 if function is cases.hangs else 60.0
-    made = example(function, deadline_s=deadline_s, error=RuntimeError(str(failed)))
+    made = example(function, deadline_s=deadline_s, error=NOT_RETURNED)
     done = run_script(made, tmp_path)
     assert done.returncode == 1, done.stderr
     assert shown in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("FAIL: rank")
     if function is cases.hangs:
         assert "in hangs" in done.stderr, "its stacks"
