@@ -21,7 +21,8 @@ from conformance.report.certificate import (
     remove_certificate,
     write_certificate,
 )
-from conformance.report.results import CaseResult, Conclusion, Results, judge
+from conformance.report.conclusion import Conclusion
+from conformance.report.results import CaseResult, Results, judge
 from conformance.report.terminal import summary_lines, verdict_line
 from conformance.requirements import Requirement, catalogue
 from conformance.settings import Settings
@@ -133,6 +134,8 @@ class Certifier:
                 interrupted=session.exitstatus == pytest.ExitCode.INTERRUPTED,
                 planned=planned.cases,
                 files_left_out=planned.files_left_out,
+                restricted=self._settings.restricts_world_sizes,
+                is_selective=self._settings.is_selective,
             )
         session.exitstatus = self._exit_status(session.exitstatus)
         # A usage error leaves nothing behind that could be taken for a result.
@@ -201,7 +204,7 @@ class Certifier:
         match self.results.conclusion:
             case Conclusion.UNKNOWN:
                 return EXIT_HARNESS_FAULT
-            case Conclusion.CONFORMANT:
+            case Conclusion.CONFORMANT | Conclusion.NO_CONCLUSION:
                 return pytests_own
             case Conclusion.NOTHING_EXERCISED:
                 if pytests_own == pytest.ExitCode.OK:

@@ -19,6 +19,7 @@ from conformance.target import (
 )
 
 WORLD_SIZE_MAX = 64
+CASES_WORLD_SIZE_MAX = 6  # no case needs more ranks
 DEFAULT_WORLD_SIZES = (1, 2, 3, 4)
 REPETITIONS = 3  # of a failed case, on fresh ranks
 DEADLINE_S = 60.0  # how long the ranks may take for one call
@@ -57,6 +58,11 @@ class Settings:
         if self.profiles is not None and catalogue()[requirement].profile not in self.profiles:
             return False
         return self.requirements is None or requirement in self.requirements
+
+    @property
+    def restricts_world_sizes(self) -> bool:
+        """Whether cases may be left out that ask for other world sizes."""
+        return self.world_sizes is not None or self.world_size_max < CASES_WORLD_SIZE_MAX
 
     @property
     def is_selective(self) -> bool:

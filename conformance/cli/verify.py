@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 from conformance.report.certificate import JUNIT
+from conformance.report.conclusion import Conclusion
 from conformance.report.reading import Unreadable, certificate_file, read_certificate
 from conformance.report.terminal import count_of
 from conformance.report.verify import junit_problems, problems
+from conformance.requirements import PROFILES
 from conformance.settings import UsageError
 from conformance.version import VERSION
 
@@ -17,11 +19,23 @@ from conformance.version import VERSION
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `verify`."""
     parser.add_argument("folder", type=Path, help="what --certificate named")
-    parser.epilog = "Exit code: 0, or 1 if something is wrong with the certificate."
+    parser.add_argument(
+        "--require",
+        metavar="PROFILE,...",
+        help="the target must be conformant in each of these profiles, as in --require ddp,fsdp",
+    )
+    parser.epilog = (
+        "Exit code: 0, or 1 if something is wrong with the certificate, or if a profile of "
+        "--require is not found conformant by it."
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Check, and say what is wrong; the exit code."""
+    required = arguments.require.split(",") if arguments.require else []
+    for profile in required:
+        if profile not in PROFILES:
+            raise UsageError(f"--require: no profile {profile!r}; there are {', '.join(PROFILES)}")
     try:
         path = certificate_file(arguments.folder)
         document = read_certificate(path)
@@ -40,12 +54,13 @@ def run(arguments: argparse.Namespace) -> int:
     suite = document["suite"]["version"]
     if suite != VERSION:
         print(f"made by version {suite} of the suite: its requirements were not compared with mine")
-    cases, files = (
-        document["run"].get("cases_left_out", 0),
-        document["run"].get("files_left_out", ()),
-    )
+    cases, files = document["run"]["cases_left_out"], document["run"]["files_left_out"]
     if cases or files:
         left_out = f"{count_of(cases, 'case')} and {count_of(len(files), 'file')}"
         print(f"of a selection: {left_out} of the suite were left out")
-    print(f"{path}: whole and consistent; {document['target']['name']} {document['conclusion']}")
-    return 0
+    print(f"{path}: consistent; {document['target']['name']}: {document['sentence']}")
+    said = {row["profile"]: row["conclusion"] for row in document["profiles"]}
+    missed = [profile for profile in required if said[profile] != str(Conclusion.CONFORMANT)]
+    for profile in missed:
+        print(f"{path}: {profile}: {said[profile]}, and --require asks for it", file=sys.stderr)
+    return int(bool(missed))

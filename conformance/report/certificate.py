@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.report.case_failure import rows_of_failures
+from conformance.report.conclusion import sentence
 from conformance.report.environment import environment
 from conformance.report.html import render
 from conformance.report.results import CaseResult, DeviationResult, RequirementResult, Results
@@ -30,7 +31,7 @@ from conformance.verdict import Verdict
 from conformance.version import VERSION
 
 # Raised when a reader of the old form would misunderstand the new one; new fields alone do not.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 CERTIFICATE = "certificate.json"
 REPORT = "report.html"
 JUNIT = "junit.xml"
@@ -65,6 +66,7 @@ def certificate_of(results: Results, settings: Settings, run: Run) -> Document:
             "schema": "c10d-conformance/certificate",
             "schema_version": SCHEMA_VERSION,
             "conclusion": str(results.conclusion),
+            "sentence": sentence(results.rows, results.circumstances),
             "exit_status": run.exit_status,
             "suite": {
                 "version": VERSION,
@@ -201,6 +203,7 @@ def _run(settings: Settings, run: Run, cases: Iterable[CaseResult], results: Res
         "deadline_s": settings.deadline_s,
         "repetitions": settings.repetitions,
         "world_sizes": sorted(sizes),
+        "restricted": results.restricted,
         "selected": {
             "world_sizes": None if settings.world_sizes is None else list(settings.world_sizes),
             "profiles": None if settings.profiles is None else list(settings.profiles),
@@ -218,6 +221,7 @@ def _profile(profile: str, results: Results) -> Document:
     cases = {case.case: case.seconds for r in found for case in r.cases}
     return {
         "profile": profile,
+        "conclusion": str(results.conclusions_of_profiles[profile]),
         "counts": counted(str(r.verdict) for r in found),
         "cases": len(cases),
         "seconds": _seconds(sum(cases.values())),

@@ -84,6 +84,7 @@ _TONES = {
     str(Verdict.NOT_EXERCISED): "absent",
     "conformant": "good",
     "not conformant": "bad",
+    "no conclusion": "noted",
     "nothing exercised": "bad",
     "interrupted": "bad",
 }

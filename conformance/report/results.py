@@ -6,29 +6,22 @@ import fnmatch
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from enum import Enum
 from typing import Any
 
 from conformance.report.case_failure import Failure
+from conformance.report.conclusion import (
+    Circumstances,
+    Conclusion,
+    Row,
+    conclude,
+    conclusions_of_profiles,
+)
 from conformance.requirements.model import Catalogue, Requirement
 from conformance.target import Deviation, Target
-from conformance.verdict import FAILURES, REFUSES_CERTIFICATE, Verdict, worst
+from conformance.verdict import FAILURES, Verdict, worst
 
 _EXERCISED = FAILURES | {Verdict.HOLDS}
 _NONE_SELECTED = "no case of it was selected"
-
-
-class Conclusion(str, Enum):
-    """What a whole run comes to. Only `CONFORMANT` is good news."""
-
-    CONFORMANT = "conformant"
-    NOT_CONFORMANT = "not conformant"
-    NOTHING_EXERCISED = "nothing exercised"
-    INTERRUPTED = "interrupted"
-    UNKNOWN = "unknown"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +118,8 @@ class Results:
     other_failures: node ids of failed cases that cover no requirement.
     interrupted: whether somebody stopped it, so that what is missing says nothing.
     files_left_out: files of the suite of which no case was collected.
+    restricted: whether world sizes that cases ask for were left out.
+    is_selective: whether the suite's own options asked for some requirements only.
     """
 
     target: Target
@@ -133,19 +128,49 @@ class Results:
     other_failures: tuple[str, ...] = ()
     interrupted: bool = False
     files_left_out: tuple[str, ...] = ()
+    restricted: bool = False
+    is_selective: bool = False
+
+    @property
+    def rows(self) -> list[Row]:
+        """What decides the conclusion, requirement by requirement."""
+        return [
+            Row(
+                r.requirement.profile,
+                r.verdict,
+                any(case.exercises for case in r.cases),
+                len(r.cases),
+                len(r.left_out),
+            )
+            for r in self.requirements
+        ]
+
+    @property
+    def circumstances(self) -> Circumstances:
+        """What decides the conclusion beside the verdicts."""
+        return Circumstances(
+            harness_failed=bool(self.harness_faults),
+            interrupted=self.interrupted,
+            restricted=self.restricted,
+            files_left_out=bool(self.files_left_out),
+        )
 
     @property
     def conclusion(self) -> Conclusion:
         """What the run comes to."""
-        if self.harness_faults or self._any(frozenset({Verdict.UNKNOWN})):
-            return Conclusion.UNKNOWN
-        if self.interrupted:
-            return Conclusion.INTERRUPTED
-        if self._any(REFUSES_CERTIFICATE):
-            return Conclusion.NOT_CONFORMANT
-        if not any(case.exercises for case in self._cases()):
-            return Conclusion.NOTHING_EXERCISED
-        return Conclusion.CONFORMANT
+        return conclude(self.rows, self.circumstances)
+
+    @property
+    def conclusions_of_profiles(self) -> dict[str, Conclusion]:
+        """What the run proves of each profile."""
+        return conclusions_of_profiles(self.rows, self.circumstances)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing was selected or left out, and the run came to its end."""
+        return not (self.interrupted or self.is_selective or self.restricted) and not (
+            self.cases_left_out or self.files_left_out
+        )
 
     @property
     def why_nothing(self) -> str:
@@ -223,9 +248,6 @@ class Results:
         came_to = (r.requirement for r in self.requirements if r.verdict in verdicts)
         return {need for requirement in came_to for need in requirement.needs}
 
-    def _any(self, verdicts: frozenset[Verdict]) -> bool:
-        return any(r.verdict in verdicts for r in self.requirements)
-
     def _cases(self) -> Iterable[CaseResult]:
         return (case for result in self.requirements for case in result.cases)
 
@@ -241,6 +263,8 @@ def judge(
     interrupted: bool = False,
     planned: Mapping[str, Sequence[str]] | None = None,
     files_left_out: Iterable[str] = (),
+    restricted: bool = False,
+    is_selective: bool = False,
 ) -> Results:
     """Merge what all cases say, in whatever order and from whichever worker they came.
 
@@ -277,6 +301,8 @@ def judge(
         tuple(other_failures),
         interrupted,
         tuple(files_left_out),
+        restricted,
+        is_selective,
     )
 
 

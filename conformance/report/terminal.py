@@ -5,8 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from conformance.report.conclusion import sentence
 from conformance.report.plain import short
-from conformance.report.results import Conclusion, RequirementResult, Results
+from conformance.report.results import RequirementResult, Results
 from conformance.requirements import PROFILES
 from conformance.verdict import FAILURES, Verdict
 
@@ -40,26 +41,8 @@ def summary_lines(results: Results, seconds: float, width: int = 80) -> Iterator
 
 def verdict_line(results: Results) -> str:
     """One sentence on the whole run."""
-    name = results.target.name
-    counts = results.counts
-    exercised = len(results.requirements) - counts[Verdict.NOT_EXERCISED]
-    match results.conclusion:
-        case Conclusion.UNKNOWN:
-            return f"{name}: unknown; the harness failed, so this run proves nothing"
-        case Conclusion.INTERRUPTED:
-            return f"{name}: interrupted; a run that did not end proves nothing"
-        case Conclusion.NOT_CONFORMANT:
-            broken = sum(counts[v] for v in FAILURES)
-            failed = f"{broken} of {exercised} requirements do not hold"
-            return f"{name}: not conformant; {failed}{_selection(results)}"
-        case Conclusion.NOTHING_EXERCISED:
-            return f"{name}: nothing was exercised, so this run says nothing about it"
-    noted = [f"{counts[v]} {v}" for v in (Verdict.DEVIATION, Verdict.NOT_CLAIMED) if counts[v]]
-    if counts[Verdict.NOT_EXERCISED]:
-        noted.append(f"{counts[Verdict.NOT_EXERCISED]} more not exercised")
-    also = f" ({', '.join(noted)})" if noted else ""
-    held = f"{counts[Verdict.HOLDS]} of {exercised} requirements hold{also}"
-    return f"{name}: conformant; {held}{_selection(results)}"
+    said = sentence(results.rows, results.circumstances)
+    return f"{results.target.name}: {said}{_selection(results)}"
 
 
 def _selection(results: Results) -> str:
@@ -67,7 +50,7 @@ def _selection(results: Results) -> str:
     counts = {"case": len(results.cases_left_out), "file": len(results.files_left_out)}
     parts = [count_of(n, what) for what, n in counts.items() if n]
     were = "was" if sum(counts.values()) == 1 else "were"
-    return f"; a selection: {' and '.join(parts)} {were} left out" if parts else ""
+    return f"; {' and '.join(parts)} {were} left out" if parts else ""
 
 
 def count_of(count: int, what: str) -> str:

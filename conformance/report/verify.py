@@ -14,15 +14,23 @@ from typing import Any
 from xml.etree import ElementTree
 
 from conformance.report.certificate import counted, digest_of, digest_of_requirements
-from conformance.report.results import Conclusion
+from conformance.report.conclusion import (
+    Circumstances,
+    Conclusion,
+    Row,
+    conclude,
+    conclusions_of_profiles,
+    sentence,
+)
 from conformance.report.schema import load_schema, violations
 from conformance.requirements import Requirement, catalogue
-from conformance.verdict import FAILURES, REFUSES_CERTIFICATE, Verdict, worst
+from conformance.verdict import FAILURES, Verdict, worst
 from conformance.version import VERSION
 
 _SHOWN = 5
 _EXIT = {
     Conclusion.CONFORMANT: (0,),
+    Conclusion.NO_CONCLUSION: (0,),
     Conclusion.NOT_CONFORMANT: (1,),
     Conclusion.UNKNOWN: (3,),
     Conclusion.INTERRUPTED: (130,),
@@ -52,25 +60,48 @@ def problems(document: Document) -> Iterator[str]:
     yield from _of_suite(document)
 
 
+def rows_of(document: Document) -> list[Row]:
+    """What decides the conclusion, requirement by requirement."""
+    return [
+        Row(
+            row["profile"],
+            Verdict(row["verdict"]),
+            any(case["verdict"] != str(Verdict.NOT_EXERCISED) for case in row["cases"]),
+            len(row["cases"]),
+            len(row["left_out"]),
+        )
+        for row in document["requirements"]
+    ]
+
+
+def circumstances_of(document: Document) -> Circumstances:
+    """What decides the conclusion beside the verdicts."""
+    return Circumstances(
+        harness_failed=bool(document["harness_faults"]),
+        # Nothing else of a certificate shows that a run was interrupted.
+        interrupted=document["conclusion"] == str(Conclusion.INTERRUPTED),
+        restricted=document["run"]["restricted"],
+        files_left_out=bool(document["run"]["files_left_out"]),
+    )
+
+
 def _conclusion(document: Document) -> Iterator[str]:
-    verdicts = {Verdict(r["verdict"]) for r in document["requirements"]}
-    said = Conclusion(document["conclusion"])
-    if document["harness_faults"] or Verdict.UNKNOWN in verdicts:
-        due = Conclusion.UNKNOWN
-    elif said is Conclusion.INTERRUPTED:
-        due = said
-    elif verdicts & REFUSES_CERTIFICATE:
-        due = Conclusion.NOT_CONFORMANT
-    elif verdicts <= {Verdict.NOT_EXERCISED} or not any(
-        r["cases"] for r in document["requirements"]
-    ):
-        due = Conclusion.NOTHING_EXERCISED
-    else:
-        due = Conclusion.CONFORMANT
-    if said is not due:
-        yield f"it concludes {said!s}, and its verdicts amount to {due!s}"
+    rows, circumstances = rows_of(document), circumstances_of(document)
+    said, due = document["conclusion"], conclude(rows, circumstances)
+    if said != str(due):
+        yield f"it concludes {said}, and its verdicts amount to {due!s}"
+    if document["sentence"] != sentence(rows, circumstances):
+        yield f"it says {document['sentence']!r}, and its verdicts do not"
+    of_profiles = conclusions_of_profiles(rows, circumstances)
+    for profile in document["profiles"]:
+        due_there = of_profiles[profile["profile"]]
+        if profile["conclusion"] != str(due_there):
+            yield (
+                f"it concludes {profile['conclusion']} of {profile['profile']}, "
+                f"and its verdicts amount to {due_there!s}"
+            )
     allowed = _EXIT[due]
-    if due is Conclusion.CONFORMANT and document["other_failures"]:
+    if 0 in allowed and document["other_failures"]:
         allowed = (1,)
     if document["exit_status"] not in allowed:
         yield f"exit status {document['exit_status']} does not go with {due!s}"

@@ -19,7 +19,7 @@ from conformance.capabilities import VOCABULARY
 from conformance.case_files import CASES
 from conformance.cli.certify import default_workers
 from conformance.report.certificate import CERTIFICATE, JUNIT, write_certificate
-from conformance.requirements import catalogue
+from conformance.requirements import PROFILES, catalogue
 from conformance.verdict import Verdict
 from conformance.version import VERSION
 from tests.report.samples import whole_certificate
@@ -316,7 +316,17 @@ def test_compare_refuses_what_is_no_certificate(call: Called, tmp_path: Path, go
 def test_verify_accepts_what_is_whole(call: Called, good: Path) -> None:
     code, out, err = call("verify", str(good))
     assert (code, err) == (0, "")
-    assert out == f"{good / CERTIFICATE}: whole and consistent; sample conformant\n"
+    assert out.startswith(f"{good / CERTIFICATE}: consistent; sample: conformant: collectives, p2p")
+    assert out.endswith(f"; {len(catalogue())} of {len(catalogue())} requirements hold\n")
+
+
+def test_verify_can_ask_for_profiles(call: Called, tmp_path: Path, good: Path) -> None:
+    bad = written(tmp_path / "bad", whole_certificate(Verdict.BROKEN))
+    assert call("verify", str(good), "--require", "p2p,groups")[0] == 0
+    code, _, err = call("verify", str(bad), "--require", ",".join(PROFILES))
+    assert code == 1
+    assert ": not conformant, and --require asks for it" in err
+    assert "no profile 'dpd'" in refused(call("verify", str(good), "--require", "dpd"))
 
 
 def test_verify_tells_what_is_wrong(call: Called, good: Path) -> None:

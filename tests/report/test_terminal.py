@@ -38,7 +38,7 @@ works, although not claimed:
 5 cases in 1 min 15 s"""
     )
     assert verdict_line(results(*GOOD)) == (
-        "sample: conformant; 3 of 5 requirements hold (1 deviation, 1 not claimed)"
+        "sample: conformant: p2p, groups; 3 of 5 requirements hold (1 deviation, 1 not claimed)"
     )
 
 
@@ -56,7 +56,7 @@ def test_a_bad_run() -> None:
     assert "not exercised, no case of it was selected: 3 requirements\n    b/sparse, c/" in text
     assert "harness fault: a worker died\n" in text
     assert verdict_line(results(*wrong, leaf)) == (
-        "sample: not conformant; 1 of 2 requirements do not hold"
+        "sample: not conformant: groups; 1 of 2 requirements do not hold; a selection"
     )
 
 
@@ -71,11 +71,11 @@ def test_a_long_reason_is_cut() -> None:
 def test_what_was_left_out_is_told() -> None:
     left_out = {"x.py::test_1": ["a/root"], "x.py::test_2": ["a/root", "d/none"]}
     run = results(*GOOD, planned=left_out, files_left_out=["y.py"])
-    assert verdict_line(run).endswith("claimed); a selection: 2 cases and 1 file were left out")
+    assert verdict_line(run).endswith("claimed); 2 cases and 1 file were left out")
     text = "judged without some of its cases, which were left out: 1 requirement\n    a/root\n"
     assert text in summary(run)
     one = results(*GOOD, planned={"x.py::test_1": ["a/root"]})
-    assert verdict_line(one).endswith("; a selection: 1 case was left out")
+    assert verdict_line(one).endswith("; 1 case was left out")
 
 
 def test_the_verdict_says_when_a_run_proves_nothing() -> None:

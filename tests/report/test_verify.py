@@ -64,7 +64,7 @@ FIRST = WHOLE["requirements"][0]["id"]
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda d: d.update(schema_version=9), "certificate.schema_version is 9, not 1"),
+        (lambda d: d.update(schema_version=9), "certificate.schema_version is 9, not 2"),
         (lambda d: d.pop("target"), "certificate lacks 'target'"),
         (lambda d: requirement(d, verdict="broken"), f"{FIRST} is broken, and its cases amount to"),
         (lambda d: requirement(d, verdict="broken"), "it concludes conformant, and its verdicts"),
@@ -155,7 +155,10 @@ def test_editing_is_noticed_by_the_digest() -> None:
 
 def test_an_interrupted_run_and_its_exit_status_go_together() -> None:
     def interrupt(document: Document) -> None:
-        document.update(conclusion="interrupted", exit_status=130)
+        said = "interrupted; a run that did not end proves nothing"
+        document.update(conclusion="interrupted", sentence=said, exit_status=130)
+        for profile in document["profiles"]:
+            profile["conclusion"] = "interrupted"
 
     assert list(problems(spoilt(interrupt))) == []
 
