@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import sys
 from datetime import datetime, timezone
+from pathlib import Path
 
 import pytest
 
@@ -15,13 +15,14 @@ from conformance.first_look import FirstLook, look_at
 from conformance.plan import why_not_exercised
 from conformance.report.certificate import (
     CERTIFICATE,
+    JUNIT,
     REPORT,
     Run,
     certificate_of,
-    remove_certificate,
     write_certificate,
 )
 from conformance.report.conclusion import Conclusion
+from conformance.report.folder import CertificateFolder, aside
 from conformance.report.results import CaseResult, Results, judge
 from conformance.report.terminal import summary_lines, verdict_line
 from conformance.requirements import Requirement, catalogue
@@ -66,9 +67,9 @@ class Certifier:
         self._other_failures: list[str] = []
         self._something_failed = False
         self._gave_up = False
-        self._is_written = False
+        self.is_written = False
+        self.place: Path | None = None  # where the certificate is, once it is settled
         self._why_unwritten = ""
-        self._is_refused = False
         self.results: Results | None = None
         self._started_at = datetime.now(timezone.utc)
 
@@ -77,8 +78,6 @@ class Certifier:
         """Look at the target while the workers start; one that is not there is a usage error."""
         if session.config.option.collectonly:
             return None
-        if self._settings.certificate is not None:
-            remove_certificate(self._settings.certificate)
         self._look = look_at(self._settings.target)
         if self._look.error:
             message = f"--target {self._settings.spec}: {self._look.error}"
@@ -139,8 +138,7 @@ class Certifier:
             )
         session.exitstatus = self._exit_status(session.exitstatus)
         # A usage error leaves nothing behind that could be taken for a result.
-        self._is_refused = session.exitstatus == EXIT_USAGE
-        if self.results is not None and not self._is_refused:
+        if self.results is not None and session.exitstatus != EXIT_USAGE:
             self._write_certificate(session, self.results)
 
     def _write_certificate(self, session: pytest.Session, results: Results) -> None:
@@ -156,19 +154,12 @@ class Certifier:
             exit_status=int(session.exitstatus),
         )
         try:
-            write_certificate(folder, certificate_of(results, self._settings, run))
-            self._is_written = True
+            write_certificate(aside(folder), certificate_of(results, self._settings, run))
+            self.is_written = True
         except OSError as error:
             self._why_unwritten = f"--certificate {folder}: cannot write there: {error.strerror}"
             print(f"ERROR: {self._why_unwritten}", file=sys.stderr)
             session.exitstatus = EXIT_HARNESS_FAULT
-
-    def pytest_unconfigure(self) -> None:
-        """Take JUnit's record of a refused run away, which says that nothing failed."""
-        folder = self._settings.certificate
-        if self._is_refused and folder is not None:
-            with contextlib.suppress(OSError):
-                remove_certificate(folder)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self.results is None:
@@ -180,10 +171,9 @@ class Certifier:
             terminalreporter.line(line)
         good = self.results.conclusion is Conclusion.CONFORMANT
         terminalreporter.line(verdict_line(self.results), green=good, red=not good, bold=True)
-        if self._settings.certificate is not None and self._is_written:
-            folder = self._settings.certificate
-            terminalreporter.line(f"certificate: {folder / CERTIFICATE}")
-            terminalreporter.line(f"for reading: {folder / REPORT}")
+        if self.place is not None:
+            terminalreporter.line(f"certificate: {self.place / CERTIFICATE}")
+            terminalreporter.line(f"for reading: {self.place / REPORT}")
         if self._why_unwritten:
             terminalreporter.line(f"no certificate; {self._why_unwritten}", red=True, bold=True)
 
@@ -212,3 +202,43 @@ class Certifier:
                 return pytests_own
             case _:
                 return 1
+
+
+class Settler:
+    """Moves what a run has written in place, once JUnit's record of it is written too."""
+
+    def __init__(
+        self, config: pytest.Config, certifier: Certifier, folder: CertificateFolder
+    ) -> None:
+        self._config = config
+        self._certifier = certifier
+        self._folder = folder
+        self._silenced: object = None
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self) -> None:
+        certifier = self._certifier
+        if certifier.is_written and certifier.results is not None:
+            unfinished = {Conclusion.INTERRUPTED, Conclusion.UNKNOWN}
+            certifier.place = self._folder.settle(
+                whole=certifier.results.is_whole,
+                interrupted=certifier.results.conclusion in unfinished,
+            )
+        self._say_where_junit_is(certifier.place)
+
+    def _say_where_junit_is(self, place: Path | None) -> None:
+        """pytest announces its record where it was written; a refused run has none."""
+        plugins = self._config.pluginmanager
+        for xml in plugins.get_plugins():
+            if type(xml).__name__ != "LogXML" or not self._folder.is_aside(xml.logfile):
+                continue
+            if place is not None:
+                xml.logfile = str(place / JUNIT)
+            else:
+                plugins.unregister(xml)
+                self._silenced = xml
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_unconfigure(self) -> None:
+        if self._silenced is not None:  # pytest takes it away itself
+            self._config.pluginmanager.register(self._silenced)

@@ -28,7 +28,12 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "--certificate": {
         "metavar": "DIR",
-        "help": "write certificate.json, junit.xml and a report there",
+        "help": "write certificate.json, junit.xml and a report there; {target} in it stands for "
+        "the target's name",
+    },
+    "--replace-other-target": {
+        "action": "store_true",
+        "help": "write the certificate to a folder that holds that of another target",
     },
     "--device": {"metavar": "NAME", "help": "cpu or cuda (default: the target's)"},
     "--repetitions": {

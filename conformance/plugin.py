@@ -20,7 +20,7 @@ import pytest
 
 from conformance import properties
 from conformance.board import Board, Planned
-from conformance.certifier import Certifier, attach, usage_error
+from conformance.certifier import Certifier, Settler, attach, usage_error
 from conformance.harness.failure import RanksFailed, refusal_of
 from conformance.harness.pool import SHARED_POOL, WorldSpec
 from conformance.harness.rank import FOR_TRAINING, HarnessFault, fork_server_context
@@ -35,8 +35,9 @@ from conformance.progress_reporter import ProgressReporter
 from conformance.repetition import describe_taint, repeat
 from conformance.report.again import Invocation, command_again
 from conformance.report.case_failure import Failure, failure_of
-from conformance.report.certificate import ALONE, JUNIT, remove_certificate
+from conformance.report.certificate import ALONE, JUNIT
 from conformance.report.failure import FailedCase, failure_text
+from conformance.report.folder import CertificateFolder, FolderInUse, aside
 from conformance.report.plain import plain
 from conformance.report.results import CaseResult
 from conformance.report.script import Example, write_script
@@ -60,6 +61,7 @@ _BLOCKED = pytest.StashKey[str]()
 _EXCUSED = pytest.StashKey[bool]()
 _TEMPORARY = pytest.StashKey[pytest.TempPathFactory]()
 _TAINT = pytest.StashKey[str]()
+_FOLDER = pytest.StashKey[CertificateFolder]()
 _FAILED = pytest.StashKey[bool]()
 
 
@@ -92,18 +94,29 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
         )
         if at is not None:
             settings = _join_torchrun(at, settings, option)
+        if settings.certificate is not None and not (_is_worker(config) or option.collectonly):
+            _open_folder(config, settings.certificate, settings.target.name)
     except UsageError as error:
-        if option.certificate:  # nothing may stay there that could be taken for this run's
-            with contextlib.suppress(OSError):
-                remove_certificate(Path(option.certificate))
         return usage_error(str(error))
     config.stash[_SETTINGS] = settings
-    if settings.certificate is not None and not _is_worker(config):
-        option.xmlpath = getattr(option, "xmlpath", None) or str(settings.certificate / JUNIT)
     # One case at a time to each worker, so that roots come first wherever they run.
     if getattr(option, "maxschedchunk", 0) is None:
         option.maxschedchunk = 1
     return None
+
+
+def _open_folder(config: pytest.Config, path: Path, target: str) -> None:
+    """Take the folder of the certificate for this run, and have JUnit's record written there."""
+    option = config.option
+    try:
+        folder = CertificateFolder(path, target, replace_other=option.replace_other_target)
+    except FolderInUse as error:
+        raise UsageError(f"--certificate {path}: {error}") from error
+    except OSError as error:
+        raise UsageError(f"--certificate {path}: cannot write there: {error.strerror}") from error
+    config.add_cleanup(folder.close)
+    config.stash[_FOLDER] = folder
+    option.xmlpath = getattr(option, "xmlpath", None) or str(aside(path) / JUNIT)
 
 
 def _named_paths(config: pytest.Config) -> list[Path]:
@@ -142,6 +155,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_BOARD] = Board.make()
         certifier = Certifier(config, config.stash[_SETTINGS], config.stash[_BOARD])
         config.pluginmanager.register(certifier, "conformance-certifier")
+        if _FOLDER in config.stash:
+            settler = Settler(config, certifier, config.stash[_FOLDER])
+            config.pluginmanager.register(settler, "conformance-settler")
         progress = ProgressReporter(config, config.stash[_BOARD])
         config.pluginmanager.register(progress, "conformance-progress")
         _take_sigterm_for_ctrl_c(config)
@@ -534,8 +550,11 @@ def _write_script(
     )
     name = "".join(c if c.isalnum() else "_" for c in item.name).strip("_")[:100]
     file = f"{name}_{zlib.crc32(item.nodeid.encode()):08x}.py"
-    folder = settings.certificate or item.stash[_TEMPORARY].getbasetemp()
-    return write_script(folder / ALONE / file, example)
+    if settings.certificate is None:
+        return write_script(item.stash[_TEMPORARY].getbasetemp() / ALONE / file, example)
+    written = aside(settings.certificate) / ALONE / file
+    said = write_script(written, example)
+    return f"{ALONE}/{file}, in the folder of the certificate" if said == str(written) else said
 
 
 def _is_worker(config: pytest.Config) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -122,7 +123,7 @@ def read_settings(
         world_sizes=_world_sizes(world_sizes),
         profiles=_profiles(profiles),
         requirements=frozenset(chosen) if requirements else None,
-        certificate=_writable(certificate),
+        certificate=_writable(certificate, found.name),
         device=found.device,
         deadline_s=deadline_s,
         repetitions=repetitions,
@@ -157,10 +158,10 @@ def _profiles(text: str | None) -> tuple[str, ...] | None:
     return names
 
 
-def _writable(folder: str | None) -> Path | None:
+def _writable(folder: str | None, target: str) -> Path | None:
     if folder is None:
         return None
-    path = Path(folder)
+    path = Path(folder.replace("{target}", re.sub(r"[^\w.@+-]", "_", target)))
     try:
         path.mkdir(parents=True, exist_ok=True)
         probe = path / f".{os.getpid()}"

@@ -19,7 +19,7 @@ from conformance.settings import UsageError, read_settings
 
 PACKAGE = Path(conformance.__file__).parent
 
-_CERTIFICATE = "certificate"
+_CERTIFICATE = "certificate/{target}"
 _WORKERS_MAX = 8
 
 
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "All other options go on to pytest, such as -k EXPRESSION, -x or -v. Exit code: 0 "
         "conformant, 1 not, 2 usage, 3 harness fault. The certificate goes to "
-        f"{_CERTIFICATE!r} in this folder unless --certificate says otherwise."
+        "certificate/<name of the target> in this folder unless --certificate says otherwise."
     )
 
 
@@ -93,6 +93,9 @@ def _options(arguments: argparse.Namespace) -> list[str]:
     given = []
     for flag, how in OPTIONS.items():
         value = getattr(arguments, flag.removeprefix("--").replace("-", "_"))
+        if how.get("action") == "store_true":
+            given += [flag] if value else []
+            continue
         values = value if how.get("action") == "append" else [value]
         given += [f"{flag}={v}" for v in values if v is not None]
     # Under torchrun there is one set of ranks, which workers cannot share.

@@ -57,13 +57,13 @@ def failure_of(case: FailedCase, text: str, folder_of_scripts: str) -> Failure:
 
     folder_of_scripts: name of the scripts' folder in that of the certificate.
     """
-    _, found, script = case.script.rpartition(f"{folder_of_scripts}/")
+    found = re.search(rf"{re.escape(folder_of_scripts)}/[^/\s,]+\.py", case.script)
     notes = (str(note) for note in getattr(case.error, "__notes__", ()))
     examples = (note for note in notes if note.startswith(_DRAWN))
     return Failure(
         text=bounded(text, TEXT_CHARS),
         again=tuple(case.command),
-        script=found + script if found else "",
+        script=found[0] if found else "",
         cause=cause_of(case.error),
         wrong_ranks=tuple(_wrong_ranks(case.error)),
         example=bounded(plain("\n".join(examples)), _EXAMPLE_CHARS),

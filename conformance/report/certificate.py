@@ -7,11 +7,9 @@ package describes it field by field; `verify.py` checks one.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -157,20 +155,6 @@ def write_whole(path: Path, text: str) -> None:
     except BaseException:
         os.unlink(name)
         raise
-
-
-def remove_certificate(folder: Path) -> None:
-    """Take away what an earlier run wrote, so that it is not mistaken for the work of this one.
-
-    What others have put beside it stays.
-    """
-    for name in (CERTIFICATE, REPORT, JUNIT):
-        (folder / name).unlink(missing_ok=True)
-    for script in (folder / ALONE).glob("*.py"):
-        script.unlink(missing_ok=True)
-    shutil.rmtree(folder / ALONE / "__pycache__", ignore_errors=True)
-    with contextlib.suppress(OSError):  # there is none, or it holds what is not of a run
-        (folder / ALONE).rmdir()
 
 
 def _target(target: Target, spec: str, versions: Mapping[str, str]) -> Document:

@@ -89,6 +89,10 @@ class CertificateFolder:
         shutil.rmtree(old, ignore_errors=True)
         return place
 
+    def is_aside(self, path: str) -> bool:
+        """Whether this is a file that the run writes aside."""
+        return Path(path).is_relative_to(aside(self._folder).absolute())
+
     def close(self) -> None:
         """Drop what was written aside and was not moved, and let others write here."""
         shutil.rmtree(aside(self._folder), ignore_errors=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.report.certificate import CERTIFICATE
+from conformance.report.folder import newest_in
 
 
 class Unreadable(Exception):
@@ -15,7 +16,7 @@ class Unreadable(Exception):
 
 def certificate_file(place: Path) -> Path:
     """The certificate's file. Raises OSError when there is none."""
-    path = place / CERTIFICATE if place.is_dir() else place
+    path = newest_in(place) / CERTIFICATE if place.is_dir() else place
     path.stat()
     return path
 

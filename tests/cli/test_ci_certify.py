@@ -1,4 +1,4 @@
-"""`ci/certify`: which certificate it speaks of. pytest and the environment are stand-ins."""
+"""`ci/certify`: what it hands on to pytest. pytest and the environment are stand-ins."""
 
 from __future__ import annotations
 
@@ -11,20 +11,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 PYTEST = """#!/bin/sh
-case "$*" in
-    *nowhere*) exit 2 ;;
-    *)
-        echo "of this run" > certificate/new
-        mv certificate/new certificate/certificate.json
-        exit 1
-        ;;
-esac
+printf '<%s>' "$@"
+exit 7
 """
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A checkout in which an earlier run has left its certificate."""
+    """A checkout with stand-ins."""
     folder = tmp_path / "a checkout"
     (folder / "ci").mkdir(parents=True)
     shutil.copy(ROOT / "ci" / "certify", folder / "ci")
@@ -32,24 +26,23 @@ def checkout(tmp_path: Path) -> Path:
     (folder / "bin").mkdir()
     (folder / "bin" / "pytest").write_text(PYTEST)
     (folder / "bin" / "pytest").chmod(0o755)
-    (folder / "certificate").mkdir()
-    (folder / "certificate" / "certificate.json").write_text("of an earlier run")
     return folder
 
 
 @pytest.mark.parametrize(
-    ("target", "status", "says"),
-    [("nowhere.toml", 2, ""), ("torch", 1, "The certificate is ")],
+    ("given", "handed_on"),
+    [
+        ([], "<--certificate><certificate/{target}>"),
+        (["--target", "x"], "<--certificate><certificate/{target}><--target><x>"),
+        (["--certificate", "my own"], "<--certificate><my own>"),
+        (["--certificate=here", "-k", "a b"], "<--certificate=here><-k><a b>"),
+    ],
 )
-def test_only_a_certificate_of_this_run_is_named(
-    checkout: Path, target: str, status: int, says: str
+def test_a_certificate_is_written_where_the_user_says_or_by_the_targets_name(
+    checkout: Path, given: list[str], handed_on: str
 ) -> None:
     done = subprocess.run(
-        [checkout / "ci" / "certify", "--target", target],
-        capture_output=True,
-        text=True,
-        timeout=60,
+        [checkout / "ci" / "certify", *given], capture_output=True, text=True, timeout=60
     )
-    assert (done.returncode, done.stderr) == (status, "")
-    assert done.stdout.startswith(says)
-    assert bool(done.stdout) is bool(says)
+    assert (done.returncode, done.stderr) == (7, "")
+    assert done.stdout == f"<-n><4><conformance>{handed_on}"

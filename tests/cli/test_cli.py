@@ -230,7 +230,7 @@ def test_certify_runs_the_suites_cases_alone(call: Called, stand_in: Pytest) -> 
     assert str(CASES) in given
     assert given[given.index("--rootdir") + 1] == str(ROOT)
     assert given[given.index("-c") + 1] == os.devnull
-    assert {"--target=impl", "--certificate=certificate", "--deadline=60.0"} <= set(given)
+    assert {"--target=impl", "--certificate=certificate/{target}", "--deadline=60.0"} <= set(given)
     assert given[given.index("-n") - 2 :][:4] == ["-p", "xdist", "-n", str(default_workers())]
 
 

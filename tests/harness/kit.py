@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from conformance.certifier import Certifier
+from conformance.report.folder import newest_in
 from conformance.report.results import RequirementResult, Results
 from conformance.requirements import catalogue
 
@@ -76,7 +77,7 @@ class Outside:
         return self.ended(int(result.ret), result.stdout.str(), result.stderr.str())
 
     def ended(self, exit_status: int, out: str = "", err: str = "") -> Run:
-        path = self.pytester.path / "certificate" / "certificate.json"
+        path = newest_in(self.pytester.path / "certificate") / "certificate.json"
         certificate = json.loads(path.read_text()) if path.exists() else None
         return Run(exit_status, out, err, certificate)
 

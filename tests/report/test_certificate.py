@@ -16,7 +16,6 @@ from conformance.report.certificate import (
     REPORT,
     SCHEMA_VERSION,
     digest_of,
-    remove_certificate,
     write_certificate,
     write_whole,
 )
@@ -103,10 +102,6 @@ def test_both_files_are_written_and_removed(tmp_path: Path) -> None:
     assert json.loads((tmp_path / CERTIFICATE).read_text()) == certificate(*GOOD) | {
         "environment": json.loads((tmp_path / CERTIFICATE).read_text())["environment"]
     }
-    (tmp_path / "mine.txt").touch()
-    remove_certificate(tmp_path)
-    remove_certificate(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
 def test_a_file_that_cannot_be_written_whole_leaves_the_old_one(
