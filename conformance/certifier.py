@@ -6,6 +6,7 @@ import shutil
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -229,7 +230,8 @@ class Settler:
     def _say_where_junit_is(self, place: Path | None) -> None:
         """pytest announces its record where it was written; a refused run has none."""
         plugins = self._config.pluginmanager
-        for xml in plugins.get_plugins():
+        loaded: list[tuple[str, Any]] = plugins.list_name_plugin()
+        for _, xml in loaded:
             if type(xml).__name__ != "LogXML" or not self._folder.is_aside(xml.logfile):
                 continue
             if place is not None:

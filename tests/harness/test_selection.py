@@ -75,7 +75,7 @@ def test_a_requirement_says_which_of_its_cases_were_left_out(
     assert (other.verdict, other.reason) == (Verdict.NOT_EXERCISED, "its cases were left out")
     assert run.result("mine/third").left_out == ()
     assert run.results is not None
-    assert "; a selection: 1 case and " in verdict_line(run.results)
+    assert "; 1 case and " in verdict_line(run.results)
     document = json.loads((newest_in(tmp_path / "certificate") / "certificate.json").read_text())
     [row] = [row for row in document["requirements"] if row["id"] == "mine/one"]
     assert row["left_out"] == ["test_inside.py::test_fails"]
