@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from conformance.harness.outcome import message_of
 from conformance.report.plain import plain
 from conformance.verdict import Verdict
 
@@ -76,7 +77,7 @@ _DRAWN = ("Falsifying example", "Falsifying explicit example")
 def cause_of(error: BaseException) -> str:
     """The exception's type and the first line of its message, with numbers and addresses as N."""
     brief = getattr(error, "brief", "")  # of RanksFailed: the worst that became of a rank
-    message = brief or next(iter(str(error).splitlines()), "")
+    message = brief or next(iter(message_of(error).splitlines()), "")
     text = message if brief else f"{type(error).__name__}: {message}"
     text = re.sub(r"0x[0-9a-fA-F]+|\d+(\.\d+)?", "N", text)
     return bounded(plain(re.sub(r"^rank N ", "", text)), _CAUSE_CHARS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from ci.repeat import differences, verdicts_of, ways
@@ -37,7 +35,7 @@ def test_a_case_that_did_not_run_is_a_difference() -> None:
 def test_an_order_is_another_one_and_the_same_for_the_same_seed(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(PACKAGE).parent))
+    monkeypatch.setenv("PYTHONPATH", str(PACKAGE.parent))
     pytester.makepyfile("".join(f"def test_{n}(): pass\n" for n in range(20)))
 
     def order(*options: str) -> list[str]:

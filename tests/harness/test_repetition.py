@@ -54,7 +54,8 @@ def test_spoils(ranks):
 @world_sizes(2)
 def test_honest(ranks):
     ranks.run(needs_clean_processes)
-"""
+""",
+        "--target=tests.harness.targets:REPEATED",
     )
     honest = run.result("mine/honest")
     assert honest.verdict is Verdict.HOLDS
@@ -202,5 +203,6 @@ def test_ranks_that_raised_are_kept_only_if_they_are_sound(
     text = PIDS.replace("(me):\n    import socket", "(me, port):\n    import socket")
     text = text.replace("port", "port").replace("{function}", function)
     text = text.replace("{arguments}", "" if kept else ", port").replace("{kept}", str(kept))
-    run = inside(CASES + text, "--repetitions=0")
+    target = "--target=tests.harness.targets:REPEATED"
+    run = inside(CASES + text, "--repetitions=0", target)
     assert run.result("mine/after").verdict is Verdict.HOLDS

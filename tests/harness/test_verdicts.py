@@ -360,13 +360,13 @@ def test_a_file_that_cannot_be_collected_is_a_harness_fault(inside: Run) -> None
     assert run.results.harness_faults == ("test_inside.py cannot be collected",)
 
 
-def test_a_certificate_of_an_earlier_run_is_not_left_standing(inside: Run, tmp_path: Path) -> None:
+def test_a_certificate_is_left_alone_where_none_replaces_it(inside: Run, tmp_path: Path) -> None:
     folder = tmp_path / "certificate"
     folder.mkdir()
     (folder / "certificate.json").write_text("from an earlier run")
     run = inside("def test_one(): pass\n", f"--certificate={folder}", "-k", "no_such_case")
     assert run.exit_status == 2
-    assert not (folder / "certificate.json").exists()
+    assert (folder / "certificate.json").read_text() == "from an earlier run"
 
 
 def test_a_users_own_case_needs_no_requirement(inside: Run) -> None:
