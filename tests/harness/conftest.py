@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.harness.pool import SHARED_POOL
+from conformance.harness.pool import SHARED_POOL, SharedPool
 from tests.harness.kit import Inside, Outside, run_inside
 
 
@@ -24,6 +24,12 @@ def warm_ranks() -> Iterator[None]:
     SHARED_POOL.acquire(owner)
     yield
     SHARED_POOL.release(owner)
+
+
+@pytest.fixture
+def own_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run inside starts a pool of its own, which knows nothing of earlier runs."""
+    monkeypatch.setattr("conformance.plugin.SHARED_POOL", SharedPool())
 
 
 @pytest.fixture

@@ -14,9 +14,6 @@ from conformance.verdict import Verdict
 
 PLAIN = Target(name="plain", backend="gloo")
 
-# Known to no other test: what ranks of a target once did decides how its later worlds end.
-REPEATED = Target(name="repeated", backend="gloo")
-
 DEVIATING = Target(
     name="deviating",
     backend="gloo",

@@ -41,6 +41,7 @@ def raises(me):
 Run = Callable[..., Inside]
 
 
+@pytest.mark.usefixtures("own_ranks")
 def test_what_an_earlier_case_left_behind_is_no_fault_of_the_next(inside: Run) -> None:
     run = inside(
         CASES
@@ -54,8 +55,7 @@ def test_spoils(ranks):
 @world_sizes(2)
 def test_honest(ranks):
     ranks.run(needs_clean_processes)
-""",
-        "--target=tests.harness.targets:REPEATED",
+"""
     )
     honest = run.result("mine/honest")
     assert honest.verdict is Verdict.HOLDS
@@ -194,15 +194,13 @@ def test_after(ranks):
 """
 
 
+@pytest.mark.usefixtures("own_ranks")
 @pytest.mark.parametrize(
     ("function", "kept"), [("raises_and_is_well", True), ("raises_and_loses_the_store", False)]
 )
 def test_ranks_that_raised_are_kept_only_if_they_are_sound(
     inside: Run, function: str, kept: bool
 ) -> None:
-    text = PIDS.replace("(me):\n    import socket", "(me, port):\n    import socket")
-    text = text.replace("port", "port").replace("{function}", function)
-    text = text.replace("{arguments}", "" if kept else ", port").replace("{kept}", str(kept))
-    target = "--target=tests.harness.targets:REPEATED"
-    run = inside(CASES + text, "--repetitions=0", target)
+    text = PIDS.replace("{function}", function).replace("{kept}", str(kept))
+    run = inside(CASES + text, "--repetitions=0")
     assert run.result("mine/after").verdict is Verdict.HOLDS
