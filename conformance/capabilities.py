@@ -96,7 +96,8 @@ OF_WRAPPERS = frozenset(
 # Features that mean something on one device only; on others, nothing is missing without them.
 _ONLY_ON = {f"feature:{name}": "cpu" for name in OF_WRAPPERS}
 
-_PLAIN_DTYPES = DTYPES[: DTYPES.index("complex128") + 1]
+# Neither gloo nor NCCL has int16.
+_PLAIN_DTYPES = set(DTYPES[: DTYPES.index("complex128") + 1]) - {"int16"}
 _PLAIN_REDUCE_OPS = ("sum", "product", "min", "max", "band", "bor", "bxor")
 _PLAIN_FEATURES = ("coalescing", "nonblocking", "sequence_numbers", "timeouts")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -12,6 +12,7 @@ from conformance.plan import Plan
 from conformance.target import Target
 from conformance.verdict import Verdict, worst
 
+_EXCUSES = frozenset({Verdict.DEVIATION, Verdict.NOT_CLAIMED, Verdict.HOLDS, Verdict.BLOCKED})
 LEAVES_NOTHING_BEHIND = "groups/leaves-nothing-behind"
 
 
@@ -44,8 +45,11 @@ class Judgement:
     @property
     def excused(self) -> bool:
         """Whether nothing is wrong that the target did not say itself."""
-        excuses = {Verdict.DEVIATION, Verdict.NOT_CLAIMED, Verdict.HOLDS}
-        return self.seen is not Verdict.HOLDS and set(self.verdicts.values()) <= excuses
+        return self.seen is not Verdict.HOLDS and _EXCUSES.issuperset(self.verdicts.values())
+
+    def blocked(self, why: str) -> Judgement:
+        """Of a case that is blocked and ran nevertheless: what was seen, held against nothing."""
+        return replace(self, verdicts=dict.fromkeys(self.verdicts, Verdict.BLOCKED), reason=why)
 
 
 def judge_end(

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import zlib
+from collections import Counter
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from functools import partial
@@ -21,29 +22,48 @@ import pytest
 from conformance import properties
 from conformance.board import Board, Planned
 from conformance.certifier import Certifier, Settler, attach, usage_error
-from conformance.harness.failure import RanksFailed, refusal_of
+from conformance.diagnosis import Diagnoses
+from conformance.facets import facets_of
+from conformance.failures import failed_case, show, write_script_of
 from conformance.harness.pool import SHARED_POOL, WorldSpec
 from conformance.harness.rank import FOR_TRAINING, HarnessFault, fork_server_context
 from conformance.harness.ranks import Ranks
 from conformance.harness.shrink_limit import limits_shrinking
 from conformance.harness.torchrun import Crew, Place, place, serve
-from conformance.judgement import Judgement, LeftBehind, judge_end
+from conformance.items import (
+    BLOCKED,
+    BOARD,
+    CAUSES,
+    DIAGNOSED,
+    DIAGNOSES,
+    EXCUSED,
+    FAILED,
+    FOLDER,
+    FOUND,
+    PLAN,
+    SETTINGS,
+    TAINT,
+    TEMPORARY,
+    WORLD,
+    is_drawn,
+    judgement_of,
+)
+from conformance.judgement import Judgement, LeftBehind
 from conformance.markers import DOCUMENTED
 from conformance.options import OPTIONS
 from conformance.plan import Plan, adopt_own, make_plan, select, world_size_of
 from conformance.progress_reporter import ProgressReporter
 from conformance.repetition import describe_taint, repeat
-from conformance.report.again import Invocation, command_again
-from conformance.report.case_failure import Failure, failure_of
-from conformance.report.certificate import ALONE, JUNIT
-from conformance.report.failure import FailedCase, failure_text
+from conformance.report.case_failure import Failure
+from conformance.report.certificate import JUNIT
+from conformance.report.failure import failure_text
 from conformance.report.folder import CertificateFolder, FolderInUse, aside
 from conformance.report.plain import plain
 from conformance.report.results import CaseResult
-from conformance.report.script import Example, write_script
+from conformance.requirements import catalogue
 from conformance.selection import files_left_out, is_asked_for, planned_cases, trains_models
 from conformance.settings import Settings, UsageError, check_python, read_settings
-from conformance.verdict import FAILURES, Verdict, worst
+from conformance.verdict import FAILURES, worst
 
 # Longer than any deadline: a group that gives up first would hide which ranks hang, and where.
 _GROUP_TIMEOUT_S = 300.0
@@ -51,18 +71,6 @@ _GROUP_TIMEOUT_S = 300.0
 _WHOSE_IT_MAY_BE = """
 A function that ranks run must end what it starts. If it starts nothing, this is what the target
 keeps of a group that is destroyed: see groups/leaves-nothing-behind."""
-
-_SETTINGS = pytest.StashKey[Settings]()
-_BOARD = pytest.StashKey[Board]()
-_FOUND = pytest.StashKey[list[pytest.Item]]()
-_PLAN = pytest.StashKey[Plan]()
-_WORLD = pytest.StashKey[Ranks]()
-_BLOCKED = pytest.StashKey[str]()
-_EXCUSED = pytest.StashKey[bool]()
-_TEMPORARY = pytest.StashKey[pytest.TempPathFactory]()
-_TAINT = pytest.StashKey[str]()
-_FOLDER = pytest.StashKey[CertificateFolder]()
-_FAILED = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -98,7 +106,9 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
             _open_folder(config, settings.certificate, settings.target.name)
     except UsageError as error:
         return usage_error(str(error))
-    config.stash[_SETTINGS] = settings
+    config.stash[SETTINGS] = settings
+    config.stash[CAUSES] = Counter()
+    config.stash[DIAGNOSES] = Diagnoses()
     # One case at a time to each worker, so that roots come first wherever they run.
     if getattr(option, "maxschedchunk", 0) is None:
         option.maxschedchunk = 1
@@ -115,7 +125,7 @@ def _open_folder(config: pytest.Config, path: Path, target: str) -> None:
     except OSError as error:
         raise UsageError(f"--certificate {path}: cannot write there: {error.strerror}") from error
     config.add_cleanup(folder.close)
-    config.stash[_FOLDER] = folder
+    config.stash[FOLDER] = folder
     option.xmlpath = getattr(option, "xmlpath", None) or str(aside(path) / JUNIT)
 
 
@@ -142,27 +152,27 @@ def _folder_of_tmp_path(option: Any) -> Path:
 def pytest_configure(config: pytest.Config) -> None:
     for documented in DOCUMENTED.values():
         config.addinivalue_line("markers", documented)
-    if _SETTINGS not in config.stash:  # pytest is about to show its help
+    if SETTINGS not in config.stash:  # pytest is about to show its help
         return
     if _is_worker(config):
         folder = config.workerinput["conformance_board"]  # type: ignore[attr-defined]  # set by pytest-xdist
-        config.stash[_BOARD] = Board(Path(folder))
+        config.stash[BOARD] = Board(Path(folder))
         # So its sockets are gone with the board, also if execnet kills this worker, which it does
         # where SIGINT is ignored, as in what a script starts with `&`.
         of_process: dict[str, object] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
         of_process.setdefault("tempdir", folder)
     else:
-        config.stash[_BOARD] = Board.make()
-        certifier = Certifier(config, config.stash[_SETTINGS], config.stash[_BOARD])
+        config.stash[BOARD] = Board.make()
+        certifier = Certifier(config, config.stash[SETTINGS], config.stash[BOARD])
         config.pluginmanager.register(certifier, "conformance-certifier")
-        if _FOLDER in config.stash:
-            settler = Settler(config, certifier, config.stash[_FOLDER])
+        if FOLDER in config.stash:
+            settler = Settler(config, certifier, config.stash[FOLDER])
             config.pluginmanager.register(settler, "conformance-settler")
-        progress = ProgressReporter(config, config.stash[_BOARD])
+        progress = ProgressReporter(config, config.stash[BOARD])
         config.pluginmanager.register(progress, "conformance-progress")
         _take_sigterm_for_ctrl_c(config)
     _start_fork_server(config)
-    config.stash[_FOUND] = []
+    config.stash[FOUND] = []
     properties.use_unless_chosen()
 
 
@@ -171,7 +181,7 @@ def _start_fork_server(config: pytest.Config) -> None:
     if config.option.collectonly:
         return
     distributes = getattr(config.option, "numprocesses", None) and not _is_worker(config)
-    trains = trains_models(_named_paths(config), config.stash[_SETTINGS])
+    trains = trains_models(_named_paths(config), config.stash[SETTINGS])
     if trains is not None:
         with contextlib.suppress(HarnessFault):  # the cases will say so
             fork_server_context([FOR_TRAINING] if trains and not distributes else [])
@@ -192,27 +202,27 @@ def _restore_sigterm() -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     SHARED_POOL.release(config)
-    if SHARED_POOL.crew is not None and _BOARD in config.stash:
+    if SHARED_POOL.crew is not None and BOARD in config.stash:
         SHARED_POOL.crew.end()
-    if _BOARD in config.stash and not _is_worker(config):
-        config.stash[_BOARD].remove()
+    if BOARD in config.stash and not _is_worker(config):
+        config.stash[BOARD].remove()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Each xdist worker learns where the board is."""
-    node.workerinput["conformance_board"] = str(node.config.stash[_BOARD].folder)
+    node.workerinput["conformance_board"] = str(node.config.stash[BOARD].folder)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    target = config.stash[_SETTINGS].target
+    target = config.stash[SETTINGS].target
     return f"conformance target: {target.name} (backend {target.backend}, on {target.device})"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Do not import files of the suite that hold no case of the selection, unless they are named:
     pytest takes a named file without a collector for a mistake."""
-    if _SETTINGS not in config.stash or is_asked_for(collection_path, config.stash[_SETTINGS]):
+    if SETTINGS not in config.stash or is_asked_for(collection_path, config.stash[SETTINGS]):
         return None
     return None if collection_path in _named_paths(config) else True
 
@@ -223,7 +233,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     mark = metafunc.definition.get_closest_marker("world_sizes")
     listed = tuple(mark.args) if mark else ()
     at_least = mark.kwargs.get("at_least") if mark else 1
-    sizes = metafunc.config.stash[_SETTINGS].sizes_for(listed, at_least)
+    sizes = metafunc.config.stash[SETTINGS].sizes_for(listed, at_least)
     metafunc.parametrize("world_size", sizes, ids=[f"ws{n}" for n in sizes], scope="function")
 
 
@@ -234,25 +244,25 @@ def pytest_make_collect_report(
     """Note every case of a file before a node id, --lf, -k and the like leave any of them out."""
     report = yield
     items = [child for child in report.result if isinstance(child, pytest.Item)]
-    collector.config.stash[_FOUND] += items
+    collector.config.stash[FOUND] += items
     try:
         for item in items:
             adopt_own(item)  # others may rest on requirements that come with a case left out
     except UsageError as error:
-        collector.config.stash[_BOARD].note_usage_error(str(error))
+        collector.config.stash[BOARD].note_usage_error(str(error))
     return report
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    settings = config.stash[_SETTINGS]
-    board = config.stash[_BOARD]
+    settings = config.stash[SETTINGS]
+    board = config.stash[BOARD]
     plans: dict[str, Plan] = {}
     try:
-        for item in [*config.stash[_FOUND], *items]:
+        for item in [*config.stash[FOUND], *items]:
             if item.nodeid not in plans:
                 plans[item.nodeid] = make_plan(item, settings)
-            item.stash[_PLAN] = plans[item.nodeid]
+            item.stash[PLAN] = plans[item.nodeid]
     except UsageError as error:
         board.note_usage_error(str(error))
     if board.usage_error():
@@ -268,14 +278,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     config = session.config
-    board = config.stash[_BOARD]
+    board = config.stash[BOARD]
     if config.option.collectonly or board.usage_error():
         return
-    found = config.stash[_FOUND]
-    if any(_PLAN not in item.stash for item in found):
+    found = config.stash[FOUND]
+    if any(PLAN not in item.stash for item in found):
         return  # pytest refuses a node id, and goes no further
-    plans = {item.nodeid: item.stash[_PLAN] for item in [*found, *session.items]}
-    settings = config.stash[_SETTINGS]
+    plans = {item.nodeid: item.stash[PLAN] for item in [*found, *session.items]}
+    settings = config.stash[SETTINGS]
     cases = planned_cases(found, session.items, plans, settings)
     board.note_planned(Planned(cases, files_left_out(found, settings)))
 
@@ -295,7 +305,7 @@ def bare_ranks(request: pytest.FixtureRequest, world_size: int) -> Iterator[Rank
 def _ranks(
     request: pytest.FixtureRequest, world_size: int, *, default_group: bool
 ) -> Iterator[Ranks]:
-    settings = request.config.stash[_SETTINGS]
+    settings = request.config.stash[SETTINGS]
     item = request.node
     mark = item.get_closest_marker("deadline")
     spec = WorldSpec(
@@ -310,19 +320,19 @@ def _ranks(
     pool = SHARED_POOL.acquire(request.config)
     world = Ranks(pool, spec, mark.args[0] if mark else settings.deadline_s)
     limits_shrinking(item.obj)
-    item.stash[_WORLD] = world
-    item.stash[_TEMPORARY] = request.getfixturevalue("tmp_path_factory")
+    item.stash[WORLD] = world
+    item.stash[TEMPORARY] = request.getfixturevalue("tmp_path_factory")
     try:
         yield world
     finally:
-        world.end_case(item.nodeid, failed=item.stash.get(_FAILED, False))
+        world.end_case(item.nodeid, failed=item.stash.get(FAILED, False))
         if default_group and world.was_made is not None:
             which = _which_ranks(world_size, spec.device)
-            item.config.stash[_BOARD].note_default_group(which, was_made=world.was_made)
+            item.config.stash[BOARD].note_default_group(which, was_made=world.was_made)
     # A case that broke off as the target says leaves something behind, which is part of it.
-    if world.leaks and not item.stash.get(_EXCUSED, False):
+    if world.leaks and not item.stash.get(EXCUSED, False):
         text = "\n".join(dict.fromkeys(map(str, world.leaks)))
-        if not item.stash[_PLAN].covers:
+        if not item.stash[PLAN].covers:
             text += _WHOSE_IT_MAY_BE
         raise LeftBehind(text, worst(leak.verdict for leak in world.leaks))
 
@@ -335,15 +345,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     except (KeyboardInterrupt, SystemExit, pytest.exit.Exception, pytest.skip.Exception):
         raise
     except BaseException as error:
-        item, world = pyfuncitem, pyfuncitem.stash.get(_WORLD, None)
-        times = item.config.stash[_SETTINGS].repetitions
+        item, world = pyfuncitem, pyfuncitem.stash.get(WORLD, None)
+        times = item.config.stash[SETTINGS].repetitions
         if world is None or not times or not _is_held_against_the_target(item, error):
             raise
         first_run, case_before = world.last_run, world.case_before
         again = repeat(partial(_run_afresh, item, world), times)
         if again.error is None:
             reason = judgement_of(item, error).reason
-            item.stash[_TAINT] = plain(describe_taint(reason, case_before, times))
+            item.stash[TAINT] = plain(describe_taint(reason, case_before, times))
             return True
         if is_drawn(item):
             world.last_run = first_run  # of the smallest example that fails
@@ -360,13 +370,13 @@ def _run_afresh(item: pytest.Function, world: Ranks) -> None:
     world.start_afresh()
     arguments = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
     if "tmp_path" in arguments:  # where the first run has left its files
-        arguments["tmp_path"] = item.stash[_TEMPORARY].mktemp("again")
+        arguments["tmp_path"] = item.stash[TEMPORARY].mktemp("again")
     item.obj(**arguments)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    plan = item.stash[_PLAN]
+    plan = item.stash[PLAN]
     if plan.gpus:
         import torch
 
@@ -381,21 +391,35 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         and "tmp_path" in getattr(item, "fixturenames", ())
     ):
         pytest.skip("needs files that all hosts see, as with --basetemp on a shared file system")
-    why = _why_blocked(item)
+    root = item.config.stash[BOARD].broken_root(item.stash[PLAN].covers)
+    resting = f"it rests on {root}, which does not hold" if root else ""
+    if root and _tells_causes_apart(item, root):
+        item.stash[DIAGNOSED] = resting
+        return
+    why = resting or _why_no_group(item)
     if why:
-        item.stash[_BLOCKED] = why
+        item.stash[BLOCKED] = why
         pytest.skip(f"blocked: {why}")
 
 
-def _why_blocked(item: pytest.Item) -> str:
-    """What is known to fail that the case cannot do without, or ""."""
-    board = item.config.stash[_BOARD]
-    root = board.broken_root(item.stash[_PLAN].covers)
-    if root:
-        return f"it rests on {root}, which does not hold"
+def _tells_causes_apart(item: pytest.Item, root: str) -> bool:
+    """Whether a blocked case is worth running, to say what is wrong with its root."""
+    plan = item.stash[PLAN]
+    if plan.lacks or world_size_of(item) != 2 or _why_no_group(item):
+        return False
+    if not item.config.stash[SETTINGS].repetitions:
+        return False
+    if all(catalogue()[id].profile != catalogue()[root].profile for id in plan.covers):
+        return False
+    return item.config.stash[DIAGNOSES].take(facets_of(item, plan))
+
+
+def _why_no_group(item: pytest.Item) -> str:
+    """That ranks of this number are known to make no default group, or ""."""
+    board = item.config.stash[BOARD]
     world_size = world_size_of(item)
     if world_size is not None:
-        ranks = _which_ranks(world_size, _device(item, item.config.stash[_SETTINGS]))
+        ranks = _which_ranks(world_size, _device(item, item.config.stash[SETTINGS]))
         if board.has_no_default_group(ranks):
             return f"{ranks} could not make a default group in other cases"
     return ""
@@ -418,42 +442,23 @@ def pytest_runtest_makereport(
     error = call.excinfo.value if call.excinfo else None
     if error is None and call.when != "call":
         return report
-    settings = item.config.stash[_SETTINGS]
+    settings = item.config.stash[SETTINGS]
     judgement = judgement_of(item, error)
     judgement = replace(judgement, reason=plain(judgement.reason))
     if call.when == "call":
-        item.stash[_FAILED] = error is not None or not judgement.worked
+        item.stash[FAILED] = error is not None or not judgement.worked
+    if DIAGNOSED in item.stash:
+        item.config.stash[DIAGNOSES].seconds += call.duration
     if judgement.verdicts:
-        item.stash[_EXCUSED] = judgement.excused
-        failure = _show(item, report, judgement, error, settings)
+        item.stash[EXCUSED] = judgement.excused
+        failure = show(item, report, judgement, error, settings)
         _record(item, report, judgement, call.duration, failure)
-    elif error is not None and report.failed and _WORLD in item.stash:
+    elif error is not None and report.failed and WORLD in item.stash:
         # A case of a user's own, which pytest judges.
-        text = failure_text(_failed_case(item, judgement, error, settings))
+        script = write_script_of(item, judgement, error, settings)
+        text = failure_text(failed_case(item, judgement, error, settings, script))
         report.sections.append(("ranks", text))
     return report
-
-
-def judgement_of(item: pytest.Item, error: BaseException | None) -> Judgement:
-    """What the end of the case says, as far as this process can tell."""
-    target = item.config.stash[_SETTINGS].target
-    why_blocked = item.stash.get(_BLOCKED, "")
-    return judge_end(error, item.stash[_PLAN], target, why_blocked, _refusal(item, error))
-
-
-def is_drawn(item: pytest.Item) -> bool:
-    """Whether Hypothesis draws what the case works on."""
-    return bool(getattr(item.obj, "is_hypothesis_test", False))  # type: ignore[attr-defined]  # Function has it
-
-
-def _refusal(item: pytest.Item, error: BaseException | None) -> str:
-    """Which rank refused what, where that decides what the end of a case means."""
-    world = item.stash.get(_WORLD, None)
-    if isinstance(error, RanksFailed):
-        return refusal_of(error.outcomes)
-    if world is None or world.last_run is None:
-        return ""
-    return world.refused if error is None else refusal_of(world.last_run.outcomes)
 
 
 def _record(
@@ -464,7 +469,7 @@ def _record(
     failure: Failure | None,
 ) -> None:
     """Tell the certificate, JUnit and the other workers."""
-    plan = item.stash[_PLAN]
+    plan = item.stash[PLAN]
     result = CaseResult(
         case=item.nodeid,
         verdicts=judgement.verdicts,
@@ -475,7 +480,8 @@ def _record(
         lacks=plan.lacks,
         worked=judgement.worked,
         failure=failure,
-        tainted=item.stash.get(_TAINT, ""),
+        tainted=item.stash.get(TAINT, ""),
+        facets=facets_of(item, plan),
     )
     attach(report, result, plan.own)
     properties = [(id, str(verdict)) for id, verdict in judgement.verdicts.items()]
@@ -483,78 +489,7 @@ def _record(
     item.user_properties += properties  # JUnit takes those of the teardown's report
     for id, verdict in judgement.verdicts.items():
         if verdict in FAILURES:
-            item.config.stash[_BOARD].note_broken(id)
-
-
-def _show(
-    item: pytest.Item,
-    report: pytest.TestReport,
-    judgement: Judgement,
-    error: BaseException | None,
-    settings: Settings,
-) -> Failure | None:
-    """Make pytest's report that of the judgement; what a failed case carries."""
-    if error is None or judgement.seen in (Verdict.NOT_EXERCISED, Verdict.BLOCKED):
-        return None  # as pytest has it
-    if not judgement.excused:
-        failed = _failed_case(item, judgement, error, settings)
-        report.longrepr = text = failure_text(failed)
-        return failure_of(failed, text, ALONE)
-    report.outcome = "skipped"
-    if Verdict.DEVIATION in judgement.verdicts.values():
-        report.wasxfail = f"deviation: {judgement.reason}"
-    else:
-        report.longrepr = (str(item.path), item.reportinfo()[1] or 0, judgement.reason)
-    return None
-
-
-def _failed_case(
-    item: pytest.Item, judgement: Judgement, error: BaseException, settings: Settings
-) -> FailedCase:
-    world = item.stash.get(_WORLD, None)
-    callspec = getattr(item, "callspec", None)
-    parameters = dict(callspec.params) if callspec else {}
-    parameters.pop("world_size", None)
-    invocation = Invocation(item.config.rootpath, item.config.invocation_params.dir)
-    return FailedCase(
-        target=settings.target,
-        verdict=judgement.seen,
-        verdicts=judgement.verdicts,
-        world_size=world_size_of(item),
-        parameters=parameters,
-        path=item.path,
-        error=error,
-        last_run=world.last_run if world else None,
-        command=command_again(item.nodeid, invocation, settings, item.config.option.device),
-        script=_write_script(item, judgement, error, settings),
-    )
-
-
-def _write_script(
-    item: pytest.Item, judgement: Judgement, error: BaseException, settings: Settings
-) -> str:
-    """The path of a stand-alone script, or why there is none."""
-    world = item.stash.get(_WORLD, None)
-    if world is None or world.last_run is None:
-        return "none: no ranks ran"
-    if isinstance(error, LeftBehind):
-        return "none: what ranks leave behind is seen by the harness alone"
-    example = Example(
-        case=item.nodeid,
-        requirements=tuple(judgement.verdicts.items()),
-        run=world.last_run,
-        target=settings.target,
-        deadline_s=world.deadline_s,
-        error=error,
-        is_generated=is_drawn(item),
-    )
-    name = "".join(c if c.isalnum() else "_" for c in item.name).strip("_")[:100]
-    file = f"{name}_{zlib.crc32(item.nodeid.encode()):08x}.py"
-    if settings.certificate is None:
-        return write_script(item.stash[_TEMPORARY].getbasetemp() / ALONE / file, example)
-    written = aside(settings.certificate) / ALONE / file
-    said = write_script(written, example)
-    return f"{ALONE}/{file}, in the folder of the certificate" if said == str(written) else said
+            item.config.stash[BOARD].note_broken(id)
 
 
 def _is_worker(config: pytest.Config) -> bool:

@@ -43,15 +43,19 @@ CONFORMANCE = {
     "board": "requirements",
     "plan": "capabilities requirements settings target verdict",
     "judgement": "harness plan target verdict",
+    "facets": "capabilities plan requirements",
     "report": "verdict version requirements target checks harness settings",
+    "diagnosis": "facets report",
     "case_files": "",
     "case_sources": "case_files",
     "selection": "case_files plan requirements settings",
     # What puts it all together.
     "certifier": "board exit_codes first_look plan report requirements settings",
     "progress_reporter": "board certifier report",
-    "plugin": "board certifier harness judgement markers options plan progress_reporter properties "
-    "repetition report selection settings verdict",
+    "items": "board diagnosis harness judgement plan report settings",
+    "failures": "harness items judgement plan report settings verdict",
+    "plugin": "board certifier diagnosis facets failures harness items judgement markers options "
+    "plan progress_reporter properties repetition report requirements selection settings verdict",
     "conftest": "plugin properties",
     "bench": "exit_codes harness target capabilities oracle checks",
     "cli": "__init__ capabilities case_files case_sources exit_codes options report requirements "

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 TEXT_CHARS = 8000
 REPEATED_TEXT_CHARS = 1000
-_FULL_TEXTS_OF_A_CAUSE = 3
+FULL_OF_A_CAUSE = 3
 _CAUSE_CHARS = 300
 _EXAMPLE_CHARS = 2000
 _TAIL_SHARE = 0.3  # a traceback's end says more than its middle, and `again` comes last
@@ -53,7 +53,7 @@ class Failure:
         return Failure(**{**plain, "again": again, "wrong_ranks": wrong_ranks})
 
 
-def failure_of(case: FailedCase, text: str, folder_of_scripts: str) -> Failure:
+def failure_of(case: FailedCase, cause: str, text: str, folder_of_scripts: str) -> Failure:
     """The failure of a case whose whole report is `text`.
 
     folder_of_scripts: name of the scripts' folder in that of the certificate.
@@ -65,7 +65,7 @@ def failure_of(case: FailedCase, text: str, folder_of_scripts: str) -> Failure:
         text=bounded(text, TEXT_CHARS),
         again=tuple(case.command),
         script=found[0] if found else "",
-        cause=cause_of(case.error),
+        cause=cause,
         wrong_ranks=tuple(_wrong_ranks(case.error)),
         example=bounded(plain("\n".join(examples)), _EXAMPLE_CHARS),
     )
@@ -74,13 +74,24 @@ def failure_of(case: FailedCase, text: str, folder_of_scripts: str) -> Failure:
 _DRAWN = ("Falsifying example", "Falsifying explicit example")
 
 
-def cause_of(error: BaseException) -> str:
-    """The exception's type and the first line of its message, with numbers and addresses as N."""
+_SAYS_LITTLE = " wrong"
+# How a drawn call is written: of all that it says, the operation and the reduction are the cause.
+_CALL = re.compile(r"Call\(op='(\w+)'.*?reduce_op='(\w+)'.*?(?:\): |$)")
+
+
+def cause_of(error: BaseException, requirement: str) -> str:
+    """The exception's type and the first line of its message, with numbers and addresses as N.
+
+    requirement: the id of one that is broken: where the message only says that something is wrong,
+        its chapter is part of the cause.
+    """
     brief = getattr(error, "brief", "")  # of RanksFailed: the worst that became of a rank
     message = brief or next(iter(message_of(error).splitlines()), "")
     text = message if brief else f"{type(error).__name__}: {message}"
+    text = _CALL.sub(r"\1 with \2", text)
     text = re.sub(r"0x[0-9a-fA-F]+|\d+(\.\d+)?", "N", text)
-    return bounded(plain(re.sub(r"^rank N ", "", text)), _CAUSE_CHARS)
+    text = bounded(plain(re.sub(r"^rank N ", "", text)), _CAUSE_CHARS)
+    return f"{text} ({requirement.partition('/')[0]})" if text.endswith(_SAYS_LITTLE) else text
 
 
 def _wrong_ranks(error: BaseException) -> Iterator[int]:
@@ -109,7 +120,7 @@ def rows_of_failures(failures: Iterable[tuple[str, Failure]]) -> list[dict[str, 
     seen: dict[str, int] = {}
     for case, failure in dict.fromkeys(failures):
         seen[failure.cause] = seen.get(failure.cause, 0) + 1
-        if seen[failure.cause] > _FULL_TEXTS_OF_A_CAUSE:
+        if seen[failure.cause] > FULL_OF_A_CAUSE:
             failure = replace(failure, text=bounded(failure.text, REPEATED_TEXT_CHARS))
         rows.append({"case": case, **failure.to_plain()})
     return rows

@@ -87,7 +87,7 @@ def certificate_of(results: Results, settings: Settings, run: Run) -> Document:
             ),
             "deviations": [_deviation(found) for found in results.deviations],
             "under_claims": results.under_claims,
-            "over_claims": results.over_claims,
+            "blames": results.blames,
             "not_exercised": [
                 {"requirement": r.requirement.id, "reason": r.reason}
                 for r in results.requirements

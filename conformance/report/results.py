@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from conformance.report.blame import Facet, Observation, sentences_of_blame
 from conformance.report.case_failure import Failure
 from conformance.report.conclusion import (
     Circumstances,
@@ -35,6 +36,7 @@ class CaseResult:
     lacks: capabilities that the target does not claim and for which the case was only a probe.
     worked: whether the checks passed; a probe that worked shows that the target claims too little.
     failure: of a case that failed without an excuse.
+    facets: what it is about, as kinds and values, such as ("op", "gather").
     tainted: "" or, of a case that failed once and passed whenever it was repeated on fresh ranks,
         how and after which case.
     """
@@ -49,6 +51,7 @@ class CaseResult:
     worked: bool = False
     failure: Failure | None = None
     tainted: str = ""
+    facets: tuple[Facet, ...] = ()
 
     @property
     def exercises(self) -> bool:
@@ -62,6 +65,7 @@ class CaseResult:
         plain["seen"] = self.seen.value
         plain["lacks"] = list(self.lacks)
         plain["failure"] = self.failure and self.failure.to_plain()
+        plain["facets"] = [list(facet) for facet in self.facets]
         return plain
 
     @staticmethod
@@ -70,8 +74,9 @@ class CaseResult:
         verdicts = {id: Verdict(verdict) for id, verdict in plain["verdicts"].items()}
         seen, lacks = Verdict(plain["seen"]), tuple(plain["lacks"])
         failure = plain["failure"] and Failure.from_plain(plain["failure"])
+        facets = tuple((kind, value) for kind, value in plain["facets"])
         words = {"verdicts": verdicts, "seen": seen, "lacks": lacks, "failure": failure}
-        return CaseResult(**{**plain, **words})
+        return CaseResult(**{**plain, **words, "facets": facets})
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,13 +216,11 @@ class Results:
         return sorted(worked - failed)
 
     @property
-    def over_claims(self) -> list[str]:
-        """Capabilities that the target claims, and of which nothing holds but something is broken.
-
-        A requirement is of a capability if it names it itself.
-        """
-        broken = self._needed_by(FAILURES) - self._needed_by(frozenset({Verdict.HOLDS}))
-        return sorted(need for need in broken if not self.target.lacks((need,)))
+    def blames(self) -> list[str]:
+        """What separates the cases that fail from those that pass, a sentence each, the one that
+        explains most first. Cases that fail as declared do not count."""
+        cases = {case.case: case for case in self._cases() if case.facets}
+        return sentences_of_blame([o for o in map(_observation, cases.values()) if o])
 
     def _deviation(self, deviation: Deviation) -> DeviationResult:
         covered = [r for r in self.requirements if deviation.covers(r.requirement.id)]
@@ -244,12 +247,18 @@ class Results:
             for case in result.cases
         )
 
-    def _needed_by(self, verdicts: frozenset[Verdict]) -> set[str]:
-        came_to = (r.requirement for r in self.requirements if r.verdict in verdicts)
-        return {need for requirement in came_to for need in requirement.needs}
-
     def _cases(self) -> Iterable[CaseResult]:
         return (case for result in self.requirements for case in result.cases)
+
+
+def _observation(case: CaseResult) -> Observation | None:
+    """What a case says of a cause. A blocked case that ran nevertheless says something too."""
+    came_to = set(case.verdicts.values())
+    blocked = came_to == {Verdict.BLOCKED}
+    failed = case.seen in FAILURES and (blocked or not came_to.isdisjoint(FAILURES))
+    if failed or (case.worked and case.seen is Verdict.HOLDS):
+        return Observation(frozenset(case.facets), case.seen, blocked)
+    return None
 
 
 def judge(

@@ -5,14 +5,17 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from conformance.report.causes import Cause, causes_of, failed_cases
 from conformance.report.conclusion import sentence
 from conformance.report.plain import short
 from conformance.report.results import RequirementResult, Results
 from conformance.requirements import PROFILES
-from conformance.verdict import FAILURES, Verdict
+from conformance.verdict import Verdict
 
 _SHOWN_CASES = 3
 _SHOWN_IDS = 12
+_SHOWN_CAUSES = 10
+_SHOWN_OF_CAUSE = 3
 _GAP = "  "
 
 
@@ -22,10 +25,9 @@ def summary_lines(results: Results, seconds: float, width: int = 80) -> Iterator
     seconds: wall time of the run.
     width: columns of the terminal. Ids are never cut, so that they can be copied from it.
     """
+    yield from _blames(results, width)
     yield from _table(results, width)
-    for result in results.requirements:
-        if result.verdict in FAILURES or result.verdict is Verdict.UNKNOWN:
-            yield from _broken(result, width)
+    yield from _causes(results, width)
     yield from _blocked(results, width)
     yield from _deviations(results, width)
     yield from _tainted(results, width)
@@ -66,6 +68,15 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
+def _blames(results: Results, width: int) -> Iterator[str]:
+    """What is wrong, in one sentence each, before anything else."""
+    blames = results.blames
+    for blame in blames:
+        yield from _indented(f"{results.target.name}: {blame}", width, 0)
+    if blames:
+        yield ""
+
+
 def _table(results: Results, width: int) -> Iterator[str]:
     columns = [v for v in Verdict if results.counts[v]]
     rows = []
@@ -99,12 +110,42 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
+def _causes(results: Results, width: int) -> Iterator[str]:
+    causes = causes_of(results)
+    for number, cause in enumerate(causes[:_SHOWN_CAUSES]):
+        yield from _cause(cause, width, is_first=number == 0 and len(causes) > 1)
+    rest = causes[_SHOWN_CAUSES:]
+    if rest:
+        rules = count_of(sum(len(cause.results) for cause in rest), "requirement")
+        said = f"and {count_of(len(rest), 'more cause')} ({rules}); the certificate has them all"
+        yield from _paragraph(said, width)
+
+
+def _cause(cause: Cause, width: int, *, is_first: bool) -> Iterator[str]:
+    """The requirements that fail in one way: the first ones with their sentence and a case."""
+    unblocks = f"unblocks {count_of(cause.unblocks, 'requirement')}" if cause.unblocks else ""
+    if len(cause.results) > 1 or unblocks:
+        heading = count_of(len(cause.results), "requirement")
+        cases = count_of(len(cause.cases), "case")
+        parts = [f"{heading}, {cases}: {short(cause.text)}"]
+        parts += [f"fix this first: {unblocks}" if is_first else unblocks] if unblocks else []
+        yield from _paragraph("; ".join(parts), width)
+    for result in cause.results[:_SHOWN_OF_CAUSE]:
+        yield from _broken(result, width)
+    others = [result.requirement.id for result in cause.results[_SHOWN_OF_CAUSE:]]
+    if others:
+        yield from _paragraph("in the same way:", width)
+        yield from _listed(others[:_SHOWN_IDS], width)
+        if len(others) > _SHOWN_IDS:
+            yield f"    and {count_of(len(others) - _SHOWN_IDS, 'more requirement')}"
+
+
 def _broken(result: RequirementResult, width: int) -> Iterator[str]:
     requirement = result.requirement
     yield ""
     yield f"{result.verdict}: {requirement.id} ({requirement.level})"
     yield from _indented(requirement.says, width)
-    wrong = [c for c in result.cases if c.verdicts[requirement.id] is result.verdict]
+    wrong = list(failed_cases(result))
     for case in wrong[:_SHOWN_CASES]:
         yield f"    {case.case}"
         yield from _indented(short(case.reason), width, 8)
@@ -149,13 +190,9 @@ def _tainted(results: Results, width: int) -> Iterator[str]:
 
 
 def _claims(results: Results, width: int) -> Iterator[str]:
-    for heading, capabilities in (
-        ("works, although not claimed:", results.under_claims),
-        ("claimed, and broken:", results.over_claims),
-    ):
-        if capabilities:
-            yield from _paragraph(heading, width)
-            yield from _listed(capabilities, width)
+    if results.under_claims:
+        yield from _paragraph("works, although not claimed:", width)
+        yield from _listed(results.under_claims, width)
 
 
 def _not_exercised(results: Results, width: int) -> Iterator[str]:

@@ -1,0 +1,133 @@
+"""Blame: the smallest conjunction that separates failing cases from passing ones."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conformance.report.blame import Observation, find_blames, sentences_of_blame
+from conformance.verdict import Verdict
+
+CASES = st.lists(
+    st.builds(
+        Observation,
+        st.frozensets(
+            st.tuples(st.sampled_from(["op", "dtype", "world size"]), st.sampled_from("123")),
+            min_size=1,
+            max_size=4,
+        ),
+        st.sampled_from([Verdict.HOLDS, Verdict.BROKEN, Verdict.TIMEOUT]),
+    ),
+    max_size=12,
+)
+
+
+def seen(verdict: Verdict, **facets: str) -> Observation:
+    return Observation(
+        frozenset((k.replace("_size", " size"), v) for k, v in facets.items()), verdict
+    )
+
+
+def grid(is_wrong: tuple[str, str]) -> list[Observation]:
+    return [
+        seen(
+            Verdict.BROKEN if (op, reduce_op) == is_wrong else Verdict.HOLDS,
+            op=op,
+            reduce_op=reduce_op,
+            world_size=n,
+        )
+        for op in ("all_reduce", "reduce_scatter_tensor")
+        for reduce_op in ("max", "min", "sum")
+        for n in ("2", "3")
+    ]
+
+
+def test_a_wrong_reduce_op_of_one_operation() -> None:
+    (blame,) = find_blames(grid(("reduce_scatter_tensor", "max")))
+    assert str(blame) == (
+        "reduce_scatter_tensor with MAX is wrong (2 of 2 cases fail; with MIN, SUM it works)"
+    )
+
+
+def test_a_dtype_that_the_target_lacks_is_named() -> None:
+    cases = [
+        seen(Verdict.BROKEN if dtype == "int16" else Verdict.HOLDS, op=op, dtype=dtype)
+        for op in ("all_reduce", "broadcast")
+        for dtype in ("int16", "int32")
+    ]
+    (blame,) = find_blames(cases)
+    assert str(blame) == "dtype int16 is wrong (2 of 2 cases fail; with int32 it works)"
+
+
+def test_an_operation_that_always_hangs() -> None:
+    cases = [seen(Verdict.TIMEOUT, op="barrier", world_size=n) for n in "23"]
+    (blame,) = find_blames([*cases, seen(Verdict.HOLDS, op="broadcast", world_size="2")])
+    assert str(blame) == "barrier hangs (2 of 2 cases fail)"
+
+
+def test_two_causes_come_with_the_larger_first() -> None:
+    cases = [seen(Verdict.BROKEN, op="gather", world_size=n) for n in "235"]
+    cases += [seen(Verdict.CRASHED, op="scatter"), seen(Verdict.HOLDS, op="send", world_size="2")]
+    cases += [seen(Verdict.HOLDS, op="send", world_size=n) for n in "35"]
+    assert [blame.facets for blame in find_blames(cases)] == [
+        (("op", "gather"),),
+        (("op", "scatter"),),
+    ]
+
+
+@given(CASES)
+def test_no_passing_case_is_blamed_and_the_counts_are_true(cases: list[Observation]) -> None:
+    for blame in find_blames(cases):
+        having = [case for case in cases if set(blame.facets) <= case.facets]
+        assert all(case.fails for case in having)
+        assert len(blame.verdicts) == len(having) > 0
+
+
+@given(CASES, st.randoms(use_true_random=False))
+def test_the_order_of_the_cases_does_not_matter(cases: list[Observation], random: object) -> None:
+    shuffled = sorted(cases, key=lambda case: random.random())  # type: ignore[attr-defined]
+    assert find_blames(shuffled) == find_blames(cases)
+
+
+@given(CASES)
+def test_what_can_be_separated_is_explained(cases: list[Observation]) -> None:
+    passing = [case.facets for case in cases if not case.fails]
+    blames = find_blames(cases)
+    for case in cases:
+        one_facet = any(all(f not in other for other in passing) for f in case.facets)
+        if case.fails and one_facet and len(blames) < 5:
+            assert any(set(blame.facets) <= case.facets for blame in blames)
+
+
+def asynchronous(verdict: Verdict, op: str) -> Observation:
+    return seen(verdict, op=op, aspect="async", rule=f"{op}/async")
+
+
+def test_a_wait_that_does_not_wait_is_named_first() -> None:
+    polled = seen(Verdict.HOLDS, op="all_reduce", rule="work/completed-is-written")
+    cases = [asynchronous(Verdict.BROKEN, op) for op in ("all_reduce", "gather", "reduce")]
+    assert sentences_of_blame([*cases, polled])[0] == (
+        "wait() returns before the operation is done (3 cases of rules on async fail; "
+        "work/completed-is-written holds)"
+    )
+    mostly_fine = [asynchronous(Verdict.HOLDS, op) for op in ("scatter", "all_gather", "broadcast")]
+    assert not sentences_of_blame([*cases[:1], *mostly_fine, polled])[0].startswith("wait()")
+    assert not sentences_of_blame(cases)[0].startswith("wait()")
+
+
+def test_what_is_a_consequence_is_not_blamed_for_itself() -> None:
+    root = seen(Verdict.BROKEN, op="gather", dtype="int8")
+    leaf = Observation(frozenset({("op", "scatter")}), Verdict.BROKEN, blocked=True)
+    (blame,) = find_blames([root, leaf])
+    assert blame.facets == (("op", "gather"),)
+
+
+def test_a_single_case_is_explained_beside_others_only_by_something_concrete() -> None:
+    cases = [seen(Verdict.BROKEN, op="gather", world_size=n) for n in "23"]
+    cases += [seen(Verdict.HOLDS, op="scatter", way="by list"), seen(Verdict.HOLDS, way="drawn")]
+    cases += [seen(Verdict.BROKEN, op="scatter", way="drawn")]
+    assert [blame.facets for blame in find_blames(cases)] == [(("op", "gather"),)]
+    alone = [case for case in cases if ("op", "gather") not in case.facets]
+    assert str(find_blames(alone)[0]) == (
+        "scatter with way drawn is wrong (1 of 1 case fails; with way by list it works)"
+    )
