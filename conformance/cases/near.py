@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from conformance.checks import CheckFailed
 from conformance.checks.compare import describe
+from conformance.checks.ranks import who_is_wrong
 from conformance.oracle.near import Near
 
 
@@ -25,10 +26,17 @@ def assert_near(
     if len(got) != len(want):
         raise ValueError(f"{what}: {len(got)} ranks returned, and {len(want)} values are expected")
     judged = range(len(want)) if ranks is None else ranks
-    for rank, mine, near in zip(judged, got, want, strict=True):
-        found = difference(mine, near)
-        if found:
-            raise CheckFailed(f"{what}: rank {rank} is wrong\n{found}", rank)
+    compared = zip(judged, got, want, strict=True)
+    found = {rank: wrong for rank, mine, near in compared if (wrong := difference(mine, near))}
+    assert_nothing_found(found, what)
+
+
+def assert_nothing_found(found: Mapping[int, str], what: str) -> None:
+    """found: rank -> what is wrong there."""
+    if found:
+        rank = next(iter(found))
+        head = f"{what}: {who_is_wrong(list(found))}"
+        raise CheckFailed(f"{head}\n{found[rank]}", rank, ranks=list(found))
 
 
 def difference(got: Tensor | None, want: Near) -> str:

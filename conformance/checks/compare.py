@@ -12,6 +12,8 @@ from torch import Tensor
 # Integers of the same width, to count units in the last place of a floating-point number.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
+_FEW_ULPS = 1000
+
 # Layout -> the methods that give the plain tensors which a tensor of it consists of.
 _PARTS = {
     torch.sparse_coo: ("indices", "values"),
@@ -164,14 +166,17 @@ def _tensor_difference(
     wrong = (apart > within_ulps).nonzero()
     if not len(wrong):
         return None
-    index = tuple(wrong[0].tolist())
+    index: tuple[int, ...] = tuple(wrong[0].tolist())
     lines = [
         f"{len(wrong)} of {got.numel()} elements differ, in {describe(want)}",
         f"  first at {list(index)}: got {_number(got[index])}, want {_number(want[index])}",
     ]
     if got.dtype.is_floating_point:
-        limit = f" (allowed: {within_ulps})" if within_ulps else ""
-        lines.append(f"  error: {_count(apart[index].item())} units in the last place{limit}")
+        distance = apart[index].item()
+        few = f"{distance:.0f} units in the last place"
+        limit = f" (allowed: {within_ulps} units in the last place)" if within_ulps else ""
+        error = few if distance <= _FEW_ULPS else _error(got[index].item(), want[index].item())
+        lines.append(f"  error: {error}{limit}")
     return Difference(where, "\n".join(lines))
 
 
@@ -201,5 +206,7 @@ def _number(x: Tensor) -> str:
     return repr(x.item())
 
 
-def _count(x: float) -> str:
-    return f"{x:.0f}" if x < 1e15 else f"{x:.1e}"
+def _error(got: float, want: float) -> str:
+    """How far off a number is, where counting its neighbours in between would say little."""
+    relative = f", {abs(got - want) / abs(want):.2g} of what is wanted" if want else ""
+    return f"{abs(got - want):.2g}{relative}"

@@ -10,12 +10,14 @@ from conformance.checks.compare import first_difference
 T = TypeVar("T")
 
 _UNSET = object()
+_NAMED_MAX = 8
 
 
 class CheckFailed(AssertionError):
     """The ranks returned, and what they returned is wrong. The message is the whole story.
 
     rank: the rank whose value is shown, or None where no single one is to blame.
+    ranks: all that are wrong, as far as the case compared them.
     want: what every rank should have returned, rank by rank, if the case said so.
     got: what that was compared with, or with each other if `want` is None.
     within_ulps: how far apart numbers may be.
@@ -28,9 +30,11 @@ class CheckFailed(AssertionError):
         want: Sequence[object] | None = None,
         got: Sequence[object] | None = None,
         within_ulps: int = 0,
+        ranks: Sequence[int] | None = None,
     ) -> None:
         super().__init__(message)
         self.rank = rank
+        self.ranks = tuple(ranks if ranks is not None else () if rank is None else (rank,))
         self.want = want
         self.got = got
         self.within_ulps = within_ulps
@@ -74,13 +78,29 @@ def assert_each_rank(
     if len(got) != len(want):
         raise ValueError(f"{len(got)} ranks returned, and {len(want)} values are expected")
     judged = range(len(want)) if ranks is None else ranks
-    for rank, mine, expected in zip(judged, got, want, strict=True):
-        found = first_difference(mine, expected, within_ulps=within_ulps)
-        if found:
-            head = f"{what + ': ' if what else ''}rank {rank} is wrong"
-            if ranks is None:
-                raise CheckFailed(f"{head}\n{found}", rank, want, got, within_ulps)
-            raise CheckFailed(f"{head}\n{found}", rank)
+    found = {
+        rank: difference
+        for rank, mine, expected in zip(judged, got, want, strict=True)
+        if (difference := first_difference(mine, expected, within_ulps=within_ulps))
+    }
+    if found:
+        head = f"{what + ': ' if what else ''}{who_is_wrong(list(found))}"
+        rank = next(iter(found))
+        error = CheckFailed(f"{head}\n{found[rank]}", rank, ranks=list(found))
+        if ranks is None:
+            error.want, error.got, error.within_ulps = want, got, within_ulps
+        raise error
+
+
+def who_is_wrong(ranks: Sequence[int]) -> str:
+    """ "rank 0 is wrong, and so are ranks 2, 3", of which the first is shown; of at least one."""
+    first, *others = ranks
+    if not others:
+        return f"rank {first} is wrong"
+    named = ", ".join(map(str, others[:_NAMED_MAX]))
+    more = f" and {len(others) - _NAMED_MAX} more" if len(others) > _NAMED_MAX else ""
+    are = "is rank" if len(others) == 1 else "are ranks"
+    return f"rank {first} is wrong, and so {are} {named}{more}"
 
 
 def _check_any(got: Sequence[object]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from conformance.checks import CheckFailed
 from conformance.harness.outcome import message_of
 from conformance.report.plain import plain
 from conformance.verdict import Verdict
@@ -74,6 +75,7 @@ def failure_of(case: FailedCase, cause: str, text: str, folder_of_scripts: str) 
 _DRAWN = ("Falsifying example", "Falsifying explicit example")
 
 
+_AND_SO = re.compile(r", and so (is|are) ranks? [\d, ]+( and \d+ more)?$")
 _SAYS_LITTLE = " wrong"
 # How a drawn call is written: of all that it says, the operation and the reduction are the cause.
 _CALL = re.compile(r"Call\(op='(\w+)'.*?reduce_op='(\w+)'.*?(?:\): |$)")
@@ -88,6 +90,7 @@ def cause_of(error: BaseException, requirement: str) -> str:
     brief = getattr(error, "brief", "")  # of RanksFailed: the worst that became of a rank
     message = brief or next(iter(message_of(error).splitlines()), "")
     text = message if brief else f"{type(error).__name__}: {message}"
+    text = _AND_SO.sub("", text)
     text = _CALL.sub(r"\1 with \2", text)
     text = re.sub(r"0x[0-9a-fA-F]+|\d+(\.\d+)?", "N", text)
     text = bounded(plain(re.sub(r"^rank N ", "", text)), _CAUSE_CHARS)
@@ -95,10 +98,8 @@ def cause_of(error: BaseException, requirement: str) -> str:
 
 
 def _wrong_ranks(error: BaseException) -> Iterator[int]:
-    if isinstance(ranks := getattr(error, "ranks", None), tuple):
-        yield from ranks
-    elif isinstance(rank := getattr(error, "rank", None), int):
-        yield rank
+    if isinstance(error, CheckFailed):
+        yield from error.ranks
     for rank, outcome in enumerate(getattr(error, "outcomes", ())):
         if outcome.verdict is not Verdict.HOLDS:
             yield rank

@@ -12,6 +12,7 @@ from types import TracebackType
 
 from torch import Tensor
 
+from conformance.checks import CheckFailed
 from conformance.checks.compare import describe, shown
 from conformance.harness.failure import RanksFailed
 from conformance.harness.outcome import (
@@ -91,11 +92,11 @@ def _ranks(case: FailedCase) -> str:
     if run is None:
         return ""
     outcomes = case.error.outcomes if isinstance(case.error, RanksFailed) else run.outcomes
-    blamed = getattr(case.error, "rank", None)
+    wrong = case.error.ranks if isinstance(case.error, CheckFailed) else ()
     name = getattr(run.function, "__name__", repr(run.function))
     lines = [f"{name}{f', run {len(run.earlier) + 1} of this world' if run.earlier else ''}:"]
     for rank, outcome in enumerate(outcomes):
-        mark = "   <- differs" if rank == blamed else ""
+        mark = "   <- differs" if rank in wrong else ""
         lines.append(f"  rank {rank}  {_brief(outcome)}{mark}")
     hang = describe_hang(outcomes)
     if hang:

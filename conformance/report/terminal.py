@@ -32,6 +32,7 @@ def summary_lines(results: Results, seconds: float, width: int = 80) -> Iterator
     yield from _deviations(results, width)
     yield from _tainted(results, width)
     yield from _claims(results, width)
+    yield from _not_claimed(results, width)
     yield from _not_exercised(results, width)
     yield from _left_out(results, width)
     for fault in results.harness_faults:
@@ -193,6 +194,15 @@ def _claims(results: Results, width: int) -> Iterator[str]:
     if results.under_claims:
         yield from _paragraph("works, although not claimed:", width)
         yield from _listed(results.under_claims, width)
+
+
+def _not_claimed(results: Results, width: int) -> Iterator[str]:
+    found = [r for r in results.requirements if r.verdict is Verdict.NOT_CLAIMED]
+    if found:
+        yield from _paragraph(f"not claimed: {count_of(len(found), 'requirement')}", width)
+        yield from _listed([r.requirement.id for r in found[:_SHOWN_IDS]], width)
+    if len(found) > _SHOWN_IDS:
+        yield f"    and {len(found) - _SHOWN_IDS} more, which the certificate names"
 
 
 def _not_exercised(results: Results, width: int) -> Iterator[str]:

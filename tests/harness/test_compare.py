@@ -152,7 +152,7 @@ def test_units_in_the_last_place_are_told_and_may_be_allowed() -> None:
     )
     assert first_difference(got, want, within_ulps=1) is None
     got[2] = 4.0
-    assert "(allowed: 1)" in str(first_difference(got, want, within_ulps=1))
+    assert "(allowed: 1 units in the last place)" in str(first_difference(got, want, within_ulps=1))
 
 
 def test_the_rank_that_differs_is_named() -> None:
@@ -204,3 +204,24 @@ def test_float64_is_told_apart_to_the_last_bit(a: float, b: float) -> None:
     x, y = torch.tensor([a], dtype=torch.float64), torch.tensor([b], dtype=torch.float64)
     same_bits = torch.equal(x.view(torch.int64), y.view(torch.int64))
     assert (ulps_apart(x, y).item() == 0) == same_bits
+
+
+def test_a_number_far_off_is_not_counted_in_units_in_the_last_place() -> None:
+    def error(got: float, want: float) -> str:
+        found = first_difference(torch.tensor([got]), torch.tensor([want]))
+        return str(found).splitlines()[-1].strip()
+
+    assert error(0.8515625, 103.0) == "error: 1e+02, 0.99 of what is wanted"
+    assert error(1.5, 0.0) == "error: 1.5"
+    assert error(float("nan"), 1.0) == "error: nan, nan of what is wanted"
+    assert error(float("inf"), -1.0) == "error: inf, inf of what is wanted"
+    assert error(1.001, 1.0) == "error: 0.001, 0.001 of what is wanted"
+
+
+def test_all_wrong_ranks_are_named_and_the_first_is_shown() -> None:
+    values = [torch.tensor([float(rank)]) for rank in range(12)]
+    with pytest.raises(CheckFailed, match=r"^rank 1 is wrong, and so is rank 2\n") as failed:
+        assert_each_rank(values[:3], [torch.zeros(1)] * 3)
+    assert failed.value.ranks == (1, 2)
+    with pytest.raises(CheckFailed, match=r"so are ranks 2, 3, 4, 5, 6, 7, 8, 9 and 2 more\n"):
+        assert_each_rank(values, [torch.zeros(1)] * 12)

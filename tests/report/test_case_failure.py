@@ -62,6 +62,7 @@ def test_it_survives_the_way_from_a_worker() -> None:
     ("error", "cause"),
     [
         (CheckFailed("rank 1 is wrong\n3 and 4"), "CheckFailed: rank N is wrong (many)"),
+        (CheckFailed("rank 0 is wrong, and so is rank 1"), "CheckFailed: rank N is wrong (many)"),
         (ValueError(), "ValueError: "),
         (TypeError("at 0x7f00 of 1.5"), "TypeError: at N of N"),
         (

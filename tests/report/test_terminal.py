@@ -35,6 +35,9 @@ declared as a deviation, and matches no requirement:
 works, although not claimed:
     feature:sparse
 
+not claimed: 1 requirement
+    b/sparse
+
 5 cases in 1 min 15 s"""
     )
     assert verdict_line(results(*GOOD)) == (
