@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from conformance.exit_codes import EXIT_INTERRUPTED, EXIT_USAGE
-from conformance.settings import UsageError
+from conformance.run.settings import UsageError
 from conformance.version import VERSION
 
 # Name -> module and what it does. A module is imported when its command is chosen.

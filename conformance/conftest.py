@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from conformance.properties import PROFILE
+from conformance.run.properties import PROFILE
 
 
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:

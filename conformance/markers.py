@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conformance.capabilities import check_capability
-from conformance.requirements.model import Requirement
+from conformance.rule import Requirement
 
 
 def covers(*requirements: str | Requirement) -> pytest.MarkDecorator:

@@ -19,18 +19,32 @@ from typing import Any
 
 import pytest
 
-from conformance import properties
-from conformance.board import Board, Planned
-from conformance.certifier import Certifier, Settler, attach, usage_error
-from conformance.diagnosis import Diagnoses
-from conformance.facets import facets_of
-from conformance.failures import failed_case, show, write_script_of
+from conformance.catalogue.rules import catalogue
 from conformance.harness.pool import SHARED_POOL, WorldSpec
 from conformance.harness.rank import FOR_TRAINING, HarnessFault, fork_server_context
 from conformance.harness.ranks import Ranks
 from conformance.harness.shrink_limit import limits_shrinking
 from conformance.harness.torchrun import Crew, Place, place, serve
-from conformance.items import (
+from conformance.markers import DOCUMENTED
+from conformance.report.case_failure import Failure
+from conformance.report.certificate import JUNIT
+from conformance.report.failure import failure_text
+from conformance.report.folder import CertificateFolder, FolderInUse, aside
+from conformance.report.plain import plain
+from conformance.report.results import CaseResult
+from conformance.run import properties
+from conformance.run.facets import facets_of
+from conformance.run.judgement import Judgement, LeftBehind
+from conformance.run.options import OPTIONS
+from conformance.run.plan import Plan, adopt_own, make_plan, select, world_size_of
+from conformance.run.repetition import describe_taint, repeat
+from conformance.run.selection import files_left_out, is_asked_for, planned_cases, trains_models
+from conformance.run.settings import Settings, UsageError, check_python, read_settings
+from conformance.run.worker_messages import Board, Planned
+from conformance.session.certifier import Certifier, Settler, attach, usage_error
+from conformance.session.diagnosis import Diagnoses
+from conformance.session.failures import failed_case, show, write_script_of
+from conformance.session.items import (
     BLOCKED,
     BOARD,
     CAUSES,
@@ -48,21 +62,7 @@ from conformance.items import (
     is_drawn,
     judgement_of,
 )
-from conformance.judgement import Judgement, LeftBehind
-from conformance.markers import DOCUMENTED
-from conformance.options import OPTIONS
-from conformance.plan import Plan, adopt_own, make_plan, select, world_size_of
-from conformance.progress_reporter import ProgressReporter
-from conformance.repetition import describe_taint, repeat
-from conformance.report.case_failure import Failure
-from conformance.report.certificate import JUNIT
-from conformance.report.failure import failure_text
-from conformance.report.folder import CertificateFolder, FolderInUse, aside
-from conformance.report.plain import plain
-from conformance.report.results import CaseResult
-from conformance.requirements import catalogue
-from conformance.selection import files_left_out, is_asked_for, planned_cases, trains_models
-from conformance.settings import Settings, UsageError, check_python, read_settings
+from conformance.session.progress_reporter import ProgressReporter
 from conformance.verdict import FAILURES, worst
 
 # Longer than any deadline: a group that gives up first would hide which ranks hang, and where.

@@ -16,7 +16,8 @@ from typing import Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from conformance.capabilities import Capabilities, check_capability, matters_on
-from conformance.requirements import PART_OF_PROFILE, catalogue
+from conformance.catalogue.rules import catalogue
+from conformance.rule import PART_OF_PROFILE
 from conformance.verdict import FAILURES, Verdict
 
 if sys.version_info >= (3, 11):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from conformance.case_files import CASES
+from conformance.catalogue.chapters import CASES
 from conformance.cli.certify import suite_arguments
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from conformance.case_files import CASES, case_files, ids_in
-from conformance.case_sources import cases_in
-from conformance.requirements import PROFILES, catalogue
-from conformance.settings import read_settings
+from conformance.catalogue.cases import cases_in
+from conformance.catalogue.chapters import CASES, case_files, ids_in
+from conformance.catalogue.rules import catalogue
+from conformance.rule import PROFILES
+from conformance.run.settings import read_settings
 from conformance.target import BUILT_IN, load_target
 from tests.collected_cases import CollectedCase, collect_cases
 

@@ -11,11 +11,11 @@ import pytest
 import torch.distributed as dist
 
 import conformance
-from conformance.case_files import CASES, case_files
+from conformance.catalogue.chapters import CASES, case_files
 from conformance.exit_codes import EXIT_USAGE
-from conformance.options import OPTIONS
-from conformance.selection import is_asked_for
-from conformance.settings import UsageError, read_settings
+from conformance.run.options import OPTIONS
+from conformance.run.selection import is_asked_for
+from conformance.run.settings import UsageError, read_settings
 
 PACKAGE = Path(conformance.__file__).parent
 

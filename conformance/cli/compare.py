@@ -12,7 +12,7 @@ from conformance.cli.tables import show_json, show_table
 from conformance.report.compare import Comparison, Kind, compare
 from conformance.report.reading import Unreadable, certificate_file, read_certificate
 from conformance.report.schema import load_schema, violations
-from conformance.settings import UsageError
+from conformance.run.settings import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

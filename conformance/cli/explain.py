@@ -7,10 +7,11 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from conformance.case_files import CASES
-from conformance.case_sources import Case, cases_covering
-from conformance.requirements import Requirement, UnknownRequirement, catalogue
-from conformance.settings import DEFAULT_WORLD_SIZES, UsageError
+from conformance.catalogue.cases import Case, cases_covering
+from conformance.catalogue.chapters import CASES
+from conformance.catalogue.rules import catalogue
+from conformance.rule import Requirement, UnknownRequirement
+from conformance.run.settings import DEFAULT_WORLD_SIZES, UsageError
 from conformance.target import BUILT_IN, load_target
 
 _COLUMNS = 96

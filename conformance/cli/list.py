@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 
 from conformance.capabilities import FEATURES, VOCABULARY, Capabilities
+from conformance.catalogue.rules import catalogue
 from conformance.cli.tables import show_json, show_table
-from conformance.requirements import PROFILES, Level, Requirement, UnknownRequirement, catalogue
-from conformance.settings import UsageError
+from conformance.rule import PROFILES, Level, Requirement, UnknownRequirement
+from conformance.run.settings import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,8 +11,8 @@ from conformance.report.conclusion import Conclusion
 from conformance.report.reading import Unreadable, certificate_file, read_certificate
 from conformance.report.terminal import count_of
 from conformance.report.verify import junit_problems, problems
-from conformance.requirements import PROFILES
-from conformance.settings import UsageError
+from conformance.rule import PROFILES
+from conformance.run.settings import UsageError
 from conformance.version import VERSION
 
 

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from conformance.settings import DEADLINE_S, Settings
+from conformance.run.settings import DEADLINE_S, Settings
 
 _SUITE = Path(__file__).parents[1]
 

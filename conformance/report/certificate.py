@@ -22,8 +22,8 @@ from conformance.report.conclusion import sentence
 from conformance.report.environment import environment
 from conformance.report.html import render
 from conformance.report.results import CaseResult, DeviationResult, RequirementResult, Results
-from conformance.requirements import PROFILES, Requirement
-from conformance.settings import Settings
+from conformance.rule import PROFILES, Requirement
+from conformance.run.settings import Settings
 from conformance.target import Target, deviations_of_front_end
 from conformance.verdict import Verdict
 from conformance.version import VERSION

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from conformance.requirements import PROFILES
+from conformance.rule import PROFILES
 from conformance.verdict import FAILURES, REFUSES_CERTIFICATE, Verdict
 
 

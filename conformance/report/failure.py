@@ -12,6 +12,7 @@ from types import TracebackType
 
 from torch import Tensor
 
+from conformance.catalogue.rules import catalogue
 from conformance.checks import CheckFailed
 from conformance.checks.compare import describe, shown
 from conformance.harness.failure import RanksFailed
@@ -25,7 +26,6 @@ from conformance.harness.outcome import (
 )
 from conformance.harness.ranks import LastRun
 from conformance.report.plain import plain
-from conformance.requirements import catalogue
 from conformance.target import Target
 from conformance.verdict import Verdict
 

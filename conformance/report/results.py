@@ -17,7 +17,7 @@ from conformance.report.conclusion import (
     conclude,
     conclusions_of_profiles,
 )
-from conformance.requirements.model import Catalogue, Requirement
+from conformance.rule import Catalogue, Requirement
 from conformance.target import Deviation, Target
 from conformance.verdict import FAILURES, Verdict, worst
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import cast
 
+from conformance.catalogue.rules import catalogue
 from conformance.checks.compare import first_difference
 from conformance.checks.ranks import CheckFailed
 from conformance.harness.failure import RanksFailed
@@ -25,7 +26,6 @@ from conformance.report.certificate import write_whole
 from conformance.report.script_driver import Driver
 from conformance.report.script_source import CannotStandAlone, Sources
 from conformance.report.script_values import Values
-from conformance.requirements import catalogue
 from conformance.target import Target
 from conformance.verdict import Verdict
 

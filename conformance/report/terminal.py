@@ -9,7 +9,7 @@ from conformance.report.causes import Cause, causes_of, failed_cases
 from conformance.report.conclusion import sentence
 from conformance.report.plain import short
 from conformance.report.results import RequirementResult, Results
-from conformance.requirements import PROFILES
+from conformance.rule import PROFILES
 from conformance.verdict import Verdict
 
 _SHOWN_CASES = 3

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from conformance.catalogue.rules import catalogue
 from conformance.report.certificate import counted, digest_of, digest_of_requirements
 from conformance.report.conclusion import (
     Circumstances,
@@ -23,7 +24,7 @@ from conformance.report.conclusion import (
     sentence,
 )
 from conformance.report.schema import load_schema, violations
-from conformance.requirements import Requirement, catalogue
+from conformance.rule import Requirement
 from conformance.verdict import FAILURES, Verdict, worst
 from conformance.version import VERSION
 

@@ -16,10 +16,11 @@ import pytest
 
 from conformance.__main__ import COMMANDS, main
 from conformance.capabilities import VOCABULARY
-from conformance.case_files import CASES
+from conformance.catalogue.chapters import CASES
+from conformance.catalogue.rules import catalogue
 from conformance.cli.certify import default_workers
 from conformance.report.certificate import CERTIFICATE, JUNIT, write_certificate
-from conformance.requirements import PROFILES, catalogue
+from conformance.rule import PROFILES
 from conformance.verdict import Verdict
 from conformance.version import VERSION
 from tests.report.samples import whole_certificate

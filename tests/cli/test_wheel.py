@@ -70,6 +70,6 @@ def test_a_certificate_can_be_made_in_any_folder(installed: Path, tmp_path: Path
     assert certificate["conclusion"] == "no conclusion"
     [row] = [r for r in certificate["requirements"] if r["id"] == "all_reduce/same-bits"]
     assert row["verdict"] == "holds"
-    assert all(case["case"].startswith("conformance/cases/") for case in row["cases"])
+    assert all(case["case"].startswith("conformance/spec/") for case in row["cases"])
     verified = run(installed, project, "verify", "certificate/mine")
     assert (verified.returncode, verified.stderr) == (0, "")

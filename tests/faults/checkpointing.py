@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from conformance.cases.checkpointing import networks
+from conformance.spec.checkpointing import networks
 from impl.ddp.iteration.readiness import Readiness
 from impl.ddp.iteration.reducer import Reducer
 from impl.sync_batchnorm import SyncBatchNorm

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from conformance.harness import forwarding
-from conformance.requirements import Requirement
+from conformance.rule import Requirement
 from conformance.target import Target, load_target
 from conformance.verdict import Verdict
 

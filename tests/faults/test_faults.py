@@ -14,17 +14,17 @@ from hypothesis import Phase, settings
 
 import conformance.conftest  # noqa: F401  # it registers the profile of cases
 import tests.faults
-from conformance.certifier import Certifier
-from conformance.first_look import FirstLook
+from conformance.catalogue.rules import catalogue
 from conformance.harness.pool import SHARED_POOL
 from conformance.report.results import Results
-from conformance.requirements import catalogue
+from conformance.run.first_look import FirstLook
+from conformance.session.certifier import Certifier
 from conformance.verdict import Verdict
 from tests.faults.anywhere import AnyMachine
 from tests.faults.kit import FAULTS, Broken
 
 ROOT = Path(__file__).parents[2]
-CASES = ROOT / "conformance" / "cases"
+CASES = ROOT / "conformance" / "spec"
 
 UNSHRUNK = "unshrunk"
 settings.register_profile(
@@ -92,7 +92,7 @@ def no_excuse(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def known_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     """The modules of all faults are imported here already: no process of its own looks at each."""
-    monkeypatch.setattr("conformance.certifier.look_at", lambda target: FirstLook(""))
+    monkeypatch.setattr("conformance.session.certifier.look_at", lambda target: FirstLook(""))
 
 
 @pytest.fixture(autouse=True)

@@ -21,10 +21,10 @@ from typing import Any
 
 import pytest
 
-from conformance.certifier import Certifier
+from conformance.catalogue.rules import catalogue
 from conformance.report.folder import newest_in
 from conformance.report.results import RequirementResult, Results
-from conformance.requirements import catalogue
+from conformance.session.certifier import Certifier
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = ("-p", "conformance.plugin", "-p", "no:cacheprovider", "--color=no")

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from conformance import Me, Ranks, assert_same_on_all_ranks, covers, deadline, world_sizes
-from conformance.requirements import MUST, Requirement
+from conformance.rule import MUST, Requirement
 
 _KEPT: list[Any] = []
 

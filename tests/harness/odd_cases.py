@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from conformance import Me, Ranks, covers, deadline, world_sizes
-from conformance.requirements import MUST, Requirement
+from conformance.rule import MUST, Requirement
 
 
 class NoText(Exception):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from conformance.diagnosis import Diagnoses
+from conformance.session.diagnosis import Diagnoses
 from conformance.verdict import Verdict
 from tests.harness.kit import Inside
 
@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conformance import assert_each_rank, covers, world_sizes
-from conformance.requirements import MUST, Requirement
+from conformance.rule import MUST, Requirement
 
 def r(name, **more):
     words = dict(level=MUST, profile="collectives", says="It holds.", source="a test")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.first_look import FirstLook, look_at
+from conformance.run.first_look import FirstLook, look_at
 from conformance.target import Target
 
 
@@ -97,7 +97,7 @@ def test_an_import_that_ends_the_process_or_does_not_end_is_an_error_in_one_line
 ) -> None:
     exits = "import os\nos._exit(3)\n"
     assert "ended the process: exit code 3" in look_at_module(tmp_path, monkeypatch, exits)
-    monkeypatch.setattr("conformance.first_look._DEADLINE_S", 5.0)
+    monkeypatch.setattr("conformance.run.first_look._DEADLINE_S", 5.0)
     hangs = "import time\ntime.sleep(60)\n"
     said = look_at_module(tmp_path, monkeypatch, hangs)
     assert said == "importing it did not end within 5 s"

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from conformance import CheckFailed
+from conformance.catalogue.rules import catalogue
 from conformance.harness.failure import RanksFailed
 from conformance.harness.outcome import Died, Outcome, Raised, Returned, StillRunning
-from conformance.judgement import LEAVES_NOTHING_BEHIND, LeftBehind, judge_end, verdict_of
-from conformance.plan import Plan
-from conformance.requirements import catalogue
+from conformance.run.judgement import LEAVES_NOTHING_BEHIND, LeftBehind, judge_end, verdict_of
+from conformance.run.plan import Plan
 from conformance.target import Deviation, Target
 from conformance.verdict import Verdict
 

@@ -13,7 +13,7 @@ from conformance.verdict import Verdict
 from tests.harness.kit import Inside
 
 ROOT = Path(__file__).parents[2]
-CASES = ROOT / "conformance" / "cases"
+CASES = ROOT / "conformance" / "spec"
 
 # What deals in several operations, dtypes or reduce ops at once, and what catches errors.
 FILES = (

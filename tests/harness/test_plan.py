@@ -9,11 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from conformance.board import Board
 from conformance.capabilities import DETECTING, Capabilities
-from conformance.plan import adopt_own, make_plan, missing_part, select, why_not_exercised
-from conformance.requirements import MUST, Requirement, catalogue
-from conformance.settings import Settings, UsageError, read_settings
+from conformance.catalogue.rules import catalogue
+from conformance.rule import MUST, Requirement
+from conformance.run.plan import adopt_own, make_plan, missing_part, select, why_not_exercised
+from conformance.run.settings import Settings, UsageError, read_settings
+from conformance.run.worker_messages import Board
 from conformance.target import Target
 from conformance.verdict import Verdict
 

@@ -15,7 +15,7 @@ from conformance.harness.outcome import Returned, StillRunning
 from conformance.harness.pool import Leak, Pool, WorldSpec
 from conformance.harness.rank import HarnessFault
 from conformance.harness.ranks import Ranks
-from conformance.judgement import verdict_of
+from conformance.run.judgement import verdict_of
 from conformance.target import load_target
 from conformance.verdict import Verdict, worst
 

@@ -15,7 +15,7 @@ pytest_plugins = ["pytester"]
 
 CASES = """
 from conformance import covers
-from conformance.requirements import MUST, Requirement
+from conformance.rule import MUST, Requirement
 
 
 def r(name):
@@ -34,7 +34,9 @@ def test_fails():
 def test_holds_too():
     pass
 """
-AT_ONCE = "import conformance.progress_reporter as p\np._LINE_EVERY_S = p._REDRAWN_EVERY_S = 0\n"
+AT_ONCE = (
+    "import conformance.session.progress_reporter as p\np._LINE_EVERY_S = p._REDRAWN_EVERY_S = 0\n"
+)
 FAILURE = "broken: mine/two: two is not three"
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import conformance
 from conformance.__main__ import COMMANDS
-from conformance.requirements import catalogue
+from conformance.catalogue.rules import catalogue
 from conformance.target import load_target
 from conformance.verdict import Verdict
 from tests.harness.kit import Inside

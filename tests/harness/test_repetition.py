@@ -8,8 +8,8 @@ import pytest
 
 from conformance.harness.outcome import Outcome, Raised, Returned
 from conformance.harness.soundness import is_sound
-from conformance.repetition import describe_taint, repeat
 from conformance.report.terminal import summary_lines
+from conformance.run.repetition import describe_taint, repeat
 from conformance.verdict import Verdict
 from tests.harness.kit import Inside
 
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from conformance import assert_that, covers, world_sizes
-from conformance.requirements import MUST, Requirement
+from conformance.rule import MUST, Requirement
 
 def r(name, **more):
     words = dict(level=MUST, profile="faults", says="It holds.", source="a test")

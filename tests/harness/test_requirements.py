@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from conformance import requirements
-from conformance.requirements import MAY, MUST, Requirement, UnknownRequirement, catalogue
-from conformance.requirements.model import Catalogue
+from conformance.catalogue.rules import catalogue
+from conformance.rule import MAY, MUST, Catalogue, Requirement, UnknownRequirement
 
 MODULES = Path(requirements.__file__).parent.rglob("*.py")
 

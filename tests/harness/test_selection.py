@@ -15,8 +15,8 @@ from conformance.report.conclusion import Conclusion
 from conformance.report.folder import newest_in
 from conformance.report.terminal import verdict_line
 from conformance.report.verify import problems
-from conformance.selection import files_left_out, is_asked_for, trains_models
-from conformance.settings import Settings, read_settings
+from conformance.run.selection import files_left_out, is_asked_for, trains_models
+from conformance.run.settings import Settings, read_settings
 from conformance.verdict import Verdict
 from tests.harness.kit import Inside, Outside
 
@@ -26,7 +26,7 @@ CASES = """
 import pytest
 
 from conformance import covers, needs
-from conformance.requirements import MUST, Requirement
+from conformance.rule import MUST, Requirement
 
 
 def r(name):
@@ -80,7 +80,7 @@ def test_a_requirement_says_which_of_its_cases_were_left_out(
     [row] = [row for row in document["requirements"] if row["id"] == "mine/one"]
     assert row["left_out"] == ["test_inside.py::test_fails"]
     assert document["run"]["cases_left_out"] == 1
-    assert "conformance/cases/p2p/test_peers.py" in document["run"]["files_left_out"]
+    assert "conformance/spec/p2p/peers.py" in document["run"]["files_left_out"]
     assert [line for line in problems(document) if "left out" in line] == []
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conformance.settings import Settings, UsageError, read_settings
+from conformance.run.settings import Settings, UsageError, read_settings
 from conformance.target import deviations_of_front_end, load_target
 
 

@@ -121,7 +121,7 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from conformance import assert_that, covers, world_sizes
-from conformance.requirements import MUST, Requirement
+from conformance.rule import MUST, Requirement
 
 ONE = Requirement(id="mine/one", level=MUST, profile="faults", says="Yes.", source="me")
 wrong_since = []

@@ -29,7 +29,7 @@ from pathlib import Path
 import pytest
 
 from conformance import covers, world_sizes
-from conformance.requirements import MUST, Requirement
+from conformance.rule import MUST, Requirement
 
 RETURNS = Requirement(
     id="mine/returns", level=MUST, profile="faults", says="It returns.", source="a test"

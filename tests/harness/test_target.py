@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conformance.capabilities import Capabilities
-from conformance.requirements import catalogue
+from conformance.catalogue.rules import catalogue
 from conformance.target import (
     BUILT_IN,
     Deviation,

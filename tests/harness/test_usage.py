@@ -123,7 +123,7 @@ def test_a_case_with_a_wrong_requirement_is_refused(
     folder: Path, capsys: pytest.CaptureFixture[str], covers: str, says: str
 ) -> None:
     own = """
-from conformance.requirements import MUST, Requirement
+from conformance.rule import MUST, Requirement
 
 def R(id, **more):
     return Requirement(id=id, level=MUST, profile="p2p", says="Yes.", source="me", **more)

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from conformance import assert_same_on_all_ranks, covers, deadline, gpu, needs, world_sizes
-from conformance.requirements import MUST, Requirement
+from conformance.rule import MUST, Requirement
 
 
 def r(name, **more):

@@ -7,11 +7,11 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+from conformance.catalogue.rules import catalogue
 from conformance.report.certificate import Run, certificate_of
 from conformance.report.results import CaseResult, Results, judge
-from conformance.requirements import MUST, Requirement, catalogue
-from conformance.requirements.model import Catalogue
-from conformance.settings import Settings
+from conformance.rule import MUST, Catalogue, Requirement
+from conformance.run.settings import Settings
 from conformance.target import Deviation, Target
 from conformance.verdict import Verdict
 

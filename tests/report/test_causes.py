@@ -8,7 +8,7 @@ from conformance.report.case_failure import Failure, cause_of
 from conformance.report.causes import causes_of
 from conformance.report.results import CaseResult, judge
 from conformance.report.terminal import summary_lines
-from conformance.requirements.model import Catalogue
+from conformance.rule import Catalogue
 from conformance.target import Target
 from conformance.verdict import Verdict
 from tests.report.samples import case, requirement

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from conformance.catalogue.rules import catalogue
 from conformance.report.certificate import (
     CERTIFICATE,
     REPORT,
@@ -21,7 +22,7 @@ from conformance.report.certificate import (
 )
 from conformance.report.conclusion import Conclusion
 from conformance.report.schema import load_schema, violations
-from conformance.requirements import PROFILES, Level, catalogue
+from conformance.rule import PROFILES, Level
 from conformance.verdict import FAILURES, Verdict
 from tests.report.samples import GOOD, case, certificate, whole_certificate
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from conformance import CheckFailed
+from conformance.catalogue.rules import catalogue
 from conformance.harness.failure import RanksFailed
 from conformance.harness.outcome import Died, Outcome, Raised, Returned, StillRunning
 from conformance.harness.pool import WorldSpec
 from conformance.harness.ranks import LastRun
 from conformance.report.again import Invocation, command_again
 from conformance.report.failure import FailedCase, failure_text
-from conformance.requirements import catalogue
 from conformance.target import Target
 from conformance.verdict import Verdict
 from tests.report.samples import settings
@@ -195,7 +195,7 @@ def test_the_command_repeats_what_changes_a_case() -> None:
 
 def test_cases_of_the_suite_bring_the_plugin_along() -> None:
     root = HERE.parents[2]
-    nodeid = "conformance/cases/collectives/test_values.py::test_x"
+    nodeid = "conformance/spec/collectives/test_values.py::test_x"
     assert words(nodeid, Invocation(root, root))[0] == nodeid
 
 

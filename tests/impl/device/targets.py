@@ -14,7 +14,7 @@ from torch import Tensor
 
 import impl.ddp.device
 import impl.fsdp.device
-from conformance.cases.cuda import streams
+from conformance.spec.cuda import stream_work as streams
 from conformance.target import Target, load_target
 from impl.gloo.connect.transports import Place, connect
 from impl.gloo.options import Options

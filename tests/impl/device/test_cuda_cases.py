@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-import conformance.cases.cuda
-from conformance.certifier import Certifier
-from conformance.first_look import FirstLook
+import conformance.spec.cuda
 from conformance.report.results import Results
+from conformance.run.first_look import FirstLook
+from conformance.session.certifier import Certifier
 from conformance.verdict import Verdict
 from tests.faults.anywhere import AnyMachine
 
-CASES = Path(conformance.cases.cuda.__file__).parent
+CASES = Path(conformance.spec.cuda.__file__).parent
 
 # What only a device can show: it has memory that is not the host's.
 NEED_A_DEVICE = {"cuda/mixed-devices", "cuda/other-device"}
@@ -45,7 +45,7 @@ class Keeper(AnyMachine):
 
 @pytest.mark.parametrize("target", ["impl", SIMULATED])
 def test_cases_hold_without_a_device(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conformance.certifier.look_at", lambda target: FirstLook(""))
+    monkeypatch.setattr("conformance.session.certifier.look_at", lambda target: FirstLook(""))
     keeper = Keeper()
     pytest.main(
         [

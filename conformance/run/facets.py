@@ -1,0 +1,50 @@
+"""What a case is about, as kinds and values: what blame is sought among."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+from conformance.capabilities import DTYPES, OPS, REDUCE_OPS
+from conformance.catalogue.rules import catalogue
+from conformance.run.plan import Plan
+
+Facets = tuple[tuple[str, str], ...]
+
+_KNOWN = {
+    **dict.fromkeys(OPS, "op"),
+    **dict.fromkeys(REDUCE_OPS, "reduce_op"),
+    **dict.fromkeys(DTYPES, "dtype"),
+}
+
+
+def facets_of(item: pytest.Item, plan: Plan) -> Facets:
+    """Such as ("op", "gather"), ("world size", "2"), ("rule", "gather/async"), sorted."""
+    needed = [need for id in plan.covers for need in catalogue()[id].needs]
+    needed += [need for mark in item.iter_markers("needs") for need in mark.args]
+    kinds_and_names = (need.partition(":")[::2] for need in needed)
+    return tuple(sorted({*_of_rules(plan.covers), *kinds_and_names, *_of_parameters(item)}))
+
+
+def _of_rules(ids: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for id in ids:
+        chapter, _, aspect = id.partition("/")
+        yield "profile", catalogue()[id].profile
+        yield "chapter", chapter
+        yield "aspect", aspect
+        yield "rule", id
+        if chapter in OPS:
+            yield "op", chapter
+
+
+def _of_parameters(item: pytest.Item) -> Iterator[tuple[str, str]]:
+    callspec = getattr(item, "callspec", None)
+    for name, value in (callspec.params if callspec else {}).items():
+        text = value.__name__ if callable(value) else str(value)
+        if name == "world_size":
+            yield "world size", text
+        elif text.lower() in _KNOWN:
+            yield _KNOWN[text.lower()], text.lower()
+        elif isinstance(value, str | int):
+            yield name, text

@@ -1,0 +1,113 @@
+"""From the way a case ended to its verdicts. Pure: it decides, and touches no ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from conformance.harness.failure import RanksFailed
+from conformance.harness.outcome import message_of
+from conformance.run.plan import Plan
+from conformance.target import Target
+from conformance.verdict import Verdict, worst
+
+_EXCUSES = frozenset({Verdict.DEVIATION, Verdict.NOT_CLAIMED, Verdict.HOLDS, Verdict.BLOCKED})
+LEAVES_NOTHING_BEHIND = "groups/leaves-nothing-behind"
+
+
+class LeftBehind(AssertionError):
+    """Ranks still held something after a case's groups were destroyed, or did not get that far.
+
+    verdict: the worst of what became of them.
+    """
+
+    def __init__(self, text: str, verdict: Verdict = Verdict.BROKEN) -> None:
+        super().__init__(text)
+        self.verdict = verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """How a case ended.
+
+    seen: the verdict before deviations and claims were looked at.
+    verdicts: requirement id -> verdict.
+    reason: why, in one line: the deviation's if one excuses everything; "" if the case passed.
+    worked: whether the case's checks passed, and no rank refused anything.
+    """
+
+    seen: Verdict
+    verdicts: dict[str, Verdict]
+    reason: str
+    worked: bool
+
+    @property
+    def excused(self) -> bool:
+        """Whether nothing is wrong that the target did not say itself."""
+        return self.seen is not Verdict.HOLDS and _EXCUSES.issuperset(self.verdicts.values())
+
+    def blocked(self, why: str) -> Judgement:
+        """Of a case that is blocked and ran nevertheless: what was seen, held against nothing."""
+        return replace(self, verdicts=dict.fromkeys(self.verdicts, Verdict.BLOCKED), reason=why)
+
+
+def judge_end(
+    error: BaseException | None,
+    plan: Plan,
+    target: Target,
+    why_blocked: str = "",
+    refusal: str = "",
+) -> Judgement:
+    """The verdicts of a case that ended with this exception, or without one.
+
+    why_blocked: what is known to fail, because of which the case was skipped, or "".
+    refusal: which rank refused in the last run of the ranks, see `refusal_of`; if the case ended
+        without an exception, in any run of them.
+    """
+    if error is None and not plan.lacks:
+        return Judgement(Verdict.HOLDS, dict.fromkeys(plan.covers, Verdict.HOLDS), "", True)
+    if error is None:
+        works = f"works, although {', '.join(plan.lacks)} is not claimed"
+        reason = f"refused: {refusal}" if refusal else works
+        verdicts = dict.fromkeys(plan.covers, Verdict.NOT_CLAIMED)
+        return Judgement(Verdict.HOLDS, verdicts, reason, worked=not refusal)
+    if isinstance(error, pytest.skip.Exception):
+        skipped = Verdict.BLOCKED if why_blocked else Verdict.NOT_EXERCISED
+        reason = why_blocked or str(error.msg)
+        return Judgement(skipped, dict.fromkeys(plan.covers, skipped), reason, False)
+    seen = verdict_of(error)
+    reason = error.brief if isinstance(error, RanksFailed) else _first_line(error)
+    if plan.lacks and refusal and seen is not Verdict.UNKNOWN:
+        verdicts = dict.fromkeys(plan.covers, Verdict.NOT_CLAIMED)
+        return Judgement(seen, verdicts, f"refused: {refusal}", False)
+    covers = plan.covers
+    # A test without requirements may have started by itself what is left, and judges no target.
+    if covers and isinstance(error, LeftBehind):
+        covers = (LEAVES_NOTHING_BEHIND,)
+    deviations = [target.deviation(id, seen) for id in covers]
+    verdicts = {
+        id: Verdict.DEVIATION if deviation else seen
+        for id, deviation in zip(covers, deviations, strict=True)
+    }
+    # A reason that excuses some of the requirements only must not be shown for the others.
+    declared = [deviation.reason for deviation in deviations if deviation]
+    if declared and len(declared) == len(covers):
+        reason = declared[0]
+    return Judgement(seen, verdicts, reason, False)
+
+
+def verdict_of(error: BaseException) -> Verdict:
+    """What an exception in a case's own process says of the target."""
+    if isinstance(error, RanksFailed | LeftBehind):
+        return error.verdict
+    # pytest's own is what `pytest.fail` and a `pytest.raises` without an exception raise.
+    if isinstance(error, AssertionError | pytest.fail.Exception):
+        return Verdict.BROKEN
+    # Hypothesis groups what it found: several bugs, or one that did not show twice.
+    grouped = getattr(error, "exceptions", ())
+    return worst(verdict_of(e) for e in grouped) if grouped else Verdict.UNKNOWN
+
+
+def _first_line(error: BaseException) -> str:
+    return (message_of(error).splitlines() or [type(error).__name__])[0]

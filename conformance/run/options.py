@@ -1,0 +1,52 @@
+"""The options of a run: pytest takes them, and so does `python -m conformance certify`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from conformance.run.settings import DEADLINE_S, REPETITIONS
+
+# Flag -> how argparse and pytest are told of it.
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "--target": {
+        "default": "impl",
+        "metavar": "NAME",
+        "help": "impl, torch, PATH.toml or module:attribute; A@B for A's wrappers on B's backend "
+        "(default: %(default)s)",
+    },
+    "--world-sizes": {
+        "metavar": "N,...",
+        "help": "world sizes to run, up to 64 (default: the cases decide)",
+    },
+    "--profile": {"metavar": "NAME,...", "help": "only requirements of these profiles"},
+    "--requirement": {
+        "action": "append",
+        "default": [],
+        "metavar": "ID,...",
+        "help": "only these requirements; patterns such as 'all_reduce/*'; may be repeated",
+    },
+    "--certificate": {
+        "metavar": "DIR",
+        "help": "write certificate.json, junit.xml and a report there; {target} in it stands for "
+        "the target's name",
+    },
+    "--replace-other-target": {
+        "action": "store_true",
+        "help": "write the certificate to a folder that holds that of another target",
+    },
+    "--device": {"metavar": "NAME", "help": "cpu or cuda (default: the target's)"},
+    "--repetitions": {
+        "type": int,
+        "default": REPETITIONS,
+        "metavar": "N",
+        "help": "how often a failed case is repeated, each time on fresh ranks, before its "
+        "requirement is called broken (default: %(default)s)",
+    },
+    "--deadline": {
+        "type": float,
+        "default": DEADLINE_S,
+        "metavar": "SECONDS",
+        "help": "how long the ranks may take for one call (default: %(default)s)",
+    },
+}

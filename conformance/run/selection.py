@@ -1,0 +1,71 @@
+"""Which cases a run leaves out, whatever left them out: -k, --deselect, --lf, a path, -x."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from conformance.catalogue.chapters import CASES, case_files, ids_in
+from conformance.catalogue.rules import catalogue
+from conformance.rule import PART_OF_PROFILE
+from conformance.run.plan import Plan, select
+from conformance.run.settings import Settings
+
+# Folders of cases in which ranks have models and optimizers.
+_TRAINING = {*PART_OF_PROFILE, "cuda"}
+
+
+def planned_cases(
+    found: Sequence[pytest.Item],
+    chosen: Sequence[pytest.Item],
+    plans: Mapping[str, Plan],
+    settings: Settings,
+) -> dict[str, tuple[str, ...]]:
+    """Every case that the suite's own options ask for, run or not: node id -> its requirements.
+
+    found: the items of all files that were collected, before anything was left out.
+    chosen: those of them that run.
+    plans: node id -> plan, of each that was found.
+    """
+    running = {item.nodeid for item in chosen}
+    # Those that run come first: of several probes that would do, one that runs is enough.
+    ordered = [*chosen, *(item for item in found if item.nodeid not in running)]
+    wanted = select(ordered, dict(plans), settings)
+    return {item.nodeid: plans[item.nodeid].covers for item in wanted if plans[item.nodeid].covers}
+
+
+def is_asked_for(file: Path, settings: Settings) -> bool:
+    """Whether --profile and --requirement leave a file of the suite anything to do.
+
+    They leave every file that is not the suite's: its requirements may come with its cases.
+    """
+    if not settings.is_selective or file not in case_files():
+        return True
+    known = catalogue()
+    return any(id in known and settings.selects(id) for id in ids_in(file))
+
+
+def trains_models(named: Iterable[Path], settings: Settings) -> bool | None:
+    """Whether ranks of the suite's cases train models; None if other cases are to run too.
+
+    named: the files and folders that pytest was told to collect.
+    """
+    trains = False
+    for path in named:
+        files = [file for file in case_files() if file == path or path in file.parents]
+        if not files:
+            return None
+        trains |= any(f.parent.name in _TRAINING and is_asked_for(f, settings) for f in files)
+    return trains
+
+
+def files_left_out(found: Iterable[pytest.Item], settings: Settings) -> list[str]:
+    """The suite's files of which no case was found, from the folder that the suite lies in.
+
+    Those that the suite's own options do not ask for are not missed.
+    """
+    seen = {item.path for item in found}
+    missed = (f for f in case_files() if f not in seen and is_asked_for(f, settings))
+    return [str(file.relative_to(CASES.parents[1])) for file in missed]

@@ -1,0 +1,173 @@
+"""The options of a run, checked."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from conformance.catalogue.rules import catalogue
+from conformance.rule import PROFILES, UnknownRequirement
+from conformance.target import (
+    DEVICES,
+    Target,
+    TargetError,
+    load_target,
+    on_device,
+    with_front_end,
+)
+
+WORLD_SIZE_MAX = 64
+CASES_WORLD_SIZE_MAX = 6  # no case needs more ranks
+DEFAULT_WORLD_SIZES = (1, 2, 3, 4)
+REPETITIONS = 3  # of a failed case, on fresh ranks
+DEADLINE_S = 60.0  # how long the ranks may take for one call
+
+
+class UsageError(Exception):
+    """Options that cannot be followed; the message is one line for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a run was asked to do.
+
+    spec: what `--target` was given.
+    world_sizes: None where the cases decide themselves.
+    profiles, requirements: names and ids of what to check; None for everything.
+    certificate: the folder to write it to, or None for no certificate.
+    deadline_s: how long the ranks may take for one call, unless the case says otherwise.
+    repetitions: how often a failed case is repeated on fresh ranks, 0 for not at all.
+    world_size_max: how many ranks there are at all; torchrun has a fixed number of them.
+    """
+
+    target: Target
+    spec: str
+    world_sizes: tuple[int, ...] | None
+    profiles: tuple[str, ...] | None
+    requirements: frozenset[str] | None
+    certificate: Path | None
+    device: str
+    deadline_s: float
+    repetitions: int = REPETITIONS
+    world_size_max: int = WORLD_SIZE_MAX
+
+    def selects(self, requirement: str) -> bool:
+        """Whether --profile and --requirement leave this requirement in."""
+        if self.profiles is not None and catalogue()[requirement].profile not in self.profiles:
+            return False
+        return self.requirements is None or requirement in self.requirements
+
+    @property
+    def restricts_world_sizes(self) -> bool:
+        """Whether cases may be left out that ask for other world sizes."""
+        return self.world_sizes is not None or self.world_size_max < CASES_WORLD_SIZE_MAX
+
+    @property
+    def is_selective(self) -> bool:
+        """Whether --profile or --requirement was given."""
+        return self.profiles is not None or self.requirements is not None
+
+    def sizes_for(self, listed: tuple[int, ...], at_least: int | None) -> tuple[int, ...]:
+        """The world sizes at which a case runs.
+
+        listed: the sizes that the case names, or ().
+        at_least: the case takes every size from this one on that is asked for; None if it takes
+            only those that it names.
+        """
+        asked = self.world_sizes or listed or DEFAULT_WORLD_SIZES
+        sizes = [n for n in asked if n in listed or (at_least is not None and n >= at_least)]
+        return tuple(n for n in sizes if n <= self.world_size_max)
+
+
+def check_python() -> None:
+    """Raises UsageError where this Python leaves out `assert`, by which cases and ranks check."""
+    if sys.flags.optimize:
+        raise UsageError("python -O and PYTHONOPTIMIZE leave out checks: run without them")
+
+
+def read_settings(
+    *,
+    target: str,
+    world_sizes: str | None,
+    profiles: str | None,
+    requirements: Sequence[str],
+    certificate: str | None,
+    device: str | None,
+    deadline_s: float,
+    repetitions: int = REPETITIONS,
+) -> Settings:
+    """Settings from the texts of the options. Raises UsageError with one line."""
+    try:
+        found = load_target(target)
+        patterns = [part.strip() for text in requirements for part in text.split(",")]
+        chosen = [r.id for pattern in patterns for r in catalogue().matching(pattern)]
+    except TargetError as error:
+        raise UsageError(str(error)) from error
+    except UnknownRequirement as error:
+        raise UsageError(f"--requirement: {error.args[0]}") from error
+    if device is not None and device not in DEVICES:
+        raise UsageError(f"--device {device}: must be cpu or cuda")
+    found = on_device(with_front_end(found), device or found.device)
+    if found.device == "cuda" and not _has_cuda():
+        raise UsageError(f"target {found.name} is on cuda, and there is no CUDA device here")
+    if not deadline_s > 0:
+        raise UsageError(f"--deadline {deadline_s}: must be a positive number of seconds")
+    if repetitions < 0:
+        raise UsageError(f"--repetitions {repetitions}: must be 0 or more")
+    return Settings(
+        target=found,
+        spec=target,
+        world_sizes=_world_sizes(world_sizes),
+        profiles=_profiles(profiles),
+        requirements=frozenset(chosen) if requirements else None,
+        certificate=_writable(certificate, found.name),
+        device=found.device,
+        deadline_s=deadline_s,
+        repetitions=repetitions,
+    )
+
+
+def _has_cuda() -> bool:
+    import torch  # takes a second, which most refusals of an option need not wait for
+
+    return torch.cuda.is_available()
+
+
+def _world_sizes(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        sizes = tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        raise UsageError(f"--world-sizes {text}: must be numbers such as 1,2,4") from None
+    if sizes[0] < 1 or sizes[-1] > WORLD_SIZE_MAX:
+        raise UsageError(f"--world-sizes {text}: sizes are from 1 to {WORLD_SIZE_MAX}")
+    return sizes
+
+
+def _profiles(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if name not in PROFILES:
+            raise UsageError(f"--profile: no profile {name!r}; there are {', '.join(PROFILES)}")
+    return names
+
+
+def _writable(folder: str | None, target: str) -> Path | None:
+    if folder is None:
+        return None
+    path = Path(folder.replace("{target}", re.sub(r"[^\w.@+-]", "_", target)))
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / f".{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UsageError(f"--certificate {folder}: cannot write there: {error.strerror}") from error
+    return path

@@ -1,0 +1,1 @@
+"""What pytest's session carries for the plugin: items, failures, the certificate at its end."""

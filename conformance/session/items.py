@@ -1,0 +1,54 @@
+"""What the plugin keeps with pytest's items and its config, and how a case's end is judged."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from conformance.harness.failure import RanksFailed, refusal_of
+from conformance.harness.ranks import Ranks
+from conformance.report.folder import CertificateFolder
+from conformance.run.judgement import Judgement, judge_end
+from conformance.run.plan import Plan
+from conformance.run.settings import Settings
+from conformance.run.worker_messages import Board
+from conformance.session.diagnosis import Diagnoses
+
+SETTINGS = pytest.StashKey[Settings]()
+BOARD = pytest.StashKey[Board]()
+FOUND = pytest.StashKey[list[pytest.Item]]()
+PLAN = pytest.StashKey[Plan]()
+WORLD = pytest.StashKey[Ranks]()
+BLOCKED = pytest.StashKey[str]()
+EXCUSED = pytest.StashKey[bool]()
+TEMPORARY = pytest.StashKey[pytest.TempPathFactory]()
+TAINT = pytest.StashKey[str]()
+FOLDER = pytest.StashKey[CertificateFolder]()
+FAILED = pytest.StashKey[bool]()
+CAUSES = pytest.StashKey[Counter[str]]()
+DIAGNOSES = pytest.StashKey[Diagnoses]()
+DIAGNOSED = pytest.StashKey[str]()  # why a case is blocked that runs nevertheless
+
+
+def judgement_of(item: pytest.Item, error: BaseException | None) -> Judgement:
+    """What the end of the case says, as far as this process can tell."""
+    target = item.config.stash[SETTINGS].target
+    plan, refusal = item.stash[PLAN], _refusal(item, error)
+    judgement = judge_end(error, plan, target, item.stash.get(BLOCKED, ""), refusal)
+    return judgement.blocked(item.stash[DIAGNOSED]) if DIAGNOSED in item.stash else judgement
+
+
+def is_drawn(item: pytest.Item) -> bool:
+    """Whether Hypothesis draws what the case works on."""
+    return bool(getattr(item.obj, "is_hypothesis_test", False))  # type: ignore[attr-defined]  # Function has it
+
+
+def _refusal(item: pytest.Item, error: BaseException | None) -> str:
+    """Which rank refused what, where that decides what the end of a case means."""
+    world = item.stash.get(WORLD, None)
+    if isinstance(error, RanksFailed):
+        return refusal_of(error.outcomes)
+    if world is None or world.last_run is None:
+        return ""
+    return world.refused if error is None else refusal_of(world.last_run.outcomes)

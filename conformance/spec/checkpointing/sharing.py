@@ -1,0 +1,190 @@
+"""Layers that run several times in a forward pass, share weights, or run by turns."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance import (
+    Me,
+    Ranks,
+    assert_same_on_all_ranks,
+    assert_that,
+    covers,
+    world_sizes,
+)
+from conformance.harness.traces import Issued, record
+from conformance.oracle.training import Step, optimizer_for, snapshot
+from conformance.spec.checkpointing.networks import (
+    DYNAMIC,
+    DYNAMIC_TIED,
+    EVERY_TIED,
+    NON_REENTRANT,
+    ONCE,
+    REENTRANT,
+    TWICE,
+    TWICE_TIED,
+    Recipe,
+)
+from conformance.spec.checkpointing.training import (
+    CAP,
+    EVERY,
+    SEARCHING,
+    STATIC,
+    STEPS,
+    Options,
+    batch,
+    loss_of,
+    train_and_compare,
+    whole_steps,
+)
+from conformance.spec.comm_hooks.hooked import sum_of
+from conformance.spec.ddp.training_runs import assert_trained
+
+
+@covers("checkpointing/twice")
+@world_sizes(2, 3)
+def test_a_layer_that_runs_twice(ranks: Ranks) -> None:
+    train_and_compare(ranks, TWICE, NON_REENTRANT, EVERY)
+
+
+@covers("checkpointing/twice-static")
+@world_sizes(2, 3)
+def test_a_layer_that_runs_twice_in_a_static_graph(ranks: Ranks) -> None:
+    train_and_compare(ranks, TWICE, REENTRANT, STATIC)
+
+
+@covers("checkpointing/shared-weights")
+@world_sizes(2)
+@pytest.mark.parametrize("recipe", [TWICE_TIED, EVERY_TIED], ids=["twice", "in two layers"])
+def test_weights_in_several_checkpoints(ranks: Ranks, recipe: Recipe) -> None:
+    train_and_compare(ranks, recipe, NON_REENTRANT, EVERY)
+
+
+@covers("checkpointing/shared-weights-static")
+@world_sizes(2)
+@pytest.mark.parametrize("recipe", [TWICE_TIED, EVERY_TIED], ids=["twice", "in two layers"])
+def test_weights_in_several_checkpoints_of_a_static_graph(ranks: Ranks, recipe: Recipe) -> None:
+    train_and_compare(ranks, recipe, REENTRANT, STATIC)
+
+
+@covers("checkpointing/by-turns")
+@world_sizes(2, 3)
+def test_layers_that_run_by_turns(ranks: Ranks) -> None:
+    train_and_compare(ranks, DYNAMIC, NON_REENTRANT, SEARCHING, steps=4)
+
+
+@covers("checkpointing/by-turns-shared-weights")
+@world_sizes(2)
+def test_layers_of_one_weight_that_run_by_turns(ranks: Ranks) -> None:
+    train_and_compare(ranks, DYNAMIC_TIED, NON_REENTRANT, SEARCHING, steps=4)
+
+
+def traces(me: Me, recipe: Recipe, how: str, options: Options) -> list[list[Issued]]:
+    """What each step issues."""
+    group = record()
+    model = me.ddp(recipe.make(how).to(me.device), process_group=group, **options)
+    steps = []
+    for i in range(3):
+        group.take()
+        x = batch(me.rank, i).to(me.device).requires_grad_()
+        loss_of(model(x)).backward()
+        steps.append(group.take())
+    return steps
+
+
+@covers("checkpointing/reduced-once")
+@world_sizes(2)
+@pytest.mark.parametrize(
+    ("how", "options"),
+    [(REENTRANT, {"static_graph": True}), (NON_REENTRANT, {})],
+    ids=["reentrant", "non-reentrant"],
+)
+@pytest.mark.parametrize("recipe", [TWICE_TIED, EVERY_TIED, ONCE], ids=["twice", "tied", "once"])
+def test_every_gradient_is_reduced_once(
+    ranks: Ranks, recipe: Recipe, how: str, options: Options
+) -> None:
+    whole = sum(parameter.numel() for parameter in recipe.make(how).parameters())
+    for rank, steps in enumerate(ranks.run(traces, recipe, how, {**CAP, **options})):
+        for i, trace in enumerate(steps):
+            # A static graph's first step also adds up, in int32, which parameters were used.
+            reduced = [issued for issued in trace if issued.tensors[0][0] == "float64"]
+            total = sum(issued.numel for issued in reduced)
+            shown = ", ".join(map(str, reduced))
+            what = f"step {i + 1} reduced {total} gradients of {whole}: {shown}"
+            assert_that(total == whole, what, rank)
+
+
+def take_steps_with_a_hook(me: Me, recipe: Recipe, how: str, options: Options) -> list[Step]:
+    """Train on half of what a hook makes of gradients that doubles their mean."""
+    network = recipe.make(how).to(me.device)
+    model = me.ddp(network, **options)
+    model.register_comm_hook(
+        None, lambda _, bucket: sum_of(bucket.buffer().mul_(2 / me.world_size))
+    )
+    optimizer = optimizer_for(network)
+    done = []
+    for i in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model(batch(me.rank, i).to(me.device).requires_grad_())).backward()
+        for parameter in network.parameters():
+            assert parameter.grad is not None
+            parameter.grad.div_(2)
+        optimizer.step()
+        done.append(snapshot(network))
+    return done
+
+
+@covers("comm_hooks/checkpoints")
+@world_sizes(2, 3)
+@pytest.mark.parametrize(
+    ("how", "options"),
+    [(REENTRANT, STATIC[0]), (REENTRANT, STATIC[2]), (NON_REENTRANT, CAP)],
+    ids=["reentrant", "reentrant, views", "non-reentrant"],
+)
+@pytest.mark.parametrize("recipe", [TWICE, EVERY_TIED], ids=["twice", "tied"])
+def test_a_hook_reduces_what_adds_up(
+    ranks: Ranks, recipe: Recipe, how: str, options: Options
+) -> None:
+    got = ranks.run(take_steps_with_a_hook, recipe, how, options)
+    assert_trained(got, whole_steps(recipe, ranks.world_size, STEPS))
+
+
+def count_hooks(me: Me, recipe: Recipe, how: str, wrapped: bool) -> list[dict[str, int]]:
+    """How often each parameter's hook saw its gradient complete, step by step."""
+    network = recipe.make(how).to(me.device)
+    model = me.ddp(network, static_graph=True) if wrapped else network
+    counts = dict.fromkeys((name for name, _ in network.named_parameters()), 0)
+
+    def count(name: str) -> None:
+        counts[name] += 1
+
+    for name, parameter in network.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: count(name))
+    steps = []
+    for i in range(2):
+        x = batch(me.rank, i).to(me.device).requires_grad_()
+        loss_of(model(x)).backward()
+        steps.append(dict(counts))
+        counts.update(dict.fromkeys(counts, 0))
+    return steps
+
+
+@covers("checkpointing/parameter-hooks")
+@world_sizes(2)
+@pytest.mark.parametrize("how", [REENTRANT, NON_REENTRANT])
+@pytest.mark.parametrize("recipe", [EVERY_TIED, ONCE], ids=["tied", "once"])
+def test_hooks_fire_as_they_do_without_the_wrapper(ranks: Ranks, recipe: Recipe, how: str) -> None:
+    alone = ranks.run(count_hooks, recipe, how, False)
+    got = ranks.run(count_hooks, recipe, how, True)
+    assert_same_on_all_ranks(got, alone[0], what="calls of each parameter's hook")
+
+
+@covers("checkpointing/no-more-communication")
+@world_sizes(2)
+@pytest.mark.parametrize("how", [REENTRANT, NON_REENTRANT])
+@pytest.mark.parametrize("static", [False, True], ids=["", "static"])
+def test_recomputation_exchanges_nothing(ranks: Ranks, how: str, static: bool) -> None:
+    options = {**CAP, "static_graph": static}
+    want = ranks.run(traces, ONCE, "", options)
+    assert_that(all(want[0]), "a step without checkpoints issued no collective")
+    assert_same_on_all_ranks(ranks.run(traces, ONCE, how, options), want[0], what="operations")

@@ -1,0 +1,272 @@
+"""Calls that are wrong on the face of it are refused by every rank."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from conformance import (
+    Me,
+    Ranks,
+    adapts,
+    assert_each_rank,
+    assert_that,
+    covers,
+    needs,
+    not_probed,
+    world_sizes,
+)
+from conformance.spec.collectives.wrong_calls import (
+    ALL_GATHER,
+    ALL_TO_ALL,
+    GATHER,
+    INTO_TENSOR,
+    MIXED,
+    NOT_TENSORS,
+    OUTSIDE,
+    REDUCE_SCATTER,
+    ROOTS,
+    SCATTER,
+    SCATTER_TENSOR,
+    SPLITS,
+    Kit,
+    all_gather_into_longer_ones,
+    all_gather_into_too_few,
+    all_to_all_of_too_few,
+    all_to_all_single_of_odd_rows,
+    broadcast_from_outside_of_the_group,
+    gather_into_longer_ones,
+    gather_into_too_many,
+    reduce_scatter_into_shorter_ones,
+    reduce_scatter_of_too_few,
+    reduce_to_outside,
+    scatter_of_longer_ones,
+    scatter_of_too_many,
+    splits_for_too_many_ranks,
+    splits_of_too_few_rows,
+)
+
+
+def told(me: Me, call: Callable[[Kit], None]) -> tuple[str, str]:
+    """Kind and words of what the wrong call raises; ("", "") if it is taken."""
+    try:
+        call(Kit(me))
+    except (TypeError, ValueError, RuntimeError) as error:
+        kinds = (TypeError, ValueError, RuntimeError)
+        return next(kind.__name__ for kind in kinds if isinstance(error, kind)), str(error)
+    return "", ""
+
+
+def check_refused(
+    ranks: Ranks, call: Callable[[Kit], None], kinds: tuple[str, ...], words: str = ""
+) -> None:
+    shown = inspect.getsource(call).split("\n", 1)[1].strip()
+    wanted = " or ".join(kinds) + (f" with {words!r}" if words else "")
+    for rank, (kind, said) in enumerate(ranks.run(told, call)):
+        happened = f"raised {kind}: {said}" if kind else "was taken"
+        assert_that(
+            kind in kinds and words in said,
+            f"{shown}\nshould raise {wanted}, and {happened}",
+            rank,
+        )
+
+
+# What a backend says of its own, whichever of the two it prefers.
+EITHER = ("ValueError", "RuntimeError")
+
+
+def named(call: Callable[[Kit], None]) -> str:
+    return call.__name__
+
+
+@covers("arguments/not-a-tensor")
+@pytest.mark.parametrize("call", NOT_TENSORS, ids=named)
+@world_sizes(2)
+def test_something_else_than_tensors(ranks: Ranks, call: Callable[[Kit], None]) -> None:
+    check_refused(ranks, call, ("TypeError",), "Expected parameter")
+
+
+@covers("arguments/mixed-dtypes")
+@pytest.mark.parametrize("call", MIXED, ids=named)
+@world_sizes(2)
+def test_mixed_dtypes(ranks: Ranks, call: Callable[[Kit], None]) -> None:
+    check_refused(ranks, call, ("ValueError",), "tensors with different dtypes")
+
+
+@covers("arguments/one-root")
+@pytest.mark.parametrize("call", ROOTS, ids=named)
+@world_sizes(2)
+def test_no_root_or_two(ranks: Ranks, call: Callable[[Kit], None]) -> None:
+    check_refused(ranks, call, ("ValueError",), "specify")
+
+
+@covers("arguments/root-in-group")
+@pytest.mark.parametrize("call", OUTSIDE, ids=named)
+@world_sizes(2)
+def test_a_root_outside(ranks: Ranks, call: Callable[[Kit], None]) -> None:
+    check_refused(ranks, call, EITHER)
+
+
+@covers("arguments/all_gather")
+@pytest.mark.parametrize("call", ALL_GATHER, ids=named)
+@world_sizes(2)
+def test_wrong_outputs_of_all_gather(ranks: Ranks, call: Callable[[Kit], None]) -> None:
+    check_refused(ranks, call, EITHER)
+
+
+@not_probed()
+@covers("arguments/all_gather_into_tensor")
+@pytest.mark.parametrize("call", INTO_TENSOR, ids=named)
+@world_sizes(2)
+def test_wrong_outputs_of_all_gather_into_tensor(ranks: Ranks, call: Callable[[Kit], None]) -> None:
+    check_refused(ranks, call, EITHER)
+
+
+@not_probed()
+@covers("arguments/gather")
+@pytest.mark.parametrize("call", GATHER, ids=named)
+@world_sizes(2)
+def test_wrong_lists_of_gather(ranks: Ranks, call: Callable[[Kit], None]) -> None:
+    check_refused(ranks, call, EITHER)
+
+
+@not_probed()
+@covers("arguments/scatter")
+@pytest.mark.parametrize("call", SCATTER, ids=named)
+@world_sizes(2)
+def test_wrong_lists_of_scatter(ranks: Ranks, call: Callable[[Kit], None]) -> None:
+    check_refused(ranks, call, EITHER)
+
+
+@not_probed()
+@covers("arguments/reduce_scatter")
+@pytest.mark.parametrize("call", REDUCE_SCATTER, ids=named)
+@world_sizes(2)
+def test_wrong_inputs_of_reduce_scatter(ranks: Ranks, call: Callable[[Kit], None]) -> None:
+    check_refused(ranks, call, EITHER)
+
+
+@not_probed()
+@covers("arguments/reduce_scatter-output")
+@world_sizes(2)
+def test_wrong_output_of_reduce_scatter(ranks: Ranks) -> None:
+    check_refused(ranks, reduce_scatter_into_shorter_ones, EITHER)
+
+
+@not_probed()
+@covers("arguments/reduce_scatter_tensor")
+@pytest.mark.parametrize("call", SCATTER_TENSOR, ids=named)
+@world_sizes(2)
+def test_wrong_inputs_of_reduce_scatter_tensor(ranks: Ranks, call: Callable[[Kit], None]) -> None:
+    check_refused(ranks, call, EITHER)
+
+
+@not_probed()
+@covers("arguments/all_to_all")
+@pytest.mark.parametrize("call", ALL_TO_ALL, ids=named)
+@world_sizes(2)
+def test_wrong_lists_of_all_to_all(ranks: Ranks, call: Callable[[Kit], None]) -> None:
+    check_refused(ranks, call, EITHER)
+
+
+@not_probed()
+@covers("arguments/splits")
+@pytest.mark.parametrize("call", SPLITS, ids=named)
+@world_sizes(2)
+def test_wrong_splits(ranks: Ranks, call: Callable[[Kit], None]) -> None:
+    check_refused(ranks, call, EITHER)
+
+
+@not_probed()
+@covers("arguments/even-splits")
+@world_sizes(2, 3)
+def test_rows_that_do_not_divide(ranks: Ranks) -> None:
+    check_refused(ranks, all_to_all_single_of_odd_rows, EITHER)
+
+
+WORDS = [
+    pytest.param(
+        broadcast_from_outside_of_the_group, "invalid root rank", marks=needs("op:broadcast")
+    ),
+    pytest.param(reduce_to_outside, "invalid root rank", marks=needs("op:reduce")),
+    pytest.param(
+        all_gather_into_too_few, "invalid output tensor list", marks=needs("op:all_gather")
+    ),
+    pytest.param(all_gather_into_longer_ones, "invalid tensor size", marks=needs("op:all_gather")),
+    pytest.param(gather_into_too_many, "Incorrect output list size", marks=needs("op:gather")),
+    pytest.param(gather_into_longer_ones, "invalid tensor size", marks=needs("op:gather")),
+    pytest.param(scatter_of_too_many, "Incorrect input list size", marks=needs("op:scatter")),
+    pytest.param(scatter_of_longer_ones, "invalid tensor size", marks=needs("op:scatter")),
+    pytest.param(
+        reduce_scatter_of_too_few,
+        "invalid input tensor list size, must be world size",
+        marks=needs("op:reduce_scatter"),
+    ),
+    pytest.param(all_to_all_of_too_few, "does not match world size", marks=needs("op:all_to_all")),
+    pytest.param(
+        splits_of_too_few_rows,
+        "Split sizes doesn't match total dim 0 size",
+        marks=needs("op:all_to_all_single"),
+    ),
+    pytest.param(
+        splits_for_too_many_ranks,
+        "Number of tensor splits not equal to group size",
+        marks=needs("op:all_to_all_single"),
+    ),
+]
+
+
+@covers("arguments/torch-words")
+@adapts()
+@not_probed()
+@pytest.mark.parametrize(("call", "words"), WORDS)
+@world_sizes(2)
+def test_the_words_of_torch(ranks: Ranks, call: Callable[[Kit], None], words: str) -> None:
+    check_refused(ranks, call, EITHER, words)
+
+
+def sums_after_wrong_calls(me: Me) -> list[list[float]]:
+    """After each refusal, what an all_reduce gives."""
+    calls = [*NOT_TENSORS, *MIXED, *ROOTS, *OUTSIDE, *ALL_GATHER, *INTO_TENSOR, *GATHER, *SCATTER]
+    calls += [*REDUCE_SCATTER, *SCATTER_TENSOR, *ALL_TO_ALL, *SPLITS]
+    sums = []
+    for number, call in enumerate(calls):
+        told(me, call)
+        x = torch.full((2,), float(me.rank + number), device=me.device)
+        dist.all_reduce(x)
+        sums.append(x.tolist())
+    return sums
+
+
+@covers("arguments/group-survives")
+@world_sizes(2, 3)
+def test_the_group_can_be_used_after_a_refusal(ranks: Ranks) -> None:
+    n = ranks.world_size
+    got = ranks.run(sums_after_wrong_calls)
+    want = [[float(sum(range(n)) + n * number)] * 2 for number in range(len(got[0]))]
+    assert_each_rank(got, [want] * n)
+
+
+def gathered_as_parts(me: Me) -> list[Tensor]:
+    """A complex tensor goes into real ones of twice as many elements, and the other way round."""
+    mine = torch.tensor([1 + 2j, 3 - 1j], device=me.device) * (me.rank + 1)
+    real = [torch.zeros(2, 2, device=me.device) for _ in range(me.world_size)]
+    dist.all_gather(real, mine)
+    whole = [torch.zeros_like(mine) for _ in range(me.world_size)]
+    dist.all_gather(whole, torch.view_as_real(mine))
+    return [*real, *whole]
+
+
+@not_probed()
+@covers("arguments/complex-and-its-parts")
+@world_sizes(2, 3)
+def test_complex_tensors_beside_their_parts(ranks: Ranks) -> None:
+    n = ranks.world_size
+    each = [torch.tensor([1 + 2j, 3 - 1j]) * (rank + 1) for rank in range(n)]
+    want = [torch.view_as_real(x).clone() for x in each] + each
+    assert_each_rank(ranks.run(gathered_as_parts), [want] * n)

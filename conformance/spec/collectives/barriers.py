@@ -1,0 +1,115 @@
+"""barrier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from conformance import Me, Ranks, assert_each_rank, assert_that, covers, world_sizes
+from conformance.spec.collectives.waits import appears, tick, wait_for_ticks
+from conformance.spec.polling import rounds_of_messages
+from conformance.spec.torch_versions import needs_argument
+
+
+def one_comes_late(me: Me, late: int) -> bool:
+    """Whether anybody left before the late rank came; told by the late rank."""
+    if me.rank != late:
+        tick(me.store, f"coming to {late}", of=me.world_size - 1)
+        dist.barrier()
+        me.store.set(f"left {late}", "")
+        return False
+    wait_for_ticks(me.store, f"coming to {late}")  # all of the others are about to enter
+    left = appears(me.store, f"left {late}")
+    dist.barrier()
+    return left
+
+
+@covers("barrier/waits-for-all")
+@world_sizes(2, 3, 5, 6, at_least=2)
+def test_nobody_leaves_before_the_last_has_come(ranks: Ranks) -> None:
+    for late in range(ranks.world_size):
+        left = ranks.run(one_comes_late, late)[late]
+        assert_that(not left, f"a rank left the barrier before rank {late} had come", late)
+
+
+def last_to_first(me: Me, rounds: int) -> list[int]:
+    """In each round a rank counts itself, and reads between two barriers how many have."""
+    seen = []
+    for number in range(rounds):
+        me.store.add(f"round {number}", 1)
+        dist.barrier()
+        seen.append(me.store.add(f"round {number}", 0) + me.store.add(f"round {number + 1}", 0))
+        dist.barrier()
+    return seen
+
+
+@covers("barrier/repeated")
+@world_sizes(1, 2, 3, 5, at_least=1)
+def test_barriers_in_a_row(ranks: Ranks) -> None:
+    """Between the barriers of a round all have been counted in it, and none in the next one."""
+    n = ranks.world_size
+    assert_each_rank(ranks.run(last_to_first, 5), [[n] * 5] * n)
+
+
+def one_goes_ahead(me: Me) -> tuple[bool, bool]:
+    """Of rank 0: whether its barrier was complete alone, and after waiting."""
+    if me.rank:
+        me.store.wait(["issued"])
+        dist.barrier()
+        return False, True
+    work = dist.barrier(async_op=True)
+    early = any(work.is_completed() for _ in rounds_of_messages(me, 20))
+    me.store.set("issued", "")
+    work.wait()
+    return early, work.is_completed()
+
+
+@covers("barrier/async")
+@world_sizes(2, 3)
+def test_an_asynchronous_barrier(ranks: Ranks) -> None:
+    assert_each_rank(ranks.run(one_goes_ahead), [(False, True)] * ranks.world_size)
+
+
+def in_two_halves(me: Me, halves: Sequence[Sequence[int]]) -> str:
+    """The second half enters its barrier only after the first has left its own."""
+    groups = [dist.new_group(list(half)) for half in halves]
+    if me.rank in halves[0]:
+        dist.barrier(groups[0])
+        tick(me.store, "left", of=len(halves[0]))
+        return "first"
+    wait_for_ticks(me.store, "left")
+    dist.barrier(groups[1])
+    return "second"
+
+
+@covers("barrier/subgroup")
+@world_sizes(4)
+@pytest.mark.parametrize("halves", [((1, 3), (0, 2)), ((2,), (0, 1, 3))], ids=str)
+def test_a_group_waits_for_its_own_members(ranks: Ranks, halves: Sequence[Sequence[int]]) -> None:
+    want = ["first" if rank in halves[0] else "second" for rank in range(4)]
+    assert_each_rank(ranks.run(in_two_halves, halves), want)
+
+
+def one_never_comes(me: Me) -> str:
+    """The error of rank 0."""
+    group = dist.new_group()
+    words = ""
+    if me.rank == 0:
+        try:
+            dist.barrier(group, timeout=timedelta(milliseconds=100))
+        except RuntimeError as error:
+            words = str(error)
+        me.store.set("over", "")
+    me.store.wait(["over"])
+    return words
+
+
+@covers("barrier/timeout")
+@world_sizes(2, 3)
+@needs_argument(dist.barrier, "timeout")
+def test_a_barrier_with_a_timeout(ranks: Ranks) -> None:
+    words = ranks.run(one_never_comes)[0]
+    assert_that("timed out" in words.lower(), f"rank 0's barrier ended with {words!r}", 0)

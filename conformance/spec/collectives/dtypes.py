@@ -1,0 +1,67 @@
+"""Every dtype: moved bit by bit, and reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from conformance import Ranks, adapts, assert_each_rank, covers, world_sizes
+from conformance.capabilities import DTYPES
+from conformance.oracle.collectives import Call, after
+from conformance.spec.collectives.perform import assert_taken, perform
+from conformance.spec.parameters import dtypes
+
+MOVING = [
+    "broadcast",
+    "all_gather",
+    "all_gather_into_tensor",
+    "scatter",
+    "all_to_all",
+    "all_to_all_single",
+]
+REDUCING = ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"]
+
+# What a sum of bools means has a requirement of its own.
+SUMMED = dtypes(*(name for name in DTYPES if name != "bool"))
+
+
+def claimed(ranks: Ranks, ops: Sequence[str]) -> list[str]:
+    """Those of the operations that the target has; without one, the case says nothing."""
+    found = [op for op in ops if ranks.target.capabilities.has(f"op:{op}")]
+    if not found:
+        pytest.skip(f"none of {', '.join(ops)} is claimed")
+    return found
+
+
+@covers("dtypes/moved")
+@adapts()
+@pytest.mark.parametrize("dtype", dtypes(*DTYPES))
+@world_sizes(2, 3)
+def test_a_dtype_is_moved(ranks: Ranks, dtype: str) -> None:
+    gathered = [] if dtype.startswith("complex") else ["gather"]
+    for op in claimed(ranks, [*MOVING, *gathered]):
+        call = Call(op, (5,), dtype, raw=True)
+        got = [[bytes_of(x) for x in seen.taken] for seen in ranks.run(perform, call)]
+        want = [
+            [bytes_of(x) for x in after(call, rank, ranks.world_size).taken]
+            for rank in range(ranks.world_size)
+        ]
+        assert_each_rank(got, want, what=f"the bytes of {call}")
+
+
+def bytes_of(x: Tensor) -> Tensor:
+    """Not as numbers: two NaN may differ in their bits."""
+    return x.view(torch.uint8)
+
+
+@covers("dtypes/reduced")
+@adapts()
+@pytest.mark.parametrize("dtype", SUMMED)
+@world_sizes(2, 3)
+def test_a_dtype_is_reduced(ranks: Ranks, dtype: str) -> None:
+    for op in claimed(ranks, REDUCING):
+        call = Call(op, (5,), dtype)
+        assert_taken(call, ranks.run(perform, call))

@@ -1,0 +1,283 @@
+"""Functional collectives: results instead of outputs, waited for when they are used."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import Tensor
+
+from conformance import (
+    Me,
+    Ranks,
+    assert_each_rank,
+    assert_same_on_all_ranks,
+    assert_that,
+    covers,
+    needs,
+    not_probed,
+    world_sizes,
+)
+from conformance.oracle.data import sample
+from conformance.oracle.reduction import reduced
+from conformance.spec.collectives.perform import everyone
+from conformance.spec.parameters import reduce_ops
+
+MATRIX = (4, 6)
+
+
+def mine(me: Me, shape: tuple[int, ...] = MATRIX) -> Tensor:
+    return sample(shape, "float64", me.rank).to(me.device)
+
+
+def all_of(world_size: int, shape: tuple[int, ...] = MATRIX) -> list[Tensor]:
+    return [sample(shape, "float64", rank) for rank in range(world_size)]
+
+
+def reduced_functionally(me: Me, op: str) -> Tensor:
+    result: Tensor = functional.wait_tensor(functional.all_reduce(mine(me), op, everyone()))
+    return result
+
+
+@covers("functional/all_reduce")
+@world_sizes(1, 2, 3)
+@pytest.mark.parametrize("op", reduce_ops("sum", "max"))
+def test_all_reduce(ranks: Ranks, op: str) -> None:
+    got = ranks.run(reduced_functionally, op)
+    assert_same_on_all_ranks(got, want=reduced(op, all_of(ranks.world_size)))
+
+
+def reduce_what_nobody_waited_for(me: Me, how: str) -> Tensor:
+    given = torch.full((3,), me.rank + 1.0, device=me.device)
+    pending: Tensor = functional.all_reduce(given, "sum", everyone())
+    calls: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(pending),
+        "async": lambda: dist.all_reduce(pending, async_op=True).wait(),
+        "broadcast": lambda: dist.broadcast(pending, 0),
+    }
+    calls[how]()
+    return pending + torch.zeros_like(given)
+
+
+@covers("functional/unwaited-in-place")
+@world_sizes(2)
+@pytest.mark.parametrize(
+    "how", ["all_reduce", "async", pytest.param("broadcast", marks=needs("op:broadcast"))]
+)
+def test_what_nobody_waited_for(ranks: Ranks, how: str) -> None:
+    got = ranks.run(reduce_what_nobody_waited_for, how)
+    want = torch.full((3,), 3.0 if how == "broadcast" else 6.0)
+    assert_same_on_all_ranks(got, want=want)
+
+
+def compile_and_call(me: Me, how: str) -> Tensor:
+    calls: dict[str, Callable[[Tensor], object]] = {
+        "all_reduce": lambda y: dist.all_reduce(y, async_op=True).wait(),
+        "broadcast": lambda y: dist.broadcast(y, 1),
+        "messages": lambda y: (dist.recv if me.rank == 0 else dist.send)(y, 1 - me.rank),
+    }
+
+    def doubled(x: Tensor) -> Tensor:
+        y = x * 2
+        calls[how](y)
+        return y + 1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # where the compiler gives up; that it may
+        compiled = torch.compile(doubled, backend="eager")
+        result: Tensor = compiled(torch.full((3,), me.rank + 1.0, device=me.device))
+    return result
+
+
+@covers("functional/compiled")
+@world_sizes(2)
+@not_probed()
+@pytest.mark.parametrize(
+    "how",
+    [
+        "all_reduce",
+        pytest.param("broadcast", marks=needs("op:broadcast")),
+        pytest.param("messages", marks=needs("op:send")),
+    ],
+)
+def test_collectives_in_a_compiled_function(ranks: Ranks, how: str) -> None:
+    got = ranks.run(compile_and_call, how)
+    want = torch.full((3,), 7.0 if how == "all_reduce" else 5.0)
+    assert_same_on_all_ranks(got, want=want)
+
+
+def broadcast_functionally(me: Me) -> Tensor:
+    source = me.world_size - 1
+    result: Tensor = functional.wait_tensor(functional.broadcast(mine(me), source, everyone()))
+    return result
+
+
+@covers("functional/broadcast")
+@world_sizes(1, 2, 3)
+def test_broadcast(ranks: Ranks) -> None:
+    got = ranks.run(broadcast_functionally)
+    assert_same_on_all_ranks(got, want=all_of(ranks.world_size)[-1])
+
+
+def gathered_functionally(me: Me, dim: int) -> Tensor:
+    result: Tensor = functional.wait_tensor(functional.all_gather_tensor(mine(me), dim, everyone()))
+    return result
+
+
+@covers("functional/all_gather_tensor")
+@world_sizes(1, 2, 3)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_all_gather_tensor(ranks: Ranks, dim: int) -> None:
+    got = ranks.run(gathered_functionally, dim)
+    assert_same_on_all_ranks(got, want=torch.cat(all_of(ranks.world_size), dim))
+
+
+def scattered_functionally(me: Me, dim: int, shape: tuple[int, ...]) -> Tensor:
+    result: Tensor = functional.wait_tensor(
+        functional.reduce_scatter_tensor(mine(me, shape), "sum", dim, everyone())
+    )
+    return result
+
+
+@covers("functional/reduce_scatter_tensor")
+@world_sizes(1, 2, 3)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_reduce_scatter_tensor(ranks: Ranks, dim: int) -> None:
+    got = ranks.run(scattered_functionally, dim, (6, 12))
+    total = reduced("sum", all_of(ranks.world_size, (6, 12)))
+    want = [part.contiguous() for part in total.chunk(ranks.world_size, dim)]
+    assert_each_rank(got, want)
+
+
+def splits(rank: int, world_size: int) -> list[int]:
+    """Rows that a rank sends to each: 0, 1, 2, ... from itself on. What it gets is others."""
+    return [(to - rank) % world_size for to in range(world_size)]
+
+
+def exchanged_functionally(me: Me) -> Tensor:
+    n = me.world_size
+    sent = splits(me.rank, n)
+    received = [splits(source, n)[me.rank] for source in range(n)]
+    x = mine(me, (sum(sent), 2))
+    result: Tensor = functional.wait_tensor(
+        functional.all_to_all_single(x, received, sent, everyone())
+    )
+    return result
+
+
+@covers("functional/all_to_all_single")
+@world_sizes(2, 3)
+def test_all_to_all_single(ranks: Ranks) -> None:
+    n = ranks.world_size
+    rows = sum(range(n))
+    cut = [torch.split(x, splits(r, n)) for r, x in enumerate(all_of(n, (rows, 2)))]
+    want = [torch.cat([parts[rank] for parts in cut]) for rank in range(n)]
+    assert_each_rank(ranks.run(exchanged_functionally), want)
+
+
+def permuted(me: Me) -> Tensor:
+    """Each rank sends to the next one."""
+    to = [(rank + 1) % me.world_size for rank in range(me.world_size)]
+    result: Tensor = functional.wait_tensor(
+        functional.permute_tensor(mine(me, (6,)), to, everyone())
+    )
+    return result
+
+
+@covers("functional/permute_tensor")
+@world_sizes(2, 3)
+def test_permute_tensor(ranks: Ranks) -> None:
+    n = ranks.world_size
+    each = all_of(n, (6,))
+    assert_each_rank(ranks.run(permuted), [each[(rank - 1) % n] for rank in range(n)])
+
+
+def together(me: Me) -> list[list[Tensor]]:
+    """Two tensors through each of the coalesced forms."""
+    n, group = me.world_size, everyone()
+    xs = [mine(me, (n, 2)), mine(me, (2 * n,)) * 2]
+    every: list[Any] = [
+        functional.all_reduce_coalesced(xs, "sum", group),
+        functional.all_gather_into_tensor_coalesced(xs, group),
+        functional.reduce_scatter_tensor_coalesced(xs, "sum", [0, 0], group),
+    ]
+    return [[functional.wait_tensor(x) for x in results] for results in every]
+
+
+@covers("functional/coalesced")
+@world_sizes(1, 2, 3)
+def test_coalesced(ranks: Ranks) -> None:
+    n = ranks.world_size
+    each = [all_of(n, (n, 2)), [x * 2 for x in all_of(n, (2 * n,))]]
+    sums = [reduced("sum", of_one) for of_one in each]
+    joined = [torch.cat(of_one) for of_one in each]
+    want = [[sums, joined, [total.chunk(n)[rank] for total in sums]] for rank in range(n)]
+    assert_each_rank(ranks.run(together), want)
+
+
+def inputs_after(me: Me) -> list[Tensor]:
+    """The input of each functional collective, after it."""
+    group = everyone()
+    calls: list[Callable[[Tensor], Any]] = [
+        lambda x: functional.all_reduce(x, "sum", group),
+        lambda x: functional.broadcast(x, 0, group),
+        lambda x: functional.all_gather_tensor(x, 0, group),
+        lambda x: functional.reduce_scatter_tensor(x, "sum", 0, group),
+        lambda x: functional.all_to_all_single(x, None, None, group),
+    ]
+    inputs = [mine(me, (6, 2)) for _ in calls]
+    for call, x in zip(calls, inputs, strict=True):
+        functional.wait_tensor(call(x))
+    return inputs
+
+
+@covers("functional/input-untouched")
+@needs(
+    "op:broadcast", "op:all_gather_into_tensor", "op:reduce_scatter_tensor", "op:all_to_all_single"
+)
+@needs("feature:coalescing")
+@world_sizes(2, 3)
+def test_inputs_stay(ranks: Ranks) -> None:
+    want = [[x] * 5 for x in all_of(ranks.world_size, (6, 2))]
+    assert_each_rank(ranks.run(inputs_after), want)
+
+
+def used_and_waited(me: Me) -> tuple[bool, bool, Tensor]:
+    """Whether the result is one to be waited for, and after waiting a plain tensor; and its double,
+    computed without waiting."""
+    result = functional.all_reduce(mine(me), "sum", everyone())
+    is_async = isinstance(result, functional.AsyncCollectiveTensor)
+    doubled = result * 2
+    plain = functional.wait_tensor(functional.all_reduce(mine(me), "sum", everyone()))
+    return is_async, type(plain) is Tensor, doubled
+
+
+@covers("functional/waits-at-use")
+@world_sizes(2, 3)
+def test_results_wait_when_they_are_used(ranks: Ranks) -> None:
+    got = ranks.run(used_and_waited)
+    for rank, (is_async, is_plain, _) in enumerate(got):
+        assert_that(is_async, "the result is no AsyncCollectiveTensor", rank)
+        assert_that(is_plain, "wait_tensor gives no plain tensor", rank)
+    want = reduced("sum", all_of(ranks.world_size)) * 2
+    assert_same_on_all_ranks([doubled for _, _, doubled in got], want=want)
+
+
+def in_a_group(me: Me) -> Tensor | None:
+    group = dist.new_group([1, 2])
+    if me.rank not in (1, 2):
+        return None
+    result: Tensor = functional.wait_tensor(functional.all_reduce(mine(me), "sum", group))
+    return result
+
+
+@covers("functional/subgroup")
+@world_sizes(4)
+def test_in_a_group_of_some(ranks: Ranks) -> None:
+    total = reduced("sum", all_of(4)[1:3])
+    assert_each_rank(ranks.run(in_a_group), [None, total, total, None])

@@ -1,0 +1,94 @@
+"""all_gather and all_gather_into_tensor: what each delivers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from conformance import Me, Ranks, assert_each_rank, covers, world_sizes
+from conformance.oracle.data import sample
+from conformance.spec.collectives.contributions import mine, of
+from conformance.spec.collectives.perform import all_gather_into_tensor
+
+
+def all_gathered(me: Me) -> list[Tensor]:
+    outputs = [torch.full_like(mine(me), -1.0) for _ in range(me.world_size)]
+    dist.all_gather(outputs, mine(me))
+    return outputs
+
+
+@covers("all_gather/values")
+@world_sizes(1, 2, 3, 5, at_least=1)
+def test_all_gather_puts_the_ranks_in_order(ranks: Ranks) -> None:
+    n = ranks.world_size
+    assert_each_rank(ranks.run(all_gathered), [[of(rank) for rank in range(n)]] * n)
+
+
+def all_gathered_uneven(me: Me) -> list[Tensor]:
+    """Rank r gives r rows."""
+    outputs = [torch.full((rank, 2), -1.0, device=me.device) for rank in range(me.world_size)]
+    dist.all_gather(outputs, sample((me.rank, 2), "float32", me.rank).to(me.device))
+    return outputs
+
+
+@covers("all_gather/uneven")
+@world_sizes(2, 3, 5, at_least=2)
+def test_all_gather_takes_other_sizes_from_other_ranks(ranks: Ranks) -> None:
+    n = ranks.world_size
+    want = [sample((rank, 2), "float32", rank) for rank in range(n)]
+    assert_each_rank(ranks.run(all_gathered_uneven), [want] * n)
+
+
+def gathered_into_one(me: Me, stacked: bool) -> Tensor:
+    rows = (me.world_size, 2, 3) if stacked else (me.world_size * 2, 3)
+    output = torch.full(rows, -1.0, device=me.device)
+    all_gather_into_tensor(output, mine(me))
+    return output
+
+
+@covers("all_gather_into_tensor/concatenated")
+@world_sizes(1, 2, 3, 5, at_least=1)
+def test_all_gather_into_tensor_concatenates(ranks: Ranks) -> None:
+    n = ranks.world_size
+    want = torch.cat([of(rank) for rank in range(n)])
+    assert_each_rank(ranks.run(gathered_into_one, False), [want] * n)
+
+
+@covers("all_gather_into_tensor/stacked")
+@world_sizes(1, 2, 3, 5, at_least=1)
+def test_all_gather_into_tensor_stacks(ranks: Ranks) -> None:
+    n = ranks.world_size
+    want = torch.stack([of(rank) for rank in range(n)])
+    assert_each_rank(ranks.run(gathered_into_one, True), [want] * n)
+
+
+def numbers_into_one(me: Me) -> Tensor:
+    output = torch.full((me.world_size,), -1.0, device=me.device)
+    all_gather_into_tensor(output, torch.tensor(me.rank + 0.5, device=me.device))
+    return output
+
+
+@covers("all_gather_into_tensor/stacked")
+@world_sizes(1, 3)
+def test_all_gather_into_tensor_stacks_numbers(ranks: Ranks) -> None:
+    n = ranks.world_size
+    assert_each_rank(ranks.run(numbers_into_one), [torch.arange(n) + 0.5] * n)
+
+
+def gathered_by_name(me: Me, name: str) -> Tensor:
+    output = torch.full((me.world_size * 2, 3), -1.0, device=me.device)
+    getattr(dist, name)(output, mine(me))
+    return output
+
+
+@covers("all_gather_into_tensor/both-names")
+@world_sizes(2, 3)
+@pytest.mark.parametrize(
+    "name", [n for n in ("all_gather_into_tensor", "all_gather_single") if hasattr(dist, n)]
+)
+def test_all_gather_into_tensor_by_either_name(ranks: Ranks, name: str) -> None:
+    n = ranks.world_size
+    want = torch.cat([of(rank) for rank in range(n)])
+    assert_each_rank(ranks.run(gathered_by_name, name), [want] * n)

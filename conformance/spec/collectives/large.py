@@ -1,0 +1,109 @@
+"""Large tensors, which transports often treat otherwise than small ones: in pieces, by another
+algorithm, through other memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conformance import Me, Ranks, covers, world_sizes
+from conformance.oracle.collectives import COLLECTIVES, Call, before
+from conformance.oracle.layout import Layout
+from conformance.spec.collectives.perform import (
+    Placement,
+    Seen,
+    assert_taken,
+    issue,
+    perform,
+    seen_of,
+)
+from conformance.spec.collectives.strategies import ROOTED, calls, offsets, placements, strides
+from conformance.spec.parameters import ops
+
+EACH = ops(*COLLECTIVES)
+STRIDED = [op for op in EACH if op.values != ("all_to_all_single",)]
+
+# More than 64 KiB, also of dtypes of one byte; nothing divides the last dimension.
+large_shapes = st.sampled_from([(70_001,), (3, 23_371), (2, 5, 7_013)])
+
+
+@covers("order/large-of-any-kind")
+@pytest.mark.parametrize("op", EACH)
+@world_sizes(2, 3)
+@given(data=st.data())
+@settings(max_examples=8)
+def test_any_large_call(ranks: Ranks, op: str, data: st.DataObject) -> None:
+    check(ranks, op, data, offsets)
+
+
+@covers("order/large-strided")
+@pytest.mark.parametrize("op", STRIDED)
+@world_sizes(2)
+@given(data=st.data())
+@settings(max_examples=8)
+def test_large_views(ranks: Ranks, op: str, data: st.DataObject) -> None:
+    check(ranks, op, data, strides)
+
+
+def check(ranks: Ranks, op: str, data: st.DataObject, layouts: st.SearchStrategy[Layout]) -> None:
+    n = ranks.world_size
+    small = data.draw(calls(op, ranks.target, n), label="call, but for its shape")
+    call = replace(small, shape=data.draw(large_shapes, label="shape"))
+    kinds = data.draw(st.lists(placements(layouts), min_size=n, max_size=n), label="placements")
+    assert_taken(call, ranks.run_each(taken_by, [(call, placement) for placement in kinds]))
+
+
+def taken_by(me: Me, call: Call, placement: Placement) -> Seen:
+    """Without what was only read, and the memory around, of which there is much."""
+    return Seen((), perform(me, call, placement).taken)
+
+
+def in_a_group(me: Me, members: list[int], call: Call) -> Seen | None:
+    group = dist.new_group(members)
+    if me.rank not in members:
+        return None
+    return Seen((), perform(me, call, group=group).taken)
+
+
+@covers("order/large-in-groups")
+@pytest.mark.parametrize("op", EACH)
+@world_sizes(4)
+def test_large_tensors_in_a_group(ranks: Ranks, op: str) -> None:
+    members = [1, 2, 3]
+    call = Call(op, (70_001,), root=2 if op in ROOTED else 0)
+    got = ranks.run(in_a_group, members, call)
+    assert_taken(call, [got[rank] for rank in members], ranks=members)
+
+
+def all_at_once(me: Me, planned: list[Call]) -> list[Seen]:
+    """They are waited for from the last to the first."""
+    pending = []
+    for call in planned:
+        buffers = before(call, me.rank, me.world_size)
+        given = [x.to(me.device) for x in buffers.given]
+        taken = [x.to(me.device) for x in buffers.taken]
+        pending.append((issue(call, given, taken, async_op=True), taken))
+    for work, _ in reversed(pending):
+        work.wait()
+    return [seen_of([], taken) for _, taken in pending]
+
+
+@covers("order/large-at-once")
+@pytest.mark.parametrize("op", EACH)
+@world_sizes(2, 3)
+def test_large_tensors_at_once(ranks: Ranks, op: str) -> None:
+    """One of the same size follows, then a larger, a small and a smaller one."""
+    n = ranks.world_size
+    numels = [100_003, 100_003, 262_147, 5, 70_001]
+    roots = range(len(numels)) if op in ROOTED else [0] * len(numels)
+    planned = [
+        Call(op, (numel,), root=root % n, salt=salt)
+        for salt, (numel, root) in enumerate(zip(numels, roots, strict=True))
+    ]
+    got = ranks.run(all_at_once, planned)
+    for index, call in enumerate(planned):
+        assert_taken(call, [seen[index] for seen in got])

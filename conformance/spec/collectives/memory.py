@@ -1,0 +1,52 @@
+"""Nothing is kept of collectives that are over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import pytest
+from torch import Tensor
+
+from conformance import Me, Ranks, covers, world_sizes
+from conformance.oracle.collectives import Buffers, Call, before
+from conformance.spec.collectives.perform import issue
+from conformance.spec.parameters import ops
+from conformance.spec.retention import Kept, assert_nothing_kept, kept_after
+
+
+def kept_after_collectives(me: Me, op: str) -> Kept:
+    """Every other one is asynchronous."""
+    async_op = False
+
+    @cache
+    def example(elements: int) -> tuple[Call, Buffers]:
+        call = Call(op, (elements,))
+        return call, before(call, me.rank, me.world_size)
+
+    def operation(elements: int) -> Sequence[Tensor]:
+        nonlocal async_op
+        async_op = not async_op
+        call, buffers = example(elements)
+        given = [x.to(me.device, copy=True) for x in buffers.given]
+        taken = [x.to(me.device, copy=True) for x in buffers.taken]
+        work = issue(call, given, taken, async_op=async_op)
+        if async_op:
+            work.wait()
+        return [*given, *taken]
+
+    return kept_after(me, operation)
+
+
+@covers("work/keeps-nothing")
+@pytest.mark.parametrize(
+    "op",
+    [
+        "all_reduce",
+        *ops("reduce", "broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter"),
+        *ops("reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single"),
+    ],
+)
+@world_sizes(2)
+def test_past_collectives(ranks: Ranks, op: str) -> None:
+    assert_nothing_kept(ranks.run(kept_after_collectives, op))

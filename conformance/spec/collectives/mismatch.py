@@ -1,0 +1,263 @@
+"""Ranks that do not make the same call.
+
+Every case makes a group with a timeout of its own, so that ranks which wait for each other are told
+in the end. None is probed: what does not compare calls has no way of refusing them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from conformance import Me, Ranks, assert_that, covers, deadline, not_probed, world_sizes
+from conformance.harness.failure import RanksFailed
+from conformance.harness.outcome import Outcome, Returned
+from conformance.spec.collectives.perform import REDUCE_OPS
+
+pytestmark = not_probed()
+
+_TIMEOUT = timedelta(seconds=3)
+
+# What is said of two different calls: patterns, as groups write torch's names in several ways.
+_ALL_REDUCE_OF_FLOATS = (r"(?i)\ball_?reduce\b", r"(?i)\bfloat(32)?\b", r"[\[(]8,?[\])]")
+_REDUCE_OF_INTEGERS = (r"(?i)\breduce\b", r"(?i)\b(int64|long)\b")
+
+
+def tensor(me: Me, numel: int = 8, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.full((numel,), me.rank + 2, dtype=dtype, device=me.device)
+
+
+def error_of(call: Callable[[], Any]) -> str:
+    """The words of the error that the call raises, "" if it returns."""
+    try:
+        call()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def is_last(me: Me) -> bool:
+    return me.rank == me.world_size - 1
+
+
+def other_numel(me: Me) -> str:
+    """The last rank has twice as many elements."""
+    group = dist.new_group(timeout=_TIMEOUT)
+    x = tensor(me, 200 if is_last(me) else 100)
+    return error_of(lambda: dist.all_reduce(x, group=group))
+
+
+def other_dtype(me: Me) -> str:
+    """The last rank has integers of the same width."""
+    group = dist.new_group(timeout=_TIMEOUT)
+    x = tensor(me, dtype=torch.int32 if is_last(me) else torch.float32)
+    return error_of(lambda: dist.all_reduce(x, group=group))
+
+
+def other_reduce_op(me: Me) -> str:
+    """The last rank multiplies."""
+    group = dist.new_group(timeout=_TIMEOUT)
+    op = REDUCE_OPS["product" if is_last(me) else "sum"]
+    return error_of(lambda: dist.all_reduce(tensor(me), op, group=group))
+
+
+def other_broadcast_numel(me: Me) -> str:
+    """The last rank expects more than the source has."""
+    group = dist.new_group(timeout=_TIMEOUT)
+    x = tensor(me, 8 if is_last(me) else 4)
+    return error_of(lambda: dist.broadcast(x, 0, group=group))
+
+
+def other_gathered_size(me: Me) -> str:
+    """The last rank gives more, and expects as much of all others."""
+    group = dist.new_group(timeout=_TIMEOUT)
+    x = tensor(me, 8 if is_last(me) else 4)
+    outputs = [torch.zeros_like(x) for _ in range(me.world_size)]
+    return error_of(lambda: dist.all_gather(outputs, x, group=group))
+
+
+def other_splits(me: Me) -> str:
+    """Every rank sends two rows to each; the last one expects another split of as many."""
+    group = dist.new_group(timeout=_TIMEOUT)
+    n = me.world_size
+    even = [2] * n
+    received = [3, 1, *even[2:]] if is_last(me) else even
+    x, y = tensor(me, 2 * n), tensor(me, 2 * n)
+    return error_of(lambda: dist.all_to_all_single(y, x, received, even, group=group))
+
+
+def other_root(me: Me) -> str:
+    """Each rank takes itself for the source."""
+    group = dist.new_group(timeout=_TIMEOUT)
+    return error_of(lambda: dist.broadcast(tensor(me), me.rank, group=group))
+
+
+def other_operation(me: Me) -> str:
+    """The last rank broadcasts."""
+    group = dist.new_group(timeout=_TIMEOUT)
+    x = tensor(me)
+    if is_last(me):
+        return error_of(lambda: dist.broadcast(x, 0, group=group))
+    return error_of(lambda: dist.all_reduce(x, group=group))
+
+
+def other_call(me: Me, shape: list[int], group: dist.ProcessGroup | None = None) -> str:
+    """The last rank reduces 15 integers of this shape, and all others all-reduce 8 floats."""
+    group = group or dist.new_group(timeout=_TIMEOUT)
+    if is_last(me):
+        integers = tensor(me, 15, torch.int64).view(shape)
+        return error_of(lambda: dist.reduce(integers, 0, group=group))
+    return error_of(lambda: dist.all_reduce(tensor(me), group=group))
+
+
+def words_of_all(outcomes: list[Outcome]) -> list[str]:
+    """What each rank was told. Ranks that died or hang are the target's failure."""
+    if not all(isinstance(o, Returned) for o in outcomes):
+        raise RanksFailed("a call that the ranks do not agree on", outcomes)
+    return [o.value for o in outcomes if isinstance(o, Returned)]
+
+
+def check_that_all_are_told(ranks: Ranks, function: Callable[[Me], str], *said: str) -> None:
+    for rank, words in enumerate(words_of_all(ranks.outcomes(function))):
+        assert_that(bool(words), "returned as if all ranks had made the same call", rank)
+        for word in said:
+            assert_that(word in words, f"was told nothing of {word!r}: {words!r}", rank)
+
+
+def check_that_both_calls_are_told(
+    ranks: Ranks, function: Callable[[Me, list[int]], str], shape: list[int]
+) -> None:
+    """Every rank is told what the last one calls, and what the others call, whole."""
+    patterns = [
+        *_ALL_REDUCE_OF_FLOATS,
+        *_REDUCE_OF_INTEGERS,
+        rf"[\[(]{', ?'.join(map(str, shape))},?[\])]",
+        rf"(?i)\brank {ranks.world_size - 1}\b",
+    ]
+    for rank, words in enumerate(words_of_all(ranks.outcomes(function, shape))):
+        assert_that(bool(words), "returned as if all ranks had made the same call", rank)
+        for pattern in patterns:
+            found = re.search(pattern, words) is not None
+            assert_that(found, f"was told nothing of {pattern!r}: {words!r}", rank)
+
+
+@covers("mismatch/numel")
+@deadline(20)
+@world_sizes(2, 3)
+def test_different_numbers_of_elements(ranks: Ranks) -> None:
+    check_that_all_are_told(ranks, other_numel)
+
+
+@covers("mismatch/dtype")
+@deadline(20)
+@world_sizes(2, 3)
+def test_different_dtypes(ranks: Ranks) -> None:
+    check_that_all_are_told(ranks, other_dtype)
+
+
+@covers("mismatch/reduce-op")
+@deadline(20)
+@world_sizes(2, 3)
+def test_different_reduce_operations(ranks: Ranks) -> None:
+    check_that_all_are_told(ranks, other_reduce_op)
+
+
+@covers("mismatch/broadcast-numel")
+@deadline(20)
+@world_sizes(2, 3)
+def test_a_longer_tensor_than_the_sources(ranks: Ranks) -> None:
+    check_that_all_are_told(ranks, other_broadcast_numel)
+
+
+@covers("mismatch/gathered-sizes")
+@deadline(20)
+@world_sizes(2, 3)
+def test_different_sizes_to_gather(ranks: Ranks) -> None:
+    check_that_all_are_told(ranks, other_gathered_size)
+
+
+@covers("mismatch/splits")
+@deadline(20)
+@world_sizes(2, 3)
+def test_splits_that_contradict_each_other(ranks: Ranks) -> None:
+    check_that_all_are_told(ranks, other_splits)
+
+
+@covers("mismatch/root")
+@deadline(20)
+@world_sizes(2, 3)
+def test_different_roots(ranks: Ranks) -> None:
+    check_that_all_are_told(ranks, other_root, "root")
+
+
+@covers("mismatch/operation")
+@deadline(20)
+@world_sizes(2, 3)
+def test_different_operations(ranks: Ranks) -> None:
+    check_that_all_are_told(ranks, other_operation, "all_reduce", "broadcast")
+
+
+@covers("mismatch/names-the-ranks")
+@deadline(20)
+@world_sizes(2, 3)
+def test_every_rank_is_named(ranks: Ranks) -> None:
+    names = [f"rank {rank}" for rank in range(ranks.world_size)]
+    check_that_all_are_told(ranks, other_dtype, "float32", "int32", "8", *names)
+
+
+@covers("mismatch/names-the-ranks")
+@deadline(20)
+@world_sizes(2, 3)
+def test_different_operations_are_told_with_their_tensors(ranks: Ranks) -> None:
+    check_that_both_calls_are_told(ranks, other_call, [3, 5])
+
+
+def start_in_detail(me: Me) -> None:
+    """The default group is made at debug level DETAIL, at which torch compares calls beforehand."""
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    dist.init_process_group(
+        me.target.backend,
+        store=dist.PrefixStore("detail", me.store),
+        rank=me.rank,
+        world_size=me.world_size,
+        timeout=_TIMEOUT,
+        pg_options=me.options,
+    )
+
+
+def other_numel_in_detail(me: Me) -> str:
+    start_in_detail(me)
+    x = tensor(me, 200 if is_last(me) else 100)
+    return error_of(lambda: dist.all_reduce(x))
+
+
+@covers("mismatch/debug-detail")
+@deadline(20)
+@world_sizes(2, 3)
+def test_the_calls_are_named_at_debug_level_detail(bare_ranks: Ranks) -> None:
+    last = bare_ranks.world_size - 1
+    check_that_all_are_told(bare_ranks, other_numel_in_detail, "100", "200", f"ank {last}")
+
+
+def other_call_in_detail(me: Me, shape: list[int]) -> str:
+    start_in_detail(me)
+    return other_call(me, shape, dist.group.WORLD)
+
+
+@covers("mismatch/debug-detail")
+@deadline(20)
+@world_sizes(2, 3)
+def test_different_operations_are_named_at_debug_level_detail(bare_ranks: Ranks) -> None:
+    check_that_both_calls_are_told(bare_ranks, other_call_in_detail, [15])
+
+
+@covers("mismatch/debug-detail-of-other-dimensions")
+@deadline(20)
+@world_sizes(2, 3)
+def test_numbers_of_dimensions_may_differ_at_debug_level_detail(bare_ranks: Ranks) -> None:
+    check_that_both_calls_are_told(bare_ranks, other_call_in_detail, [3, 5])

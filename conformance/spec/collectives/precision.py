@@ -1,0 +1,211 @@
+"""Reductions of random numbers: computed in the tensors' own dtype, by whichever call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import Tensor
+
+from conformance import Me, Ranks, assert_each_rank, covers, needs, world_sizes
+from conformance.oracle.collectives import (
+    Buffers,
+    Call,
+    Shape,
+    after,
+    before,
+    receives,
+    rounded_after,
+)
+from conformance.oracle.reduction import ORDERED, is_defined
+from conformance.spec.collectives.perform import REDUCE_OPS, everyone, issue
+from conformance.spec.parameters import dtypes, ops
+from conformance.spec.tolerance import assert_near, assert_nothing_found, difference
+
+ROUNDING = ("sum", "product", "avg")
+REAL = ("float16", "bfloat16", "float32", "float64")
+FLOATS = (*REAL, "complex64", "complex128")
+
+# Carries out calls of one operation and one dtype; returns the result of each.
+Way = Callable[[list[Call], list[Buffers]], list[Tensor]]
+
+
+def one_by_one(calls: list[Call], buffers: list[Buffers]) -> list[Tensor]:
+    for call, mine in zip(calls, buffers, strict=True):
+        issue(call, list(mine.given), list(mine.taken))
+    return [mine.taken[0] for mine in buffers]
+
+
+def coalesced(calls: list[Call], buffers: list[Buffers]) -> list[Tensor]:
+    xs = [mine.taken[0] for mine in buffers]
+    dist.all_reduce_coalesced(xs, REDUCE_OPS[calls[0].reduce_op])
+    return xs
+
+
+def managed(calls: list[Call], buffers: list[Buffers]) -> list[Tensor]:
+    with dist._coalescing_manager():
+        return one_by_one(calls, buffers)
+
+
+def functionally(calls: list[Call], buffers: list[Buffers]) -> list[Tensor]:
+    reduce_op, group = calls[0].reduce_op, everyone()
+    if calls[0].op == "all_reduce":
+        results = [functional.all_reduce(b.taken[0], reduce_op, group) for b in buffers]
+    else:
+        results = [
+            functional.reduce_scatter_tensor(b.given[0], reduce_op, 0, group) for b in buffers
+        ]
+    return [functional.wait_tensor(x) for x in results]
+
+
+def functionally_together(calls: list[Call], buffers: list[Buffers]) -> list[Tensor]:
+    reduce_op, group = calls[0].reduce_op, everyone()
+    every: Any
+    if calls[0].op == "all_reduce":
+        xs = [b.taken[0] for b in buffers]
+        every = functional.all_reduce_coalesced(xs, reduce_op, group)
+    else:
+        xs = [b.given[0] for b in buffers]
+        dims = [0] * len(xs)
+        every = functional.reduce_scatter_tensor_coalesced(xs, reduce_op, dims, group)
+    return [functional.wait_tensor(x) for x in every]
+
+
+def planned(
+    ranks: Ranks,
+    op: str,
+    *,
+    reduce_ops: tuple[str, ...] = (*ROUNDING, *ORDERED),
+    shapes: tuple[Shape, ...] = ((257,), (3, 50)),
+    dtypes: tuple[str, ...] = FLOATS,
+) -> list[list[Call]]:
+    """For each of the reduce operations, with each of the dtypes, that the target claims: the calls
+    that are made together, one for each shape. Without any, the case says nothing."""
+    claims = ranks.target.capabilities
+    found = [
+        [
+            Call(op, shape, dtype, reduce_op, noisy=True, salt=salt)
+            for salt, shape in enumerate(shapes)
+        ]
+        for reduce_op, dtype in product(reduce_ops, dtypes)
+        if claims.has(f"reduce_op:{reduce_op}")
+        and claims.has(f"dtype:{dtype}")
+        and is_defined(reduce_op, dtype)
+    ]
+    if not found:
+        pytest.skip(f"no floating-point dtype is claimed that has {', '.join(reduce_ops)}")
+    return found
+
+
+def results(me: Me, plan: list[list[Call]], way: Way) -> list[list[Tensor]]:
+    """For each list of calls, the results; of complex tensors, as real ones."""
+    found = []
+    for calls in plan:
+        buffers = [on_device(me, before(call, me.rank, me.world_size)) for call in calls]
+        reduced = way(calls, buffers)
+        found.append([torch.view_as_real(x) if x.is_complex() else x for x in reduced])
+    return found
+
+
+def on_device(me: Me, buffers: Buffers) -> Buffers:
+    given = tuple(x.to(me.device) for x in buffers.given)
+    return Buffers(given, tuple(x.to(me.device) for x in buffers.taken))
+
+
+def check(ranks: Ranks, plan: list[list[Call]], way: Way) -> None:
+    """All results are as near as they must be: those of MIN and MAX, bit by bit."""
+    n = ranks.world_size
+    got = ranks.run(results, plan, way)
+    for i, calls in enumerate(plan):
+        for j, call in enumerate(calls):
+            judged = [rank for rank in range(n) if receives(call, rank)]
+            mine, what = [got[rank][i][j] for rank in judged], f"{way.__name__}: {call}"
+            if call.reduce_op in ORDERED:
+                exact = [after(call, rank, n).taken[0] for rank in judged]
+                assert_each_rank(mine, exact, what=what, ranks=judged)
+            else:
+                near = [rounded_after(call, rank, n) for rank in judged]
+                assert_near(mine, near, what, judged)
+
+
+KINDS = [
+    pytest.param(ROUNDING, marks=covers("reductions/rounding"), id="rounding"),
+    pytest.param(ORDERED, marks=covers("reductions/min-max-bits"), id="min-max"),
+]
+REDUCING = ops("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
+
+
+@pytest.mark.parametrize("op", REDUCING)
+@pytest.mark.parametrize("reduce_ops", KINDS)
+@world_sizes(2, 5)
+def test_random_numbers(ranks: Ranks, op: str, reduce_ops: tuple[str, ...]) -> None:
+    check(ranks, planned(ranks, op, reduce_ops=reduce_ops, shapes=((257,),)), one_by_one)
+
+
+@covers("all_reduce_coalesced/precision")
+@world_sizes(2, 3)
+def test_random_numbers_together(ranks: Ranks) -> None:
+    check(ranks, planned(ranks, "all_reduce"), coalesced)
+
+
+@covers("coalescing/precision")
+@world_sizes(2, 3)
+@pytest.mark.parametrize("op", ops("all_reduce", "reduce_scatter_tensor"))
+def test_random_numbers_in_a_manager(ranks: Ranks, op: str) -> None:
+    check(ranks, planned(ranks, op), managed)
+
+
+@covers("functional/precision")
+@world_sizes(2, 3)
+@pytest.mark.parametrize(
+    ("way", "op"),
+    [
+        pytest.param(functionally, "all_reduce"),
+        *(
+            pytest.param(way, op, marks=needs("feature:coalescing", f"op:{op}"))
+            for way, op in [
+                (functionally, "reduce_scatter_tensor"),
+                (functionally_together, "all_reduce"),
+                (functionally_together, "reduce_scatter_tensor"),
+            ]
+        ),
+    ],
+)
+def test_random_numbers_functionally(ranks: Ranks, way: Way, op: str) -> None:
+    check(ranks, planned(ranks, op, dtypes=REAL), way)
+
+
+def large_result(me: Me, call: Call) -> str:
+    """Where the result is too far off; "" where it is not."""
+    mine = on_device(me, before(call, me.rank, me.world_size))
+    [got] = one_by_one([call], [mine])
+    if not receives(call, me.rank):
+        return ""
+    return difference(got, rounded_after(call, me.rank, me.world_size))
+
+
+@pytest.mark.parametrize("dtype", dtypes("float32", "float64"))
+@pytest.mark.parametrize(
+    ("op", "numel"),
+    [
+        pytest.param("all_reduce", 524_309, marks=covers("all_reduce/rounding")),
+        *(
+            pytest.param(op, numel, marks=(covers("reductions/rounding"), needs(f"op:{op}")))
+            for op, numel in [
+                ("reduce", 524_309),
+                ("reduce_scatter", 262_147),
+                ("reduce_scatter_tensor", 262_147),
+            ]
+        ),
+    ],
+)
+@world_sizes(3)
+def test_many_random_numbers(ranks: Ranks, op: str, numel: int, dtype: str) -> None:
+    call = Call(op, (numel,), dtype, noisy=True)
+    found = enumerate(ranks.run(large_result, call))
+    assert_nothing_found({rank: wrong for rank, wrong in found if wrong}, str(call))

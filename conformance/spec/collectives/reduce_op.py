@@ -1,0 +1,77 @@
+"""ReduceOp, the object."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from conformance import Me, Ranks, assert_each_rank, covers, world_sizes
+from conformance.spec.collectives.perform import REDUCE_OPS
+
+
+def all_kinds() -> dict[str, Any]:
+    """Members, what is made of members, and what a factory makes, each by a name for the report."""
+    wrapped = {f"ReduceOp({name})": dist.ReduceOp(member) for name, member in REDUCE_OPS.items()}
+    scaled = {
+        f"premul_sum({factor})": dist._make_nccl_premul_sum(factor)
+        for factor in (2.0, torch.tensor(1.5))
+    }
+    return {**scaled, **wrapped, **REDUCE_OPS}
+
+
+def not_instances(me: Me) -> list[str]:
+    return [name for name, op in all_kinds().items() if not isinstance(op, dist.ReduceOp)]
+
+
+@covers("reduce_op/is-a-reduce-op")
+@world_sizes(1)
+def test_all_kinds_are_instances(ranks: Ranks) -> None:
+    assert_each_rank(ranks.run(not_instances), [[]])
+
+
+def unequal_copies(me: Me) -> list[str]:
+    ops = all_kinds().items()
+    return [name for name, op in ops if copy.copy(op) != op or copy.deepcopy(op) != op]
+
+
+@covers("reduce_op/copies")
+@world_sizes(1)
+def test_copies_are_equal(ranks: Ranks) -> None:
+    assert_each_rank(ranks.run(unequal_copies), [[]])
+
+
+def unequal_after_pickle(me: Me) -> list[str]:
+    ops = all_kinds().items()
+    return [name for name, op in ops if pickle.loads(pickle.dumps(op)) != op]
+
+
+@covers("reduce_op/pickles")
+@world_sizes(1)
+def test_pickled_ones_are_equal(ranks: Ranks) -> None:
+    assert_each_rank(ranks.run(unequal_after_pickle), [[]])
+
+
+def wrong_comparisons(me: Me) -> list[str]:
+    """Each member against itself, the others and things that are no operation."""
+    wrong = []
+    for name, member in REDUCE_OPS.items():
+        wrapped: Any = dist.ReduceOp(member)
+        if wrapped != member or wrapped != dist.ReduceOp(member):
+            wrong.append(f"{name} differs from itself")
+        wrong += [
+            f"{name} equals {other}"
+            for other, its in REDUCE_OPS.items()
+            if other != name and wrapped == dist.ReduceOp(its)
+        ]
+        wrong += [f"{name} equals {alien!r}" for alien in (None, "sum", 0) if wrapped == alien]
+    return wrong
+
+
+@covers("reduce_op/equality")
+@world_sizes(1)
+def test_equality(ranks: Ranks) -> None:
+    assert_each_rank(ranks.run(wrong_comparisons), [[]])

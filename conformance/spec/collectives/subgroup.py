@@ -1,0 +1,99 @@
+"""Groups of some ranks: rank 0 is not among them, and their order is not that of the world."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from conformance import Me, Ranks, assert_each_rank, covers, world_sizes
+from conformance.oracle.collectives import Call
+from conformance.oracle.data import sample
+from conformance.spec.collectives.perform import Seen, assert_taken, perform
+
+OPS = [
+    pytest.param("all_reduce", marks=covers("all_reduce/subgroup")),
+    pytest.param("reduce", marks=covers("reduce/subgroup")),
+    pytest.param("broadcast", marks=covers("broadcast/subgroup")),
+    pytest.param("all_gather", marks=covers("all_gather/subgroup")),
+    pytest.param("all_gather_into_tensor", marks=covers("all_gather_into_tensor/subgroup")),
+    pytest.param("gather", marks=covers("gather/subgroup")),
+    pytest.param("scatter", marks=covers("scatter/subgroup")),
+    pytest.param("reduce_scatter", marks=covers("reduce_scatter/subgroup")),
+    pytest.param("reduce_scatter_tensor", marks=covers("reduce_scatter_tensor/subgroup")),
+    pytest.param("all_to_all", marks=covers("all_to_all/subgroup")),
+    pytest.param("all_to_all_single", marks=covers("all_to_all_single/subgroup")),
+]
+
+
+def perform_in_group(me: Me, members: list[int], calls: list[Call]) -> list[Seen] | None:
+    """The members make the calls; the others, nothing."""
+    group = dist.new_group(members)
+    if me.rank not in members:
+        return None
+    return [perform(me, call, group=group) for call in calls]
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("members", [[1, 3], [1, 2, 3]], ids=str)
+@world_sizes(4)
+def test_members_alone_take_part(ranks: Ranks, op: str, members: list[int]) -> None:
+    """Roots are global ranks here: `perform` translates them."""
+    roots = range(len(members)) if op in ("reduce", "broadcast", "gather", "scatter") else [0]
+    calls = [Call(op, (3,), root=root, salt=root) for root in roots]
+    got = ranks.run(perform_in_group, members, calls)
+    for index, call in enumerate(calls):
+        assert_taken(call, [got[rank][index] for rank in members], ranks=members)
+
+
+def by_group_rank(me: Me, op: str) -> Tensor | None:
+    """The last member of [1, 3] is the root, by its rank in the group."""
+    members = [1, 3]
+    group = dist.new_group(members)
+    x = sample((3,), "float32", me.rank).to(me.device)
+    if me.rank not in members:
+        return None
+    at_root = me.rank == 3
+    match op:
+        case "broadcast":
+            dist.broadcast(x, group=group, group_src=1)
+        case "reduce":
+            dist.reduce(x, group=group, group_dst=1)
+        case "gather":
+            outputs = [torch.zeros_like(x) for _ in members]
+            dist.gather(x, outputs if at_root else None, group=group, group_dst=1)
+            x = torch.cat(outputs) if at_root else x
+        case _:
+            parts = [sample((3,), "float32", me.rank, salt=i).to(me.device) for i in range(2)]
+            dist.scatter(x, parts if at_root else None, group=group, group_src=1)
+    return x
+
+
+def expected_by_group_rank(op: str, rank: int) -> Tensor:
+    own, first, last = (sample((3,), "float32", r) for r in (rank, 1, 3))
+    match op:
+        case "broadcast":
+            return last
+        case "reduce":
+            return first + last
+        case "gather":
+            return torch.cat([first, last]) if rank == 3 else own
+    return sample((3,), "float32", 3, salt=0 if rank == 1 else 1)
+
+
+ROOTED = [
+    pytest.param("broadcast", marks=covers("broadcast/subgroup")),
+    pytest.param("reduce", marks=covers("reduce/subgroup")),
+    pytest.param("gather", marks=covers("gather/subgroup")),
+    pytest.param("scatter", marks=covers("scatter/subgroup")),
+]
+
+
+@pytest.mark.parametrize("op", ROOTED)
+@world_sizes(4)
+def test_a_root_by_its_rank_in_the_group(ranks: Ranks, op: str) -> None:
+    got = ranks.run(by_group_rank, op)
+    judged = [3] if op == "reduce" else [1, 3]
+    want = [expected_by_group_rank(op, r) for r in judged]
+    assert_each_rank([got[r] for r in judged], want, ranks=judged)

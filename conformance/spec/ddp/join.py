@@ -1,0 +1,381 @@
+"""Ranks that run out of input at different times."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import distributed as torch_ddp
+
+from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance.harness.traces import record
+from conformance.spec.ddp.models import WIDTH, Branching, Perceptron, Recipe, loss_of, normal
+from conformance.spec.ddp.observing import unannotated
+from conformance.spec.ddp.training_runs import Options, assert_grads
+from conformance.spec.raising import assert_raised
+
+BYTE = 2**-20
+RATE = 0.1
+
+
+def numbered(rank: int, step: int) -> Tensor:
+    return normal((2, WIDTH), 10 * step + rank)
+
+
+def train_uneven(
+    me: Me, steps: int, join: Options, options: Options, every: int = 1
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Gradients of the first parameter in each synchronised step; parameters at the end."""
+    module = Recipe(Perceptron)(seed=me.rank).to(me.device)
+    model = me.ddp(module, **options)
+    weight = module.get_parameter("layers.0.weight")
+    grads = []
+    with model.join(**join):
+        for i in range(steps):
+            synced = (i + 1) % every == 0
+            if i % every == 0:
+                model.zero_grad()
+            with contextlib.nullcontext() if synced else model.no_sync():
+                loss_of(model(numbered(me.rank, i).to(me.device))).backward()
+            if synced:
+                assert weight.grad is not None
+                grads.append(weight.grad.clone())
+                with torch.no_grad():
+                    for p in module.parameters():
+                        if p.grad is not None:
+                            p.sub_(RATE * p.grad)
+    return grads, [p.detach().clone() for p in module.parameters()]
+
+
+def whole_uneven(
+    lengths: list[int], *, by_initial: bool, every: int = 1
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The same in one process."""
+    module = Recipe(Perceptron)()
+    grads = []
+    for i in range(max(lengths)):
+        if i % every == 0:
+            module.zero_grad()
+        active = [r for r, length in enumerate(lengths) if i < length]
+        for r in active:
+            divisor = len(lengths) if by_initial else len(active)
+            (loss_of(module(numbered(r, i))) / divisor).backward()
+        if (i + 1) % every:
+            continue
+        grad = module.get_parameter("layers.0.weight").grad
+        assert grad is not None
+        grads.append(grad.clone())
+        with torch.no_grad():
+            for p in module.parameters():
+                assert p.grad is not None
+                p.sub_(RATE * p.grad)
+    return grads, [p.detach() for p in module.parameters()]
+
+
+def assert_uneven(
+    ranks: Ranks, lengths: list[int], join: Options, options: Options, every: int = 1
+) -> None:
+    got = ranks.run_each(train_uneven, [(n, join, options, every) for n in lengths])
+    by_initial = join.get("divide_by_initial_world_size", True)
+    grads, params = whole_uneven(lengths, by_initial=by_initial, every=every)
+    for rank, (mine, _) in enumerate(got):
+        for i, grad in enumerate(mine):
+            assert_grads([grad], grads[i], f"gradient of step {i + 1} on rank {rank}")
+    for i, param in enumerate(params):
+        assert_grads([theirs[i] for _, theirs in got], param, f"parameter {i} at the end")
+    assert_same_on_all_ranks([theirs for _, theirs in got], what="parameters at the end")
+
+
+@covers("ddp/join/uneven-inputs")
+@world_sizes(2, 3)
+def test_different_numbers_of_steps(ranks: Ranks) -> None:
+    assert_uneven(ranks, [3, 5, 4][: ranks.world_size], {}, {})
+
+
+@covers("ddp/join/effective-world-size")
+@world_sizes(2, 3)
+def test_divided_by_those_who_are_left(ranks: Ranks) -> None:
+    lengths = [5, 2, 3][: ranks.world_size]
+    assert_uneven(ranks, lengths, {"divide_by_initial_world_size": False}, {})
+
+
+@covers("ddp/join/no-input-at-all")
+@world_sizes(2)
+@pytest.mark.parametrize("idle", [0, 1], ids=["rank-0", "rank-1"])
+def test_a_rank_without_input(ranks: Ranks, idle: int) -> None:
+    assert_uneven(ranks, [0 if r == idle else 3 for r in range(2)], {}, {})
+
+
+@covers("ddp/join/unused-parameters")
+@world_sizes(2)
+@pytest.mark.parametrize(
+    "options",
+    [{"find_unused_parameters": True}, {"bucket_cap_mb": BYTE}, {"gradient_as_bucket_view": True}],
+    ids=lambda options: "-".join(options),
+)
+def test_other_options(ranks: Ranks, options: Options) -> None:
+    assert_uneven(ranks, [2, 5], {}, options)
+
+
+@covers("ddp/join/no-sync")
+@world_sizes(2)
+def test_accumulation(ranks: Ranks) -> None:
+    assert_uneven(ranks, [2, 6], {}, {}, every=2)
+
+
+class Remembering(nn.Module):
+    """A buffer that each forward sets to the number of the rank."""
+
+    whose: Tensor
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 1).double()
+        self.register_buffer("whose", torch.full((1,), -1.0))
+        self.rank = rank
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.whose.fill_(self.rank)
+        y: Tensor = self.layer(x)
+        return y
+
+
+def state_at_the_end(me: Me, steps: int) -> dict[str, Tensor]:
+    """Each rank spoils its own parameters, so that what remains is one rank's model."""
+    model = me.ddp(Remembering(me.rank).to(me.device))
+    with model.join():
+        for i in range(steps):
+            loss_of(model(numbered(me.rank, i).to(me.device))).backward()
+            with torch.no_grad():
+                model.module.layer.weight.fill_(me.rank)
+    return dict(model.module.state_dict())
+
+
+@covers("ddp/join/final-model")
+@world_sizes(2, 3)
+def test_the_last_ones_model(ranks: Ranks) -> None:
+    lengths = [2, 4, 1][: ranks.world_size]
+    for shift in range(2):
+        order = lengths[shift:] + lengths[:shift]
+        got = ranks.run_each(state_at_the_end, [(n,) for n in order])
+        assert_same_on_all_ranks(got, what="state")
+        last = float(order.index(max(order)))
+        values = {got[0]["whose"].item(), got[0]["layer.weight"][0, 0].item()}
+        assert_that(values == {last}, f"buffer and weight are of ranks {values}, not of {last}")
+
+
+def joins_and_throws(me: Me, steps: int) -> None:
+    model = me.ddp(Recipe(Perceptron)().to(me.device))
+    with model.join(throw_on_early_termination=True):
+        for i in range(steps):
+            loss_of(model(numbered(me.rank, i).to(me.device))).backward()
+
+
+@covers("ddp/join/throw-on-early-termination")
+@world_sizes(2, 3)
+def test_all_ranks_raise(ranks: Ranks) -> None:
+    n = ranks.world_size
+    outcomes = ranks.outcomes_each(joins_and_throws, [(1 + r,) for r in range(n)])
+    assert_raised(outcomes[:1], RuntimeError, match="Rank 0 exhausted all inputs")
+    words = "Detected at least one rank that exhausted inputs"
+    assert_raised(outcomes, RuntimeError, match=words, but=[0])
+
+
+def operations_of_steps(me: Me, with_join: bool) -> list[str]:
+    group = record()
+    model = me.ddp(Recipe(Perceptron)().to(me.device), process_group=group)
+    group.take()
+    with model.join(enable=False) if with_join else contextlib.nullcontext():
+        for i in range(3):
+            model.zero_grad()
+            loss_of(model(numbered(me.rank, i).to(me.device))).backward()
+    return [str(issued) for issued in group.take()]
+
+
+@covers("ddp/join/disabled")
+@world_sizes(2)
+def test_disabled(ranks: Ranks) -> None:
+    assert_uneven(ranks, [3, 3], {"enable": False}, {})
+    want = ranks.run(operations_of_steps, False)[0]
+    assert_same_on_all_ranks(ranks.run(operations_of_steps, True), want, what="operations")
+
+
+def hook_under_join(me: Me, steps: int) -> tuple[int, list[Tensor]]:
+    """How often the hook ran; the gradients."""
+    module = Recipe(Perceptron)(seed=me.rank).to(me.device)
+    model = me.ddp(module)
+    calls = [0]
+
+    @unannotated
+    def average(_: Any, bucket: Any) -> Any:
+        calls[0] += 1
+        buffer = bucket.buffer().div_(me.world_size)
+        work: Any = dist.all_reduce(buffer, async_op=True)
+        return work.get_future().then(lambda f: f.value()[0])
+
+    model.register_comm_hook(None, average)
+    grads = []
+    with model.join():
+        for i in range(steps):
+            model.zero_grad()
+            loss_of(model(numbered(me.rank, i).to(me.device))).backward()
+            grad = module.get_parameter("layers.0.weight").grad
+            assert grad is not None
+            grads.append(grad.clone())
+    return calls[0], grads
+
+
+@covers("ddp/join/comm-hook")
+@world_sizes(2)
+def test_hooks_run_on_joined_ranks(ranks: Ranks) -> None:
+    got = ranks.run_each(hook_under_join, [(2,), (4,)])
+    for rank, (calls, _) in enumerate(got):
+        assert_that(calls == 4, f"the hook ran {calls} times in 4 steps of one bucket", rank)
+    for i, grad in enumerate(got[1][1]):
+        module = Recipe(Perceptron)()
+        for r in [0, 1] if i < 2 else [1]:
+            (loss_of(module(numbered(r, i))) / 2).backward()
+        want = module.get_parameter("layers.0.weight").grad
+        assert_grads([grad], want, f"gradient of step {i + 1}")
+
+
+def logged_join(me: Me) -> int:
+    model = me.ddp(Recipe(Perceptron)().to(me.device))
+    with model.join():
+        loss_of(model(numbered(me.rank, 0).to(me.device))).backward()
+    used: int = model._get_ddp_logging_data()["join_uneven_inputs"]
+    return used
+
+
+@covers("ddp/join/logged")
+@world_sizes(2)
+def test_the_logging_data_say_so(ranks: Ranks) -> None:
+    assert_same_on_all_ranks(ranks.run(logged_join), 1, what="join_uneven_inputs")
+
+
+def buffers_under_join(me: Me, steps: int) -> list[float]:
+    """Whose buffer each forward began with."""
+    module = Remembering(me.rank).to(me.device)
+    model = me.ddp(module)
+    seen: list[float] = []
+    module.register_forward_pre_hook(lambda *_: seen.append(module.whose.item()))
+    with model.join():
+        for i in range(steps):
+            loss_of(model(numbered(me.rank, i).to(me.device))).backward()
+    return seen
+
+
+@covers("ddp/join/buffers")
+@world_sizes(2, 3)
+def test_buffers_of_a_rank_that_has_input(ranks: Ranks) -> None:
+    for lengths in ([2, 4, 3], [4, 3, 2]):
+        lengths = lengths[: ranks.world_size]
+        got = ranks.run_each(buffers_under_join, [(n,) for n in lengths])
+        for rank, seen in enumerate(got):
+            for i, whose in enumerate(seen[1:], 1):
+                active = [r for r, n in enumerate(lengths) if i < n]
+                words = f"forward {i + 1} began with the buffer of {whose}, not one of {active}"
+                assert_that(whose in active, words, rank)
+
+
+def buffer_hook_under_join(me: Me, steps: int) -> int:
+    """How often the hook ran."""
+    model = me.ddp(Remembering(me.rank).to(me.device))
+    calls = [0]
+
+    def add_up(_: Any, buffers: dict[str, Tensor]) -> None:
+        calls[0] += 1
+        for buffer in buffers.values():
+            dist.all_reduce(buffer)
+
+    location = torch_ddp._BufferCommHookLocation.PRE_FORWARD
+    model._register_buffer_comm_hook(None, add_up, location)
+    with model.join():
+        for i in range(steps):
+            loss_of(model(numbered(me.rank, i).to(me.device))).backward()
+    return calls[0]
+
+
+@covers("ddp/join/buffer-hook")
+@world_sizes(2)
+def test_buffer_hooks_run_on_joined_ranks(ranks: Ranks) -> None:
+    got = ranks.run_each(buffer_hook_under_join, [(2,), (4,)])
+    assert_same_on_all_ranks(got, 4, what="calls of the hook")
+
+
+def epochs(me: Me, lengths: list[int]) -> list[Tensor]:
+    """A gradient after each of two steps without join(), after each of two epochs with it."""
+    module = Recipe(Perceptron, ((WIDTH, 1),))().to(me.device)
+    model = me.ddp(module)
+    x = torch.full((1, WIDTH), 1.0 + 2 * me.rank, dtype=torch.float64, device=me.device)
+    seen = []
+    for steps in lengths:
+        with model.join():
+            for _ in range(steps):
+                model(x).sum().backward()
+        for _ in range(2):
+            model.zero_grad()
+            model(x).sum().backward()
+            grad = module.get_parameter("layers.0.weight").grad
+            assert grad is not None
+            seen.append(grad.clone())
+    return seen
+
+
+@covers("ddp/join/afterwards")
+@world_sizes(2)
+def test_steps_after_join(ranks: Ranks) -> None:
+    got = ranks.run_each(epochs, [([1, 3],), ([3, 2],)])
+    want = [torch.full((1, WIDTH), 2.0, dtype=torch.float64)] * 4
+    assert_same_on_all_ranks(got, want, what="gradients after join()")
+
+
+def join_in_a_group(me: Me, lengths: list[int]) -> tuple[int, float] | None:
+    """Steps of the joined group's ranks; whose model the last one's was. None outside."""
+    group = dist.new_group([1, 2])
+    if me.rank == 0:
+        return None
+    module = Remembering(me.rank).to(me.device)
+    model = me.ddp(module, process_group=group)
+    with model.join():
+        for i in range(lengths[me.rank - 1]):
+            loss_of(model(numbered(me.rank, i).to(me.device))).backward()
+    return lengths[me.rank - 1], module.whose.item()
+
+
+@covers("ddp/join/group")
+@world_sizes(3)
+@pytest.mark.parametrize("lengths", [[1, 3], [3, 1]], ids=str)
+def test_join_in_a_group_without_rank_0(ranks: Ranks, lengths: list[int]) -> None:
+    last = 1.0 + lengths.index(max(lengths))
+    want = [None, (lengths[0], last), (lengths[1], last)]
+    for rank, (got, wanted) in enumerate(
+        zip(ranks.run(join_in_a_group, lengths), want, strict=True)
+    ):
+        assert_that(got == wanted, f"steps and last rank: {got}, want {wanted}", rank)
+
+
+def unused_under_join(me: Me, uses: list[list[int]]) -> list[list[bool]]:
+    """Which branches have a gradient after each step."""
+    module = Recipe(Branching)().to(me.device)
+    model = me.ddp(module, find_unused_parameters=True)
+    seen = []
+    with model.join():
+        for i, used in enumerate(uses):
+            model.zero_grad()
+            loss_of(model(numbered(me.rank, i).to(me.device), used)).backward()
+            seen.append([weight.grad is not None for weight in module.parameters()])
+    return seen
+
+
+@covers("ddp/join/unused-by-those-who-are-left")
+@world_sizes(2)
+def test_nobody_who_is_left_uses_it(ranks: Ranks) -> None:
+    uses = [[0, 1], [0, 1, 2], [0], [0, 2], [0]]
+    got = ranks.run_each(unused_under_join, [(uses[:2],), (uses,)])
+    wanted = [[k in used for k in range(3)] for used in uses]
+    assert_that(got[1] == wanted, f"which have a gradient: {got[1]}, want {wanted}", 1)

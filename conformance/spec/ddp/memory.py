@@ -1,0 +1,187 @@
+"""Memory: what parameters and gradients are moved to, and what is let go."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+from conformance import Me, Ranks, assert_that, covers, world_sizes
+from conformance.spec.ddp.models import WIDTH, Convolving, Perceptron, Recipe, loss_of, normal
+from conformance.spec.ddp.training_runs import Options, assert_grads
+from conformance.spec.growth import assert_steady, growth
+
+STEPS = 4
+OPTIONS: list[Options] = [
+    {},
+    {"gradient_as_bucket_view": True},
+    {"find_unused_parameters": True},
+    {"static_graph": True},
+]
+every_option = pytest.mark.parametrize("options", OPTIONS, ids=str)
+
+
+def move_gradients(me: Me, options: Options) -> list[list[Tensor]]:
+    """Gradients after each of some steps; between steps they are halved in other memory."""
+    module = Recipe(Perceptron)(seed=me.rank).to(me.device)
+    model = me.ddp(module, **options)
+    seen = []
+    for i in range(STEPS):
+        loss_of(model(normal((2, WIDTH), 10 * i + me.rank).to(me.device))).backward()
+        grads = [p.grad for p in module.parameters() if p.grad is not None]
+        seen.append([grad.clone() for grad in grads])
+        for grad in grads:
+            grad.data = grad.data / 2
+    return seen
+
+
+@covers("ddp/gradients/other-memory")
+@world_sizes(2)
+@every_option
+def test_gradients_in_other_memory(ranks: Ranks, options: Options) -> None:
+    got = ranks.run(move_gradients, options)
+    module = Recipe(Perceptron)()
+    for i in range(STEPS):
+        for rank in range(ranks.world_size):
+            x = normal((2, WIDTH), 10 * i + rank)
+            (loss_of(module(x)) / ranks.world_size).backward()
+        for j, param in enumerate(module.parameters()):
+            grads = [steps[i][j] for steps in got]
+            assert_grads(grads, param.grad, f"gradient {j} in step {i + 1}")
+            assert param.grad is not None
+            param.grad /= 2
+
+
+def move_parameters(module: nn.Module) -> None:
+    """Half of each parameter in its place, in one vector for all of them."""
+    params = list(module.parameters())
+    nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(params).detach() / 2, params)
+
+
+def replace_parameters(me: Me, options: Options) -> list[list[Tensor]]:
+    """Gradients after each of some steps, between which parameters are halved in other memory."""
+    module = Recipe(Perceptron)(seed=me.rank).to(me.device)
+    model = me.ddp(module, **options)
+    seen = []
+    for i in range(STEPS):
+        model.zero_grad()
+        loss_of(model(normal((2, WIDTH), 10 * i + me.rank).to(me.device))).backward()
+        seen.append([p.grad.clone() for p in module.parameters() if p.grad is not None])
+        move_parameters(module)
+    return seen
+
+
+@covers("ddp/parameters-in-other-memory")
+@world_sizes(2)
+@every_option
+def test_parameters_in_other_memory(ranks: Ranks, options: Options) -> None:
+    got = ranks.run(replace_parameters, options)
+    module = Recipe(Perceptron)()
+    for i in range(STEPS):
+        module.zero_grad()
+        for rank in range(ranks.world_size):
+            x = normal((2, WIDTH), 10 * i + rank)
+            (loss_of(module(x)) / ranks.world_size).backward()
+        for j, param in enumerate(module.parameters()):
+            grads = [steps[i][j] for steps in got]
+            assert_grads(grads, param.grad, f"gradient {j} in step {i + 1}")
+        move_parameters(module)
+
+
+SHAPE = (2, 2, 4, 4)
+
+
+def change_format(me: Me, options: Options, when: int, set_to_none: bool) -> list[list[Tensor]]:
+    """Gradients after each of some steps, before one of which the module becomes channels-last."""
+    module = Recipe(Convolving, ("float64", False))(seed=me.rank).to(me.device)
+    model = me.ddp(module, **options)
+    seen = []
+    for i in range(STEPS):
+        if i == when:
+            model.to(memory_format=torch.channels_last)
+        model.zero_grad(set_to_none=set_to_none)
+        loss_of(model(normal(SHAPE, 10 * i + me.rank).to(me.device))).backward()
+        seen.append([p.grad.clone() for p in module.parameters() if p.grad is not None])
+    return seen
+
+
+@covers("ddp/gradients/memory-format-later")
+@world_sizes(2)
+@every_option
+@pytest.mark.parametrize("set_to_none", [True, False], ids=["none", "zero"])
+def test_another_memory_format(ranks: Ranks, options: Options, set_to_none: bool) -> None:
+    for when in (0, 1, 2):
+        got = ranks.run(change_format, options, when, set_to_none)
+        module = Recipe(Convolving, ("float64", False))()
+        for i in range(STEPS):
+            module.zero_grad()
+            for rank in range(ranks.world_size):
+                (loss_of(module(normal(SHAPE, 10 * i + rank))) / ranks.world_size).backward()
+            for j, param in enumerate(module.parameters()):
+                grads = [steps[i][j] for steps in got]
+                what = f"gradient {j} in step {i + 1}, channels-last from step {when + 1} on"
+                assert_grads(grads, param.grad, what)
+
+
+# What is let go
+
+
+def let_go(me: Me, options: Options, hooked: bool = False) -> list[str]:
+    """What is still there of a wrapper that has trained, after nobody holds it."""
+    module = Recipe(Perceptron)().to(me.device)
+    model = me.ddp(module, **options)
+    if hooked:
+        model.register_comm_hook(None, allreduce_hook)
+    for i in range(3):
+        loss_of(model(normal((2, WIDTH), i).to(me.device))).backward()
+    held: dict[str, Any] = {"the wrapper": model, "the module": module}
+    held |= {f"parameter {name}": param for name, param in module.named_parameters()}
+    there = {what: weakref.ref(thing) for what, thing in held.items()}
+    del module, model, held
+    gc.collect()
+    return [what for what, ref in there.items() if ref() is not None]
+
+
+@covers("ddp/freed-with-its-user")
+@world_sizes(1, 2)
+@every_option
+def test_a_wrapper_is_let_go(ranks: Ranks, options: Options) -> None:
+    for rank, left in enumerate(ranks.run(let_go, options)):
+        assert_that(not left, f"still there: {', '.join(left)}", rank)
+
+
+@covers("comm_hooks/freed")
+@world_sizes(2)
+@every_option
+def test_a_wrapper_with_a_hook_is_let_go(ranks: Ranks, options: Options) -> None:
+    for rank, left in enumerate(ranks.run(let_go, options, True)):
+        assert_that(not left, f"still there: {', '.join(left)}", rank)
+
+
+def steps_taken(me: Me, options: Options, hooked: bool = False) -> float:
+    def wrapped(layer: nn.Module) -> Any:
+        model = me.ddp(layer, **options)
+        if hooked:
+            model.register_comm_hook(None, allreduce_hook)
+        return model
+
+    return growth(me, wrapped)
+
+
+@covers("ddp/steady-memory")
+@world_sizes(2)
+@every_option
+def test_memory_does_not_grow(ranks: Ranks, options: Options) -> None:
+    assert_steady(ranks.run(steps_taken, options))
+
+
+@covers("comm_hooks/steady-memory")
+@world_sizes(2)
+@every_option
+def test_memory_does_not_grow_with_a_hook(ranks: Ranks, options: Options) -> None:
+    assert_steady(ranks.run(steps_taken, options, True))

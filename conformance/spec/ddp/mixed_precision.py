@@ -1,0 +1,147 @@
+"""Computation and reduction in lower precision, by DDP itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel.distributed import _MixedPrecision
+
+from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance.harness.traces import Issued, record
+from conformance.spec.ddp.models import WIDTH, normal
+from conformance.spec.ddp.training_runs import Options, assert_grads
+
+HALF = torch.float16
+
+
+class Noting(nn.Module):
+    """Notes what kind of numbers it computes with."""
+
+    numbers: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 2)
+        self.register_buffer("numbers", torch.ones(2))
+        self.seen: list[torch.dtype] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += [x.dtype, self.layer.weight.dtype, self.numbers.dtype]
+        y: Tensor = self.layer(x) * self.numbers
+        return y
+
+
+def train_low(
+    me: Me, options: Options, begin: str, steps: int
+) -> tuple[list[str], list[Tensor], list[Issued]]:
+    """Dtypes inside forward and after backward; each step's gradient; the last collectives.
+
+    begin: what gradients are when a step begins: "none", "zeros" or "kept" from the step before.
+    """
+    torch.manual_seed(0)
+    group = record()
+    module = Noting().to(me.device)
+    config = _MixedPrecision(param_dtype=HALF, reduce_dtype=HALF, buffer_dtype=HALF)
+    model = me.ddp(module, mixed_precision=config, process_group=group, **options)
+    grads = []
+    for i in range(steps):
+        if begin != "kept":
+            model.zero_grad(set_to_none=begin == "none")
+        y = model(normal((2, WIDTH), 10 * i + me.rank, "float32").to(me.device))
+        group.take()
+        y.float().square().sum().backward()
+        assert module.layer.weight.grad is not None
+        grads.append(module.layer.weight.grad.clone())
+    after = [module.layer.weight.dtype, grads[-1].dtype]
+    return [str(dtype) for dtype in (*module.seen, *after)], grads, group.take()
+
+
+def want_of(step: int) -> Tensor:
+    torch.manual_seed(0)
+    module = Noting()
+    for r in range(2):
+        (module(normal((2, WIDTH), 10 * step + r, "float32")).square().sum() / 2).backward()
+    assert module.layer.weight.grad is not None
+    return module.layer.weight.grad
+
+
+@covers("ddp/mixed-precision/dtypes")
+@world_sizes(2)
+def test_what_the_module_sees(ranks: Ranks) -> None:
+    want = ["torch.float16"] * 6 + ["torch.float32"] * 2
+    got: list[Any] = ranks.run(train_low, {}, "none", 2)
+    assert_same_on_all_ranks([dtypes for dtypes, _, _ in got], want, what="dtypes")
+
+
+@covers("ddp/mixed-precision/average")
+@world_sizes(2)
+@pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
+def test_gradients_are_averaged(ranks: Ranks, view: bool) -> None:
+    got: list[Any] = ranks.run(train_low, {"gradient_as_bucket_view": view}, "none", 3)
+    assert_same_on_all_ranks([grads for _, grads, _ in got], what="gradients")
+    for i in range(3):
+        grads = [mine[i] for _, mine, _ in got]
+        assert_grads(grads, want_of(i), f"gradient of step {i + 1}", within=0.02)
+
+
+@covers("ddp/mixed-precision/kept-gradients")
+@world_sizes(2)
+def test_steps_that_begin_with_zeros(ranks: Ranks) -> None:
+    got: list[Any] = ranks.run(train_low, {}, "zeros", 3)
+    for i in range(3):
+        grads = [mine[i] for _, mine, _ in got]
+        assert_grads(grads, want_of(i), f"gradient of step {i + 1}", within=0.02)
+
+
+@covers("ddp/mixed-precision/kept-gradients")
+@world_sizes(2)
+@pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
+def test_steps_that_add_up(ranks: Ranks, view: bool) -> None:
+    got: list[Any] = ranks.run(train_low, {"gradient_as_bucket_view": view}, "kept", 3)
+    for i in range(3):
+        grads = [mine[i] for _, mine, _ in got]
+        want = torch.stack([want_of(step) for step in range(i + 1)]).sum(0)
+        assert_grads(grads, want, f"sum after step {i + 1}", within=0.02)
+
+
+@covers("ddp/mixed-precision/reduce-dtype")
+@world_sizes(2)
+def test_what_travels(ranks: Ranks) -> None:
+    for rank, (_, _, issued) in enumerate(ranks.run(train_low, {}, "none", 2)):
+        dtypes = {dtype for one in issued for dtype, _ in one.tensors}
+        assert_that(dtypes == {"float16"}, f"backward issued {list(map(str, issued))}", rank)
+
+
+def evaluate_low(me: Me) -> tuple[list[str], list[Tensor]]:
+    """Dtypes of the parameter after a pass without gradients before each step, and after the step;
+    each step's gradient."""
+    torch.manual_seed(0)
+    module = Noting().to(me.device)
+    config = _MixedPrecision(param_dtype=HALF, reduce_dtype=HALF, buffer_dtype=HALF)
+    model = me.ddp(module, mixed_precision=config)
+    dtypes, grads = [], []
+    for i in range(2):
+        x = normal((2, WIDTH), 10 * i + me.rank, "float32").to(me.device)
+        with torch.no_grad():
+            model.eval()(x)
+        dtypes.append(str(module.layer.weight.dtype))
+        model.zero_grad()
+        model.train()(x).float().square().sum().backward()
+        dtypes.append(str(module.layer.weight.dtype))
+        assert module.layer.weight.grad is not None
+        grads.append(module.layer.weight.grad.clone())
+    return dtypes, grads
+
+
+@covers("ddp/mixed-precision/without-backward")
+@world_sizes(2)
+def test_a_forward_pass_without_gradients(ranks: Ranks) -> None:
+    got: list[Any] = ranks.run(evaluate_low)
+    want = ["torch.float32"] * 4
+    assert_same_on_all_ranks([dtypes for dtypes, _ in got], want, what="dtypes")
+    for i in range(2):
+        grads = [mine[i] for _, mine in got]
+        assert_grads(grads, want_of(i), f"gradient of step {i + 1}", within=0.02)

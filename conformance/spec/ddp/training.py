@@ -1,0 +1,583 @@
+"""Values: training on all ranks against training in one process."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance.oracle.near import Near
+from conformance.oracle.training import Step, train_whole
+from conformance.spec.ddp.models import (
+    WIDTH,
+    Perceptron,
+    Recipe,
+    Typed,
+    loss_of,
+    normal,
+)
+from conformance.spec.ddp.training_runs import (
+    Options,
+    assert_trained,
+    batches,
+    mine,
+    take_steps,
+    train,
+)
+from conformance.spec.raising import assert_raised
+from conformance.spec.tolerance import assert_near
+from conformance.spec.torch_versions import has_batched_grad_copy, needs_batched_grad_copy
+
+SMALL = 2**-20  # of a MiB: one byte
+
+
+@covers("ddp/average")
+@world_sizes(1, 2, 3, at_least=1)
+def test_gradients_are_averaged(ranks: Ranks) -> None:
+    train(ranks, Recipe(Perceptron), batches(ranks.world_size, 1, (2, WIDTH)))
+
+
+@covers("ddp/whole-batch", "ddp/same-bits")
+@world_sizes(2)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradient_as_bucket_view": True},
+        {"bucket_cap_mb": 40 * SMALL},
+        {"static_graph": True},
+        pytest.param({"batched_grad_copy": True}, marks=needs_batched_grad_copy),
+        {"find_unused_parameters": True},
+        {"find_unused_parameters": True, "gradient_as_bucket_view": True, "bucket_cap_mb": SMALL},
+    ],
+    ids=lambda options: "-".join(options) or "default",
+)
+def test_several_steps(ranks: Ranks, options: Options) -> None:
+    steps = batches(ranks.world_size, 4, (2, WIDTH))
+    train(ranks, Recipe(Perceptron, ((WIDTH, 5, 4, 2),)), steps, options)
+
+
+@covers("ddp/whole-batch", "ddp/same-bits")
+@world_sizes(3, 4)
+def test_several_steps_on_more_ranks(ranks: Ranks) -> None:
+    steps = batches(ranks.world_size, 4, (2, WIDTH))
+    train(ranks, Recipe(Perceptron, ((WIDTH, 5, 4, 2),)), steps, {"bucket_cap_mb": 40 * SMALL})
+
+
+@covers("ddp/whole-batch", "ddp/same-bits")
+@world_sizes(2)
+@settings(max_examples=15)
+@given(
+    widths=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    cap=st.integers(1, 200),
+    view=st.booleans(),
+    set_to_none=st.booleans(),
+    batched=st.booleans() if has_batched_grad_copy else st.just(False),
+)
+def test_drawn_models(
+    ranks: Ranks, widths: list[int], cap: int, view: bool, set_to_none: bool, batched: bool
+) -> None:
+    options: Options = {"gradient_as_bucket_view": view, "bucket_cap_mb": cap * SMALL}
+    if batched:
+        options["batched_grad_copy"] = True
+    train(
+        ranks,
+        Recipe(Perceptron, ((WIDTH, *widths),)),
+        batches(2, 3, (2, WIDTH)),
+        options,
+        set_to_none=set_to_none,
+    )
+
+
+@covers("ddp/same-bits")
+@world_sizes(2, 3)
+def test_float32_has_the_same_bits_everywhere(ranks: Ranks) -> None:
+    recipe = Recipe(Perceptron, ((WIDTH, 40, 7), "float32"))
+    train(ranks, recipe, batches(ranks.world_size, 3, (5, WIDTH), "float32"), within=1e-4)
+
+
+@covers("ddp/each-rank-weighs-the-same")
+@world_sizes(2, 3)
+def test_batches_of_different_sizes(ranks: Ranks) -> None:
+    sizes = [5, 0, 2][: ranks.world_size]
+    steps = [[(normal((n, WIDTH), n + i),) for n in sizes] for i in range(3)]
+    train(ranks, Recipe(Perceptron), steps)
+
+
+class WithBuffer(nn.Module):
+    """A trained and a frozen parameter, a buffer of numbers and one of counts."""
+
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained = nn.Parameter(torch.rand(2, 3))
+        self.frozen = nn.Parameter(torch.rand(4), requires_grad=False)
+        self.register_buffer("numbers", torch.rand(2))
+        self.register_buffer("count", torch.randint(9, (3,)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.trained * x).sum() + self.frozen.sum()
+
+
+def state_after_construction(me: Me, group: list[int]) -> dict[str, Tensor]:
+    module = Recipe(WithBuffer)(seed=me.rank).to(me.device)
+    if me.rank in (made := group or list(range(me.world_size))):
+        me.ddp(module, process_group=dist.new_group(made) if group else None)
+    elif group:
+        dist.new_group(made)
+    return dict(module.state_dict())
+
+
+@covers("ddp/initial-state")
+@world_sizes(2, 3)
+def test_all_ranks_begin_with_the_first_ones_model(ranks: Ranks) -> None:
+    want = dict(Recipe(WithBuffer)(seed=0).state_dict())
+    assert_same_on_all_ranks(ranks.run(state_after_construction, []), want, what="state")
+
+
+@covers("ddp/process-group")
+@world_sizes(3)
+def test_the_first_rank_of_a_group_counts(ranks: Ranks) -> None:
+    got = ranks.run(state_after_construction, [1, 2])
+    for rank, seed in enumerate([0, 1, 1]):
+        want = dict(Recipe(WithBuffer)(seed=seed).state_dict())
+        assert_same_on_all_ranks([got[rank]], want, what=f"state of rank {rank}")
+
+
+def identities(me: Me) -> list[bool]:
+    module = WithBuffer().to(me.device)
+    before = [*module.parameters(), *module.buffers()]
+    model = me.ddp(module)
+    after = [*model.parameters(), *model.buffers()]
+    return [
+        model.module is module,
+        len(before) == len(after),
+        all(a is b for a, b in zip(after, before, strict=True)),
+    ]
+
+
+@covers("ddp/parameters-in-place")
+@world_sizes(2)
+def test_parameters_stay_the_same_objects(ranks: Ranks) -> None:
+    assert_same_on_all_ranks(ranks.run(identities), [True] * 3, what="the same, as many, all")
+
+
+def reload(me: Me) -> tuple[list[str], dict[str, Tensor]]:
+    """The wrapper's state again after its parameters were spoilt."""
+    model = me.ddp(Recipe(WithBuffer)().to(me.device))
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    model.load_state_dict(state)
+    return sorted(state), dict(model.module.state_dict())
+
+
+@covers("ddp/state-dict")
+@world_sizes(2)
+def test_state_dicts_come_and_go(ranks: Ranks) -> None:
+    want = dict(Recipe(WithBuffer)().state_dict())
+    names = sorted(f"module.{name}" for name in want)
+    assert_same_on_all_ranks(ranks.run(reload), (names, want), what="names and state")
+
+
+class Echo(nn.Module):
+    """Notes what it is called with, and returns what it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.seen: list[Any] = []
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.seen.append((args, kwargs))
+        return self.weight.sum()
+
+
+def arguments_seen(me: Me, args: Any, kwargs: Any) -> Any:
+    model = me.ddp(Echo().to(me.device))
+    model(*args, **kwargs)
+    return model.module.seen
+
+
+@covers("ddp/arguments")
+@world_sizes(2)
+def test_arguments_arrive(ranks: Ranks) -> None:
+    args = (3, "text", [torch.arange(2), {"deep": (None, 1.5)}])
+    kwargs = {"x": torch.ones(2), "flag": True}
+    got = ranks.run(arguments_seen, args, kwargs)
+    assert_same_on_all_ranks(got, [(args, kwargs)], what="arguments")
+
+
+def train_in_groups(
+    me: Me, recipe: Recipe, steps: list[Any], parts: list[list[int]], by_mesh: bool
+) -> list[Step]:
+    groups = [dist.new_group(part) for part in parts]
+    [(part, group)] = [(p, g) for p, g in zip(parts, groups, strict=True) if me.rank in p]
+    options: Options = {"process_group": group}
+    if by_mesh:
+        mesh = dist.device_mesh.DeviceMesh.from_group(group, me.device.type, part)
+        options = {"device_mesh": mesh}
+    return take_steps(me, recipe, options, steps)
+
+
+@covers("ddp/process-group")
+@world_sizes(4)
+def test_two_groups_train_apart(ranks: Ranks) -> None:
+    recipe = Recipe(Perceptron)
+    steps = batches(4, 2, (2, WIDTH))
+    parts = [[0, 2], [1, 3]]
+    got = ranks.run_each(
+        train_in_groups, [(recipe, mine(steps, r), parts, False) for r in range(4)]
+    )
+    for part in parts:
+        theirs = [[step[rank] for rank in part] for step in steps]
+        want = train_whole(recipe(seed=part[0]), theirs, loss_of)
+        assert_trained([got[rank] for rank in part], want)
+
+
+def train_in_detail(me: Me, recipe: Recipe, steps: list[Any]) -> list[Step]:
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    return take_steps(me, recipe, {"process_group": dist.new_group()}, steps)
+
+
+@covers("ddp/debug-detail")
+@world_sizes(2)
+def test_a_group_at_the_level_detail(ranks: Ranks) -> None:
+    recipe = Recipe(Perceptron)
+    steps = batches(2, 2, (2, WIDTH))
+    got = ranks.run_each(train_in_detail, [(recipe, mine(steps, r)) for r in range(2)])
+    assert_trained(got, train_whole(recipe(), steps, loss_of))
+
+
+@covers("ddp/device-mesh")
+@world_sizes(2)
+def test_a_mesh_for_a_group(ranks: Ranks) -> None:
+    recipe = Recipe(Perceptron)
+    steps = batches(2, 2, (2, WIDTH))
+    got = ranks.run_each(
+        train_in_groups, [(recipe, mine(steps, r), [[0, 1]], True) for r in range(2)]
+    )
+    assert_trained(got, train_whole(recipe(), steps, loss_of))
+
+
+def wrap_with_mesh(me: Me, shape: tuple[int, ...], with_group: bool) -> None:
+    mesh = dist.init_device_mesh(me.device.type, shape)
+    group = {"process_group": dist.group.WORLD} if with_group else {}
+    me.ddp(Perceptron().to(me.device), device_mesh=mesh, **group)
+
+
+@covers("ddp/device-mesh")
+@world_sizes(2)
+def test_meshes_that_cannot_be(ranks: Ranks) -> None:
+    flat = ranks.outcomes(wrap_with_mesh, (1, 2), False)
+    assert_raised(flat, RuntimeError, match="Only 1D device mesh is supported", what="2-D mesh")
+    both = ranks.outcomes(wrap_with_mesh, (2,), True)
+    assert_raised(both, RuntimeError, match="Cannot specify both", what="mesh and group")
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Linear(WIDTH, 4).double()
+        self.decode = nn.Linear(WIDTH, 4).double()
+        self.decode.weight = self.encode.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.decode(torch.tanh(self.encode(x)) @ self.encode.weight)
+        return y
+
+
+@covers("ddp/shared-parameters")
+@world_sizes(2)
+@pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
+def test_tied_layers(ranks: Ranks, view: bool) -> None:
+    train(ranks, Recipe(Tied), batches(2, 3, (2, WIDTH)), {"gradient_as_bucket_view": view})
+
+
+def half_frozen() -> nn.Module:
+    model = Perceptron((WIDTH, 4, 4, 2))
+    model.layers[1].requires_grad_(False)
+    return model
+
+
+@covers("ddp/frozen-parameters")
+@world_sizes(2)
+def test_frozen_parameters(ranks: Ranks) -> None:
+    got = train(ranks, Recipe(half_frozen), batches(2, 3, (2, WIDTH)))
+    for rank, steps in enumerate(got):
+        for step in steps:
+            assert_that(step.grads["layers.1.bias"] is None, "a frozen one has a gradient", rank)
+
+
+class Mixed(nn.Module):
+    """float32, float64 and float32 again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, 4)
+        self.second = nn.Linear(4, 4).double()
+        self.third = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.third(self.second(self.first(x).double()).float())
+        return y
+
+
+@covers("ddp/dtypes")
+@world_sizes(2, 3)
+@pytest.mark.parametrize("cap", [25, 20 * SMALL], ids=["large", "small"])
+def test_dtypes_in_one_model(ranks: Ranks, cap: float) -> None:
+    steps = batches(ranks.world_size, 3, (2, WIDTH), "float32")
+    train(ranks, Recipe(Mixed), steps, {"bucket_cap_mb": cap}, within=1e-4)
+
+
+class Scaled(nn.Module):
+    """Its gradient is its input."""
+
+    def __init__(self, dtype: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, dtype=getattr(torch, dtype)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.weight * x).sum()
+
+
+def plain_gradient(me: Me, dtype: str, values: list[float], options: Options) -> Tensor | None:
+    """The gradient that is the mean of the ranks' values."""
+    model = me.ddp(Scaled(dtype).to(me.device), **options)
+    model(torch.tensor(values, dtype=getattr(torch, dtype), device=me.device)).backward()
+    grad: Tensor | None = model.module.weight.grad
+    return grad
+
+
+@covers("ddp/half-precision")
+@world_sizes(2)
+@pytest.mark.parametrize(
+    ("dtype", "large"), [("float16", 40000.0), ("bfloat16", 3e38)], ids=["float16", "bfloat16"]
+)
+@pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
+def test_large_gradients_do_not_overflow(
+    ranks: Ranks, dtype: str, large: float, view: bool
+) -> None:
+    options = {"gradient_as_bucket_view": view}
+    got = ranks.run(plain_gradient, dtype, [large, 1.0, -large], options)
+    want = torch.tensor([large, 1.0, -large], dtype=getattr(torch, dtype))
+    assert_same_on_all_ranks(got, want, what="gradient")
+
+
+@covers("ddp/complex")
+@world_sizes(2, 3)
+@pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
+@pytest.mark.parametrize("dtype", ["complex128", "complex64"])
+def test_complex_parameters(ranks: Ranks, view: bool, dtype: str) -> None:
+    kinds = [((2, 3), dtype), ((3,), "float64"), ((2,), dtype)]
+    steps = batches(ranks.world_size, 3, (2, WIDTH))
+    recipe = Recipe(Typed, (kinds, [0, 1, 2]))
+    within = 1e-9 if dtype == "complex128" else 1e-4
+    train(ranks, recipe, steps, {"gradient_as_bucket_view": view}, within=within)
+
+
+@covers("ddp/zero-features")
+@world_sizes(2)
+@pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
+def test_parameters_without_elements(ranks: Ranks, view: bool) -> None:
+    kinds = [((0, 3), "float64"), ((3,), "float64"), ((0,), "float64")]
+    steps = batches(2, 3, (2, WIDTH))
+    recipe = Recipe(Typed, (kinds, [1, 0, 2]))
+    train(ranks, recipe, steps, {"gradient_as_bucket_view": view})
+
+
+def evaluate_between(me: Me, recipe: Recipe, steps: list[Any]) -> list[Step]:
+    """Training steps with evaluation in between, as often as the rank's number says."""
+    module = recipe(seed=me.rank).to(me.device)
+    model = me.ddp(module)
+    optimizer = torch.optim.SGD(module.parameters(), 0.1, 0.9)
+    done = []
+    for (x,) in steps:
+        with torch.no_grad():
+            for i in range(me.rank + 1):
+                model.train(i % 2 == 0)
+                want = module(x.to(me.device))
+                assert_that(torch.equal(model(x.to(me.device)), want), "another output", me.rank)
+        model.train()
+        optimizer.zero_grad()
+        loss_of(model(x.to(me.device))).backward()
+        optimizer.step()
+        done.append(Step({n: p.grad for n, p in module.named_parameters()}, _params(module)))
+    return done
+
+
+def _params(module: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in module.named_parameters()}
+
+
+@covers("ddp/inference")
+@world_sizes(2, 3)
+def test_evaluation_between_steps(ranks: Ranks) -> None:
+    recipe = Recipe(Perceptron)
+    steps = batches(ranks.world_size, 3, (2, WIDTH))
+    want = train_whole(recipe(), steps, loss_of)
+    got = ranks.run_each(
+        evaluate_between, [(recipe, mine(steps, r)) for r in range(ranks.world_size)]
+    )
+    for name, param in want[-1].params.items():
+        near = [Near.relative(param, 1e-9)] * len(got)
+        assert_near([steps[-1].params[name] for steps in got], near, name)
+
+
+def train_with_autocast(me: Me, x: Tensor, view: bool) -> tuple[str, Tensor, Tensor]:
+    """The dtype of the output; all gradients, averaged by the wrapper; and this rank's own."""
+    module = Recipe(Perceptron, ((WIDTH, 2), "float32"))().to(me.device)
+    alone = copy.deepcopy(module)
+    model = me.ddp(module, gradient_as_bucket_view=view)
+    for each in (model, alone, model):
+        each.zero_grad()
+        with torch.autocast(me.device.type, torch.bfloat16):
+            y = each(x.to(me.device))
+        y.float().square().sum().backward()
+    return str(y.dtype), all_gradients(module), all_gradients(alone)
+
+
+def all_gradients(module: nn.Module) -> Tensor:
+    return torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
+
+
+@covers("ddp/autocast")
+@world_sizes(2)
+@pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
+def test_autocast(ranks: Ranks, view: bool) -> None:
+    xs = [normal((3, WIDTH), rank, "float32") for rank in range(2)]
+    got = ranks.run_each(train_with_autocast, [(x, view) for x in xs])
+    assert_same_on_all_ranks([dtype for dtype, _, _ in got], "torch.bfloat16", what="dtype")
+    # In bfloat16 the sum itself would be rounded, by a 256th.
+    mean = Near.relative(sum(alone for _, _, alone in got) / 2, 1e-6)
+    assert_near([averaged for _, averaged, _ in got], [mean] * 2, "gradients")
+
+
+def count_hooks(me: Me) -> dict[str, int]:
+    module = Perceptron().to(me.device)
+    model = me.ddp(module)
+    calls: dict[str, int] = {}
+
+    def count(name: str) -> Any:
+        calls[name] = 0
+
+        def hook(*_: Any) -> None:
+            calls[name] += 1
+
+        return hook
+
+    model.register_forward_pre_hook(count("before the wrapper"))
+    model.register_forward_hook(count("after the wrapper"))
+    model.register_full_backward_hook(count("behind the wrapper"))
+    module.layers[0].register_forward_hook(count("after a layer"))
+    module.layers[0].register_full_backward_hook(count("behind a layer"))
+    next(module.parameters()).register_hook(count("of a parameter"))
+    for _ in range(3):
+        x = torch.ones(2, WIDTH, dtype=torch.float64, device=me.device, requires_grad=True)
+        loss_of(model(x)).backward()
+    return calls
+
+
+@covers("ddp/module-hooks")
+@world_sizes(2)
+def test_hooks_run_once_a_pass(ranks: Ranks) -> None:
+    names = ["before the wrapper", "after the wrapper", "behind the wrapper"]
+    names += ["after a layer", "behind a layer", "of a parameter"]
+    assert_same_on_all_ranks(ranks.run(count_hooks), dict.fromkeys(names, 3), what="calls")
+
+
+def call_functionally(me: Me) -> tuple[Tensor, list[bool]]:
+    module = Scaled("float64").to(me.device)
+    model = me.ddp(module)
+    given = {"module.weight": torch.full((3,), 2.0 + me.rank).double().to(me.device)}
+    y = torch.func.functional_call(model, given, torch.ones(3).double().to(me.device))
+    return y, [module.weight.grad is None, bool((module.weight == 1).all())]
+
+
+@covers("ddp/functional-call")
+@world_sizes(2)
+def test_functional_call(ranks: Ranks) -> None:
+    for rank, (y, untouched) in enumerate(ranks.run(call_functionally)):
+        assert_that(y.item() == 3 * (2 + rank), f"the result is {y.item()}", rank)
+        assert_that(untouched == [True, True], "gradient or parameter was touched", rank)
+
+
+class MakesTensors(nn.Module):
+    """Returns a mask without a gradient and a running sum that it began itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 2).double()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        total = torch.zeros(2, dtype=x.dtype, device=x.device)
+        total = total + self.layer(x).sum(0)
+        return total, {"mask": (total > 0).double(), "given": x.detach()}
+
+
+@covers("ddp/tensors-made-in-forward")
+@world_sizes(2)
+@pytest.mark.parametrize(
+    "options", [{}, {"find_unused_parameters": True}, {"static_graph": True}], ids=str
+)
+def test_tensors_made_in_forward(ranks: Ranks, options: Options) -> None:
+    train(ranks, Recipe(MakesTensors), batches(2, 3, (2, WIDTH)), options)
+
+
+def gradient_if_made_without_grad(me: Me) -> Tensor | None:
+    with torch.no_grad():
+        model = me.ddp(Scaled("float64").to(me.device))
+    model(torch.full((3,), 1.0 + 2 * me.rank, dtype=torch.float64, device=me.device)).backward()
+    grad: Tensor | None = model.module.weight.grad
+    return grad
+
+
+@covers("ddp/constructed-without-grad-mode")
+@world_sizes(2)
+def test_construction_without_grad_mode(ranks: Ranks) -> None:
+    want = torch.full((3,), 2.0, dtype=torch.float64)
+    assert_same_on_all_ranks(ranks.run(gradient_if_made_without_grad), want, what="gradient")
+
+
+def gradient_after_conversion(me: Me) -> str | Tensor:
+    """The gradient, or the words of the error."""
+    module = Scaled("float32").to(me.device)
+    model = me.ddp(module)
+    x = torch.full((3,), 1.0 + 2 * me.rank, device=me.device)
+    model(x).backward()
+    module.double()
+    module.float()
+    module.zero_grad()
+    try:
+        model(x).backward()
+    except RuntimeError as error:
+        return str(error)
+    assert module.weight.grad is not None
+    return module.weight.grad
+
+
+@covers("ddp/converted-module")
+@world_sizes(2)
+def test_a_module_that_was_converted_after_wrapping(ranks: Ranks) -> None:
+    for rank, got in enumerate(ranks.run(gradient_after_conversion)):
+        if isinstance(got, Tensor):
+            assert_that(bool((got == 2).all()), f"gradient {got.tolist()}, not averaged", rank)
+
+
+@covers("ddp/world-of-one")
+@world_sizes(1)
+@pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
+def test_one_rank_is_the_bare_module(ranks: Ranks, view: bool) -> None:
+    steps = batches(1, 3, (2, WIDTH))
+    recipe = Recipe(Perceptron)
+    got = ranks.run(take_steps, recipe, {"gradient_as_bucket_view": view}, mine(steps, 0))
+    assert_same_on_all_ranks(got, train_whole(recipe(), steps, loss_of), what="steps")

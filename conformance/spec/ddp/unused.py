@@ -1,0 +1,430 @@
+"""Parameters that have no part in a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from conformance import (
+    Me,
+    Ranks,
+    assert_same_on_all_ranks,
+    assert_that,
+    covers,
+    deadline,
+    world_sizes,
+)
+from conformance.spec.ddp.models import WIDTH, Branching, Recipe, loss_of, normal
+from conformance.spec.ddp.observing import buckets_seen
+from conformance.spec.ddp.training_runs import Options, assert_grads, mine, moved, train
+from conformance.spec.raising import assert_raised
+
+BYTE = 2**-20
+SEARCH: Options = {"find_unused_parameters": True}
+
+
+def using(uses: Sequence[Sequence[Sequence[int]]]) -> Any:
+    """[step][rank] -> arguments of `Branching`: a batch, and the branches that are used."""
+    return [
+        [(normal((2, WIDTH), 10 * i + r), used) for r, used in enumerate(step)]
+        for i, step in enumerate(uses)
+    ]
+
+
+@covers("ddp/unused/everywhere")
+@world_sizes(1, 2, 3)
+def test_nobody_uses_it(ranks: Ranks) -> None:
+    n = ranks.world_size
+    train(ranks, Recipe(Branching), using([[[0, 2]] * n, [[2]] * n]), SEARCH)
+
+
+@covers("ddp/unused/bucket-views")
+@world_sizes(2)
+@pytest.mark.parametrize("cap", [25, BYTE], ids=["one-bucket", "buckets"])
+def test_nobody_uses_it_and_gradients_are_views(ranks: Ranks, cap: float) -> None:
+    options = {**SEARCH, "gradient_as_bucket_view": True, "bucket_cap_mb": cap}
+    train(ranks, Recipe(Branching), using([[[0]] * 2, [[0, 2]] * 2, [[2]] * 2]), options)
+
+
+def grads_of_a_new_model(me: Me, static: bool) -> tuple[list[bool], list[bool]]:
+    """Which gradients there are at once, and after a first step that nothing was zeroed before."""
+    module = Recipe(Branching)(seed=me.rank).to(me.device)
+    how = {"static_graph": True} if static else SEARCH
+    model = me.ddp(module, gradient_as_bucket_view=True, **how)
+    at_once = [parameter.grad is not None for parameter in module.parameters()]
+    loss_of(model(normal((2, WIDTH), me.rank).to(me.device), [0, 2])).backward()
+    return at_once, [parameter.grad is not None for parameter in module.parameters()]
+
+
+@covers("ddp/unused/bucket-views")
+@world_sizes(1, 2)
+@pytest.mark.parametrize("static", [False, True], ids=["searched", "static"])
+def test_views_are_no_gradients_before_they_are_used(ranks: Ranks, static: bool) -> None:
+    got = ranks.run(grads_of_a_new_model, static)
+    want = ([False, False, False], [True, False, True])
+    assert_same_on_all_ranks(got, want, what="which gradients there are")
+
+
+def grad_that_was_there(me: Me, value: float, options: Options) -> tuple[bool, Tensor]:
+    """Whether the unused parameter's gradient is the same object, and its values."""
+    module = Recipe(Branching)(seed=me.rank).to(me.device)
+    model = me.ddp(module, **options)
+    unused = module.get_parameter("branches.1.weight")
+    before = torch.full_like(unused, value)
+    unused.grad = before
+    for _ in range(2):
+        x = normal((2, WIDTH), me.rank).to(me.device)
+        loss_of(model(x, [0, 2])).backward()
+    assert unused.grad is not None
+    return unused.grad is before, unused.grad
+
+
+@covers("ddp/unused/accumulated-gradient-is-kept")
+@world_sizes(2)
+@pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
+def test_an_older_gradient_is_kept(ranks: Ranks, view: bool) -> None:
+    """A gradient that becomes a view is averaged, so it is the same on all ranks here."""
+    values = [1.0, 1.0] if view else [1.0, 2.0]
+    options = {**SEARCH, "gradient_as_bucket_view": view}
+    got = ranks.run_each(grad_that_was_there, [(value, options) for value in values])
+    for rank, (same, grad) in enumerate(got):
+        assert_that(same or view, "the gradient is another tensor", rank)
+        kept = bool((grad == values[rank]).all())
+        assert_that(kept, f"the gradient is now {grad.tolist()}", rank)
+
+
+@covers("ddp/unused/somewhere")
+@world_sizes(2, 3)
+def test_one_rank_uses_it(ranks: Ranks) -> None:
+    n = ranks.world_size
+    one = [[0, 1] if r == n - 1 else [0] for r in range(n)]
+    other = [[0, 2] if r == 0 else [0] for r in range(n)]
+    train(ranks, Recipe(Branching), using([one, other]), SEARCH)
+
+
+@covers("ddp/unused/nothing-used-on-a-rank")
+@world_sizes(2)
+@deadline(8)
+@pytest.mark.parametrize("idle", [0, 1], ids=["rank-0", "rank-1"])
+def test_a_rank_uses_nothing(ranks: Ranks, idle: int) -> None:
+    uses = [[[] if r == idle else [0, 2] for r in range(2)], [[1], [1]]]
+    train(ranks, Recipe(Branching), using(uses), {**SEARCH, "bucket_cap_mb": BYTE})
+
+
+@covers("ddp/unused/another-graph-each-step")
+@world_sizes(2, 3)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"bucket_cap_mb": BYTE}, {"gradient_as_bucket_view": True}],
+    ids=lambda options: "-".join(options) or "default",
+)
+def test_another_graph_each_step(ranks: Ranks, options: Options) -> None:
+    uses = [
+        [[0], [1], [2]],
+        [[0, 1, 2], [1, 0], [2, 1, 0]],
+        [[2, 1], [0], [1]],
+        [[0], [0], [0]],
+    ]
+    steps = using([step[: ranks.world_size] for step in uses])
+    train(ranks, Recipe(Branching), steps, {**SEARCH, **options})
+
+
+class Large(Branching):
+    """The first and the last branch have gradients of 384 KiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for i in (0, 2):
+            self.branches[i] = nn.Linear(WIDTH, 1 << 14, bias=False).double()
+
+
+@covers("ddp/gradients/large")
+@world_sizes(2)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"bucket_cap_mb": BYTE}, {"gradient_as_bucket_view": True}],
+    ids=lambda options: "-".join(options) or "default",
+)
+def test_large_parameters_go_unused(ranks: Ranks, options: Options) -> None:
+    uses = [[[0, 1], [1, 2]], [[2], [0]], [[1], [1, 2]], [[0], [0]]]
+    train(ranks, Recipe(Large), using(uses), {**SEARCH, **options})
+
+
+class TwoOutputs(nn.Module):
+    """A trunk with two heads, in a tuple or a dict."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(WIDTH, 3).double()
+        self.left = nn.Linear(3, 2).double()
+        self.right = nn.Linear(3, 2).double()
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Any:
+        hidden = torch.tanh(self.trunk(x))
+        left, right = self.left(hidden), self.right(hidden)
+        return (left, right) if self.kind == "tuple" else {"left": left, "right": right}
+
+
+def grads_of_one_head(me: Me, kind: str, options: Options, steps: int) -> list[Tensor | None]:
+    module = Recipe(TwoOutputs, (kind,))(seed=me.rank).to(me.device)
+    model = me.ddp(module, **options)
+    for i in range(steps):
+        model.zero_grad()
+        output = model(normal((2, WIDTH), 10 * i + me.rank).to(me.device))
+        head = output[0] if kind == "tuple" else output["left"]
+        loss_of(head).backward()
+    return [parameter.grad for parameter in module.parameters()]
+
+
+@covers("ddp/unused/output-left-out")
+@world_sizes(2)
+@pytest.mark.parametrize("kind", ["tuple", "dict"])
+@pytest.mark.parametrize(
+    "options",
+    [SEARCH, {**SEARCH, "gradient_as_bucket_view": True}],
+    ids=lambda options: "-".join(options),
+)
+def test_the_loss_leaves_an_output_out(ranks: Ranks, kind: str, options: Options) -> None:
+    assert_one_head_trained(ranks, kind, options)
+
+
+@covers("ddp/static-graph/output-left-out")
+@world_sizes(2)
+def test_the_loss_of_a_static_graph_leaves_an_output_out(ranks: Ranks) -> None:
+    assert_one_head_trained(ranks, "tuple", {"static_graph": True})
+
+
+def assert_one_head_trained(ranks: Ranks, kind: str, options: Options) -> None:
+    got = ranks.run(grads_of_one_head, kind, options, 6)
+    assert_same_on_all_ranks(got, what="gradients")
+    module = Recipe(TwoOutputs, (kind,))()
+    for r in range(2):
+        output = module(normal((2, WIDTH), 50 + r))
+        (loss_of(output[0] if kind == "tuple" else output["left"]) / 2).backward()
+    for j, parameter in enumerate(module.parameters()):
+        assert_grads([grads[j] for grads in got], parameter.grad, f"gradient {j}")
+
+
+def accumulate(me: Me, uses: list[list[int]]) -> dict[str, Tensor | None]:
+    """Steps without zero_grad between them."""
+    module = Recipe(Branching)(seed=me.rank).to(me.device)
+    model = me.ddp(module, find_unused_parameters=True, bucket_cap_mb=BYTE)
+    for i, used in enumerate(uses):
+        loss_of(model(normal((2, WIDTH), 10 * i + me.rank).to(me.device), used)).backward()
+    return {name: p.grad for name, p in module.named_parameters()}
+
+
+@covers("ddp/unused/kept-from-step-to-step")
+@world_sizes(2)
+def test_gradients_accumulate_over_steps_with_unused_parameters(ranks: Ranks) -> None:
+    uses = [[[0, 1], [0], [2]], [[0], [1], [1]]]
+    got = ranks.run_each(accumulate, [(used,) for used in uses])
+    assert_same_on_all_ranks(got, what="gradients")
+    module = Recipe(Branching)()
+    for r, own in enumerate(uses):
+        for i, used in enumerate(own):
+            (loss_of(module(normal((2, WIDTH), 10 * i + r), used)) / 2).backward()
+    for name, parameter in module.named_parameters():
+        assert_grads([mine[name] for mine in got], parameter.grad, f"gradient of {name}")
+
+
+@covers("ddp/unused/skipped-buckets")
+@world_sizes(2)
+def test_unused_buckets_are_skipped(ranks: Ranks) -> None:
+    options = {**SEARCH, "skip_all_reduce_unused_params": True, "bucket_cap_mb": BYTE}
+    steps = using([[[0, 2]] * 2, [[1]] * 2])
+    train(ranks, Recipe(Branching), steps, options)
+    got = ranks.run_each(
+        buckets_seen, [(Recipe(Branching), options, mine(steps, r)) for r in range(2)]
+    )
+    assert_same_on_all_ranks(got, [[[2], [0]], [[1]]], what="buckets")
+
+
+def step_twice(
+    me: Me, uses: list[int], ignored: list[str], debug: bool, again: bool = False
+) -> list[str]:
+    """What the forward passes after a step without some branches say."""
+    if debug:
+        dist.set_debug_level(dist.DebugLevel.INFO)
+    try:
+        module = Recipe(Branching)().to(me.device)
+        if ignored:
+            kind: Any = me.ddp(Branching().to(me.device)).__class__
+            kind._set_params_and_buffers_to_ignore_for_model(module, ignored)
+        model = me.ddp(module)
+        x = normal((2, WIDTH), me.rank).to(me.device)
+        loss_of(model(x, uses)).backward()
+        said = []
+        for _ in range(2 if again else 1):
+            try:
+                model(x, uses)
+                said.append("")
+            except RuntimeError as error:
+                said.append(str(error))
+        return said
+    finally:
+        dist.set_debug_level(dist.DebugLevel.OFF)
+
+
+@covers("ddp/unused/error-without-search")
+@world_sizes(1, 2)
+def test_the_next_forward_raises(ranks: Ranks) -> None:
+    for rank, [said] in enumerate(ranks.run(step_twice, [1], [], False)):
+        for words in (
+            "Expected to have finished reduction in the prior iteration before starting a new one.",
+            "find_unused_parameters=True",
+            f"Parameter indices which did not receive grad for rank {rank}: 0 2",
+        ):
+            assert_that(words in said, f"{words!r} is not in {said!r}", rank)
+
+
+@covers("ddp/unused/error-with-names")
+@world_sizes(2)
+def test_the_error_names_the_parameters(ranks: Ranks) -> None:
+    for rank, [said] in enumerate(ranks.run(step_twice, [1], [], True)):
+        head, _, names = said.partition(f"Parameters which did not receive grad for rank {rank}: ")
+        named = sorted(names.partition("\n")[0].split(", "))
+        wanted = ["branches.0.weight", "branches.2.weight"]
+        assert_that(named == wanted, f"named are {named} after {head!r}", rank)
+
+
+@covers("ddp/unused/ignored-are-not-missed")
+@world_sizes(2)
+def test_ignored_parameters_may_go_unused(ranks: Ranks) -> None:
+    said = ranks.run(step_twice, [1], ["branches.0.weight", "branches.2.weight"], False)
+    assert_same_on_all_ranks(said, [""], what="error")
+
+
+@covers("ddp/unused/error-again")
+@world_sizes(2)
+def test_the_error_comes_again(ranks: Ranks) -> None:
+    for rank, said in enumerate(ranks.run(step_twice, [1], [], False, True)):
+        for i, words in enumerate(said):
+            raised = "Expected to have finished reduction" in words
+            assert_that(raised, f"forward {i + 2} said {words!r}", rank)
+
+
+def forward_without_backward(me: Me, dropped: int, options: Options) -> list[Tensor]:
+    """Gradients of steps, each after forward passes whose output is dropped."""
+    module = Recipe(Branching)().to(me.device)
+    model = me.ddp(module, **options)
+    grads = []
+    for i in range(3):
+        x = normal((2, WIDTH), 10 * i + me.rank).to(me.device)
+        for _ in range(dropped):
+            model(x * 2, [0, 1, 2])
+        model.zero_grad()
+        loss_of(model(x, [0, 1, 2])).backward()
+        grads.append(module.get_parameter("branches.1.weight").grad)
+    return [grad.clone() for grad in grads if grad is not None]
+
+
+@covers("ddp/unused/forward-without-backward")
+@world_sizes(2)
+@pytest.mark.parametrize("options", [{}, SEARCH], ids=str)
+def test_outputs_are_dropped(ranks: Ranks, options: Options) -> None:
+    usual = ranks.run(forward_without_backward, 0, options)
+    both = ranks.run(forward_without_backward, 2, options)
+    assert_same_on_all_ranks(both, usual[0], what="gradients")
+
+
+class NoGradient(torch.autograd.Function):
+    """Hands x through and says nothing of the weight."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        return x * weight.sum().sign()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0], None
+
+
+class Undefined(nn.Module):
+    """One parameter has a part in forward and none in backward, where it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 2).double()
+        self.silent = nn.Parameter(torch.ones(2).double())
+
+    def forward(self, x: Tensor, skip: bool) -> Tensor:
+        y: Any = self.layer(x)
+        if not skip:
+            y = NoGradient.apply(y, self.silent)  # type: ignore[no-untyped-call]  # in torch
+        return y  # type: ignore[no-any-return]
+
+
+def layer_gradients(me: Me, options: Options) -> list[Tensor]:
+    module = Recipe(Undefined)(seed=0).to(me.device)
+    model = me.ddp(module, **options)
+    grads = []
+    for i in range(3):
+        model.zero_grad()
+        x = normal((2, WIDTH), 10 * i + me.rank)
+        loss_of(model(*moved((x, bool(options) and i == 1), me.device))).backward()
+        grad = module.get_parameter("layer.bias").grad
+        assert grad is not None
+        grads.append(grad.clone())
+    return grads
+
+
+@covers("ddp/unused/undefined-gradient")
+@world_sizes(2)
+@pytest.mark.parametrize("options", [{}, SEARCH], ids=str)
+def test_undefined_gradients(ranks: Ranks, options: Options) -> None:
+    got = ranks.run(layer_gradients, options)
+    assert_same_on_all_ranks(got, what="gradients")
+    for i, grad in enumerate(got[0]):
+        module = Recipe(Undefined)(seed=0)
+        module.get_parameter("silent").requires_grad_(False)
+        for r in range(2):
+            (loss_of(module(normal((2, WIDTH), 10 * i + r), True)) / 2).backward()
+        want = module.get_parameter("layer.bias").grad
+        assert want is not None
+        assert_grads([grad], want, f"gradient of step {i + 1}")
+
+
+class Leaking(nn.Module):
+    """Returns a layer, which the loss then uses behind the back of the search."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layers[0](x), self.layers[1]
+
+
+def use_it_later(me: Me) -> None:
+    model = me.ddp(Leaking().to(me.device), find_unused_parameters=True)
+    x, layer = model(torch.ones(1, WIDTH, device=me.device))
+    layer(x).sum().backward()
+
+
+@covers("ddp/unused/ready-twice")
+@world_sizes(1, 2)
+def test_a_parameter_that_is_ready_twice(ranks: Ranks) -> None:
+    outcomes = ranks.outcomes(use_it_later)
+    words = r"(?s)Expected to mark a variable ready only once.*Parameter at index 1"
+    assert_raised(outcomes, RuntimeError, match=words)
+
+
+def says_static(me: Me, uses: list[list[int]]) -> int:
+    model = me.ddp(Branching().to(me.device), find_unused_parameters=True)
+    for i, used in enumerate(uses):
+        loss_of(model(normal((2, WIDTH), i).to(me.device), used)).backward()
+    return int(model.reducer._ddp_graph_static())
+
+
+@covers("ddp/unused/needless-search-is-said")
+@world_sizes(2)
+def test_whether_the_graph_was_static(ranks: Ranks) -> None:
+    assert_same_on_all_ranks(ranks.run(says_static, [[0, 1]] * 3), 1, what="if it was")
+    assert_same_on_all_ranks(ranks.run(says_static, [[0, 1], [0], [1]]), 0, what="if it was not")

@@ -1,0 +1,109 @@
+"""Waiting long enough: after a short timeout, for a rank that joins late, with a long timeout."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+from torch import Tensor
+
+from conformance import (
+    Me,
+    Ranks,
+    assert_same_on_all_ranks,
+    covers,
+    deadline,
+    needs,
+    not_probed,
+    world_sizes,
+)
+from conformance.spec.groups.membership_sums import mark, sum_marks, sum_of_marks
+from conformance.spec.groups.starting import start
+from conformance.spec.torch_versions import needs_argument
+
+pytestmark = not_probed()
+
+# Long enough for what ranks do together on a busy machine.
+_BRIEF_S = 3.0
+
+
+def be_hasty_once(me: Me, how: str) -> Tensor:
+    """Both ranks come to one operation within its timeout; rank 1 comes to the next one when more
+    than that timeout is over."""
+    brief = timedelta(seconds=_BRIEF_S)
+    calls: dict[str, Callable[[], object]] = {
+        "wait": lambda: dist.all_reduce(mark(me), async_op=True).wait(brief),
+        "barrier": lambda: dist.barrier(timeout=brief),
+    }
+    sum_marks(me)
+    calls[how]()
+    if me.rank == 1:
+        me.store.wait(["rank 0 goes on"])
+        time.sleep(1.5 * _BRIEF_S)
+    else:
+        me.store.set("rank 0 goes on", "1")
+    return sum_marks(me)
+
+
+@covers("timeouts/for-one-operation")
+@world_sizes(2)
+@deadline(20)
+@pytest.mark.parametrize(
+    "how",
+    [
+        "wait",
+        pytest.param(
+            "barrier", marks=[needs("op:barrier"), needs_argument(dist.barrier, "timeout")]
+        ),
+    ],
+)
+def test_a_timeout_is_for_one_operation(ranks: Ranks, how: str) -> None:
+    assert_same_on_all_ranks(ranks.run(be_hasty_once, how), want=sum_of_marks([0, 1]))
+
+
+def join_late(me: Me, where: str) -> Tensor:
+    """The last rank makes the group when the others have waited for it for three seconds."""
+    if where == "new_group":
+        start(me, "all")
+    if me.rank == me.world_size - 1:
+        me.store.wait([f"rank {rank} comes" for rank in range(me.rank)])
+        time.sleep(3)
+    else:
+        me.store.set(f"rank {me.rank} comes", "1")
+    if where == "new_group":
+        return sum_marks(me, dist.new_group())
+    start(me, "all")
+    return sum_marks(me)
+
+
+@covers("timeouts/joining-late")
+@world_sizes(2)
+@pytest.mark.parametrize("where", ["init_process_group", "new_group"])
+def test_a_rank_may_join_late(bare_ranks: Ranks, where: str) -> None:
+    assert_same_on_all_ranks(bare_ranks.run(join_late, where), want=sum_of_marks([0, 1]))
+
+
+def have_all_the_time(me: Me, days: int) -> list[Tensor]:
+    """In a default group and another one, with this timeout, rank 1 is a little late."""
+    start(me, "here", timeout=timedelta(days=days))
+    groups = [None, dist.new_group(timeout=timedelta(days=days))]
+    sums = []
+    for number, group in enumerate(groups):
+        if me.rank == 1:
+            me.store.wait([f"rank 0 waits in group {number}"])
+            time.sleep(0.1)  # being late
+        else:
+            me.store.set(f"rank 0 waits in group {number}", "1")
+        sums.append(sum_marks(me, group))
+    return sums
+
+
+@covers("timeouts/of-days")
+@world_sizes(2)
+@pytest.mark.parametrize("days", [1, 30, 365])
+def test_a_timeout_may_be_long(bare_ranks: Ranks, days: int) -> None:
+    got = bare_ranks.run(have_all_the_time, days)
+    assert_same_on_all_ranks(got, want=[sum_of_marks([0, 1])] * 2)

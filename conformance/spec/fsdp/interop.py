@@ -1,0 +1,76 @@
+"""Ranks that run torch's FSDP and ranks that run the target's, in one job."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
+from torch.distributed.fsdp import MixedPrecision
+
+from conformance import Me, Ranks, assert_same_on_all_ranks, covers, world_sizes
+from conformance.spec.fsdp.models import Net
+from conformance.spec.fsdp.training_runs import (
+    HYBRIDS,
+    STRATEGIES,
+    Recipe,
+    Run,
+    check_runs,
+    halves,
+    train,
+    train_whole,
+)
+
+
+def train_mixed(me: Me, recipe: Recipe, turn: int, hybrid: bool = False) -> Run:
+    """Every second rank uses torch's FSDP, from the rank `turn` on; with -1 all of them do."""
+    cls = TorchFSDP if turn < 0 or me.rank % 2 == turn else None
+    kwargs = {"process_group": halves(me)} if hybrid else {}
+    return train(me, recipe, cls=cls, **kwargs)
+
+
+@covers("fsdp/with-torch")
+@world_sizes(2, 3)
+def test_every_strategy(ranks: Ranks) -> None:
+    for strategy in STRATEGIES:
+        recipe = Recipe(strategy=strategy)
+        want = train_whole(recipe, ranks.world_size)
+        for turn in range(2):
+            check_runs(ranks.run(train_mixed, recipe, turn), want)
+
+
+@covers("fsdp/with-torch-original-parameters")
+@world_sizes(2, 3)
+def test_original_parameters(ranks: Ranks) -> None:
+    for strategy in STRATEGIES:
+        recipe = Recipe(strategy=strategy, orig=True)
+        want = train_whole(recipe, ranks.world_size)
+        check_runs(ranks.run(train_mixed, recipe, 1), want)
+
+
+@covers("fsdp/with-torch-no-sync")
+@world_sizes(2)
+def test_accumulation(ranks: Ranks) -> None:
+    for strategy in STRATEGIES:
+        recipe = Recipe(strategy=strategy, micro_batches=2, no_sync=True)
+        want = train_whole(recipe, ranks.world_size)
+        check_runs(ranks.run(train_mixed, recipe, 0), want)
+
+
+@covers("fsdp/with-torch-hybrid")
+@world_sizes(4)
+def test_hybrid_sharding(ranks: Ranks) -> None:
+    for strategy in HYBRIDS:
+        recipe = Recipe(strategy=strategy)
+        want = train_whole(recipe, ranks.world_size)
+        check_runs(ranks.run(train_mixed, recipe, 1, True), want)
+
+
+@covers("fsdp/with-torch-low-precision")
+@world_sizes(2)
+def test_low_precision(ranks: Ranks) -> None:
+    """Two ranks' sums do not depend on their order."""
+    precision = MixedPrecision(torch.bfloat16, torch.float32)
+    recipe = Recipe(net=Net(dtype="float32"), kwargs={"mixed_precision": precision})
+    want = ranks.run(train_mixed, recipe, -1)
+    for turn in range(2):
+        got = ranks.run(train_mixed, recipe, turn)
+        assert_same_on_all_ranks([run.params for run in got], want[0].params)

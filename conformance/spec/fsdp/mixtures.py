@@ -1,0 +1,479 @@
+"""Units that differ from each other, replicas, meshes, and groups that are not everybody."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import (
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    MixedPrecision,
+    ShardedOptimStateDictConfig,
+    ShardingStrategy,
+)
+
+from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance.oracle.near import Near
+from conformance.spec.fsdp.custom import inputs, linear
+from conformance.spec.fsdp.models import Net
+from conformance.spec.fsdp.recording import trace_of_a_step
+from conformance.spec.fsdp.state_dict_kinds import (
+    FULL,
+    ON_DEVICE,
+    SHARDED,
+    adam,
+    bare_training,
+    by_name,
+    loadable,
+    saved,
+    tensors,
+)
+from conformance.spec.fsdp.training_runs import (
+    HYBRIDS,
+    STRATEGIES,
+    Recipe,
+    Run,
+    both_kinds,
+    check_runs,
+    check_tensors,
+    full_parameters,
+    halves,
+    mean_gradients,
+    train_step,
+    train_whole,
+    trained,
+    wrap,
+)
+from conformance.spec.tolerance import assert_near
+from conformance.torch_private import forget_meshes
+
+# Strategies
+
+
+def mixed(me: Me, net: Net, orig: bool, strategy: str) -> Any:
+    """The first block is replicated, the second one keeps what it has gathered."""
+
+    def unit(module: nn.Module, strategy: str) -> Any:
+        return wrap(me, module, sharding_strategy=ShardingStrategy[strategy], use_orig_params=orig)
+
+    network = net.make()
+    first, second = network.blocks
+    network.blocks = nn.ModuleList([unit(first, "NO_SHARD"), unit(second, "SHARD_GRAD_OP")])
+    return unit(network, strategy)
+
+
+def train_mixed(me: Me, recipe: Recipe) -> Run:
+    model = mixed(me, recipe.net, recipe.orig, recipe.strategy)
+    optimizer = recipe.optimizer_of(model)
+    losses = []
+    for step in range(recipe.steps):
+        losses += train_step(me, recipe, model, optimizer, step)
+    return Run(losses, full_parameters(model))
+
+
+@covers("fsdp/mixed-strategies")
+@world_sizes(2, 3)
+@both_kinds
+def test_mixed_strategies(ranks: Ranks, orig: bool) -> None:
+    for strategy in ("FULL_SHARD", "NO_SHARD"):
+        recipe = Recipe(strategy=strategy, orig=orig)
+        check_runs(ranks.run(train_mixed, recipe), train_whole(recipe, ranks.world_size))
+
+
+def mixed_norms(me: Me, net: Net, orig: bool, strategy: str) -> list[Tensor]:
+    """Norms 1, 2 and infinity, and norm 2 again after clipping to a quarter."""
+    model = mixed(me, net, orig, strategy)
+    net.loss(model, me.rank, 0, me.device).backward()
+    found: list[Tensor] = [model.clip_grad_norm_(1e9, kind) for kind in (1.0, float("inf"), 2.0)]
+    model.clip_grad_norm_(found[-1].item() / 4)
+    return [*found, model.clip_grad_norm_(1e9)]
+
+
+@covers("fsdp/norm-of-mixed-strategies")
+@world_sizes(2, 3)
+@both_kinds
+def test_norms_of_mixed_strategies(ranks: Ranks, orig: bool) -> None:
+    net = Net(dtype="float32")
+    grads = list(mean_gradients(net, ranks.world_size).values())
+    want = [nn.utils.get_total_norm(grads, kind) for kind in (1.0, float("inf"), 2.0)]
+    near = [Near.relative(norm, 1e-4) for norm in (*want, want[-1] / 4)]
+    for strategy in ("FULL_SHARD", "NO_SHARD"):
+        for mine in ranks.run(mixed_norms, net, orig, strategy):
+            assert_near(mine, near, "norms 1, infinity, 2 and clipped, as if of four ranks")
+
+
+# Names
+
+
+def checkpointed_names(me: Me, orig: bool) -> list[list[str]]:
+    """Names in full and sharded state dicts, and in the optimizer's."""
+    recipe = adam(orig=orig)
+    network = recipe.net.make()
+    network.blocks = nn.ModuleList(
+        wrap(me, checkpoint_wrapper(block), use_orig_params=orig) for block in network.blocks
+    )
+    model = wrap(me, network, use_orig_params=orig)
+    optimizer = recipe.optimizer_of(model)
+    train_step(me, recipe, model, optimizer, 0)
+    with type(model).state_dict_type(model, SHARDED):
+        shards = list(model.state_dict())
+    state = saved(model, optimizer, FULL, ON_DEVICE)
+    stepped = [sorted(state["state"]), sorted(state["param_groups"][0]["params"])]
+    return [list(model.state_dict()), shards, *stepped]
+
+
+@covers("fsdp/checkpointed-names")
+@world_sizes(2)
+@both_kinds
+def test_names_of_checkpointed_units(ranks: Ranks, orig: bool) -> None:
+    bare = Net().make()
+    keys = list(bare.state_dict())
+    names = sorted(name for name, _ in bare.named_parameters())
+    got = ranks.run(checkpointed_names, orig)
+    assert_same_on_all_ranks(got, [keys, keys, names, names], what="names")
+
+
+# Precision
+
+
+class AroundUnit(nn.Module):
+    """A unit between two layers; it is called with a keyword argument too."""
+
+    def __init__(self, unit: nn.Module) -> None:
+        super().__init__()
+        self.first, self.unit, self.last = linear(3, 3, 1).float(), unit, linear(3, 2, 2).float()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        out: Tensor = self.last(self.unit(hidden, scale=x[0]).float())
+        return out
+
+
+class Scaling(nn.Linear):
+    """Notes dtypes of what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self.load_state_dict(linear(3, 3, 3).state_dict())
+        self.seen: list[str] = []
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        assert scale is not None
+        self.seen += [str(x.dtype), str(scale.dtype)]
+        return super().forward(x) * scale
+
+
+def cast_inputs_of_unit(me: Me, orig: bool) -> tuple[list[str], dict[str, Tensor]]:
+    """Dtypes of what the unit gets; parameters after a step, and the gradient of the input."""
+    low = MixedPrecision(torch.bfloat16, torch.float32, cast_forward_inputs=True)
+    layer = Scaling()
+    unit = wrap(me, layer, mixed_precision=low, use_orig_params=orig)
+    model = wrap(me, AroundUnit(unit), use_orig_params=orig)
+    grad = step_around_unit(model, me.device)
+    return layer.seen, {**full_parameters(model), "input": grad}
+
+
+def step_around_unit(model: Any, device: torch.device) -> Tensor:
+    x = inputs(0, 0).float().to(device).requires_grad_()
+    model(x).pow(2).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+    assert x.grad is not None
+    return x.grad
+
+
+@covers("fsdp/cast-unit-inputs")
+@world_sizes(2)
+@both_kinds
+def test_a_unit_that_casts_its_inputs(ranks: Ranks, orig: bool) -> None:
+    bare = AroundUnit(Scaling())
+    grad = step_around_unit(bare, torch.device("cpu"))
+    want = {name: param.detach() for name, param in bare.named_parameters()}
+    want["input"] = grad
+    got = ranks.run(cast_inputs_of_unit, orig)
+    assert_same_on_all_ranks(
+        [seen for seen, _ in got], ["torch.bfloat16"] * 2, what="dtypes of inputs"
+    )
+    check_tensors([found for _, found in got], [want] * ranks.world_size, within=0.03)
+
+
+def states_in_low_precision(me: Me, orig: bool) -> list[dict[str, Tensor]]:
+    """Parameters in a full state dict, as they are summoned, and this rank's rows of each."""
+    net = Net(dtype="float32")
+    model = Recipe(net, orig=orig).wrapped(me, mixed_precision=MixedPrecision(torch.bfloat16))
+    net.loss(model, me.rank, 0, me.device).backward()
+    full = {name: value.clone() for name, value in model.state_dict().items() if value.dim()}
+    with type(model).state_dict_type(model, SHARDED):
+        rows = rows_of(model.state_dict())
+    return [full, full_parameters(model), rows]
+
+
+def rows_of(state: Any) -> dict[str, Tensor]:
+    """The rows that this rank holds of each sharded entry."""
+    rows = {}
+    for name, value in state.items():
+        if hasattr(value, "to_local"):
+            rows[name] = value.to_local().clone()
+        elif type(value) is not Tensor:
+            shards = [shard.tensor for shard in value.local_shards()]
+            rows[name] = torch.cat(shards) if shards else torch.empty(0)
+    return rows
+
+
+def check_rows(parts: list[dict[str, Tensor]], want: dict[str, Tensor], within: float) -> None:
+    """The rows that ranks hold, one after the other, are the whole of each tensor."""
+    for name, whole in want.items():
+        rows = [mine[name] for mine in parts if mine[name].numel()]
+        check_tensors([{name: torch.cat(rows)}], [{name: whole}], within)
+
+
+@covers("fsdp/state-dict-in-full-precision")
+@world_sizes(2)
+@both_kinds
+def test_state_dicts_in_full_precision(ranks: Ranks, orig: bool) -> None:
+    bare = Net(dtype="float32").make()
+    want = {name: param.detach() for name, param in bare.named_parameters()}
+    got = ranks.run(states_in_low_precision, orig)
+    for full, summoned, _ in got:
+        check_tensors([full, summoned], [want, want], within=0)
+    check_rows([rows for _, _, rows in got], want, within=0)
+
+
+class Holding(nn.Linear):
+    """A layer with a buffer that it does not use."""
+
+    held: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self.register_buffer("held", torch.ones(3))
+
+
+def unit_buffer_dtypes(me: Me) -> list[str]:
+    """Dtypes of the buffers of the root, of a unit, and of an ignored module, after a forward."""
+    layers = [Holding().to(me.device) for _ in range(3)]
+    unit = wrap(me, layers[1], mixed_precision=MixedPrecision(buffer_dtype=torch.float64))
+    model = wrap(
+        me,
+        nn.Sequential(layers[0], unit, layers[2]),
+        mixed_precision=MixedPrecision(buffer_dtype=torch.bfloat16),
+        ignored_modules=[layers[2]],
+    )
+    with torch.no_grad():
+        model(torch.ones(2, 3, device=me.device))
+    return [str(layer.held.dtype) for layer in layers]
+
+
+@covers("fsdp/buffer-dtype-of-units")
+@world_sizes(2)
+def test_buffers_of_units(ranks: Ranks) -> None:
+    want = ["torch.bfloat16", "torch.float64", "torch.float32"]
+    assert_same_on_all_ranks(ranks.run(unit_buffer_dtypes), want, what="dtypes of buffers")
+
+
+def kept_dtypes(me: Me, strategy: str, orig: bool) -> list[str]:
+    """Dtypes of gradients."""
+    low = MixedPrecision(torch.bfloat16, keep_low_precision_grads=True)
+    model = wrap(
+        me,
+        nn.Linear(3, 2),
+        sharding_strategy=ShardingStrategy[strategy],
+        use_orig_params=orig,
+        mixed_precision=low,
+    )
+    model(torch.ones(1, 3, device=me.device)).sum().backward()
+    return sorted({str(p.grad.dtype) for p in model.parameters() if p.grad is not None})
+
+
+@covers("fsdp/keep-low-precision-gradients")
+@world_sizes(2)
+@both_kinds
+def test_gradients_of_each_strategy(ranks: Ranks, orig: bool) -> None:
+    for strategy in STRATEGIES:
+        got = ranks.run(kept_dtypes, strategy, orig)
+        assert_same_on_all_ranks(got, ["torch.bfloat16"], what=f"gradients with {strategy}")
+
+
+@covers("fsdp/scatter-dtype")
+@world_sizes(2)
+def test_dtypes_of_replicas(ranks: Ranks) -> None:
+    precision = MixedPrecision(torch.bfloat16, torch.float32)
+    kwargs = {"mixed_precision": precision}
+    recipe = Recipe(Net(dtype="float32"), strategy="NO_SHARD", kwargs=kwargs)
+    for rank, (_, _, backward) in enumerate(ranks.run(trace_of_a_step, recipe)):
+        seen = sorted({f"{exchange.kind} {exchange.dtype}" for exchange in backward})
+        assert_that(seen == ["all_reduce float32"], f"the backward issued {seen}", rank)
+
+
+# Groups
+
+
+def entries_on_rank_0(me: Me, parts: list[list[int]]) -> int:
+    """Entries of a full state dict with rank0_only."""
+    groups = [dist.new_group(part) for part in parts]
+    group = next(g for part, g in zip(parts, groups, strict=True) if me.rank in part)
+    model = Recipe().wrapped(me, process_group=group)
+    with type(model).state_dict_type(model, FULL, FullStateDictConfig(rank0_only=True)):
+        return len(model.state_dict())
+
+
+@covers("fsdp/rank-0-of-a-group")
+@world_sizes(4)
+def test_rank_0_of_each_group(ranks: Ranks) -> None:
+    everything = len(Net().make().state_dict())
+    got = ranks.run(entries_on_rank_0, [[0, 1], [2, 3]])
+    words = f"entries of state dicts: {got}, want all on the ranks 0 and 2"
+    assert_that(got == [everything, 0, everything, 0], words)
+
+
+# Containers
+
+
+class Pair(NamedTuple):
+    """As a forward may be given it."""
+
+    x: Tensor
+    name: str
+
+
+@dataclass
+class Result:
+    """As a forward may return it."""
+
+    out: Tensor
+    name: str
+
+
+class Unpacking(nn.Linear):
+    def forward(self, pair: Any) -> Any:
+        return Result(super().forward(pair.x), pair.name)
+
+
+def unpack(me: Me, orig: bool) -> list[str]:
+    """Types of what comes in and goes out, and whether there are gradients."""
+    low = MixedPrecision(torch.bfloat16)
+    model = wrap(me, Unpacking(3, 2), mixed_precision=low, use_orig_params=orig)
+    out = model(Pair(torch.ones(1, 3, device=me.device), "text"))
+    out.out.sum().backward()
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    return [type(out).__name__, str(out.out.dtype), out.name, str(bool(grads))]
+
+
+@covers("fsdp/inputs-and-outputs")
+@world_sizes(2)
+@both_kinds
+def test_named_tuples_and_dataclasses(ranks: Ranks, orig: bool) -> None:
+    want = ["Result", "torch.bfloat16", "text", "True"]
+    assert_same_on_all_ranks(ranks.run(unpack, orig), want, what="outputs")
+
+
+def ignore_states(me: Me) -> tuple[list[int], bool]:
+    """The shape of an ignored module's weight, and whether it is the module's own."""
+    last = nn.Linear(3, 2)
+    weight = last.weight
+    wrap(me, nn.Sequential(nn.Linear(4, 3), last), ignored_states=[last])
+    return list(last.weight.shape), last.weight is weight
+
+
+@covers("fsdp/ignored-modules")
+@world_sizes(2)
+def test_ignored_states_may_be_modules(ranks: Ranks) -> None:
+    assert_same_on_all_ranks(ranks.run(ignore_states), ([2, 3], True), what="ignored weight")
+
+
+# Sharded state dicts
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What a rank has saved, and what has come of it.
+
+    rows: of each sharded entry. optim: the full optimizer state. before, after: parameters of the
+    model that was saved and of the one that has loaded it, a step later.
+    """
+
+    rows: dict[str, Tensor]
+    optim: dict[str, Tensor]
+    before: dict[str, Tensor]
+    after: dict[str, Tensor]
+
+
+def resume(me: Me, recipe: Recipe, mesh: tuple[int, ...], hybrid: bool) -> Resumed:
+    """Save a trained model in shards, and load it into another one.
+
+    mesh: its shape; none if empty. hybrid: two groups of ranks, as `halves` makes them.
+    """
+    kwargs: dict[str, Any] = {}
+    if mesh:
+        kwargs["device_mesh"] = init_device_mesh(me.device.type, mesh)
+    if hybrid:
+        kwargs["process_group"] = halves(me)
+    model, optimizer = trained(me, recipe, **kwargs)
+    other, other_optimizer = trained(me, recipe, seed=9, **kwargs)
+    cls = type(model)
+    with cls.state_dict_type(model, SHARDED), cls.state_dict_type(other, SHARDED):
+        state = model.state_dict()
+        rows = rows_of(state)
+        other.load_state_dict(state)
+    # A config of its own: with a mesh it is marked.
+    config = ShardedOptimStateDictConfig(offload_to_cpu=False)
+    state = saved(model, optimizer, SHARDED, config)
+    other_optimizer.load_state_dict(loadable(other, other_optimizer, state, SHARDED, config))
+    full = FullOptimStateDictConfig(offload_to_cpu=False)
+    optim = tensors(saved(model, optimizer, FULL, full))
+    for one, its in ((model, optimizer), (other, other_optimizer)):
+        train_step(me, recipe, one, its, 50)
+    if mesh:
+        del state
+        forget_meshes()
+    return Resumed(rows, optim, full_parameters(model), full_parameters(other))
+
+
+def check_resumed(
+    ranks: Ranks, recipe: Recipe, members: int, mesh: tuple[int, ...] = (), hybrid: bool = False
+) -> None:
+    """Every `members` ranks together hold everything; what was loaded trains as what was saved."""
+    bare, optimizer = bare_training(recipe, ranks.world_size)
+    want = {name: param.detach() for name, param in bare.named_parameters()}
+    got = ranks.run(resume, recipe, mesh, hybrid)
+    for first in range(0, ranks.world_size, members):
+        check_rows([one.rows for one in got[first : first + members]], want, within=1e-6)
+    check_tensors([one.optim for one in got], [by_name(bare, optimizer)] * len(got), within=1e-6)
+    for one in got:
+        check_tensors([one.after], [one.before], within=0)
+
+
+@covers("fsdp/fewer-rows-than-ranks")
+@world_sizes(3, 4)
+@both_kinds
+def test_few_rows(ranks: Ranks, orig: bool) -> None:
+    net = Net(width=2, hidden=3, blocks=1, vocabulary=3)
+    check_resumed(ranks, adam(net=net, orig=orig), ranks.world_size)
+
+
+@covers("fsdp/sharded-state-dict-on-mesh")
+@world_sizes(2, 3)
+@both_kinds
+def test_shards_on_a_mesh(ranks: Ranks, orig: bool) -> None:
+    check_resumed(ranks, adam(orig=orig), ranks.world_size, (ranks.world_size,))
+
+
+@covers("fsdp/sharded-state-dict-on-mesh")
+@world_sizes(4)
+@both_kinds
+def test_shards_on_a_mesh_of_two_dimensions(ranks: Ranks, orig: bool) -> None:
+    for strategy in HYBRIDS:
+        check_resumed(ranks, adam(orig=orig, strategy=strategy), 2, (2, 2))
+
+
+@covers("fsdp/sharded-state-dict-hybrid", "fsdp/full-optimizer-state-hybrid")
+@world_sizes(4)
+@both_kinds
+def test_shards_of_replicas(ranks: Ranks, orig: bool) -> None:
+    for strategy in HYBRIDS:
+        check_resumed(ranks, adam(orig=orig, strategy=strategy), 2, hybrid=True)

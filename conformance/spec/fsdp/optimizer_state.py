@@ -1,0 +1,457 @@
+"""Optimizer state dicts: in full, in shards, by names and by numbers, from and to others."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullOptimStateDictConfig, OptimStateKeyType, StateDictType
+
+from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance.checks.compare import first_difference
+from conformance.spec.fsdp.models import Net
+from conformance.spec.fsdp.state_dict_kinds import (
+    FULL,
+    ON_DEVICE,
+    SHARDED,
+    SHARDS,
+    adam,
+    bare_training,
+    by_name,
+    loadable,
+    saved,
+    tensors,
+)
+from conformance.spec.fsdp.training_runs import (
+    CPU,
+    STRATEGIES,
+    Recipe,
+    both,
+    both_kinds,
+    check_tensors,
+    full_parameters,
+    step_whole,
+    train_step,
+    trained,
+    wrap,
+)
+from conformance.spec.raising import assert_raised
+
+
+def full_optimizer_state(me: Me, recipe: Recipe, config: Any) -> dict[str, Tensor]:
+    model, optimizer = trained(me, recipe)
+    return tensors(saved(model, optimizer, FULL, config))
+
+
+def check_full(ranks: Ranks, orig: bool, config: Any) -> None:
+    for strategy in STRATEGIES:
+        recipe = adam(strategy=strategy, orig=orig)
+        want = by_name(*bare_training(recipe, ranks.world_size))
+        got = ranks.run(full_optimizer_state, recipe, config)
+        check_tensors(got, [want] * ranks.world_size, within=1e-6)
+
+
+@covers("fsdp/full-optimizer-state")
+@world_sizes(1, 2, 3)
+def test_full_state(ranks: Ranks) -> None:
+    check_full(ranks, False, ON_DEVICE)
+
+
+@covers("fsdp/full-optimizer-state-original")
+@world_sizes(2, 3)
+def test_full_state_with_original_parameters(ranks: Ranks) -> None:
+    check_full(ranks, True, ON_DEVICE)
+
+
+@covers("fsdp/full-optimizer-state-offloaded")
+@world_sizes(2)
+@both_kinds
+def test_full_state_offloaded(ranks: Ranks, orig: bool) -> None:
+    check_full(ranks, orig, FullOptimStateDictConfig())
+
+
+def come_back(me: Me, recipe: Recipe, kind: StateDictType, config: Any) -> str:
+    """How what can be loaded differs from the optimizer's own state."""
+    model, optimizer = trained(me, recipe)
+    own = copy.deepcopy(optimizer.state_dict())
+    back = loadable(model, optimizer, saved(model, optimizer, kind, config), kind, config)
+    ours = {str(k): own["state"][k] for k in sorted(own["state"])}
+    theirs = {str(k): back["state"][k] for k in sorted(back["state"])}
+    found = first_difference(tensors({"state": theirs}), tensors({"state": ours}))
+    return str(found or "")
+
+
+@covers("fsdp/optimizer-state-loads")
+@world_sizes(2, 3)
+@both_kinds
+def test_state_comes_back(ranks: Ranks, orig: bool) -> None:
+    for strategy in STRATEGIES[:2]:
+        for kind, config in ((FULL, ON_DEVICE), (SHARDED, SHARDS)):
+            got = ranks.run(come_back, adam(strategy=strategy, orig=orig), kind, config)
+            assert_same_on_all_ranks(got, "", what=f"differences, {kind.name}")
+
+
+def come_back_from_rank_0(me: Me, recipe: Recipe) -> tuple[int, str]:
+    """Entries of this rank's state dict; differences after loading."""
+    config = FullOptimStateDictConfig(rank0_only=True, offload_to_cpu=False)
+    model, optimizer = trained(me, recipe)
+    state = saved(model, optimizer, FULL, config)
+    back = loadable(model, optimizer, state, FULL, config)
+    own = optimizer.state_dict()["state"]
+    found = first_difference(
+        tensors({"state": {str(k): v for k, v in back["state"].items()}}),
+        tensors({"state": {str(k): v for k, v in own.items()}}),
+    )
+    return len(state.get("state", {})), str(found or "")
+
+
+@covers("fsdp/optimizer-state-on-rank-0")
+@world_sizes(2, 3)
+def test_state_on_rank_0(ranks: Ranks) -> None:
+    parameters = len(list(Net().make().parameters()))
+    for rank, (entries, differences) in enumerate(ranks.run(come_back_from_rank_0, adam())):
+        assert_that(entries == (0 if rank else parameters), f"{entries} entries", rank)
+        assert_that(not differences, differences, rank)
+
+
+def load_into_another(me: Me, recipe: Recipe, first: Any, second: Any, kind: Any) -> list[Any]:
+    """Parameters of two models one step after the second has loaded everything of the first."""
+    config = ON_DEVICE if kind is FULL else SHARDS
+    a, a_optimizer = trained(me, recipe, first)
+    b, b_optimizer = trained(me, recipe, second, seed=9)
+    with type(a).state_dict_type(a, kind), type(b).state_dict_type(b, kind):
+        b.load_state_dict(a.state_dict())
+    state = saved(a, a_optimizer, kind, config)
+    with type(b).state_dict_type(b, kind, None, config):
+        type(b).optim_state_dict_to_load(b, b_optimizer, state, load_directly=True)
+    for model, optimizer in ((a, a_optimizer), (b, b_optimizer)):
+        train_step(me, recipe, model, optimizer, 50)
+    return [full_parameters(a), full_parameters(b)]
+
+
+@covers("fsdp/optimizer-loads-directly")
+@world_sizes(2, 3)
+@both_kinds
+def test_loading_directly(ranks: Ranks, orig: bool) -> None:
+    for kind in (FULL, SHARDED):
+        for before, after in ranks.run(load_into_another, adam(orig=orig), None, None, kind):
+            check_tensors([after], [before], within=0)
+
+
+def exchange_with_torch(me: Me, recipe: Recipe, kind: StateDictType) -> list[list[Any]]:
+    """As `load_into_another`, from torch to the target and back."""
+    target, torchs = both(me)
+    pairs = ((torchs, target), (target, torchs))
+    return [load_into_another(me, recipe, first, second, kind) for first, second in pairs]
+
+
+@covers("fsdp/exchanges-full-with-torch")
+@world_sizes(2)
+@both_kinds
+def test_full_exchange_with_torch(ranks: Ranks, orig: bool) -> None:
+    for pairs in ranks.run(exchange_with_torch, adam(orig=orig), FULL):
+        for before, after in pairs:
+            check_tensors([after], [before], within=0)
+
+
+@covers("fsdp/exchanges-sharded-with-torch")
+@world_sizes(2)
+@both_kinds
+def test_sharded_exchange_with_torch(ranks: Ranks, orig: bool) -> None:
+    for pairs in ranks.run(exchange_with_torch, adam(orig=orig), SHARDED):
+        for before, after in pairs:
+            check_tensors([after], [before], within=0)
+
+
+def to_bare_and_back(me: Me, recipe: Recipe) -> list[dict[str, Tensor]]:
+    """Full parameters after a step of: the sharded model, the bare module that took over its state
+    (on all ranks' batches), and another sharded model that took over the bare module's."""
+    model, optimizer = trained(me, recipe)
+    cls = type(model)
+    with cls.state_dict_type(model, FULL, None, ON_DEVICE):
+        weights = {n: v.clone() for n, v in model.state_dict().items()}
+        state = copy.deepcopy(cls.optim_state_dict(model, optimizer))
+    bare = recipe.net.make(device=me.device)
+    bare.load_state_dict(weights)
+    bare_optimizer = recipe.optimizer_of(bare)
+    numbered = cls.rekey_optim_state_dict(state, OptimStateKeyType.PARAM_ID, bare)
+    bare_optimizer.load_state_dict(numbered)
+    named = cls.rekey_optim_state_dict(
+        bare_optimizer.state_dict(), OptimStateKeyType.PARAM_NAME, bare, optim=bare_optimizer
+    )
+    other = recipe.wrapped(me, seed=9)
+    other.load_state_dict(weights)
+    other_optimizer = recipe.optimizer_of(other)
+    with cls.state_dict_type(other, FULL, None, ON_DEVICE):
+        turned = cls.optim_state_dict_to_load(other, other_optimizer, copy.deepcopy(named))
+    other_optimizer.load_state_dict(turned)
+    for sharded, its in ((model, optimizer), (other, other_optimizer)):
+        train_step(me, recipe, sharded, its, 60)
+    if me.device == CPU:
+        step_whole(recipe, bare, bare_optimizer, me.world_size, 60)
+    params = {name: param.detach() for name, param in bare.named_parameters()}
+    kept = params if me.device == CPU else full_parameters(model)
+    return [full_parameters(model), kept, full_parameters(other)]
+
+
+def check_taken_over(ranks: Ranks, orig: bool) -> None:
+    for sharded, bare, again in ranks.run(to_bare_and_back, adam(orig=orig)):
+        check_tensors([bare], [sharded], within=1e-6)
+        check_tensors([again], [sharded], within=1e-9)
+
+
+@covers("fsdp/optimizer-state-and-the-bare-module")
+@world_sizes(2, 3)
+def test_the_bare_module_takes_over(ranks: Ranks) -> None:
+    check_taken_over(ranks, True)
+
+
+@covers("fsdp/optimizer-state-of-units-and-the-bare-module")
+@world_sizes(2, 3)
+def test_the_bare_module_takes_over_from_flat_parameters(ranks: Ranks) -> None:
+    """Each parameter counts its own steps, whatever the unit that it was in."""
+    check_taken_over(ranks, False)
+
+
+def frozen_state(me: Me, recipe: Recipe) -> list[str]:
+    """Names in the state dict of an optimizer."""
+    model = recipe.wrapped(me)
+    optimizer = recipe.optimizer_of(model)
+    train_step(me, recipe, model, optimizer, 0)
+    return sorted(saved(model, optimizer, FULL, ON_DEVICE)["state"])
+
+
+@covers("fsdp/frozen-have-no-state")
+@world_sizes(2, 3)
+def test_what_has_state(ranks: Ranks) -> None:
+    net = Net(frozen="parts")
+    want = sorted(name for name, p in net.make().named_parameters() if p.requires_grad)
+    got = ranks.run(frozen_state, adam(net=net, orig=True))
+    assert_same_on_all_ranks(got, want, what="names with state")
+
+
+def group_options(me: Me) -> list[tuple[float, list[str]]]:
+    """Learning rate and names of two groups, after saving and loading."""
+    recipe = adam(orig=True)
+    model = recipe.wrapped(me)
+    named = dict(model.named_parameters())
+    heads = [p for name, p in named.items() if "head" in name]
+    rest = [p for name, p in named.items() if "head" not in name]
+    optimizer = torch.optim.Adam([{"params": heads, "lr": 0.5}, {"params": rest, "lr": 0.25}])
+    train_step(me, recipe, model, optimizer, 0)
+    state = saved(model, optimizer, FULL, ON_DEVICE)
+    back = loadable(model, optimizer, copy.deepcopy(state), FULL, ON_DEVICE)
+    found = [(group["lr"], sorted(group["params"])) for group in state["param_groups"]]
+    return found + [(group["lr"], []) for group in back["param_groups"]]
+
+
+@covers("fsdp/parameter-groups")
+@world_sizes(2)
+def test_parameter_groups(ranks: Ranks) -> None:
+    names = sorted(name for name, _ in Net().make().named_parameters())
+    rest = [name for name in names if name != "head.weight"]
+    want = [(0.5, ["head.weight"]), (0.25, rest), (0.5, []), (0.25, [])]
+    assert_same_on_all_ranks(ranks.run(group_options), want, what="groups")
+
+
+def channels_last_state(me: Me) -> bool:
+    """Whether state that was saved and loaded lies where it did."""
+    conv = nn.Conv2d(3, 4, 2).to(me.device)
+    conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
+    model = wrap(me, conv, use_orig_params=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    model(torch.arange(96.0, device=me.device).reshape(2, 3, 4, 4)).pow(2).sum().backward()
+    optimizer.step()
+    own = copy.deepcopy(optimizer.state_dict()["state"])
+    state = saved(model, optimizer, FULL, ON_DEVICE)
+    back = loadable(model, optimizer, state, FULL, ON_DEVICE)["state"]
+    keys = ("exp_avg", "exp_avg_sq")
+    return all(torch.equal(own[k][key], back[k][key]) for k in own for key in keys if key in own[k])
+
+
+@covers("fsdp/optimizer-state-channels-last")
+@world_sizes(2)
+def test_state_of_channels_last_parameters(ranks: Ranks) -> None:
+    assert_same_on_all_ranks(ranks.run(channels_last_state), True, what="came back to its place")
+
+
+def older_functions(me: Me) -> list[str]:
+    """How the state that each older function gives differs from the optimizer's own."""
+    recipe = adam()
+    model, optimizer = trained(me, recipe)
+    cls = type(model)
+    own = tensors({"state": {str(k): v for k, v in optimizer.state_dict()["state"].items()}})
+    on_rank_0 = cls.full_optim_state_dict(model, optimizer)
+    full = cls.full_optim_state_dict(model, optimizer, rank0_only=False)
+    shards = cls.sharded_optim_state_dict(model, optimizer)
+    loaded = {
+        "scatter": cls.scatter_full_optim_state_dict(on_rank_0, model, optim=optimizer),
+        "shard": cls.shard_full_optim_state_dict(full, model, optim=optimizer),
+        "flatten": cls.flatten_sharded_optim_state_dict(shards, model, optimizer),
+    }
+    found = [
+        f"{name}: {first_difference(tensors({'state': numbered(state)}), own)}"
+        for name, state in loaded.items()
+        if first_difference(tensors({"state": numbered(state)}), own)
+    ]
+    return found + [f"rank {me.rank} has all"] * (bool(on_rank_0) != (me.rank == 0))
+
+
+def numbered(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a state, with numbers as text."""
+    return {str(k): v for k, v in state["state"].items()}
+
+
+@covers("fsdp/older-optimizer-functions")
+@world_sizes(2, 3)
+def test_older_functions(ranks: Ranks) -> None:
+    assert_same_on_all_ranks(ranks.run(older_functions), [], what="differences")
+
+
+# Wrong state
+
+
+def lose_state(me: Me) -> None:
+    """The last rank has lost the state of its first parameter."""
+    model, optimizer = trained(me, adam())
+    own = optimizer.state_dict()
+    if me.rank == me.world_size - 1:
+        del own["state"][0]
+    type(model).optim_state_dict(model, optimizer, own)
+
+
+@covers("fsdp/optimizer-state-missing")
+@world_sizes(2, 3)
+def test_state_that_a_rank_lacks(ranks: Ranks) -> None:
+    last = ranks.world_size - 1
+    assert_raised(ranks.outcomes(lose_state), RuntimeError, match=f"Rank {last} is missing.*states")
+
+
+def load_spoilt(me: Me, spoil: Callable[[dict[str, Any]], None]) -> None:
+    model, optimizer = trained(me, adam())
+    state = saved(model, optimizer, FULL, ON_DEVICE)
+    spoil(state)
+    before = copy.deepcopy(optimizer.state_dict())
+    try:
+        loadable(model, optimizer, state, FULL, ON_DEVICE)
+    except (KeyError, RuntimeError, ValueError):
+        found = first_difference(optimizer.state_dict(), before)
+        assert_that(found is None, f"the optimizer was changed: {found}", me.rank)
+        raise
+
+
+def add_a_name(state: dict[str, Any]) -> None:
+    state["param_groups"][0]["params"].append("unknown")
+
+
+def change_a_shape(state: dict[str, Any]) -> None:
+    state["state"]["head.weight"]["exp_avg"] = torch.ones(2, 2, dtype=torch.float64)
+
+
+@covers("fsdp/optimizer-state-of-nobody")
+@world_sizes(2)
+def test_a_name_that_nobody_has(ranks: Ranks) -> None:
+    assert_raised(ranks.outcomes(load_spoilt, add_a_name), KeyError, match="unknown")
+
+
+@covers("fsdp/optimizer-state-of-wrong-shape")
+@world_sizes(2)
+def test_a_wrong_shape(ranks: Ranks) -> None:
+    outcomes = ranks.outcomes(load_spoilt, change_a_shape)
+    assert_raised(outcomes, ValueError, RuntimeError, match="shape")
+
+
+# Files
+
+
+def save_and_go_on(me: Me, path: str, orig: bool, members: int) -> dict[str, Tensor]:
+    """The first ranks, with the same batches, train, save, and train one more step."""
+    if me.rank >= members:
+        return {}
+    with a_world(me, members, "save"):
+        model, optimizer = train_alike(me, 0, orig)
+        dcp.save(sharded_states(model, optimizer), checkpoint_id=path)
+        step_alike(me, model, optimizer, 7)
+        return full_parameters(model)
+
+
+def load_and_go_on(me: Me, path: str, orig: bool, members: int) -> dict[str, Tensor]:
+    """Another number of ranks, with other values, load it and train the same step."""
+    if me.rank >= members:
+        return {}
+    with a_world(me, members, "load"):
+        model, optimizer = train_alike(me, 9, orig)
+        state = sharded_states(model, optimizer)
+        dcp.load(state, checkpoint_id=path)
+        cls = type(model)
+        with cls.state_dict_type(model, SHARDED, None, SHARDS):
+            model.load_state_dict(state["model"])
+            cls.optim_state_dict_to_load(model, optimizer, state["optim"], load_directly=True)
+        step_alike(me, model, optimizer, 7)
+        return full_parameters(model)
+
+
+@contextlib.contextmanager
+def a_world(me: Me, members: int, name: str) -> Iterator[None]:
+    """A default group of the first ranks."""
+    dist.init_process_group(
+        me.target.backend,
+        store=dist.PrefixStore(f"{name} {members}", me.store),
+        rank=me.rank,
+        world_size=members,
+        pg_options=me.options,
+    )
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def train_alike(me: Me, seed: int, orig: bool) -> tuple[Any, torch.optim.Optimizer]:
+    model = adam(orig=orig).wrapped(me, seed=seed)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    for number in range(2):
+        step_alike(me, model, optimizer, number)
+    return model, optimizer
+
+
+def step_alike(me: Me, model: Any, optimizer: torch.optim.Optimizer, number: int) -> None:
+    Net().loss(model, 0, number, me.device).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def sharded_states(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    cls = type(model)
+    with cls.state_dict_type(model, SHARDED, None, SHARDS):
+        return {"model": model.state_dict(), "optim": cls.optim_state_dict(model, optimizer)}
+
+
+def check_files(
+    ranks: Ranks, path: Path, savers: int, loaders: int, orig: tuple[bool, bool]
+) -> None:
+    want = ranks.run(save_and_go_on, str(path), orig[0], savers)[0]
+    got = ranks.run(load_and_go_on, str(path), orig[1], loaders)[:loaders]
+    check_tensors(got, [want] * loaders, within=1e-6)
+
+
+@covers("fsdp/checkpoint")
+@world_sizes(2)
+@both_kinds
+def test_checkpoints(bare_ranks: Ranks, tmp_path: Path, orig: bool) -> None:
+    check_files(bare_ranks, tmp_path, 2, 2, (orig, orig))
+
+
+@covers("fsdp/reshards")
+@world_sizes(3)
+@both_kinds
+def test_another_number_of_ranks(bare_ranks: Ranks, tmp_path: Path, orig: bool) -> None:
+    check_files(bare_ranks, tmp_path / "two", 2, 3, (orig, not orig))
+    check_files(bare_ranks, tmp_path / "three", 3, 2, (orig, not orig))

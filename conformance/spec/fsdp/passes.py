@@ -1,0 +1,388 @@
+"""Forward and backward passes in unusual orders, and units that are not used as expected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
+    checkpoint_wrapper,
+)
+from torch.distributed.fsdp import MixedPrecision, ShardingStrategy
+
+from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance.harness.traces import Issued, record
+from conformance.spec.fsdp.custom import (
+    Unit,
+    check_custom,
+    inputs,
+    linear,
+    train_custom,
+    train_custom_whole,
+)
+from conformance.spec.fsdp.models import Net
+from conformance.spec.fsdp.small_models import (
+    branches,
+    loss_of_one_branch,
+    one_pass,
+    two_layers,
+    two_layers_from,
+    wanted_of_part,
+)
+from conformance.spec.fsdp.training_runs import (
+    STRATEGIES,
+    Recipe,
+    Run,
+    both_kinds,
+    check_runs,
+    check_tensors,
+    full_parameters,
+    train_step,
+    train_whole,
+    wrap,
+)
+
+
+class Twice(nn.Module):
+    """One layer that is used twice in a forward, with another one in between."""
+
+    def __init__(self, layer: Any, between: Any) -> None:
+        super().__init__()
+        self.layer, self.between = layer, between
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(torch.tanh(self.between(self.layer(x))))
+        return out
+
+
+def layer_used_twice(unit: Unit) -> Any:
+    return unit(Twice(unit(linear(3, 3, 1)), unit(linear(3, 3, 2))))
+
+
+@covers("fsdp/same-unit-twice")
+@world_sizes(2, 3)
+@both_kinds
+def test_a_unit_that_runs_twice(ranks: Ranks, orig: bool) -> None:
+    for strategy in STRATEGIES:
+        check_custom(ranks, layer_used_twice, one_pass, strategy, orig)
+
+
+@covers("fsdp/unused-unit")
+@world_sizes(2, 3)
+@both_kinds
+def test_a_unit_that_is_not_in_every_loss(ranks: Ranks, orig: bool) -> None:
+    for strategy in STRATEGIES[:2]:
+        check_custom(ranks, branches, loss_of_one_branch, strategy, orig, steps=4)
+
+
+@covers("fsdp/unused-replicated-unit")
+@world_sizes(2)
+@both_kinds
+def test_a_replicated_unit_that_is_not_in_every_loss(ranks: Ranks, orig: bool) -> None:
+    check_custom(ranks, branches, loss_of_one_branch, "NO_SHARD", orig, steps=4)
+
+
+def dropping(model: Any, rank: int, step: int, device: torch.device, scale: float) -> list[Tensor]:
+    """A forward whose result nobody uses comes before each step's."""
+    model(inputs(rank, 50 + step).to(device))
+    return one_pass(model, rank, step, device, scale)
+
+
+@covers("fsdp/dropped-forward")
+@world_sizes(2)
+@both_kinds
+def test_a_forward_whose_result_is_dropped(ranks: Ranks, orig: bool) -> None:
+    for strategy in STRATEGIES:
+        got = ranks.run(train_custom, layer_used_twice, dropping, strategy, orig)
+        check_runs(got, train_custom_whole(layer_used_twice, dropping, ranks.world_size))
+
+
+@covers("fsdp/dropped-low-precision-forward")
+@world_sizes(2)
+@both_kinds
+def test_a_dropped_forward_in_low_precision(ranks: Ranks, orig: bool) -> None:
+    """Parameters are float64, computation is in float32."""
+    low = {"mixed_precision": MixedPrecision(param_dtype=torch.float32)}
+    got = ranks.run(train_custom, layer_used_twice, dropping, "FULL_SHARD", orig, 3, low)
+    want = train_custom_whole(layer_used_twice, one_pass, ranks.world_size)
+    check_tensors([run.params for run in got], [run.params for run in want], within=1e-5)
+
+
+def evaluate_between_steps(me: Me, recipe: Recipe) -> list[Tensor]:
+    """Losses of evaluation, before and after each step."""
+    model = recipe.wrapped(me)
+    optimizer = recipe.optimizer_of(model)
+    seen = []
+    for step in range(recipe.steps):
+        recipe.net.loss(model, me.rank, step, me.device).backward()
+        for _ in range(2):
+            with torch.no_grad():
+                seen.append(recipe.net.loss(model, me.rank, step, me.device))
+            optimizer.step()
+        optimizer.zero_grad()
+    return seen
+
+
+@covers("fsdp/step-after-eval")
+@world_sizes(2)
+@both_kinds
+def test_evaluation_sees_every_step(ranks: Ranks, orig: bool) -> None:
+    recipe = Recipe(orig=orig)
+    bare = recipe.net.make()
+    optimizer = recipe.optimizer_of(bare)
+    n, cpu = ranks.world_size, torch.device("cpu")
+    want: list[list[Tensor]] = [[] for _ in range(n)]
+    for step in range(recipe.steps):
+        for rank in range(n):
+            (recipe.net.loss(bare, rank, step, cpu) / n).backward()
+        for _ in range(2):
+            with torch.no_grad():
+                for rank, mine in enumerate(want):
+                    mine.append(recipe.net.loss(bare, rank, step, cpu))
+            optimizer.step()
+        optimizer.zero_grad()
+    for strategy in STRATEGIES:
+        got = ranks.run(evaluate_between_steps, Recipe(strategy=strategy, orig=orig))
+        check_runs([Run(mine, {}) for mine in got], [Run(mine, {}) for mine in want])
+
+
+def evaluate(me: Me, recipe: Recipe) -> list[Tensor]:
+    """Losses of three evaluations."""
+    model = recipe.wrapped(me).eval()
+    with torch.no_grad():
+        return [recipe.net.loss(model, me.rank, number, me.device) for number in (0, 1, 0)]
+
+
+@covers("fsdp/eval")
+@world_sizes(1, 2, 3)
+def test_eval_mode(ranks: Ranks) -> None:
+    recipe = Recipe()
+    bare = recipe.net.make().eval()
+    with torch.no_grad():
+        want = [
+            [recipe.net.loss(bare, rank, number, torch.device("cpu")) for number in (0, 1, 0)]
+            for rank in range(ranks.world_size)
+        ]
+    for strategy in STRATEGIES:
+        got = ranks.run(evaluate, Recipe(strategy=strategy))
+        check_runs([Run(mine, {}) for mine in got], [Run(mine, {}) for mine in want])
+
+
+def train_checkpointed(me: Me, recipe: Recipe, reentrant: bool, outside: bool) -> Run:
+    """Blocks recompute their activations; FSDP wraps what recomputes, or is inside of it."""
+    kind = CheckpointImpl.REENTRANT if reentrant else CheckpointImpl.NO_REENTRANT
+    network = recipe.net.make()
+
+    def unit(module: nn.Module) -> Any:
+        return wrap(
+            me,
+            module,
+            use_orig_params=recipe.orig,
+            sharding_strategy=ShardingStrategy[recipe.strategy],
+        )
+
+    network.blocks = nn.ModuleList(
+        checkpoint_wrapper(unit(block), kind) if outside else unit(checkpoint_wrapper(block, kind))
+        for block in network.blocks
+    )
+    model = wrap(
+        me,
+        network,
+        use_orig_params=recipe.orig,
+        sharding_strategy=ShardingStrategy[recipe.strategy],
+    )
+    optimizer = recipe.optimizer_of(model)
+    losses = []
+    for step in range(recipe.steps):
+        losses += train_step(me, recipe, model, optimizer, step)
+    params = full_parameters(model)
+    return Run(losses, {k.replace("_checkpoint_wrapped_module.", ""): params[k] for k in params})
+
+
+@covers("fsdp/checkpointed")
+@world_sizes(2)
+@pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
+@both_kinds
+def test_checkpointed_units(ranks: Ranks, reentrant: bool, orig: bool) -> None:
+    want = train_whole(Recipe(), ranks.world_size)
+    for strategy in STRATEGIES:
+        recipe = Recipe(strategy=strategy, orig=orig)
+        check_runs(ranks.run(train_checkpointed, recipe, reentrant, False), want)
+
+
+@covers("fsdp/recomputed-units")
+@world_sizes(2)
+@both_kinds
+def test_recomputed_units(ranks: Ranks, orig: bool) -> None:
+    want = train_whole(Recipe(), ranks.world_size)
+    for strategy in STRATEGIES[:2]:
+        recipe = Recipe(strategy=strategy, orig=orig)
+        check_runs(ranks.run(train_checkpointed, recipe, False, True), want)
+
+
+def step_in_backward(me: Me, strategy: str) -> tuple[list[str], dict[str, Tensor]]:
+    """Which parameters still have a gradient after a backward; then parameters in full."""
+    net = Net()
+    recipe = Recipe(net, strategy=strategy, orig=True)
+    model = recipe.wrapped(me)
+    for param in model.parameters():
+        param._in_backward_optimizers = [torch.optim.SGD([param], lr=0.1)]
+    left = []
+    for step in range(2):
+        net.loss(model, me.rank, step, me.device).backward()
+        left += [name for name, param in model.named_parameters() if param.grad is not None]
+    return left, full_parameters(model)
+
+
+@covers("fsdp/optimizer-in-backward")
+@world_sizes(2, 3)
+def test_optimizers_in_the_backward(ranks: Ranks) -> None:
+    bare = Net().make()
+    n = ranks.world_size
+    for step in range(2):
+        bare.zero_grad()
+        for rank in range(n):
+            (Net().loss(bare, rank, step, torch.device("cpu")) / n).backward()
+        with torch.no_grad():
+            for param in bare.parameters():
+                assert param.grad is not None
+                param.sub_(0.1 * param.grad)
+    want = {name: param.detach() for name, param in bare.named_parameters()}
+    for strategy in STRATEGIES[:2]:
+        got = ranks.run(step_in_backward, strategy)
+        assert_same_on_all_ranks([left for left, _ in got], [], what="parameters with gradients")
+        check_tensors([params for _, params in got], [want] * n)
+
+
+def channels_last(unit: Unit) -> Any:
+    """A convolution whose weight is laid out in another order."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        module = nn.Conv2d(3, 4, 2).double()
+    module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
+    return unit(nn.Sequential(module))
+
+
+def one_image(model: Any, rank: int, step: int, device: torch.device, scale: float) -> list[Tensor]:
+    x = inputs(rank, step, width=48).view(2, 3, 4, 4).to(device)
+    loss = model(x).pow(2).sum()
+    (scale * loss).backward()
+    return [loss]
+
+
+@covers("fsdp/channels-last")
+@world_sizes(2, 3)
+@both_kinds
+def test_channels_last_weights(ranks: Ranks, orig: bool) -> None:
+    check_custom(ranks, channels_last, one_image, orig=orig)
+
+
+class Moody(nn.Linear):
+    """A layer that may refuse to run."""
+
+    refuses = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.refuses:
+            raise KeyError("not today")
+        return super().forward(x)
+
+
+def refuse_once(me: Me, strategy: str, orig: bool, with_grad: bool) -> tuple[list[int], Run]:
+    """A forward that raises in an inner unit between two steps of training."""
+    moody = Moody(3, 3)
+    keys = []
+
+    def passes(
+        model: Any, rank: int, step: int, device: torch.device, scale: float
+    ) -> list[Tensor]:
+        moody.refuses = True
+        try:
+            with torch.set_grad_enabled(with_grad):
+                model(inputs(rank, step).to(device))
+        except KeyError:
+            keys.append(len(model.state_dict()))
+        moody.refuses = False
+        return one_pass(model, rank, step, device, scale)
+
+    run = train_custom(me, two_layers_from(moody), passes, strategy, orig)
+    return keys, run
+
+
+@covers("fsdp/forward-that-raises")
+@world_sizes(2)
+@both_kinds
+@pytest.mark.parametrize("with_grad", [False, True], ids=["no-grad", "grad"])
+def test_a_forward_that_raises(ranks: Ranks, orig: bool, with_grad: bool) -> None:
+    want = train_custom_whole(two_layers, one_pass, ranks.world_size)
+    for strategy in STRATEGIES:
+        got = ranks.run(refuse_once, strategy, orig, with_grad)
+        counts = [keys for keys, _ in got]
+        assert_same_on_all_ranks(counts, [4] * 3, what="entries of state dicts")
+        check_runs([run for _, run in got], want)
+
+
+def train_in_parts(me: Me, parts: list[list[int]]) -> Run | None:
+    """Train in the group that this rank is in, if there is one."""
+    groups = [dist.new_group(part) for part in parts]
+    for part, group in zip(parts, groups, strict=True):
+        if me.rank in part:
+            return train_custom(me, two_layers, one_pass, kwargs={"process_group": group})
+    return None
+
+
+@covers("fsdp/process-group")
+@world_sizes(3, 4)
+def test_groups_train_apart(ranks: Ranks) -> None:
+    """The last two ranks are a group, and whoever else there is another one."""
+    n = ranks.world_size
+    parts = [list(range(n - 2)), [n - 2, n - 1]]
+    got = ranks.run(train_in_parts, parts)
+    for part in parts:
+        want = wanted_of_part(part)
+        check_runs([got[rank] for rank in part], want)
+
+
+def train_alone(me: Me, strategy: str) -> tuple[Run, str, list[Issued]]:
+    """Train in a group of this rank alone; the strategy in use, and what was issued."""
+    groups = [record([rank]) for rank in range(me.world_size)]
+    group = groups[me.rank]
+    module = linear(3, 3, 1)
+    model = wrap(me, module, process_group=group, sharding_strategy=ShardingStrategy[strategy])
+    name = model.sharding_strategy.name
+    group.take()
+    run = train_custom(me, two_layers, one_pass, strategy, kwargs={"process_group": group})
+    return run, name, [i for i in group.take() if i.operation != "all_reduce"]
+
+
+@covers("fsdp/alone")
+@world_sizes(1, 2)
+def test_a_group_of_one(ranks: Ranks) -> None:
+    got = ranks.run(train_alone, "FULL_SHARD")
+    check_runs(
+        [run for run, _, _ in got],
+        [wanted_of_part([rank])[0] for rank in range(ranks.world_size)],
+    )
+    assert_same_on_all_ranks([name for _, name, _ in got], "NO_SHARD", what="strategy")
+    for rank, (_, _, trace) in enumerate(got):
+        assert_that(not trace, f"issued {', '.join(map(str, trace))}", rank)
+
+
+def train_single_ranks(me: Me) -> Run:
+    """Hybrid sharding in which every rank is a group of its own, replicated over all."""
+    groups = [dist.new_group([rank]) for rank in range(me.world_size)]
+    everybody = dist.new_group(list(range(me.world_size)))
+    kwargs = {"process_group": (groups[me.rank], everybody)}
+    return train_custom(me, two_layers, one_pass, "HYBRID_SHARD", kwargs=kwargs)
+
+
+@covers("fsdp/hybrid-of-single-ranks")
+@world_sizes(2, 3)
+def test_replicas_of_single_ranks(ranks: Ranks) -> None:
+    check_runs(
+        ranks.run(train_single_ranks), train_custom_whole(two_layers, one_pass, ranks.world_size)
+    )

@@ -1,0 +1,541 @@
+"""Model state dicts of every kind: what is in them, and what they can be loaded into."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import (
+    FullStateDictConfig,
+    MixedPrecision,
+    ShardedStateDictConfig,
+    StateDictType,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance.spec.fsdp.models import Net
+from conformance.spec.fsdp.state_dict_kinds import FULL, LOCAL, SHARDED
+from conformance.spec.fsdp.training_runs import (
+    STRATEGIES,
+    Recipe,
+    both,
+    both_kinds,
+    check_tensors,
+    full_parameters,
+    halves,
+    train_step,
+    train_whole,
+    trained,
+)
+from conformance.spec.raising import assert_raised
+from conformance.target import resolve
+
+State = dict[str, Any]
+
+
+def bare_state(recipe: Recipe, world_size: int) -> dict[str, Tensor]:
+    """The state dict that the bare module has after the same training."""
+    params = train_whole(recipe, world_size)[0].params
+    network = recipe.net.make()
+    network.load_state_dict(params, strict=False)
+    return dict(network.state_dict())
+
+
+def full_state(me: Me, recipe: Recipe, config: Any = None, hybrid: bool = False) -> State:
+    """The full state dict after training, and one more step after it was made."""
+    kwargs: dict[str, Any] = {"process_group": halves(me)} if hybrid else {}
+    model, optimizer = trained(me, recipe, **kwargs)
+    with type(model).state_dict_type(model, FULL, config):
+        state = dict(model.state_dict())
+    train_step(me, recipe, model, optimizer, 90)
+    return state
+
+
+@covers("fsdp/full-state-dict", "fsdp/full-state-dict-is-kept")
+@world_sizes(1, 2, 3)
+@both_kinds
+def test_full_state_dicts(ranks: Ranks, orig: bool) -> None:
+    for strategy in STRATEGIES:
+        recipe = Recipe(strategy=strategy, orig=orig)
+        # A replicated parameter is not copied, neither by torch.
+        if strategy == "NO_SHARD" or ranks.world_size == 1:
+            recipe = Recipe(strategy=strategy, orig=orig, steps=0)
+            got = [dict(state) for state in ranks.run(untrained_state, recipe)]
+        else:
+            got = ranks.run(full_state, recipe)
+        want = bare_state(recipe, ranks.world_size)
+        check_tensors(got, [want] * ranks.world_size)
+
+
+def untrained_state(me: Me, recipe: Recipe) -> State:
+    """The full state dict of a model as it is made."""
+    return dict(recipe.wrapped(me).state_dict())
+
+
+@covers("fsdp/full-state-dict-hybrid")
+@world_sizes(4)
+def test_full_state_dicts_of_hybrid_sharding(ranks: Ranks) -> None:
+    recipe = Recipe(strategy="HYBRID_SHARD")
+    got = ranks.run(full_state, recipe, None, True)
+    check_tensors(got, [bare_state(recipe, 4)] * 4)
+
+
+@covers("fsdp/full-state-dict-on-rank-0")
+@world_sizes(2, 3)
+@both_kinds
+def test_full_state_dicts_on_rank_0(ranks: Ranks, orig: bool) -> None:
+    recipe = Recipe(orig=orig)
+    first, *others = ranks.run(full_state, recipe, FullStateDictConfig(rank0_only=True))
+    check_tensors([first], [bare_state(recipe, ranks.world_size)])
+    assert_same_on_all_ranks([list(state) for state in others], [], what="other ranks' keys")
+
+
+def devices(me: Me, config: Any) -> list[str]:
+    """Where the tensors of a full state dict are."""
+    model = Recipe().wrapped(me)
+    with type(model).state_dict_type(model, FULL, config):
+        return sorted({value.device.type for value in model.state_dict().values()})
+
+
+@covers("fsdp/full-state-dict-on-cpu")
+@world_sizes(2)
+def test_full_state_dicts_on_the_cpu(ranks: Ranks) -> None:
+    config = FullStateDictConfig(offload_to_cpu=True)
+    assert_same_on_all_ranks(ranks.run(devices, config), ["cpu"], what="devices")
+    recipe = Recipe()
+    check_tensors(ranks.run(full_state, recipe, config), [bare_state(recipe, 2)] * 2)
+
+
+@covers("fsdp/tied-state-dict")
+@world_sizes(2, 3)
+@both_kinds
+def test_tied_weights(ranks: Ranks, orig: bool) -> None:
+    recipe = Recipe(net=Net(tied=True, blocks=1), orig=orig)
+    got = ranks.run(full_state, recipe)
+    check_tensors(got, [bare_state(recipe, ranks.world_size)] * ranks.world_size)
+
+
+def load_and_train(me: Me, recipe: Recipe, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A model that begins with other values loads these and trains."""
+    model = recipe.wrapped(me, seed=9)
+    model.load_state_dict({name: value.to(me.device) for name, value in state.items()})
+    optimizer = recipe.optimizer_of(model)
+    for step in range(recipe.steps):
+        train_step(me, recipe, model, optimizer, step)
+    return full_parameters(model)
+
+
+@covers("fsdp/loads-the-bare-state-dict")
+@world_sizes(2, 3)
+@both_kinds
+def test_loading_from_the_bare_module(ranks: Ranks, orig: bool) -> None:
+    for strategy in STRATEGIES:
+        recipe = Recipe(strategy=strategy, orig=orig, steps=2)
+        got = ranks.run(load_and_train, recipe, dict(recipe.net.make().state_dict()))
+        want = train_whole(recipe, ranks.world_size)
+        check_tensors(got, [run.params for run in want])
+
+
+def exchange_with_ddp(me: Me, recipe: Recipe) -> tuple[State, State]:
+    """A state dict that went from DDP to FSDP and into another DDP, before and after."""
+    wrapper = resolve(me.target.ddp) if me.target.ddp else DistributedDataParallel
+    first = wrapper(recipe.net.make(3, me.device))
+    model = recipe.wrapped(me, seed=4)
+    model.load_state_dict(first.module.state_dict())
+    second = wrapper(recipe.net.make(5, me.device))
+    second.module.load_state_dict(model.state_dict())
+    return dict(first.module.state_dict()), dict(second.module.state_dict())
+
+
+@covers("fsdp/exchanges-with-ddp")
+@world_sizes(2)
+@both_kinds
+def test_exchange_with_ddp(ranks: Ranks, orig: bool) -> None:
+    for before, after in ranks.run(exchange_with_ddp, Recipe(orig=orig)):
+        check_tensors([after], [before], within=0)
+
+
+# Shards
+
+
+def sharded_parts(me: Me, recipe: Recipe) -> dict[str, list[tuple[int, Tensor]]]:
+    """Name -> this rank's parts of the entry: where it begins in the first dimension, values."""
+    model, _ = trained(me, recipe)
+    parts: dict[str, list[tuple[int, Tensor]]] = {}
+    with type(model).state_dict_type(model, SHARDED):
+        for name, value in model.state_dict().items():
+            if type(value) is Tensor:
+                parts[name] = [(-1, value)]
+            else:
+                shards = value.local_shards()
+                parts[name] = [(s.metadata.shard_offsets[0], s.tensor.clone()) for s in shards]
+    return parts
+
+
+@covers("fsdp/sharded-state-dict")
+@world_sizes(2, 3)
+@both_kinds
+def test_sharded_state_dicts(ranks: Ranks, orig: bool) -> None:
+    recipe = Recipe(orig=orig)
+    got = ranks.run(sharded_parts, recipe)
+    want = bare_state(recipe, ranks.world_size)
+    for rank, parts in enumerate(got):
+        assert_that(list(parts) == list(want), f"keys {list(parts)}, want {list(want)}", rank)
+    for name, whole in want.items():
+        parts = sorted(
+            ((at, part) for mine in got for at, part in mine[name]), key=lambda pair: pair[0]
+        )
+        if parts[0][0] < 0:
+            check_tensors([{name: parts[0][1]}], [{name: whole}])
+            assert_that(name == "scale", f"{name} is a plain tensor")
+        else:
+            rows = torch.cat([part for _, part in parts])
+            check_tensors([{name: rows}], [{name: whole}])
+
+
+def round_trip(me: Me, recipe: Recipe, kind: StateDictType, config: Any) -> tuple[State, State]:
+    """Parameters of a trained model, and of another one that loaded its state dict."""
+    model, _ = trained(me, recipe)
+    other = recipe.wrapped(me, seed=9)
+    with (
+        type(model).state_dict_type(model, kind, config),
+        type(other).state_dict_type(other, kind, config),
+    ):
+        other.load_state_dict(model.state_dict())
+    return full_parameters(model), full_parameters(other)
+
+
+@covers("fsdp/sharded-state-dict-loads")
+@world_sizes(2, 3)
+@both_kinds
+def test_sharded_round_trips(ranks: Ranks, orig: bool) -> None:
+    for strategy in STRATEGIES[:2]:
+        for config in (None, ShardedStateDictConfig(offload_to_cpu=True)):
+            recipe = Recipe(strategy=strategy, orig=orig, steps=1)
+            for before, after in ranks.run(round_trip, recipe, SHARDED, config):
+                check_tensors([after], [before], within=0)
+
+
+def local_entries(me: Me, recipe: Recipe) -> dict[str, int]:
+    """Key -> elements that this rank holds, of the entries of flat parameters."""
+    model = recipe.wrapped(me)
+    with type(model).state_dict_type(model, LOCAL):
+        return {
+            name: sum(shard.tensor.numel() for shard in value.local_shards())
+            for name, value in model.state_dict().items()
+            if type(value) is not Tensor
+        }
+
+
+@covers("fsdp/local-state-dict")
+@world_sizes(2, 3)
+def test_local_state_dicts(ranks: Ranks) -> None:
+    check_local(ranks, Recipe(steps=1))
+
+
+@covers("fsdp/local-state-dict-original")
+@world_sizes(2, 3)
+def test_local_state_dicts_of_original_parameters(ranks: Ranks) -> None:
+    check_local(ranks, Recipe(orig=True, steps=1))
+
+
+def check_local(ranks: Ranks, recipe: Recipe) -> None:
+    """A chunk of each flat parameter, which another instance can load."""
+    flat = ["_flat_param", "blocks.0._flat_param", "blocks.1._flat_param"]
+    whole = sum(p.numel() for p in recipe.net.make().parameters())
+    got = ranks.run(local_entries, recipe)
+    for rank, entries in enumerate(got):
+        assert_that(sorted(entries) == flat, f"entries {sorted(entries)}", rank)
+    total = sum(sum(entries.values()) for entries in got)
+    padding = ranks.world_size * len(flat) * 12  # between and behind the parameters of a unit
+    assert_that(whole <= total <= whole + padding, f"{total} elements, the model has {whole}")
+    for before, after in ranks.run(round_trip, recipe, LOCAL, None):
+        check_tensors([after], [before], within=0)
+
+
+def exchange(me: Me, recipe: Recipe, kind: StateDictType) -> list[tuple[State, State]]:
+    """Parameters of a trained model and of one that loaded its state dict: torch's to the target's
+    and the target's to torch's."""
+    found = []
+    for first, second in (both(me), both(me)[::-1]):
+        model, _ = trained(me, recipe, first)
+        other = recipe.wrapped(me, second, seed=9)
+        with type(model).state_dict_type(model, kind), type(other).state_dict_type(other, kind):
+            other.load_state_dict(model.state_dict())
+        found.append((full_parameters(model), full_parameters(other)))
+    return found
+
+
+def check_exchange(ranks: Ranks, kind: StateDictType, kinds: Sequence[bool]) -> None:
+    for orig in kinds:
+        for pairs in ranks.run(exchange, Recipe(orig=orig, steps=1), kind):
+            for before, after in pairs:
+                check_tensors([after], [before], within=0)
+
+
+@covers("fsdp/exchanges-full-with-torch")
+@world_sizes(2, 3)
+def test_full_exchange_with_torch(ranks: Ranks) -> None:
+    check_exchange(ranks, FULL, (False, True))
+
+
+@covers("fsdp/exchanges-sharded-with-torch")
+@world_sizes(2, 3)
+def test_sharded_exchange_with_torch(ranks: Ranks) -> None:
+    check_exchange(ranks, SHARDED, (False, True))
+
+
+@covers("fsdp/exchanges-local-with-torch")
+@world_sizes(2, 3)
+def test_local_exchange_with_torch(ranks: Ranks) -> None:
+    check_exchange(ranks, LOCAL, (False,))
+
+
+def local_on_a_mesh(me: Me) -> None:
+    model = Recipe().wrapped(me, device_mesh=init_device_mesh(me.device.type, (me.world_size,)))
+    type(model).set_state_dict_type(model, LOCAL)
+    model.state_dict()
+
+
+@covers("fsdp/mesh-has-no-local-state-dict")
+@world_sizes(2)
+def test_no_local_state_dict_on_a_mesh(ranks: Ranks) -> None:
+    assert_raised(
+        ranks.outcomes(local_on_a_mesh), RuntimeError, match="DeviceMesh is not compatible"
+    )
+
+
+# Types
+
+
+def types_over_time(me: Me, fails: bool) -> list[str]:
+    """The type of all instances: at first, inside, inside of that, inside again, and at the end."""
+    model = Recipe().wrapped(me)
+    cls = type(model)
+    seen = []
+
+    def note() -> None:
+        kinds = {cls.get_state_dict_type(u).state_dict_type.name for u in cls.fsdp_modules(model)}
+        seen.append(" and ".join(sorted(kinds)))
+
+    note()
+    with contextlib.suppress(KeyError), cls.state_dict_type(model, SHARDED):
+        note()
+        with cls.state_dict_type(model, LOCAL):
+            note()
+        note()
+        if fails:
+            raise KeyError
+    note()
+    return seen
+
+
+_TYPES = [kind.name for kind in (FULL, SHARDED, LOCAL, SHARDED, FULL)]
+
+
+@covers("fsdp/state-dict-types")
+@world_sizes(1, 2)
+def test_types_of_state_dicts(ranks: Ranks) -> None:
+    assert_same_on_all_ranks(ranks.run(types_over_time, False), _TYPES, what="types")
+
+
+@covers("fsdp/state-dict-types-after-error")
+@world_sizes(1)
+def test_types_after_an_error(ranks: Ranks) -> None:
+    assert_same_on_all_ranks(ranks.run(types_over_time, True), _TYPES, what="types")
+
+
+def wrong_config(me: Me) -> str:
+    model = Recipe().wrapped(me)
+    try:
+        type(model).set_state_dict_type(model, FULL, ShardedStateDictConfig())
+    except RuntimeError as error:
+        kept = type(model).get_state_dict_type(model).state_dict_type.name
+        return f"{error} {kept}"
+    return "nothing"
+
+
+@covers("fsdp/state-dict-config-of-another-type")
+@world_sizes(1)
+def test_a_config_of_another_type(ranks: Ranks) -> None:
+    said = ranks.run(wrong_config)[0]
+    right = "Expected state_dict_config of type" in said and said.endswith(FULL.name)
+    assert_that(right, f"said {said}")
+
+
+def other_kind_of_replicas(
+    me: Me, kind: StateDictType, meshed: bool
+) -> tuple[list[str], list[str]]:
+    """Types of the entries, and warnings."""
+    mesh = init_device_mesh(me.device.type, (me.world_size,)) if meshed else None
+    model = Recipe(strategy="NO_SHARD").wrapped(me, device_mesh=mesh)
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        type(model).state_dict_type(model, kind),
+    ):
+        warnings.simplefilter("always")
+        state = model.state_dict()
+    kinds = sorted({type(value).__name__ for value in state.values()})
+    return kinds, [str(w.message) for w in caught]
+
+
+@covers("fsdp/not-sharded-is-full")
+@world_sizes(2)
+@pytest.mark.parametrize("meshed", [False, True], ids=["group", "mesh"])
+def test_other_state_dicts_of_replicas(ranks: Ranks, meshed: bool) -> None:
+    for kind in (SHARDED, LOCAL):
+        got = ranks.run(other_kind_of_replicas, kind, meshed)
+        for rank, (kinds, said) in enumerate(got):
+            assert_that(kinds == ["Tensor"], f"{kind.name}: entries are {kinds}", rank)
+            told = any("full_state_dict will be returned" in words for words in said)
+            assert_that(told, f"{kind.name}: warnings: {said}", rank)
+
+
+def inside_another(me: Me) -> tuple[list[str], bool]:
+    """Keys of a module that holds an instance; whether another one like it can load them."""
+    outer, other = (
+        nn.Sequential(Recipe().wrapped(me, seed=seed), nn.Linear(1, 1)) for seed in (0, 3)
+    )
+    state = outer.state_dict()
+    other.load_state_dict(state)
+    same = torch.equal(other.state_dict()["0.head.weight"], state["0.head.weight"])
+    return list(state), same
+
+
+@covers("fsdp/outer-module")
+@world_sizes(2)
+def test_an_outer_module(ranks: Ranks) -> None:
+    want = [f"0.{name}" for name in Net().make().state_dict()] + ["1.weight", "1.bias"]
+    for rank, (keys, same) in enumerate(ranks.run(inside_another)):
+        assert_that(keys == want, f"keys {keys}, want {want}", rank)
+        assert_that(same, "loading left another value", rank)
+
+
+# Wrong state dicts
+
+
+def load_wrong(me: Me, recipe: Recipe, what: str) -> tuple[str, bool]:
+    """What loading says, and whether the model still gives its loss and its own state dict."""
+    model = recipe.wrapped(me)
+    state = dict(model.state_dict())
+    if what == "missing":
+        del state["blocks.1.up.weight"]
+    elif what == "extra":
+        state["blocks.1.more"] = torch.ones(1)
+    else:
+        state["head.weight"] = torch.ones(2, 2, dtype=torch.float64)
+    try:
+        model.load_state_dict(state)
+        said = "nothing"
+    except RuntimeError as error:
+        said = str(error)
+    recipe.net.loss(model, me.rank, 0, me.device).backward()
+    return said, list(model.state_dict()) == list(recipe.net.make().state_dict())
+
+
+def check_wrong(ranks: Ranks, what: str, *words: str) -> None:
+    for orig in (False, True):
+        for rank, (said, usable) in enumerate(ranks.run(load_wrong, Recipe(orig=orig), what)):
+            right = all(word in said for word in words)
+            assert_that(right, f"said {said}, want {words}", rank)
+            assert_that(usable, "the model has another state dict afterwards", rank)
+
+
+@covers("fsdp/missing-key")
+@world_sizes(2)
+def test_a_missing_key(ranks: Ranks) -> None:
+    check_wrong(ranks, "missing", "Missing key", "blocks.1.up.weight")
+
+
+@covers("fsdp/unexpected-key")
+@world_sizes(2)
+def test_an_unexpected_key(ranks: Ranks) -> None:
+    check_wrong(ranks, "extra", "Unexpected key", "blocks.1.more")
+
+
+@covers("fsdp/wrong-shape")
+@world_sizes(2)
+def test_a_wrong_shape(ranks: Ranks) -> None:
+    check_wrong(ranks, "shape", "size mismatch for", "head.weight")
+
+
+def load_partly(me: Me, recipe: Recipe) -> tuple[list[str], list[str], bool]:
+    """Missing and unexpected keys, and whether the rest was loaded."""
+    model = recipe.wrapped(me)
+    state = dict(recipe.net.make(7, me.device).state_dict())
+    want = state["blocks.0.up.bias"].clone()
+    del state["head.weight"]
+    state["more"] = torch.ones(1)
+    found = model.load_state_dict(state, strict=False)
+    same = torch.equal(model.state_dict()["blocks.0.up.bias"], want)
+    return list(found.missing_keys), list(found.unexpected_keys), same
+
+
+@covers("fsdp/not-strict")
+@world_sizes(2)
+@both_kinds
+def test_loading_partly(ranks: Ranks, orig: bool) -> None:
+    got = ranks.run(load_partly, Recipe(orig=orig))
+    assert_same_on_all_ranks(got, (["head.weight"], ["more"], True), what="what was told")
+
+
+def load_sharded_without(me: Me, recipe: Recipe) -> None:
+    model = recipe.wrapped(me)
+    with type(model).state_dict_type(model, SHARDED):
+        state = model.state_dict()
+        del state["blocks.1.up.weight"]
+        model.load_state_dict(state)
+
+
+@covers("fsdp/sharded-missing-key")
+@world_sizes(2)
+def test_a_missing_key_of_shards(ranks: Ranks) -> None:
+    outcomes = ranks.outcomes(load_sharded_without, Recipe())
+    assert_raised(outcomes, RuntimeError, KeyError, match=r"blocks\.1\.(.*\.)?up\.weight")
+
+
+def low_precision_buffers(me: Me) -> tuple[list[str], list[str]]:
+    """Dtypes of buffers after a forward, and in state dicts."""
+    net = Net(dtype="float32")
+    precision = MixedPrecision(buffer_dtype=torch.bfloat16)
+    model = Recipe(net).wrapped(me, mixed_precision=precision)
+    net.loss(model, me.rank, 0, me.device).backward()
+    in_model = [str(buffer.dtype) for buffer in model.buffers()]
+    saved = []
+    for kind in (FULL, SHARDED):
+        with type(model).state_dict_type(model, kind):
+            saved.append(str(model.state_dict()["scale"].dtype))
+    return in_model, saved
+
+
+@covers("fsdp/buffers-in-full-precision")
+@world_sizes(2)
+def test_buffers_in_low_precision(ranks: Ranks) -> None:
+    want = (["torch.bfloat16"], ["torch.float32"] * 2)
+    assert_same_on_all_ranks(ranks.run(low_precision_buffers), want, what="dtypes")
+
+
+def ignored_entries(me: Me) -> list[str]:
+    """Types of an ignored block's entries in full and sharded state dicts."""
+    network = Net().make(device=me.device)
+    model = me.fsdp(network, ignored_states=list(network.blocks[1].parameters()))
+    found = set()
+    for kind in (FULL, SHARDED):
+        with type(model).state_dict_type(model, kind):
+            state = model.state_dict()
+            found |= {type(v).__name__ for n, v in state.items() if n.startswith("blocks.1")}
+    return sorted(found)
+
+
+@covers("fsdp/ignored-in-state-dict")
+@world_sizes(2)
+def test_ignored_parameters(ranks: Ranks) -> None:
+    got = [[k for k in kinds if k != "Parameter"] for kinds in ranks.run(ignored_entries)]
+    assert_same_on_all_ranks(got, ["Tensor"], what="types")

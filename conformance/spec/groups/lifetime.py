@@ -1,0 +1,359 @@
+"""Destroying groups, and making them again."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import threading
+import time
+import weakref
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from conformance import (
+    Me,
+    Ranks,
+    assert_each_rank,
+    assert_same_on_all_ranks,
+    covers,
+    deadline,
+    needs,
+    world_sizes,
+)
+from conformance.harness.leaks import find_leaks, still_alive, take_census
+from conformance.spec.collectives.waits import appears
+from conformance.spec.groups.membership_sums import mark, sum_marks, sum_of_marks
+from conformance.spec.groups.starting import start
+from conformance.spec.groups.stores import tcp_store
+from conformance.torch_private import tables_with_entries
+
+
+def live_three_lives(me: Me) -> tuple[str, ...]:
+    """Three times: a default group, a subgroup, work in both, and the end of both. Returns what
+    the process holds more than before."""
+    before = take_census()
+    for life in range(3):
+        start(me, f"life {life}")
+        group = dist.new_group([me.world_size - 1])
+        sum_marks(me, group)
+        x = torch.zeros(1 << 18, device=me.device)
+        works = [dist.all_reduce(x.clone(), async_op=True) for _ in range(3)]
+        for work in works:
+            work.wait()
+        del group, works, work
+        dist.destroy_process_group()
+    return find_leaks(before)
+
+
+@covers("groups/leaves-nothing-behind")
+@world_sizes(1, 2, 3)
+def test_nothing_is_left_of_destroyed_groups(bare_ranks: Ranks) -> None:
+    assert_same_on_all_ranks(bare_ranks.run(live_three_lives), want=())
+
+
+def watch_groups_go(me: Me) -> list[str]:
+    """Which groups are still there once they are destroyed and nobody holds them."""
+    start(me, "once")
+    group = dist.new_group()
+    assert dist.group.WORLD is not None
+    subgroup = ("subgroup", weakref.ref(group))
+    default_group = ("default group", weakref.ref(dist.group.WORLD))
+    sum_marks(me, group)
+    sum_marks(me)
+    dist.destroy_process_group(group)
+    del group
+    gc.collect()
+    left = [f"{name}, before the default group went" for name in still_alive([subgroup])]
+    dist.destroy_process_group()
+    gc.collect()
+    return [*left, *still_alive([subgroup, default_group])]
+
+
+@covers("groups/is-freed")
+@world_sizes(1, 2)
+def test_destroyed_groups_are_freed(bare_ranks: Ranks) -> None:
+    assert_same_on_all_ranks(bare_ranks.run(watch_groups_go), want=[])
+
+
+def watch_a_store_go(me: Me) -> list[str]:
+    """What is left of a store of its own that a group was made on, once nobody holds either."""
+    before = take_census()
+    store = tcp_store(me, "")
+    watched = ("the store", weakref.ref(store))
+    start(me, store)
+    sum_marks(me, dist.new_group())
+    dist.destroy_process_group()
+    # Rank 0's is the server, which must not go before all others are through.
+    me.store.set(f"rank {me.rank} has destroyed its groups", "1")
+    me.store.wait([f"rank {rank} has destroyed its groups" for rank in range(me.world_size)])
+    del store
+    gc.collect()
+    left = [*find_leaks(before), *still_alive([watched])]
+    return left + [f"entries in {name}" for name in tables_with_entries()]
+
+
+@covers("groups/store-is-freed")
+@world_sizes(1, 2)
+def test_the_store_of_a_destroyed_group_is_freed(bare_ranks: Ranks) -> None:
+    assert_same_on_all_ranks(bare_ranks.run(watch_a_store_go), want=[])
+
+
+def size_when_all_is_over(group: dist.ProcessGroup, reduced: Any) -> int:
+    time.sleep(0.05)  # until then the group is destroyed, and nobody else holds it
+    return group.size()
+
+
+def leave_groups_to_callbacks(me: Me) -> Tensor:
+    for _ in range(3):  # now and then another thread is the last one after all
+        leave_a_group_to_a_callback(me)
+    time.sleep(0.1)  # a process that dies of it dies here
+    return sum_marks(me)
+
+
+def leave_a_group_to_a_callback(me: Me) -> None:
+    group = dist.new_group()
+    reduced: Any = dist.all_reduce(mark(me), group=group, async_op=True).get_future()
+    size = reduced.then(functools.partial(size_when_all_is_over, group))
+    freed = threading.Event()
+    weakref.finalize(group, freed.set)
+    dist.destroy_process_group(group)
+    del group, reduced
+    assert size.wait() == me.world_size
+    assert freed.wait(timeout=10), "nobody holds the group, and it is there"
+
+
+@covers("groups/last-held-by-a-callback")
+@world_sizes(1, 2)
+def test_a_callback_is_the_last_to_hold_a_group(ranks: Ranks) -> None:
+    got = ranks.run(leave_groups_to_callbacks)
+    assert_same_on_all_ranks(got, want=sum_of_marks(range(ranks.world_size)))
+
+
+def destroy_one_of_two(me: Me) -> list[Tensor]:
+    first, second = dist.new_group(), dist.new_group()
+    sums = [sum_marks(me, first), sum_marks(me, second)]
+    dist.destroy_process_group(first)
+    third = dist.new_group()
+    return [*sums, sum_marks(me, second), sum_marks(me), sum_marks(me, third)]
+
+
+@covers("destroy/one-group")
+@world_sizes(1, 2, 3)
+def test_other_groups_live_on(ranks: Ranks) -> None:
+    want = [sum_of_marks(range(ranks.world_size))] * 5
+    assert_same_on_all_ranks(ranks.run(destroy_one_of_two), want=want)
+
+
+def ask_of_a_destroyed_group(me: Me) -> None:
+    group = dist.new_group()
+    dist.destroy_process_group(group)
+    for ask in (dist.get_rank, dist.get_backend, dist.destroy_process_group):
+        with pytest.raises(ValueError, match=r"not registered|not initialized|Invalid process"):
+            ask(group)
+
+
+@covers("destroy/unknown-group")
+@world_sizes(1, 2)
+def test_a_destroyed_group_is_unknown(ranks: Ranks) -> None:
+    ranks.run(ask_of_a_destroyed_group)
+
+
+def destroy_everything(me: Me) -> list[object]:
+    dist.new_group([0])
+    dist.destroy_process_group()
+    with pytest.raises(ValueError, match="has not been initialized"):
+        dist.all_reduce(mark(me))
+    return [dist.is_initialized(), dist.get_pg_count(), dist.group.WORLD]
+
+
+@covers("destroy/default-group")
+@world_sizes(1, 2)
+def test_destroying_the_default_group_destroys_all(ranks: Ranks) -> None:
+    assert_same_on_all_ranks(ranks.run(destroy_everything), want=[False, 0, None])
+
+
+def destroy_from_outside(me: Me) -> Tensor:
+    group = dist.new_group([me.world_size - 1])
+    dist.destroy_process_group(group)
+    return sum_marks(me)
+
+
+@covers("destroy/non-member")
+@world_sizes(2, 3)
+def test_a_rank_outside_may_destroy_the_group_too(ranks: Ranks) -> None:
+    want = sum_of_marks(range(ranks.world_size))
+    assert_same_on_all_ranks(ranks.run(destroy_from_outside), want=want)
+
+
+def destroy_in_turns(me: Me) -> Tensor:
+    """Each rank destroys three groups in an order of its own, one rank after the other."""
+    groups = [dist.new_group() for _ in range(4)]
+    for group in groups:
+        sum_marks(me, group)
+    me.store.set(f"rank {me.rank} has no more to do", "1")
+    me.store.wait([f"rank {rank} has no more to do" for rank in range(me.world_size)])
+    if me.rank:
+        me.store.wait([f"rank {me.rank - 1} has destroyed its groups"])
+    for place in range(3):
+        dist.destroy_process_group(groups[(place + me.rank) % 3])
+    me.store.set(f"rank {me.rank} has destroyed its groups", "1")
+    return sum_marks(me, groups[3])
+
+
+@covers("destroy/any-order")
+@world_sizes(2, 3)
+@deadline(20)
+def test_groups_are_destroyed_in_any_order(ranks: Ranks) -> None:
+    want = sum_of_marks(range(ranks.world_size))
+    assert_same_on_all_ranks(ranks.run(destroy_in_turns), want=want)
+
+
+def destroy_each_other(me: Me) -> Tensor:
+    """On rank 0, a callback of each of two groups destroys the other one."""
+    groups = [dist.new_group() for _ in range(2)]
+    if me.rank:
+        me.store.wait(["callbacks are attached"])
+        for group in groups:
+            sum_marks(me, group)
+        return sum_marks(me)
+    both_run, has_returned = threading.Barrier(2), [threading.Event() for _ in groups]
+
+    def destroy(other: int, _: Any) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):  # one ran after the other
+            both_run.wait(timeout=2)
+        dist.destroy_process_group(groups[other])
+        has_returned[other].set()
+
+    sums = [mark(me) for _ in groups]
+    for place, group in enumerate(groups):
+        reduced: Any = dist.all_reduce(sums[place], group=group, async_op=True).get_future()
+        reduced.add_done_callback(functools.partial(destroy, 1 - place))
+    me.store.set("callbacks are attached", "")
+    for place in range(2):
+        assert has_returned[place].wait(timeout=10), "a callback that destroys a group hangs"
+    return sum_marks(me)
+
+
+@covers("destroy/in-callbacks")
+@world_sizes(2, 3)
+def test_callbacks_destroy_each_others_groups(ranks: Ranks) -> None:
+    want = sum_of_marks(range(ranks.world_size))
+    assert_same_on_all_ranks(ranks.run(destroy_each_other), want=want)
+
+
+def ask_handles_afterwards(me: Me) -> list[Any]:
+    """What handles say when the groups of their operations are gone."""
+    group = dist.new_group()
+    works: list[Any] = [
+        dist.all_reduce(mark(me), group=which, async_op=True) for which in (None, group)
+    ]
+    for work in works:
+        work.wait()
+    dist.destroy_process_group(group)
+    dist.destroy_process_group()
+    return [
+        said for work in works for said in (work.wait(), work.is_completed(), work.is_success())
+    ]
+
+
+@covers("destroy/handles-still-know")
+@world_sizes(1, 2)
+def test_handles_outlive_their_group(ranks: Ranks) -> None:
+    assert_same_on_all_ranks(ranks.run(ask_handles_afterwards), want=[True] * 6)
+
+
+def leave_after_sending(me: Me, how: str, numel: int) -> Tensor:
+    """Rank 0 destroys its groups as soon as it is through, before the others take what it sent,
+    if it can be through without them."""
+    start(me, "once", timeout=timedelta(seconds=10))
+    dist.barrier()
+    x = torch.arange(float(numel), device=me.device) * (me.rank == 0)
+    if me.rank:
+        appears(me.store, "gone")
+    if how == "broadcast":
+        dist.broadcast(x, 0)
+    elif me.rank == 0:
+        for peer in range(1, me.world_size):
+            dist.send(x, peer)
+    else:
+        dist.recv(x, 0)
+    seen = x.cpu()  # on a device, only now are its part and the operation over
+    dist.destroy_process_group()
+    if me.rank == 0:
+        me.store.set("gone", "1")
+    return seen
+
+
+@covers("destroy/what-was-sent-arrives")
+@needs("op:barrier")
+@world_sizes(2, 3)
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("broadcast", marks=needs("op:broadcast")),
+        pytest.param("send", marks=needs("op:send")),
+    ],
+)
+@pytest.mark.parametrize("numel", [4, 10_000, 1 << 18], ids=["small", "some", "large"])
+def test_a_rank_leaves_after_it_has_sent(bare_ranks: Ranks, how: str, numel: int) -> None:
+    got = bare_ranks.run(leave_after_sending, how, numel)
+    assert_same_on_all_ranks(got, want=torch.arange(float(numel)))
+
+
+def start_again(me: Me, places: list[str]) -> list[tuple[Tensor, int]]:
+    """A default group and a subgroup at each place. Returns sums and how many groups there are."""
+    seen = []
+    for place in places:
+        # Five seconds: a rank that cannot find the others should not keep them for long.
+        start(me, place, timeout=timedelta(seconds=5))
+        total = sum_marks(me) + sum_marks(me, dist.new_group())
+        seen.append((total, dist.get_pg_count()))
+        dist.destroy_process_group()
+    return seen
+
+
+@covers("init/again")
+@world_sizes(1, 2, 3)
+def test_the_default_group_is_made_again(bare_ranks: Ranks) -> None:
+    got = bare_ranks.run(start_again, ["first", "second", "third"])
+    assert_same_on_all_ranks(got, want=[(2 * sum_of_marks(range(bare_ranks.world_size)), 2)] * 3)
+
+
+@covers("init/again-on-the-same-keys")
+@world_sizes(2)
+@deadline(10)
+def test_the_default_group_is_made_again_at_the_same_place(bare_ranks: Ranks) -> None:
+    got = bare_ranks.run(start_again, ["here"] * 6)
+    assert_same_on_all_ranks(got, want=[(2 * sum_of_marks(range(bare_ranks.world_size)), 2)] * 6)
+
+
+def go_on_without_rank_0(me: Me) -> list[Any]:
+    """The others make a group of their own, numbered backwards."""
+    start(me, "together")
+    sums: list[Any] = [sum_marks(me)]
+    dist.destroy_process_group()
+    if me.rank:
+        start(me, "fewer", rank=me.world_size - 1 - me.rank, world_size=me.world_size - 1)
+        x = mark(me)
+        dist.all_reduce(x)
+        told = mark(me)
+        dist.broadcast(told, 0)
+        sums += [x, told, dist.get_rank(), dist.get_world_size()]
+    return sums
+
+
+@covers("init/again-with-fewer-ranks")
+@world_sizes(2, 3, 4, at_least=2)
+def test_some_ranks_go_on_without_the_others(bare_ranks: Ranks) -> None:
+    n = bare_ranks.world_size
+    together, fewer = sum_of_marks(range(n)), sum_of_marks(range(1, n))
+    of_last = sum_of_marks([n - 1])
+    want: list[list[Any]] = [[together]]
+    want += [[together, fewer, of_last, n - 1 - rank, n - 1] for rank in range(1, n)]
+    assert_each_rank(bare_ranks.run(go_on_without_rank_0), want)

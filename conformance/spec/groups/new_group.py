@@ -1,0 +1,480 @@
+"""new_group: members, order, names, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from conformance import (
+    Me,
+    Ranks,
+    assert_each_rank,
+    assert_same_on_all_ranks,
+    assert_that,
+    covers,
+    deadline,
+    needs,
+    world_sizes,
+)
+from conformance.spec.groups.membership_sums import mark, sum_marks, sum_of_marks
+from conformance.spec.torch_versions import needs_argument
+
+_keeps_order = needs_argument(dist.new_group, "sort_ranks")
+
+_MEMBERS: dict[str, Callable[[int], list[int]]] = {
+    "all but the first": lambda n: list(range(1, n)),
+    "all but the last": lambda n: list(range(n - 1)),
+    "every second": lambda n: list(range(0, n, 2)),
+}
+
+
+def sum_in_new_group(me: Me, members: list[int] | None) -> Tensor:
+    return sum_marks(me, dist.new_group(members))
+
+
+@covers("new_group/members")
+@world_sizes(2, 3, 4, at_least=2)
+@pytest.mark.parametrize("which", _MEMBERS)
+def test_only_members_contribute(ranks: Ranks, which: str) -> None:
+    n = ranks.world_size
+    members = _MEMBERS[which](n)
+    want = [sum_of_marks(members if rank in members else [rank]) for rank in range(n)]
+    assert_each_rank(ranks.run(sum_in_new_group, members), want)
+
+
+def compare_with_the_default_group(me: Me) -> tuple[Tensor, bool, int]:
+    """A message in the new group must not be taken for one of the default group."""
+    group = dist.new_group()
+    first, second = mark(me), mark(me) * 100
+    works = [
+        dist.all_reduce(first, group=group, async_op=True),
+        dist.all_reduce(second, async_op=True),
+    ]
+    for work in works:
+        work.wait()
+    return first, group is dist.group.WORLD, dist.get_rank(group)
+
+
+@covers("new_group/all-ranks")
+@world_sizes(1, 2, 3)
+def test_a_group_of_all_ranks(ranks: Ranks) -> None:
+    n = ranks.world_size
+    want = [(sum_of_marks(range(n)), False, rank) for rank in range(n)]
+    assert_each_rank(ranks.run(compare_with_the_default_group), want)
+
+
+def look_at_the_order(me: Me, members: list[int], arguments: dict[str, Any]) -> list[Any]:
+    """The ranks of the group, this rank's number in it, and what a gathering has at each place."""
+    group = dist.new_group(members, **arguments)
+    if me.rank not in members:
+        return []
+    gathered: list[Any] = [None] * len(members)
+    dist.all_gather_object(gathered, me.rank, group=group)
+    return [dist.get_process_group_ranks(group), dist.get_rank(group), gathered]
+
+
+@covers("new_group/sorted-ranks")
+@world_sizes(2, 3, 4, at_least=2)
+def test_ranks_are_sorted(ranks: Ranks) -> None:
+    n = ranks.world_size
+    order = list(range(n))
+    got = ranks.run(look_at_the_order, order[1:] + order[:1], {})
+    assert_each_rank(got, [[order, rank, order] for rank in order])
+
+
+@covers("new_group/given-order")
+@world_sizes(2, 3, 4, at_least=2)
+@_keeps_order
+def test_the_given_order_is_kept(ranks: Ranks) -> None:
+    n = ranks.world_size
+    order = [n - 1, *range(n - 1)]
+    got = ranks.run(look_at_the_order, order, {"sort_ranks": False})
+    assert_each_rank(got, [[order, order.index(rank), order] for rank in range(n)])
+
+
+def use_the_given_order(me: Me, order: list[int]) -> tuple[Tensor, Tensor, Tensor] | None:
+    """reduce_scatter, a broadcast from the last of the list, and an all_gather."""
+    group = dist.new_group(order, sort_ranks=False)
+    if me.rank not in order:
+        return None
+    n = len(order)
+    chunks = [torch.full((2,), 10.0 * place + me.rank, device=me.device) for place in range(n)]
+    share = torch.zeros(2, device=me.device)
+    dist.reduce_scatter(share, chunks, group=group)
+    told = torch.full((2,), float(me.rank), device=me.device)
+    dist.broadcast(told, order[-1], group=group)
+    gathered = [torch.zeros(2, device=me.device) for _ in order]
+    dist.all_gather(gathered, torch.full((2,), float(me.rank), device=me.device), group=group)
+    return share, told, torch.stack(gathered)
+
+
+@covers("new_group/given-order")
+@world_sizes(3, 4, 5)
+@needs("op:reduce_scatter", "op:all_gather")
+@_keeps_order
+def test_collectives_keep_the_given_order(ranks: Ranks) -> None:
+    n = ranks.world_size
+    order = [2, 0, *range(n - 1, 2, -1)]  # without rank 1
+    got = ranks.run(use_the_given_order, order)
+    total = float(sum(order))
+    want: list[tuple[Tensor, ...] | None] = []
+    for rank in range(n):
+        if rank not in order:
+            want.append(None)
+            continue
+        share = torch.full((2,), 10.0 * order.index(rank) * len(order) + total)
+        gathered = torch.tensor(order, dtype=torch.float32).unsqueeze(1).expand(-1, 2)
+        want.append((share, torch.full((2,), float(order[-1])), gathered.contiguous()))
+    assert_each_rank(got, want)
+
+
+def send_along_the_given_order(me: Me, order: list[int], by_group_rank: bool) -> Any:
+    """Each rank's message goes to the next one of the list, around its end."""
+    group = dist.new_group(order, sort_ranks=False)
+    if me.rank not in order:
+        return None
+    n, place = len(order), order.index(me.rank)
+    following, preceding = (place + 1) % n, (place - 1) % n
+    sent, got = mark(me), torch.full_like(mark(me), -1.0)
+    if by_group_rank:
+        work = dist.isend(sent, group=group, group_dst=following)
+        source = dist.recv(got, group=group, group_src=preceding)
+    else:
+        work = dist.isend(sent, order[following], group=group)
+        source = dist.recv(got, order[preceding], group=group)
+    assert work is not None
+    work.wait()
+    return got, source
+
+
+@covers("new_group/given-order-of-peers")
+@world_sizes(3, 4)
+@pytest.mark.parametrize("by_group_rank", [False, True], ids=["global", "of the group"])
+@_keeps_order
+def test_messages_keep_the_given_order(ranks: Ranks, by_group_rank: bool) -> None:
+    order = [2, 0, *range(ranks.world_size - 1, 2, -1), 1]
+    got = ranks.run(send_along_the_given_order, order, by_group_rank)
+    before = {rank: order[place - 1] for place, rank in enumerate(order)}
+    want = [(sum_of_marks([before[rank]]), before[rank]) for rank in range(ranks.world_size)]
+    assert_each_rank(got, want)
+
+
+# No order is its own inverse, so places that are looked up the wrong way round are other ones.
+_ORDERS = {4: [0, 3, 1, 2], 5: [1, 4, 2, 3]}
+
+
+def exchange_in_the_given_order(me: Me, order: list[int]) -> list[Tensor] | None:
+    """What each collective with a chunk for each place gives."""
+    group = dist.new_group(order, sort_ranks=False)
+    if me.rank not in order:
+        return None
+    n = len(order)
+    x = 100.0 * me.rank + torch.arange(2.0 * n, device=me.device)
+    scattered, exchanged, gathered = (torch.zeros_like(y) for y in (x[:2], x, x))
+    dist.reduce_scatter_tensor(scattered, x, group=group)
+    dist.all_to_all_single(exchanged, x, group=group)
+    dist.all_gather_into_tensor(gathered, x[:2], group=group)
+    collected = [torch.zeros_like(x[:2]) for _ in order] if me.rank == order[1] else []
+    dist.gather(x[:2], collected or None, order[1], group=group)
+    share = torch.zeros_like(x[:2])
+    chunks = list(x.view(n, 2)) if me.rank == order[1] else None
+    dist.scatter(share, chunks, order[1], group=group)
+    total = x[:2].clone()
+    dist.reduce(total, order[2], group=group)
+    return [scattered, exchanged, gathered, share, *collected, *[total] * (me.rank == order[2])]
+
+
+def exchanged_in_the_given_order(rank: int, order: list[int]) -> list[Tensor] | None:
+    """What that has to be."""
+    if rank not in order:
+        return None
+    n, place = len(order), order.index(rank)
+    first, own = torch.arange(2.0), torch.arange(2.0 * n)[2 * place : 2 * place + 2]
+    total = 100.0 * sum(order)
+    collected = [100.0 * member + first for member in order]
+    return [
+        total + n * own,
+        torch.cat([100.0 * member + own for member in order]),
+        torch.cat(collected),
+        100.0 * order[1] + own,
+        *(collected if rank == order[1] else []),
+        *([total + n * first] if rank == order[2] else []),
+    ]
+
+
+@covers("new_group/given-order")
+@world_sizes(4, 5)
+@needs(
+    *("op:reduce_scatter_tensor", "op:all_to_all_single", "op:all_gather_into_tensor"),
+    *("op:gather", "op:scatter", "op:reduce"),
+)
+@_keeps_order
+def test_chunks_go_by_the_given_order(ranks: Ranks) -> None:
+    order = _ORDERS[ranks.world_size]
+    want = [exchanged_in_the_given_order(rank, order) for rank in range(ranks.world_size)]
+    assert_each_rank(ranks.run(exchange_in_the_given_order, order), want)
+
+
+def everything_alone(me: Me) -> list[Tensor]:
+    """Each rank in a group of its own."""
+    group = [dist.new_group([rank]) for rank in range(me.world_size)][me.rank]
+    reduced, told, own = mark(me), mark(me), mark(me)
+    gathered = [torch.zeros(3, device=me.device)]
+    dist.all_reduce(reduced, group=group)
+    dist.broadcast(told, me.rank, group=group)
+    dist.all_gather(gathered, own, group=group)
+    dist.barrier(group=group)
+    return [reduced, told, *gathered]
+
+
+@covers("new_group/of-one")
+@world_sizes(1, 2, 3)
+@needs("op:broadcast", "op:all_gather", "op:barrier")
+def test_a_group_of_one_rank(ranks: Ranks) -> None:
+    want = [[sum_of_marks([rank])] * 3 for rank in range(ranks.world_size)]
+    assert_each_rank(ranks.run(everything_alone), want)
+
+
+def make_bad_groups(me: Me) -> tuple[Tensor, int]:
+    """All bad lists are refused; then a good one works. Returns its sum and the count."""
+    n = me.world_size
+    before = dist.get_pg_count()
+    bad = [[0, 0], [0, n], [-1], list(range(n + 1))]
+    for members in bad:
+        with pytest.raises(ValueError, match=r"duplicate|out of range|world size|invalid"):
+            dist.new_group(members)
+    return sum_marks(me, dist.new_group()), dist.get_pg_count() - before
+
+
+@covers("new_group/bad-ranks")
+@world_sizes(1, 2, 3)
+def test_bad_ranks_are_refused(ranks: Ranks) -> None:
+    got = ranks.run(make_bad_groups)
+    assert_same_on_all_ranks(got, want=(sum_of_marks(range(ranks.world_size)), 1))
+
+
+def pass_bad_arguments(me: Me) -> None:
+    new_group: Callable[..., object] = dist.new_group
+    with pytest.raises(TypeError, match="timedelta"):
+        new_group(timeout=3)
+    with pytest.raises((AssertionError, ValueError, RuntimeError), match=r"(?i)no_such_backend"):
+        new_group(backend="no_such_backend")
+
+
+@covers("new_group/bad-arguments")
+@world_sizes(1, 2)
+def test_bad_arguments_are_refused(ranks: Ranks) -> None:
+    ranks.run(pass_bad_arguments)
+
+
+def use_two_backends(me: Me, default: str, other: str) -> list[Tensor]:
+    """The sums of the default group and of another one, of these backends."""
+    options = {me.target.backend: me.options}
+    dist.init_process_group(
+        default,
+        store=dist.PrefixStore("here", me.store),
+        rank=me.rank,
+        world_size=me.world_size,
+        pg_options=options.get(default),
+    )
+    groups = {default: None, other: dist.new_group(backend=other, pg_options=options.get(other))}
+    sums = []
+    for backend, group in groups.items():
+        x = mark(me) if backend == me.target.backend else mark(me).cpu()
+        dist.all_reduce(x, group=group)
+        sums.append(x)
+    return sums
+
+
+@covers("new_group/another-backend")
+@world_sizes(2)
+@pytest.mark.parametrize("is_default", [False, True], ids=["in a world of gloo", "beside gloo"])
+def test_groups_may_be_of_two_backends(bare_ranks: Ranks, is_default: bool) -> None:
+    default, other = "gloo", bare_ranks.target.backend
+    if is_default:
+        default, other = other, default
+    got = bare_ranks.run(use_two_backends, default, other)
+    assert_each_rank(got, [[sum_of_marks([0, 1])] * len({default, other})] * 2)
+
+
+def use_before_others_have_come(me: Me) -> tuple[Tensor, Tensor]:
+    """Rank 0 is first at the new group, and each rank uses it in the next line."""
+    if me.rank == 0:
+        me.store.set("rank 0 is on its way", "1")
+    else:
+        me.store.wait(["rank 0 is on its way"])
+    group = dist.new_group()
+    x, y = mark(me), mark(me)
+    work = dist.all_reduce(x, group=group, async_op=True)
+    dist.broadcast(y, 0, group=group)
+    work.wait()
+    return x, y
+
+
+@covers("new_group/used-at-once")
+@world_sizes(2, 3, 4, at_least=2)
+@needs("op:broadcast")
+def test_a_new_group_may_be_used_at_once(ranks: Ranks) -> None:
+    got = ranks.run(use_before_others_have_come)
+    assert_same_on_all_ranks(got, want=(sum_of_marks(range(ranks.world_size)), sum_of_marks([0])))
+
+
+def make_local_groups(me: Me, count: int) -> tuple[list[Tensor], int]:
+    """Pairs of neighbours, and a last rank alone. Returns sums, and how many names."""
+    first = me.rank // 2 * 2
+    members = [rank for rank in (first, first + 1) if rank < me.world_size]
+    groups = [dist.new_group(members, use_local_synchronization=True) for _ in range(count)]
+    tensors = [mark(me) * 10**i for i in range(count)]
+    # In the opposite order, so that groups which are one and the same would be noticed.
+    indices = range(count) if me.rank == first else reversed(range(count))
+    works = [dist.all_reduce(tensors[i], group=groups[i], async_op=True) for i in indices]
+    for work in works:
+        work.wait()
+    return tensors, len({group.group_name for group in groups})
+
+
+@covers("new_group/local-synchronization")
+@world_sizes(2, 3, 4, at_least=2)
+def test_members_alone_make_a_group(ranks: Ranks) -> None:
+    n = ranks.world_size
+    got = ranks.run(make_local_groups, 1)
+    pairs = [[r for r in (rank // 2 * 2, rank // 2 * 2 + 1) if r < n] for rank in range(n)]
+    assert_each_rank(got, [([sum_of_marks(pair)], 1) for pair in pairs])
+
+
+def join_without_being_a_member(me: Me) -> bool:
+    group = dist.new_group([(me.rank + 1) % me.world_size], use_local_synchronization=True)
+    return group is None
+
+
+@covers("new_group/local-synchronization")
+@world_sizes(2, 3, 4, at_least=2)
+def test_a_stranger_gets_none(ranks: Ranks) -> None:
+    assert_same_on_all_ranks(ranks.run(join_without_being_a_member), want=True)
+
+
+@covers("new_group/local-synchronization-twice")
+@world_sizes(2, 4)
+def test_the_same_members_make_several_groups(ranks: Ranks) -> None:
+    n = ranks.world_size
+    got = ranks.run(make_local_groups, 3)
+    pairs = [[rank // 2 * 2, rank // 2 * 2 + 1] for rank in range(n)]
+    want = [([sum_of_marks(pair) * 10**i for i in range(3)], 3) for pair in pairs]
+    assert_each_rank(got, want)
+
+
+def names_of_groups(me: Me, memberships: list[list[int]]) -> list[str | None]:
+    """The name of the default group, and of each new one that this rank is in."""
+    groups = [dist.new_group(members) for members in memberships]
+    names = [
+        group.group_name if me.rank in members else None
+        for group, members in zip(groups, memberships, strict=True)
+    ]
+    assert dist.group.WORLD is not None
+    return [dist.group.WORLD.group_name, *names]
+
+
+@covers("new_group/names")
+@world_sizes(2, 3, 4, at_least=2)
+def test_names_are_shared_by_members_and_by_nobody_else(ranks: Ranks) -> None:
+    n = ranks.world_size
+    memberships = [list(range(n)), list(range(n)), [0], [n - 1], list(range(1, n))]
+    by_rank = ranks.run(names_of_groups, memberships)
+    for rank, names in enumerate(by_rank):
+        own = [name for name in names if name is not None]
+        assert_that(len(set(own)) == len(own), f"two groups are called alike: {own}", rank)
+    for names_of_one in zip(*by_rank, strict=True):
+        known = {name for name in names_of_one if name is not None}
+        assert_that(len(known) == 1, f"one group has the names {sorted(known)}")
+
+
+def climb_a_staircase(me: Me) -> list[Tensor]:
+    """Rank r is left out of the first r groups; in the end a group of all, and one of two."""
+    n = me.world_size
+    for last in range(n - 1):
+        dist.new_group(list(range(last + 1)))
+    everybody = dist.new_group()
+    ends = dist.new_group([0, n - 1])
+    return [sum_marks(me, everybody), sum_marks(me, ends)]
+
+
+@covers("new_group/different-memberships")
+@world_sizes(2, 3, 4, 5)
+def test_ranks_with_different_memberships_meet_again(ranks: Ranks) -> None:
+    n = ranks.world_size
+    everybody, ends = sum_of_marks(range(n)), sum_of_marks([0, n - 1])
+    want = [[everybody, ends if rank in (0, n - 1) else sum_of_marks([rank])] for rank in range(n)]
+    assert_each_rank(ranks.run(climb_a_staircase), want)
+
+
+def meet_by_a_hashed_name(me: Me) -> tuple[str, Tensor]:
+    """The same staircase; then all make a group whose name each of them works out by itself."""
+    for last in range(me.world_size - 1):
+        dist.new_group(list(range(last + 1)))
+    group = dist.new_group(use_local_synchronization=True, timeout=timedelta(seconds=4))
+    return group.group_name, sum_marks(me, group)
+
+
+@covers("new_group/different-memberships-synchronized-locally")
+@world_sizes(2, 3)
+@deadline(20)
+def test_ranks_with_different_memberships_agree_on_a_hashed_name(ranks: Ranks) -> None:
+    got = ranks.run(meet_by_a_hashed_name)
+    want = sum_of_marks(range(ranks.world_size))
+    assert_same_on_all_ranks(got, (got[0][0], want), what="name and sum")
+
+
+def make_many_groups(me: Me, count: int) -> list[Tensor]:
+    """Group i leaves out rank i modulo the world size."""
+    groups = [
+        dist.new_group([rank for rank in range(me.world_size) if rank != i % me.world_size])
+        for i in range(count)
+    ]
+    return [sum_marks(me, group) for group in groups]
+
+
+@covers("new_group/many")
+@world_sizes(3)
+def test_many_groups_live_at_once(ranks: Ranks) -> None:
+    count, n = 24, ranks.world_size
+    want = [
+        [
+            sum_of_marks([rank] if rank == i % n else [r for r in range(n) if r != i % n])
+            for i in range(count)
+        ]
+        for rank in range(n)
+    ]
+    assert_each_rank(ranks.run(make_many_groups, count), want)
+
+
+def describe_groups(me: Me) -> list[str]:
+    assert dist.group.WORLD is not None
+    group = dist.new_group(group_desc="the one for tests")
+    return [dist.group.WORLD.group_desc, group.group_desc]
+
+
+@covers("new_group/description")
+@world_sizes(1, 2)
+def test_groups_have_descriptions(ranks: Ranks) -> None:
+    got = ranks.run(describe_groups)
+    assert_same_on_all_ranks(got, want=["default_pg", "the one for tests"])
+
+
+def count_groups(me: Me) -> list[int]:
+    counts = [dist.get_pg_count()]
+    for members in ([0], None, [me.world_size - 1]):
+        dist.new_group(members)
+        counts.append(dist.get_pg_count())
+    return counts
+
+
+@covers("new_group/count")
+@world_sizes(1, 2, 3)
+def test_groups_are_counted(ranks: Ranks) -> None:
+    assert_same_on_all_ranks(ranks.run(count_groups), want=[1, 2, 3, 4])

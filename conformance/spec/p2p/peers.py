@@ -1,0 +1,214 @@
+"""Who the peer is: arguments, subgroups, oneself, and peers that do not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from conformance import Me, Ranks, assert_each_rank, covers, deadline, not_probed, world_sizes
+from conformance.oracle.messages import content
+from conformance.spec.p2p.posting import post
+
+
+def message_to_myself(me: Me, receive_first: bool) -> Tensor:
+    got = torch.zeros(3, device=me.device)
+    sent = content(me.rank, 3).to(me.device)
+    kinds = (False, True) if receive_first else (True, False)
+    works = [post(sent if is_send else got, me.rank, is_send=is_send) for is_send in kinds]
+    for work in works:
+        work.wait()
+    return got
+
+
+@covers("p2p/to-oneself")
+@world_sizes(1, 2)
+@deadline(10)
+@pytest.mark.parametrize("receive_first", [False, True], ids=["isend first", "irecv first"])
+def test_a_rank_can_send_to_itself(ranks: Ranks, receive_first: bool) -> None:
+    got = ranks.run(message_to_myself, receive_first)
+    assert_each_rank(got, [content(rank, 3) for rank in range(ranks.world_size)])
+
+
+def block_on_myself(me: Me) -> None:
+    x = torch.zeros(1, device=me.device)
+    with pytest.raises(ValueError, match="Invalid destination rank"):
+        dist.send(x, me.rank)
+    with pytest.raises(ValueError, match="Invalid destination rank"):
+        dist.send(x, group_dst=me.rank)
+
+
+@covers("p2p/blocking-to-oneself")
+@world_sizes(1, 2)
+def test_a_blocking_send_to_oneself_is_refused(ranks: Ranks) -> None:
+    ranks.run(block_on_myself)
+
+
+def name_the_peer_wrongly(me: Me) -> None:
+    x = torch.zeros(1, device=me.device)
+    sends: list[Callable[..., object]] = [dist.isend, dist.send]
+    for send in sends:
+        with pytest.raises(ValueError, match="Can't specify both"):
+            send(x, 1 - me.rank, group_dst=1 - me.rank)
+        with pytest.raises(ValueError, match="Must specify"):
+            send(x)
+    receives: list[Callable[..., object]] = [dist.irecv, dist.recv]
+    for receive in receives:
+        with pytest.raises(ValueError, match="Can't specify both"):
+            receive(x, 1 - me.rank, group_src=1 - me.rank)
+
+
+@covers("p2p/peer-arguments")
+@world_sizes(2)
+def test_a_peer_is_named_in_one_way(ranks: Ranks) -> None:
+    ranks.run(name_the_peer_wrongly)
+
+
+def send_no_tensor(me: Me) -> None:
+    calls: list[Callable[..., object]] = [dist.isend, dist.irecv, dist.send, dist.recv]
+    for value in ([torch.zeros(1)], "text", 3, None):
+        for call in calls:
+            with pytest.raises(TypeError, match=r"torch\.Tensor"):
+                call(value, 1 - me.rank)
+
+
+@covers("p2p/needs-a-tensor")
+@world_sizes(2)
+def test_only_tensors_can_be_sent(ranks: Ranks) -> None:
+    ranks.run(send_no_tensor)
+
+
+def use_a_negative_tag(me: Me, is_send: bool) -> None:
+    x = torch.zeros(1, device=me.device)
+    with pytest.raises(RuntimeError, match="Tag must be nonnegative"):
+        post(x, 1 - me.rank, -1, is_send=is_send)
+
+
+@covers("p2p/negative-tag")
+@world_sizes(2)
+@pytest.mark.parametrize("is_send", [True, False], ids=["isend", "irecv"])
+def test_a_negative_tag_is_refused(ranks: Ranks, is_send: bool) -> None:
+    ranks.run(use_a_negative_tag, is_send)
+
+
+def send_after_what_is_no_tag(me: Me, tag: Any) -> float:
+    x = torch.full((1,), float(me.rank), device=me.device)
+    for is_send in (True, False):
+        with pytest.raises(TypeError):
+            post(x, 1 - me.rank, tag, is_send=is_send)
+    sent = post(x, 1 - me.rank, is_send=True)
+    received = torch.empty_like(x)
+    dist.recv(received, 1 - me.rank)
+    sent.wait()
+    return received.item()
+
+
+@covers("p2p/no-tag")
+@world_sizes(2)
+@pytest.mark.parametrize("tag", [1.0, "1", 1 << 31], ids=["float", "text", "of 33 bits"])
+def test_what_is_no_tag_is_refused(ranks: Ranks, tag: Any) -> None:
+    assert_each_rank(ranks.run(send_after_what_is_no_tag, tag), [1.0, 0.0])
+
+
+def talk_to_nobody(me: Me, peer: int, is_send: bool) -> None:
+    with pytest.raises((RuntimeError, ValueError, IndexError)):
+        post(torch.zeros(1, device=me.device), peer, is_send=is_send).wait()
+
+
+@covers("p2p/peer-out-of-range")
+@world_sizes(2)
+@deadline(4)
+@pytest.mark.parametrize(
+    ("peer", "is_send"),
+    [(2, True), (1 << 30, False), (-1, False)],
+    ids=["isend one past the last", "irecv far past the last", "irecv negative"],
+)
+def test_a_peer_that_does_not_exist_is_refused(ranks: Ranks, peer: int, is_send: bool) -> None:
+    ranks.run(talk_to_nobody, peer, is_send)
+
+
+def messages_of_another_size(me: Me, sent: int, received: int) -> None:
+    """The receiver must not take a message of another size for its own."""
+    if me.rank == 0:
+        work = post(torch.ones(sent, device=me.device), 1, is_send=True)
+        me.store.wait(["receiver is done"])
+        del work
+        return
+    try:
+        with pytest.raises((RuntimeError, ValueError)):
+            dist.recv(torch.zeros(received, device=me.device), 0)
+    finally:
+        me.store.set("receiver is done", "1")
+
+
+@covers("p2p/longer-message")
+@world_sizes(2)
+@deadline(5)
+@not_probed()
+def test_a_message_longer_than_the_tensor_is_refused(ranks: Ranks) -> None:
+    ranks.run(messages_of_another_size, 8, 4)
+
+
+@covers("p2p/shorter-message")
+@world_sizes(2)
+@deadline(5)
+@not_probed()
+def test_a_message_shorter_than_the_tensor_is_refused(ranks: Ranks) -> None:
+    ranks.run(messages_of_another_size, 4, 8)
+
+
+_HOW_TO_NAME = ["global ranks", "group ranks"]
+
+
+def exchange_in_a_subgroup(me: Me, by_group_rank: bool) -> Tensor:
+    """In the group of all ranks but 0, each member sends to the one before it."""
+    members = list(range(1, me.world_size))
+    group = dist.new_group(members)
+    got = torch.zeros(3, device=me.device)
+    if me.rank not in members:
+        return got
+    mine = members.index(me.rank)
+    to, source = (mine - 1) % len(members), (mine + 1) % len(members)
+    sent = content(me.rank, 3).to(me.device)
+    if by_group_rank:
+        work = dist.isend(sent, group=group, group_dst=to)
+        returned = dist.recv(got, group=group, group_src=source)
+    else:
+        work = dist.isend(sent, members[to], group=group)
+        returned = dist.recv(got, members[source], group=group)
+    assert work is not None
+    work.wait()
+    assert returned == members[source], f"recv returned {returned}, want {members[source]}"
+    return got
+
+
+@covers("p2p/subgroup-peers")
+@world_sizes(3, 4)
+@pytest.mark.parametrize("by_group_rank", [False, True], ids=_HOW_TO_NAME)
+def test_peers_in_a_subgroup(ranks: Ranks, by_group_rank: bool) -> None:
+    n = ranks.world_size
+    got = ranks.run(exchange_in_a_subgroup, by_group_rank)
+    after = [2, *range(3, n), 1]
+    assert_each_rank(got, [torch.zeros(3), *(content(src, 3) for src in after)])
+
+
+def talk_past_the_group(me: Me) -> None:
+    """Rank 0 is not in the group of the others."""
+    group = dist.new_group(list(range(1, me.world_size)))
+    x = torch.zeros(1, device=me.device)
+    if me.rank == 0:
+        return
+    calls: list[Callable[..., object]] = [dist.isend, dist.send, dist.irecv, dist.recv]
+    for call in calls:
+        with pytest.raises(ValueError, match="not part of group"):
+            call(x, 0, group=group)
+
+
+@covers("p2p/peer-outside-the-group")
+@world_sizes(2, 3)
+def test_a_peer_outside_the_group_is_refused(ranks: Ranks) -> None:
+    ranks.run(talk_past_the_group)

@@ -1,0 +1,387 @@
+"""Gradients of a layer in training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance.harness.failure import RanksFailed
+from conformance.harness.outcome import Raised, Returned
+from conformance.oracle.batchnorm import Expected, Running, whole_batch
+from conformance.oracle.near import Near
+from conformance.spec.sync_batchnorm.networks import (
+    Transposing,
+    deep_network,
+    summed_gradients,
+    whole_gradients,
+)
+from conformance.spec.sync_batchnorm.training import (
+    Layer,
+    Step,
+    batches,
+    gradients,
+    normal,
+    take_step,
+    train,
+)
+from conformance.spec.tolerance import assert_near
+
+_DOUBLE = Layer(dtype="float64")
+
+
+@covers("sync_batchnorm/input-gradient")
+@world_sizes(2, 3)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_inputs_get_their_part_of_the_whole_gradient(ranks: Ranks, dtype: str) -> None:
+    xs = batches([4] * ranks.world_size, (2, 3), dtype)
+    train(ranks, Layer(dtype=dtype), xs).check_input_grads()
+
+
+@covers("sync_batchnorm/parameter-gradients")
+@world_sizes(2, 3)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_parameters_get_the_ranks_own_part(ranks: Ranks, dtype: str) -> None:
+    xs = batches([4] * ranks.world_size, (2, 3), dtype)
+    train(ranks, Layer(dtype=dtype), xs).check_parameter_grads()
+
+
+@covers("sync_batchnorm/unequal-gradients")
+@world_sizes(2, 3, 4)
+def test_gradients_count_by_their_number_of_values(ranks: Ranks) -> None:
+    trained = train(ranks, _DOUBLE, batches([1, 5, 2, 3][: ranks.world_size], (2, 2), "float64"))
+    trained.check_input_grads()
+    trained.check_parameter_grads()
+
+
+@covers("sync_batchnorm/empty-gradients")
+@world_sizes(2, 3)
+@pytest.mark.parametrize("empty", ["first", "last"])
+def test_an_empty_rank_takes_part_in_backward(ranks: Ranks, empty: str) -> None:
+    sizes = [0, *range(3, 2 + ranks.world_size)]
+    xs = batches(sizes if empty == "first" else sizes[::-1], (2, 2), "float64")
+    trained = train(ranks, _DOUBLE, xs)
+    trained.check_input_grads()
+    trained.check_parameter_grads()
+
+
+def train_frozen(me: Me, frozen: str, x: Tensor, dy: Tensor) -> list[Tensor | None]:
+    """Gradients of input, weight and bias of which one or both are frozen, and running_mean."""
+    layer = _DOUBLE.make(me)
+    for name in frozen.split():
+        getattr(layer, name).requires_grad_(False)
+    step = take_step(me, layer, x, dy)
+    return [step.input_grad, step.weight_grad, step.bias_grad, step.mean]
+
+
+@covers("sync_batchnorm/frozen-parameters")
+@world_sizes(2)
+@pytest.mark.parametrize("frozen", ["weight", "bias", "weight bias"])
+def test_frozen_parameters_get_no_gradient(ranks: Ranks, frozen: str) -> None:
+    xs = batches([3, 2], (2, 2), "float64")
+    dys = gradients(xs)
+    got = ranks.run_each(train_frozen, [(frozen, x, dy) for x, dy in zip(xs, dys, strict=True)])
+    want = whole_batch(xs, dys, _DOUBLE.weight, _DOUBLE.bias_vector)
+    assert_near([grads[0] for grads in got], want.input_grads, "gradient of the input")
+    for at, name, near in ((1, "weight", want.weight_grads), (2, "bias", want.bias_grads)):
+        grads = [mine[at] for mine in got]
+        if name in frozen:
+            assert_that(grads == [None, None], f"the frozen {name} has a gradient")
+        else:
+            assert_near(grads, near, f"gradient of {name}")
+    mean, _ = Running.fresh(2).after(want.moments, 0.1, torch.float64).near(torch.float64)
+    assert_near([grads[3] for grads in got], [mean, mean], "running_mean")
+
+
+def train_with_a_zero_weight(me: Me, x: Tensor, dy: Tensor) -> Step:
+    """A step of a layer of whose two weights the first is zero."""
+    layer: Any = _DOUBLE.make(me)
+    with torch.no_grad():
+        layer.weight[0] = 0
+    return take_step(me, layer, x, dy)
+
+
+@covers("sync_batchnorm/zero-weight")
+@world_sizes(2, 3)
+def test_a_weight_of_zero(ranks: Ranks) -> None:
+    xs = batches([3, 2, 4][: ranks.world_size], (2, 2), "float64")
+    dys = gradients(xs)
+    got = ranks.run_each(train_with_a_zero_weight, list(zip(xs, dys, strict=True)))
+    assert _DOUBLE.weight is not None
+    weight = _DOUBLE.weight * torch.tensor([0, 1])
+    want = whole_batch(xs, dys, weight, _DOUBLE.bias_vector)
+    for part in ("input", "weight", "bias"):
+        grads = [getattr(step, f"{part}_grad") for step in got]
+        assert_near(grads, getattr(want, f"{part}_grads"), f"gradient of {part}")
+
+
+def train_first_layer(me: Me, x: Tensor, dy: Tensor) -> list[Tensor]:
+    """Gradients of weight and bias, of an input without one."""
+    layer: Any = _DOUBLE.make(me)
+    layer(x.to(me.device)).backward(dy.to(me.device))
+    return [layer.weight.grad, layer.bias.grad]
+
+
+@covers("sync_batchnorm/input-without-gradient")
+@world_sizes(2, 3)
+def test_the_first_layer_of_a_model(ranks: Ranks) -> None:
+    xs = batches([3, 1, 2][: ranks.world_size], (2, 2), "float64")
+    dys = gradients(xs)
+    got = ranks.run_each(train_first_layer, list(zip(xs, dys, strict=True)))
+    want = whole_batch(xs, dys, _DOUBLE.weight, _DOUBLE.bias_vector)
+    assert_near([grads[0] for grads in got], want.weight_grads, "gradient of weight")
+    assert_near([grads[1] for grads in got], want.bias_grads, "gradient of bias")
+
+
+@covers("sync_batchnorm/transposed-neighbours")
+@world_sizes(2)
+@pytest.mark.parametrize("dimensions", [1, 2])
+def test_neighbours_that_transpose(ranks: Ranks, dimensions: int) -> None:
+    xs = [normal((2, 5, 3), rank, "float64") for rank in range(2)]
+    got = ranks.run_each(summed_gradients, [(Transposing, (dimensions,), x) for x in xs])
+    assert_near_gradients(got, whole_gradients(Transposing, (dimensions,), xs))
+
+
+@covers("sync_batchnorm/network")
+@world_sizes(2, 3)
+def test_a_network_of_several_layers(ranks: Ranks) -> None:
+    xs = [normal((2 + rank, 2, 5, 5), rank, "float64") for rank in range(ranks.world_size)]
+    got = ranks.run_each(summed_gradients, [(deep_network, (), x) for x in xs])
+    assert_near_gradients(got, whole_gradients(deep_network, (), xs))
+
+
+def assert_near_gradients(got: list[dict[str, Tensor]], want: dict[str, Tensor]) -> None:
+    """Every rank has these sums of gradients."""
+    for name, value in want.items():
+        near = Near.relative(value, 1e-9)
+        # Convolutions before a batch norm have a bias without effect: its gradient is rounding.
+        near = Near(near.value, near.within + 1e-12, near.dtype)
+        assert_near([mine[name] for mine in got], [near] * len(got), f"gradient of {name}")
+
+
+_FORMATS = {
+    "contiguous": torch.contiguous_format,
+    "channels-last": torch.channels_last,
+}
+
+
+def train_with_gradient_layout(
+    me: Me, input_format: str, grad: str, x: Tensor, dy: Tensor
+) -> Tensor:
+    """The gradient of the input, for a gradient of the output in some layout."""
+    x = x.to(me.device).contiguous(memory_format=_FORMATS[input_format]).requires_grad_()
+    y = _DOUBLE.make(me)(x)
+    dy = dy.to(me.device)
+    if grad == "expanded":
+        dy = dy[:1, :1, :1, :1].expand(y.shape)
+    elif grad == "transposed":
+        dy = dy.transpose(0, 3).contiguous().transpose(0, 3)
+    else:
+        dy = dy.contiguous(memory_format=_FORMATS[grad])
+    y.backward(dy)
+    assert x.grad is not None
+    return x.grad
+
+
+@covers("sync_batchnorm/gradient-layout")
+@world_sizes(2)
+@pytest.mark.parametrize("input_format", sorted(_FORMATS))
+@pytest.mark.parametrize("grad", ["contiguous", "channels-last", "expanded", "transposed"])
+def test_gradients_of_any_layout(ranks: Ranks, input_format: str, grad: str) -> None:
+    xs = batches([2, 3], (2, 3, 4), "float64")
+    dys = gradients(xs)
+    got = ranks.run_each(
+        train_with_gradient_layout,
+        [(input_format, grad, x, dy) for x, dy in zip(xs, dys, strict=True)],
+    )
+    if grad == "expanded":
+        dys = [dy[:1, :1, :1, :1].expand(dy.shape) for dy in dys]
+    want = whole_batch(xs, dys, _DOUBLE.weight, _DOUBLE.bias_vector)
+    assert_near(got, want.input_grads, "gradient of the input")
+
+
+def train_used_twice(me: Me, xs: list[Tensor], dys: list[Tensor]) -> list[Tensor]:
+    """Gradients of two inputs of one layer, of its parameters, and its statistics."""
+    layer: Any = _DOUBLE.make(me)
+    inputs = [x.to(me.device).requires_grad_() for x in xs]
+    loss = sum((layer(x) * dy.to(me.device)).sum() for x, dy in zip(inputs, dys, strict=True))
+    assert isinstance(loss, Tensor)
+    loss.backward()
+    grads = [x.grad for x in inputs]
+    assert grads[0] is not None and grads[1] is not None
+    return [grads[0], grads[1], layer.weight.grad, layer.bias.grad, layer.running_mean]
+
+
+@covers("sync_batchnorm/used-twice")
+@world_sizes(2)
+def test_a_layer_that_runs_twice(ranks: Ranks) -> None:
+    first, second = batches([3, 1], (2, 2), "float64"), batches([2, 4], (2, 2), "float64", seed=1)
+    dys = gradients(first), gradients(second, seed=1)
+    got = ranks.run_each(
+        train_used_twice,
+        [([first[r], second[r]], [dys[0][r], dys[1][r]]) for r in range(2)],
+    )
+    want = [
+        whole_batch(xs, dy, _DOUBLE.weight, _DOUBLE.bias_vector)
+        for xs, dy in ((first, dys[0]), (second, dys[1]))
+    ]
+    running = Running.fresh(2)
+    for i, expected in enumerate(want):
+        running = running.after(expected.moments, 0.1, torch.float64)
+        assert_near([mine[i] for mine in got], expected.input_grads, f"gradient of input {i}")
+    for at, name in ((2, "weight"), (3, "bias")):
+        both = [
+            Near(a.value + b.value, a.within + b.within, a.dtype)
+            for a, b in zip(*(_of(expected, name) for expected in want), strict=True)
+        ]
+        assert_near([mine[at] for mine in got], both, f"gradient of {name}")
+    mean, _ = running.near(torch.float64)
+    assert_near([mine[4] for mine in got], [mean, mean], "running_mean")
+
+
+def _of(expected: Expected, name: str) -> list[Near]:
+    return expected.weight_grads if name == "weight" else expected.bias_grads
+
+
+def backward_twice(me: Me, x: Tensor, dy: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Gradients of input and weight of a first and a second pass through one graph."""
+    layer: Any = _DOUBLE.make(me)
+    x = x.to(me.device).requires_grad_()
+    y = layer(x)
+    passes = []
+    for _ in range(2):
+        grads = torch.autograd.grad(y, [x, layer.weight], dy.to(me.device), retain_graph=True)
+        passes.append((grads[0], grads[1]))
+    return passes
+
+
+@covers("sync_batchnorm/backward-twice")
+@world_sizes(2)
+def test_a_second_backward_pass_gives_the_same(ranks: Ranks) -> None:
+    xs = batches([3, 2], (2, 2), "float64")
+    dys = gradients(xs)
+    got = ranks.run_each(backward_twice, list(zip(xs, dys, strict=True)))
+    want = whole_batch(xs, dys, _DOUBLE.weight, _DOUBLE.bias_vector)
+    for i in range(2):
+        assert_near([mine[i][0] for mine in got], want.input_grads, f"input, pass {i + 1}")
+        assert_near([mine[i][1] for mine in got], want.weight_grads, f"weight, pass {i + 1}")
+
+
+def change_bias(me: Me, x: Tensor, dy: Tensor) -> list[Tensor]:
+    """Gradients of input, weight and bias of a layer whose bias changes in between."""
+    layer: Any = _DOUBLE.make(me)
+    x = x.to(me.device).requires_grad_()
+    y = layer(x)
+    with torch.no_grad():
+        layer.bias.mul_(-2)
+    y.backward(dy.to(me.device))
+    assert x.grad is not None
+    return [x.grad, layer.weight.grad, layer.bias.grad]
+
+
+@covers("sync_batchnorm/bias-changed-before-backward")
+@world_sizes(2, 3)
+def test_a_bias_that_changes_before_backward(ranks: Ranks) -> None:
+    xs = batches([3, 2, 4][: ranks.world_size], (2, 2), "float64")
+    dys = gradients(xs)
+    got = ranks.run_each(change_bias, list(zip(xs, dys, strict=True)))
+    want = whole_batch(xs, dys, _DOUBLE.weight, _DOUBLE.bias_vector)
+    parts = (("input", want.input_grads), ("weight", want.weight_grads), ("bias", want.bias_grads))
+    for at, (name, near) in enumerate(parts):
+        assert_near([mine[at] for mine in got], near, f"gradient of {name}")
+
+
+def change_output(me: Me, x: Tensor, dy: Tensor) -> list[Tensor]:
+    """Gradients of input, weight and bias, of an output that is doubled in place."""
+    layer: Any = _DOUBLE.make(me)
+    x = x.to(me.device).requires_grad_()
+    layer(x).mul_(2).backward(dy.to(me.device) / 2)
+    assert x.grad is not None
+    return [x.grad, layer.weight.grad, layer.bias.grad]
+
+
+@covers("sync_batchnorm/output-changed-in-place")
+@world_sizes(2)
+def test_an_output_that_is_changed_in_place(ranks: Ranks) -> None:
+    xs = batches([3, 2], (2, 2), "float64")
+    dys = gradients(xs)
+    got = ranks.run_each(change_output, list(zip(xs, dys, strict=True)))
+    want = whole_batch(xs, dys, _DOUBLE.weight, _DOUBLE.bias_vector)
+    parts = (("input", want.input_grads), ("weight", want.weight_grads), ("bias", want.bias_grads))
+    for at, (name, near) in enumerate(parts):
+        assert_near([mine[at] for mine in got], near, f"gradient of {name}")
+
+
+def change_and_go_backward(me: Me, what: str, x: Tensor, dy: Tensor) -> list[Tensor]:
+    """Gradients of input and weight, one of which changes in between."""
+    layer: Any = _DOUBLE.make(me)
+    leaf = x.to(me.device).requires_grad_()
+    x = leaf.clone()
+    y = layer(x)
+    with torch.no_grad():
+        (x if what == "input" else layer.weight).mul_(-2)
+    y.backward(dy.to(me.device))
+    assert leaf.grad is not None
+    return [leaf.grad, layer.weight.grad]
+
+
+@covers("sync_batchnorm/changed-before-backward")
+@world_sizes(1, 2)
+@pytest.mark.parametrize("what", ["input", "weight"])
+def test_what_changes_before_backward(ranks: Ranks, what: str) -> None:
+    xs = batches([3, 2][: ranks.world_size], (2, 2), "float64")
+    dys = gradients(xs)
+    args = [(what, x, dy) for x, dy in zip(xs, dys, strict=True)]
+    outcomes = ranks.outcomes_each(change_and_go_backward, args)
+    if all(isinstance(o, Raised) and o.is_a(RuntimeError) for o in outcomes):
+        return
+    if not all(isinstance(o, Returned) for o in outcomes):
+        raise RanksFailed("a change in between", outcomes)
+    got = [o.value for o in outcomes if isinstance(o, Returned)]
+    want = whole_batch(xs, dys, _DOUBLE.weight, _DOUBLE.bias_vector)
+    assert_near([mine[0] for mine in got], want.input_grads, "gradient of the input")
+    assert_near([mine[1] for mine in got], want.weight_grads, "gradient of the weight")
+
+
+def differentiate_twice(me: Me, x: Tensor) -> Tensor:
+    """The gradient of the squared norm of a gradient."""
+    layer = _DOUBLE.make(me)
+    x = x.to(me.device).requires_grad_()
+    (grad,) = torch.autograd.grad(layer(x).pow(3).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(grad.square().sum(), x)
+    return second
+
+
+@covers("sync_batchnorm/second-derivative")
+@world_sizes(2)
+def test_a_second_derivative_is_right_or_refused(ranks: Ranks) -> None:
+    xs = batches([3, 2], (2,), "float64")
+    outcomes = ranks.outcomes_each(differentiate_twice, [(x,) for x in xs])
+    if all(isinstance(o, Raised) and o.is_a(RuntimeError) for o in outcomes):
+        return
+    if not all(isinstance(o, Returned) for o in outcomes):
+        raise RanksFailed("a gradient of a gradient", outcomes)
+    x = torch.cat(xs).requires_grad_()
+    whole: Any = nn.BatchNorm1d(2, dtype=torch.float64)
+    with torch.no_grad():
+        whole.weight.copy_(_DOUBLE.weight)
+        whole.bias.copy_(_DOUBLE.bias_vector)
+    (grad,) = torch.autograd.grad(whole(x).pow(3).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(grad.square().sum(), x)
+    got = [o.value for o in outcomes if isinstance(o, Returned)]
+    assert_near(
+        got, [Near.relative(part, 1e-8) for part in second.split([3, 2])], "second gradient"
+    )
+
+
+@covers("sync_batchnorm/parameter-gradients")
+@world_sizes(3)
+def test_parts_add_up_to_the_whole(ranks: Ranks) -> None:
+    """As a rank's weight and bias are the same on all ranks, so is the sum of their gradients."""
+    xs = [normal((3, 4), rank, "float64") for rank in range(3)]
+    got = ranks.run_each(summed_gradients, [(nn.BatchNorm1d, (4,), x) for x in xs])
+    assert_same_on_all_ranks(got)
+    assert_near_gradients(got, whole_gradients(nn.BatchNorm1d, (4,), xs))
