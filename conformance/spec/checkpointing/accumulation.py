@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, world_sizes
 from conformance.oracle.near import Near
 from conformance.spec.checkpointing.networks import (
     EVERY_LAYER,
@@ -29,6 +29,8 @@ from conformance.spec.checkpointing.training import (
 )
 from conformance.spec.ddp.training_runs import assert_trained
 from conformance.spec.tolerance import assert_near
+
+chapter = Chapter("checkpointing")
 
 
 def gradients_of(network: nn.Module) -> dict[str, Tensor]:
@@ -59,7 +61,13 @@ def accumulate(
     return rounds
 
 
-@covers("checkpointing/accumulation")
+@chapter.must(
+    "checkpointing/accumulation",
+    "Under no_sync, gradients add up on each rank through checkpoints, be they in the wrapper "
+    "or around it, and the next backward outside of no_sync exchanges the sums.",
+    source="torch 2.13 docs, DistributedDataParallel.no_sync",
+    rests_on="checkpointing/once",
+)
 @world_sizes(2, 3)
 @both_kinds
 @pytest.mark.parametrize("options", VIEWS, ids=["copies", "views"])
@@ -86,7 +94,12 @@ def test_gradients_that_add_up_before_they_are_exchanged(
     assert_same_on_all_ranks([[passes[-1] for passes in mine] for mine in got])
 
 
-@covers("checkpointing/a-ranks-own-choice")
+@chapter.must(
+    "checkpointing/a-ranks-own-choice",
+    "Ranks with checkpoints of either kind and ranks without any can train together.",
+    source="torch, reducer.cpp: buckets are reduced in one order on all ranks",
+    rests_on="checkpointing/every-layer",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize(
     "kinds",
@@ -107,7 +120,14 @@ def train_on_constants(me: Me, how: str) -> dict[str, Tensor]:
     return gradients_of(network)
 
 
-@covers("checkpointing/input-without-gradient")
+@chapter.must(
+    "checkpointing/input-without-gradient",
+    "A non-reentrant checkpoint around the first layer, whose input requires no gradient, gives "
+    "that layer's parameters theirs.",
+    source="torch 2.13 docs, torch.utils.checkpoint: use_reentrant=True needs an input that requires a "
+    "gradient",
+    rests_on="checkpointing/every-layer",
+)
 @world_sizes(2)
 def test_the_first_layer_of_a_model(ranks: Ranks) -> None:
     got = ranks.run(train_on_constants, NON_REENTRANT)
@@ -131,7 +151,12 @@ def differentiate_input(me: Me, how: str, around: bool) -> Tensor:
     return x.grad
 
 
-@covers("checkpointing/input-gradient")
+@chapter.must(
+    "checkpointing/input-gradient",
+    "The gradient of a rank's input is its own and is averaged with no other rank's.",
+    source="torch 2.13 docs, DistributedDataParallel: parameters are synchronized",
+    rests_on="checkpointing/once",
+)
 @world_sizes(2)
 @both_kinds
 @pytest.mark.parametrize("around", [False, True], ids=["inside", "around"])

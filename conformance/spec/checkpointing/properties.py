@@ -8,9 +8,14 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance import Ranks, covers, world_sizes
+from conformance import Chapter, Ranks, world_sizes
 from conformance.spec.checkpointing.networks import NON_REENTRANT, REENTRANT, Path, Recipe
 from conformance.spec.checkpointing.training import train_and_compare
+
+chapter = Chapter(
+    "checkpointing", source="torch 2.13 docs, torch.utils.checkpoint; torch, test_c10d_common.py"
+)
+
 
 _caps = st.sampled_from([0.00001, 0.0001, 0.0002, 25])
 
@@ -64,7 +69,12 @@ def problems(draw: st.DrawFn) -> Problem:
     return Problem(recipe, how, tuple(options.items()))
 
 
-@covers("checkpointing/any-parts")
+@chapter.must(
+    "checkpointing/any-parts",
+    "Whatever parts of a network are checkpointed, one within another too, in whatever buckets "
+    "the gradients travel: training is what it is without checkpoints.",
+    rests_on=("checkpointing/every-layer", "checkpointing/twice"),
+)
 @world_sizes(2, 3)
 @given(problem=problems())
 @settings(max_examples=20)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from conformance import (
+    Chapter,
     CheckFailed,
     Me,
     Ranks,
     assert_each_rank,
     assert_same_on_all_ranks,
     assert_that,
-    covers,
     world_sizes,
 )
 from conformance.oracle.near import Near
@@ -29,6 +29,11 @@ from conformance.spec.checkpointing.networks import (
 from conformance.spec.checkpointing.training import CAP, batch, loss_of
 from conformance.spec.tolerance import assert_near
 from conformance.spec.wrappers import sync_batchnorm_of
+
+CHECKPOINT = "torch 2.13 docs, torch.utils.checkpoint"
+
+chapter = Chapter("checkpointing")
+
 
 Gradients = dict[str, Tensor]
 
@@ -99,7 +104,13 @@ def drop(me: Me, how: str) -> tuple[list[Tensor], Gradients, Tensor]:
     return network.kept, gradients_of(network), following
 
 
-@covers("checkpointing/dropout")
+@chapter.must(
+    "checkpointing/dropout",
+    "Dropout in a checkpoint keeps the same elements when it runs again, and each rank has "
+    "random numbers of its own.",
+    source=f"{CHECKPOINT}, argument preserve_rng_state",
+    rests_on="checkpointing/once",
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_dropout_keeps_the_same_again(ranks: Ranks, how: str) -> None:
@@ -119,7 +130,12 @@ def test_dropout_keeps_the_same_again(ranks: Ranks, how: str) -> None:
     assert_near_gradients([grads for _, grads, _ in got], want, 1e-9)
 
 
-@covers("checkpointing/random-numbers-go-on")
+@chapter.must(
+    "checkpointing/random-numbers-go-on",
+    "Random numbers after backward are those that follow without checkpoints.",
+    source=f"{CHECKPOINT}, argument preserve_rng_state",
+    rests_on="checkpointing/dropout",
+)
 @world_sizes(2)
 @both_kinds
 def test_recomputation_uses_up_no_random_numbers(ranks: Ranks, how: str) -> None:
@@ -170,7 +186,13 @@ def cast(me: Me, how: str, inside: bool) -> tuple[list[str], Gradients]:
     return network.types, gradients_of(network)
 
 
-@covers("checkpointing/autocast")
+@chapter.must(
+    "checkpointing/autocast",
+    "A part that ran under autocast runs again in the same types, wherever backward is called; "
+    "the gradients have the parameters' types and the values that they have without checkpoints.",
+    source="pytorch#141896",
+    rests_on="checkpointing/once",
+)
 @world_sizes(2)
 @both_kinds
 @pytest.mark.parametrize("inside", [False, True], ids=["", "backward too"])
@@ -249,7 +271,14 @@ def batches_for(world_size: int) -> list[list[Tensor]]:
     return [[batch(r, i, size=2 + (r + i) % 3) for r in range(world_size)] for i in range(2)]
 
 
-@covers("checkpointing/sync-batchnorm")
+@chapter.must(
+    "checkpointing/sync-batchnorm",
+    "SyncBatchNorm in a checkpoint normalises over all ranks again, and gradients are those of "
+    "the whole batch in one process.",
+    source="torch 2.13 docs, SyncBatchNorm and torch.utils.checkpoint",
+    needs="feature:sync_batchnorm_on_cpu",
+    rests_on=("checkpointing/once", "sync_batchnorm/under-ddp"),
+)
 @world_sizes(2, 3)
 @both_kinds
 @pytest.mark.parametrize(
@@ -268,7 +297,14 @@ def test_batch_norm_over_all_ranks_runs_again(
             raise CheckFailed(f"step {i + 1}: {wrong}", wrong.rank) from None
 
 
-@covers("checkpointing/sync-batchnorm-statistics")
+@chapter.must(
+    "checkpointing/sync-batchnorm-statistics",
+    "Running statistics of SyncBatchNorm in a checkpoint take a batch in whenever the part "
+    "runs, as batch norm's do in one process, and are the same on all ranks.",
+    source="observed, torch 2.13.0: batch norm in a checkpoint updates its statistics twice",
+    needs="feature:sync_batchnorm_on_cpu",
+    rests_on=("checkpointing/sync-batchnorm", "sync_batchnorm/running-statistics"),
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_statistics_of_a_part_that_runs_again(ranks: Ranks, how: str) -> None:
@@ -299,7 +335,12 @@ def compare_bits(me: Me, how: str) -> tuple[Gradients, Gradients]:
     return both[0], both[1]
 
 
-@covers("checkpointing/same-bits")
+@chapter.should(
+    "checkpointing/same-bits",
+    "Where each layer runs once, gradients have the bits that they have without checkpoints.",
+    source=f"{CHECKPOINT}: outputs of a part that runs again are the same; observed, torch 2.13.0",
+    rests_on="checkpointing/once",
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_gradients_of_what_runs_again_are_the_same_bits(ranks: Ranks, how: str) -> None:
@@ -339,7 +380,12 @@ def structured(me: Me | None, how: str, x: Tensor) -> Gradients:
     return gradients_of(network)
 
 
-@covers("checkpointing/structured")
+@chapter.must(
+    "checkpointing/structured",
+    "What is in a non-reentrant checkpoint may take and return containers, and keyword arguments.",
+    source=f"{CHECKPOINT}: use_reentrant=False supports keyword arguments and nested structures",
+    rests_on="checkpointing/every-layer",
+)
 @world_sizes(2)
 def test_a_part_that_takes_and_gives_containers(ranks: Ranks) -> None:
     xs = [batch(rank, 0) for rank in range(2)]

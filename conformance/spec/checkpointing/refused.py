@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_that, world_sizes
 from conformance.harness.outcome import Returned
 from conformance.spec.checkpointing.networks import (
     DYNAMIC,
@@ -36,6 +36,11 @@ from conformance.spec.checkpointing.training import (
 from conformance.spec.ddp.training_runs import assert_trained
 from conformance.spec.raising import assert_raised
 
+SUITE = "torch, test_c10d_common.py"
+
+chapter = Chapter("checkpointing")
+
+
 _READY_ONCE = r"Expected to mark a variable ready only once\."
 
 
@@ -54,7 +59,14 @@ def assert_right_or_refused(
 _view = pytest.mark.parametrize("options", VIEWS, ids=["copies", "views"])
 
 
-@covers("checkpointing/reentrant-twice-refused")
+@chapter.must(
+    "checkpointing/reentrant-twice-refused",
+    "Without a static graph, parameters that are used in several reentrant checkpoints are "
+    "trained as without checkpoints, or raise RuntimeError 'Expected to mark a variable ready "
+    "only once.' on every rank.",
+    source=f"{SUITE}, test_ddp_checkpointing_twice",
+    rests_on="checkpointing/once",
+)
 @world_sizes(2)
 @_view
 @pytest.mark.parametrize("recipe", [TWICE, TWICE_TIED, EVERY_TIED], ids=["twice", "both", "tied"])
@@ -64,7 +76,14 @@ def test_parameters_in_several_reentrant_checkpoints(
     assert_right_or_refused(ranks, recipe, options)
 
 
-@covers("checkpointing/reentrant-search-refused")
+@chapter.must(
+    "checkpointing/reentrant-search-refused",
+    "find_unused_parameters need not see into reentrant checkpoints: what they use is trained "
+    "as without checkpoints, or raises RuntimeError 'Expected to mark a variable ready only "
+    "once.' on every rank; no gradient is taken for zero without a word.",
+    source=f"{SUITE}, test_ddp_checkpointing_unused_params; pytorch#24005",
+    rests_on="checkpointing/once",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("options", SEARCHING, ids=["copies", "views"])
 @pytest.mark.parametrize("recipe", [ONCE, EVERY_LAYER, WHOLE], ids=["once", "each", "whole"])
@@ -74,14 +93,26 @@ def test_a_search_does_not_see_into_reentrant_checkpoints(
     assert_right_or_refused(ranks, recipe, options)
 
 
-@covers("checkpointing/reentrant-by-turns-refused")
+@chapter.must(
+    "checkpointing/reentrant-by-turns-refused",
+    "With find_unused_parameters, a module that runs another layer at each step in a reentrant "
+    "checkpoint is trained as without checkpoints, or raises RuntimeError 'Expected to mark a "
+    "variable ready only once.' on every rank.",
+    source=f"{SUITE}, test_ddp_checkpointing_dynamic_module",
+    rests_on="checkpointing/once",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("options", SEARCHING, ids=["copies", "views"])
 def test_reentrant_checkpoints_that_run_by_turns(ranks: Ranks, options: Options) -> None:
     assert_right_or_refused(ranks, DYNAMIC, options)
 
 
-@covers("checkpointing/names-the-parameter")
+@chapter.should(
+    "checkpointing/names-the-parameter",
+    "The error about a parameter that is ready more than once names it by its index.",
+    source="torch, reducer.cpp: 'Parameter at index 3 has been marked as ready twice'",
+    rests_on="checkpointing/reentrant-twice-refused",
+)
 @world_sizes(2)
 def test_the_error_says_which_parameter(ranks: Ranks) -> None:
     """The layer that runs twice has the parameters 2 and 3."""
@@ -89,14 +120,25 @@ def test_the_error_says_which_parameter(ranks: Ranks) -> None:
     assert_right_or_refused(ranks, TWICE, CAP, match=named)
 
 
-@covers("checkpointing/advises-static-graph")
+@chapter.should(
+    "checkpointing/advises-static-graph",
+    "That error advises _set_static_graph(), which helps if the graph does not change.",
+    source="torch, reducer.cpp, mark_variable_ready; observed, torch 2.13.0",
+    rests_on="checkpointing/reentrant-twice-refused",
+)
 @world_sizes(2)
 def test_the_error_says_what_helps(ranks: Ranks) -> None:
     advice = r"_set_static_graph\(\) as a workaround"
     assert_right_or_refused(ranks, TWICE, CAP, match=advice)
 
 
-@covers("checkpointing/graph-changed")
+@chapter.must(
+    "checkpointing/graph-changed",
+    "With a static graph, a step whose checkpoints use other parameters than the first one's "
+    "raises RuntimeError 'Your training graph has changed in this iteration' on every rank.",
+    source="torch, reducer.cpp; observed, torch 2.13.0",
+    rests_on="checkpointing/once",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("how", [REENTRANT, NON_REENTRANT])
 def test_a_static_graph_that_changes(ranks: Ranks, how: str) -> None:
@@ -104,7 +146,14 @@ def test_a_static_graph_that_changes(ranks: Ranks, how: str) -> None:
     assert_raised(outcomes, RuntimeError, match="Your training graph has changed in this iteration")
 
 
-@covers("checkpointing/unfinished")
+@chapter.must(
+    "checkpointing/unfinished",
+    "Without find_unused_parameters or a static graph, a step that leaves parameters out makes "
+    "the next forward pass raise RuntimeError 'Expected to have finished reduction in the prior "
+    "iteration before starting a new one' on every rank.",
+    source="torch, reducer.cpp, ensure_prior_reduction_finished",
+    rests_on="checkpointing/once",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("how", [REENTRANT, NON_REENTRANT])
 def test_unused_parameters_that_nobody_searches_for(ranks: Ranks, how: str) -> None:
@@ -131,7 +180,12 @@ def train_without_an_error(me: Me) -> list[object]:
     return list(take_steps(me, TWICE, NON_REENTRANT, CAP))
 
 
-@covers("checkpointing/after-an-error")
+@chapter.should(
+    "checkpointing/after-an-error",
+    "After a step that was refused, a new wrapper trains as ever in the same group.",
+    source="observed, torch 2.13.0: all ranks issue the same operations before they raise",
+    rests_on=("checkpointing/reentrant-twice-refused", "checkpointing/twice"),
+)
 @world_sizes(2)
 def test_a_new_wrapper_trains_after_an_error(ranks: Ranks) -> None:
     got = ranks.run(train_after_an_error)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from conformance import Me, Ranks, assert_each_rank, assert_same_on_all_ranks, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_each_rank, assert_same_on_all_ranks, world_sizes
 from conformance.oracle.near import Near
 from conformance.spec.checkpointing.networks import NON_REENTRANT
 from conformance.spec.checkpointing.saved_model import (
@@ -24,6 +24,11 @@ from conformance.spec.checkpointing.saved_model import (
 )
 from conformance.spec.checkpointing.training import batch, loss_of
 from conformance.spec.tolerance import assert_near
+
+chapter = Chapter(
+    "checkpointing", source="torch tutorial 'Getting Started with DDP', save and load checkpoints"
+)
+
 
 STEPS = 4
 State = dict[str, Any]
@@ -73,7 +78,12 @@ def _file(folder: str, rank: int, after: int) -> str:
     return os.path.join(folder, f"rank{rank}-step{after}.pt")
 
 
-@covers("saving/resume")
+@chapter.must(
+    "saving/resume",
+    "Training that goes on from files of model, optimizer, schedule and random numbers, in new "
+    "groups, ends with the bits of training that did not stop.",
+    rests_on=("saving/keys", "saving/optimizer"),
+)
 @world_sizes(1, 2)
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
 @pytest.mark.parametrize(
@@ -93,7 +103,12 @@ def test_going_on_from_a_file_is_not_stopping(
     assert_each_rank(got, want, what="state")
 
 
-@covers("saving/resume-across-wrappers")
+@chapter.must(
+    "saving/resume-across-wrappers",
+    "Training that torch's wrapper began goes on in the target's, and the other way round, "
+    "without a difference beyond rounding.",
+    rests_on="saving/resume",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("wrappers", [("torch", "target"), ("target", "torch")], ids="-".join)
 def test_going_on_with_another_wrapper(
@@ -160,7 +175,13 @@ def train_alone(world_size: int) -> State:
     return dict(model.state_dict())
 
 
-@covers("saving/another-number-of-ranks")
+@chapter.should(
+    "saving/another-number-of-ranks",
+    "A state that a smaller group saved is loaded by a larger one, which goes on from there as "
+    "one process with all batches would.",
+    source="torch, elastic training: a job restarts with another number of workers",
+    rests_on=("saving/keys", "saving/optimizer"),
+)
 @world_sizes(3)
 def test_going_on_with_more_ranks(ranks: Ranks, tmp_path: Path) -> None:
     got = ranks.run(train_in_a_smaller_group_first, str(tmp_path / "saved"))

@@ -12,17 +12,23 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from conformance import (
+    Chapter,
     Me,
     Ranks,
     assert_each_rank,
     assert_same_on_all_ranks,
     assert_that,
-    covers,
     world_sizes,
 )
 from conformance.spec.checkpointing.networks import NON_REENTRANT
 from conformance.spec.checkpointing.saved_model import Model, copied, optimizer_of, step
 from conformance.spec.raising import assert_raised
+
+MODULE = "torch 2.13 docs, Module"
+DOCS = "torch tutorial 'Getting Started with DDP', save and load checkpoints"
+
+chapter = Chapter("checkpointing")
+
 
 State = dict[str, Tensor]
 both_optimizers = pytest.mark.parametrize("kind", ["sgd", "adam"])
@@ -39,7 +45,12 @@ def keys_of_both(me: Me) -> tuple[list[str], list[str], bool]:
     return list(state), list(bare), shared
 
 
-@covers("saving/keys")
+@chapter.must(
+    "saving/keys",
+    "The keys of a wrapper's state dict are the module's, in their order, with the prefix "
+    "'module.'; buffers that are not persistent are left out.",
+    source=f"{MODULE}.state_dict; observed, torch 2.13.0",
+)
 @world_sizes(1, 2)
 def test_keys_are_those_of_the_module_with_a_prefix(ranks: Ranks) -> None:
     for rank, (keys, bare, _) in enumerate(ranks.run(keys_of_both)):
@@ -59,7 +70,13 @@ def state_inside(me: Me) -> tuple[list[str], list[str], bool]:
     return list(state), list(outer["part"].state_dict()), loaded
 
 
-@covers("saving/inside-another-module")
+@chapter.must(
+    "saving/inside-another-module",
+    "The state dict of a module that holds a wrapper has the wrapper's entries under the name "
+    "that it has there, and is loaded with them.",
+    source=f"{MODULE}.state_dict: prefix and destination",
+    rests_on="saving/keys",
+)
 @world_sizes(2)
 def test_a_wrapper_inside_another_module(ranks: Ranks) -> None:
     for rank, (keys, of_wrapper, loaded) in enumerate(ranks.run(state_inside)):
@@ -68,7 +85,12 @@ def test_a_wrapper_inside_another_module(ranks: Ranks) -> None:
         assert_that(loaded, "the state is not what was saved once it is loaded", rank)
 
 
-@covers("saving/the-modules-tensors")
+@chapter.must(
+    "saving/the-modules-tensors",
+    "A wrapper's state dict holds the module's parameters and buffers themselves, detached.",
+    source=f"{MODULE}.state_dict: 'references to the whole state'",
+    rests_on="saving/keys",
+)
 @world_sizes(1, 2)
 def test_a_state_holds_the_modules_own_tensors(ranks: Ranks) -> None:
     for rank, (_, _, shared) in enumerate(ranks.run(keys_of_both)):
@@ -93,7 +115,13 @@ def state_after_training(me: Me, options: dict[str, Any]) -> State:
     return {key: value for key, value in state.items() if "running" not in key}
 
 
-@covers("saving/any-rank")
+@chapter.must(
+    "saving/any-rank",
+    "After steps of training all ranks have the same bits in their parameters, so that one "
+    "rank's file serves all.",
+    source=f"{DOCS}: 'all processes should see same parameters'",
+    rests_on="saving/keys",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=str)
 def test_all_ranks_would_save_the_same(ranks: Ranks, options: dict[str, Any]) -> None:
@@ -131,14 +159,26 @@ def exchange(me: Me, source: str, sink: str) -> tuple[State, State]:
     return copied(state), copied(dict(taker.state_dict()))
 
 
-@covers("saving/exchange-with-the-module")
+@chapter.must(
+    "saving/exchange-with-the-module",
+    "A bare module loads a wrapper's state without its prefix, a wrapper loads a module's with "
+    "it, strictly.",
+    source="torch 2.13 docs, consume_prefix_in_state_dict_if_present",
+    rests_on="saving/keys",
+)
 @world_sizes(1, 2)
 @pytest.mark.parametrize(("source", "sink"), [("target", "bare"), ("bare", "target")])
 def test_states_go_to_the_bare_module_and_back(ranks: Ranks, source: str, sink: str) -> None:
     assert_exchanged(ranks.run(exchange, source, sink))
 
 
-@covers("saving/exchange-with-torch")
+@chapter.must(
+    "saving/exchange-with-torch",
+    "torch's DistributedDataParallel loads the target's state dict as it is, strictly, and the "
+    "other way round.",
+    source=f"{MODULE}.load_state_dict",
+    rests_on="saving/keys",
+)
 @world_sizes(2)
 @pytest.mark.parametrize(("source", "sink"), [("target", "torch"), ("torch", "target")])
 def test_states_go_to_torchs_wrapper_and_back(ranks: Ranks, source: str, sink: str) -> None:
@@ -163,7 +203,13 @@ def load_damaged(me: Me, damage: str) -> None:
     model.load_state_dict(state)
 
 
-@covers("saving/strict")
+@chapter.must(
+    "saving/strict",
+    "A state dict with a key too few, a key too many or a tensor of another shape raises "
+    "RuntimeError that names the key.",
+    source=f"{MODULE}.load_state_dict; observed, torch 2.13.0",
+    rests_on="saving/keys",
+)
 @world_sizes(1, 2)
 @pytest.mark.parametrize(
     ("damage", "words"),
@@ -188,7 +234,13 @@ def load_on_rank_0(me: Me) -> tuple[State, State]:
     return saved, copied(dict(me.ddp(module).module.state_dict()))
 
 
-@covers("saving/loaded-by-rank-0")
+@chapter.must(
+    "saving/loaded-by-rank-0",
+    "A state that rank 0 alone has loaded into its module is everybody's once the module is "
+    "wrapped.",
+    source=f"{DOCS}; DistributedDataParallel broadcasts rank 0's state",
+    rests_on="saving/keys",
+)
 @world_sizes(2, 3)
 def test_what_rank_0_loaded_is_everybodys_after_wrapping(ranks: Ranks) -> None:
     got = ranks.run(load_on_rank_0)
@@ -217,7 +269,13 @@ def _inner(model: Any) -> nn.Module:
     return module
 
 
-@covers("saving/optimizer")
+@chapter.must(
+    "saving/optimizer",
+    "The state of an optimizer made from a wrapper's parameters serves one made from the bare "
+    "module's or from those of torch's wrapper, and the other way round.",
+    source="torch 2.13 docs, Optimizer.state_dict: parameters are known by their order",
+    rests_on="saving/keys",
+)
 @world_sizes(2)
 @both_optimizers
 @pytest.mark.parametrize(
@@ -243,7 +301,13 @@ def load_between_steps(me: Me, options: dict[str, Any]) -> tuple[State, State]:
     return first, copied(dict(model.state_dict()))
 
 
-@covers("saving/loading-between-steps")
+@chapter.must(
+    "saving/loading-between-steps",
+    "A wrapper that has trained can load a state in place and train from there, and gets the "
+    "same bits as it got from there before.",
+    source=f"{MODULE}.load_state_dict copies in place",
+    rests_on="saving/keys",
+)
 @world_sizes(2)
 @pytest.mark.parametrize(
     "options", [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}], ids=str
@@ -271,7 +335,13 @@ def save_amid_a_step(me: Me, disturbed: bool) -> State:
     return copied(dict(model.state_dict()))  # type: ignore[no-any-return]  # a copy is like its original
 
 
-@covers("saving/at-any-time")
+@chapter.must(
+    "saving/at-any-time",
+    "Taking a state dict between forward and backward, with activations to be computed again, "
+    "changes nothing.",
+    source=f"{MODULE}.state_dict",
+    rests_on="saving/keys",
+)
 @world_sizes(2)
 def test_saving_between_forward_and_backward(ranks: Ranks) -> None:
     want = ranks.run(save_amid_a_step, False)

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conformance import (
-    Me,
-    Ranks,
-    assert_same_on_all_ranks,
-    assert_that,
-    covers,
-    world_sizes,
-)
+from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_that, world_sizes
 from conformance.harness.traces import Issued, record
 from conformance.oracle.training import Step, optimizer_for, snapshot
 from conformance.spec.checkpointing.networks import (
@@ -40,40 +33,78 @@ from conformance.spec.checkpointing.training import (
 from conformance.spec.comm_hooks.hooked import sum_of
 from conformance.spec.ddp.training_runs import assert_trained
 
+SUITE = "torch, test_c10d_common.py"
 
-@covers("checkpointing/twice")
+chapter = Chapter("checkpointing")
+hooks = Chapter("comm_hooks")
+
+
+@chapter.must(
+    "checkpointing/twice",
+    "One layer may run in several non-reentrant checkpoints of a forward pass, as a stage of a "
+    "pipeline does.",
+    source=f"{SUITE}, test_ddp_checkpointing_twice",
+    rests_on="checkpointing/once",
+)
 @world_sizes(2, 3)
 def test_a_layer_that_runs_twice(ranks: Ranks) -> None:
     train_and_compare(ranks, TWICE, NON_REENTRANT, EVERY)
 
 
-@covers("checkpointing/twice-static")
+@chapter.must(
+    "checkpointing/twice-static",
+    "With a static graph one layer may run in several reentrant checkpoints.",
+    source=f"{SUITE}, test_ddp_checkpointing_twice_static_graph",
+    rests_on="checkpointing/once",
+)
 @world_sizes(2, 3)
 def test_a_layer_that_runs_twice_in_a_static_graph(ranks: Ranks) -> None:
     train_and_compare(ranks, TWICE, REENTRANT, STATIC)
 
 
-@covers("checkpointing/shared-weights")
+@chapter.must(
+    "checkpointing/shared-weights",
+    "A weight that layers share may be used in several non-reentrant checkpoints, and has the "
+    "sum of its uses for gradient.",
+    source=f"{SUITE}, test_ddp_checkpointing_dynamic_weight_sharing",
+    rests_on="checkpointing/twice",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("recipe", [TWICE_TIED, EVERY_TIED], ids=["twice", "in two layers"])
 def test_weights_in_several_checkpoints(ranks: Ranks, recipe: Recipe) -> None:
     train_and_compare(ranks, recipe, NON_REENTRANT, EVERY)
 
 
-@covers("checkpointing/shared-weights-static")
+@chapter.must(
+    "checkpointing/shared-weights-static",
+    "With a static graph a weight that layers share may be used in several reentrant checkpoints.",
+    source=f"{SUITE}, test_ddp_checkpointing_twice_weight_sharing",
+    rests_on="checkpointing/twice-static",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("recipe", [TWICE_TIED, EVERY_TIED], ids=["twice", "in two layers"])
 def test_weights_in_several_checkpoints_of_a_static_graph(ranks: Ranks, recipe: Recipe) -> None:
     train_and_compare(ranks, recipe, REENTRANT, STATIC)
 
 
-@covers("checkpointing/by-turns")
+@chapter.must(
+    "checkpointing/by-turns",
+    "With find_unused_parameters and non-reentrant checkpoints, a module may run another layer "
+    "at each step.",
+    source=f"{SUITE}, test_ddp_checkpointing_dynamic_module",
+    rests_on="checkpointing/unused-parameters",
+)
 @world_sizes(2, 3)
 def test_layers_that_run_by_turns(ranks: Ranks) -> None:
     train_and_compare(ranks, DYNAMIC, NON_REENTRANT, SEARCHING, steps=4)
 
 
-@covers("checkpointing/by-turns-shared-weights")
+@chapter.must(
+    "checkpointing/by-turns-shared-weights",
+    "So may a module whose layers share a weight.",
+    source=f"{SUITE}, test_ddp_checkpointing_dynamic_weight_sharing",
+    rests_on="checkpointing/by-turns",
+)
 @world_sizes(2)
 def test_layers_of_one_weight_that_run_by_turns(ranks: Ranks) -> None:
     train_and_compare(ranks, DYNAMIC_TIED, NON_REENTRANT, SEARCHING, steps=4)
@@ -92,7 +123,12 @@ def traces(me: Me, recipe: Recipe, how: str, options: Options) -> list[list[Issu
     return steps
 
 
-@covers("checkpointing/reduced-once")
+@chapter.must(
+    "checkpointing/reduced-once",
+    "Each gradient is exchanged once a step, complete, however often backward adds to it.",
+    source="pytorch#81296; torch, reducer.cpp: delay_all_reduce of a static graph",
+    rests_on=("checkpointing/shared-weights", "checkpointing/shared-weights-static"),
+)
 @world_sizes(2)
 @pytest.mark.parametrize(
     ("how", "options"),
@@ -134,7 +170,13 @@ def take_steps_with_a_hook(me: Me, recipe: Recipe, how: str, options: Options) -
     return done
 
 
-@covers("comm_hooks/checkpoints")
+@hooks.must(
+    "comm_hooks/checkpoints",
+    "A hook reduces what backward adds up through activation checkpoints, in the first step of "
+    "a static graph too.",
+    source="torch, reducer.cpp: delay_all_reduce hands buckets to the hook",
+    rests_on=("comm_hooks/result", "checkpointing/twice", "checkpointing/twice-static"),
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize(
     ("how", "options"),
@@ -169,7 +211,13 @@ def count_hooks(me: Me, recipe: Recipe, how: str, wrapped: bool) -> list[dict[st
     return steps
 
 
-@covers("checkpointing/parameter-hooks")
+@chapter.should(
+    "checkpointing/parameter-hooks",
+    "A hook on a parameter sees its gradient accumulate as often as without the wrapper: once "
+    "for non-reentrant checkpoints, once for each backward pass within backward for reentrant.",
+    source="pytorch#81296; observed, torch 2.13.0",
+    rests_on=("checkpointing/shared-weights", "checkpointing/shared-weights-static"),
+)
 @world_sizes(2)
 @pytest.mark.parametrize("how", [REENTRANT, NON_REENTRANT])
 @pytest.mark.parametrize("recipe", [EVERY_TIED, ONCE], ids=["tied", "once"])
@@ -179,7 +227,13 @@ def test_hooks_fire_as_they_do_without_the_wrapper(ranks: Ranks, recipe: Recipe,
     assert_same_on_all_ranks(got, alone[0], what="calls of each parameter's hook")
 
 
-@covers("checkpointing/no-more-communication")
+@chapter.must(
+    "checkpointing/no-more-communication",
+    "A part that runs again inside of the wrapper exchanges nothing more: a step issues the "
+    "collectives that it issues without checkpoints.",
+    source="observed, torch 2.13.0: the wrapper's forward does not run again",
+    rests_on="checkpointing/once",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("how", [REENTRANT, NON_REENTRANT])
 @pytest.mark.parametrize("static", [False, True], ids=["", "static"])

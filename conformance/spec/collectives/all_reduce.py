@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conformance import (
+    Chapter,
     Me,
     Ranks,
     assert_each_rank,
@@ -22,6 +23,8 @@ from conformance.spec.collectives.contributions import mine, sum_of_all
 from conformance.spec.parameters import dtypes
 from conformance.spec.tolerance import assert_near
 
+chapter = Chapter("collectives", needs=("op:all_reduce", "reduce_op:sum"))
+
 
 def all_reduced(me: Me) -> Tensor:
     x = mine(me)
@@ -29,7 +32,11 @@ def all_reduced(me: Me) -> Tensor:
     return x
 
 
-@covers("all_reduce/sum")
+@chapter.must(
+    "all_reduce/sum",
+    "all_reduce with SUM leaves the sum of all ranks' tensors on every rank.",
+    source="torch 2.13 docs, all_reduce",
+)
 @world_sizes(1, 2, 3, 5, at_least=1)
 def test_all_reduce_adds_one_contribution_per_rank(ranks: Ranks) -> None:
     got = ranks.run(all_reduced)
@@ -46,14 +53,25 @@ def all_reduced_noise(me: Me, dtype: str, numel: int) -> Tensor:
 FLOATS = dtypes("float16", "bfloat16", "float32", "float64")
 
 
-@covers("all_reduce/same-bits")
+@chapter.must(
+    "all_reduce/same-bits",
+    "After all_reduce every rank's tensor holds the same bits.",
+    source="torch 2.13 docs, all_reduce: 'bitwise identical in all processes'",
+    rests_on="all_reduce/sum",
+)
 @world_sizes(2, 3, 5, at_least=2)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_all_reduce_leaves_the_same_bits_everywhere(ranks: Ranks, dtype: str) -> None:
     assert_same_on_all_ranks(ranks.run(all_reduced_noise, dtype, 1003))
 
 
-@covers("all_reduce/rounding")
+@chapter.must(
+    "all_reduce/rounding",
+    "A floating-point SUM is no further off than adding in the tensors' dtype, in some order, "
+    "can be.",
+    source="pytorch#152300, gloo#446",
+    rests_on="all_reduce/sum",
+)
 @world_sizes(2, 3, 5, at_least=2)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_all_reduce_rounds_no_more_than_addition_does(ranks: Ranks, dtype: str) -> None:

@@ -11,9 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_each_rank, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_each_rank, world_sizes
 from conformance.oracle.data import sample
 from conformance.spec.collectives.contributions import mine, of
+
+chapter = Chapter("collectives", source="torch 2.13 docs, all_to_all", needs="op:all_to_all_single")
 
 
 def exchanged(me: Me) -> list[Tensor]:
@@ -22,7 +24,12 @@ def exchanged(me: Me) -> list[Tensor]:
     return outputs
 
 
-@covers("all_to_all/values")
+@chapter.must(
+    "all_to_all/values",
+    "all_to_all puts the j-th tensor of rank i's input list into the i-th tensor of rank j's "
+    "output list.",
+    needs="op:all_to_all",
+)
 @world_sizes(1, 2, 3, 5, at_least=1)
 def test_all_to_all_transposes(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -45,7 +52,12 @@ def exchanged_uneven(me: Me) -> list[Tensor]:
     return outputs
 
 
-@covers("all_to_all/uneven")
+@chapter.must(
+    "all_to_all/uneven",
+    "all_to_all takes tensors of another size for each pair of ranks, none at all included.",
+    needs="op:all_to_all",
+    rests_on="all_to_all/values",
+)
 @world_sizes(2, 3, 5, at_least=2)
 def test_all_to_all_of_uneven_tensors(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -63,7 +75,12 @@ def exchanged_single(me: Me) -> Tensor:
     return output
 
 
-@covers("all_to_all_single/even")
+@chapter.must(
+    "all_to_all_single/even",
+    "all_to_all_single cuts its input into one part for each rank along the first dimension, "
+    "and joins what comes from each rank in the order of the ranks.",
+    source="torch 2.13 docs, all_to_all_single",
+)
 @world_sizes(1, 2, 3, 5, at_least=1)
 def test_all_to_all_single_transposes_blocks(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -105,7 +122,13 @@ TABLES = [
 ]
 
 
-@covers("all_to_all_single/uneven")
+@chapter.must(
+    "all_to_all_single/uneven",
+    "all_to_all_single with split sizes sends input_split_sizes[j] rows to rank j and takes "
+    "output_split_sizes[i] rows from rank i, zero rows included.",
+    source="torch 2.13 docs, all_to_all_single; pytorch#177381, pytorch#190311",
+    rests_on="all_to_all_single/even",
+)
 @world_sizes(3)
 @pytest.mark.parametrize("table", TABLES)
 def test_all_to_all_single_with_splits(ranks: Ranks, table: list[list[int]]) -> None:
@@ -114,7 +137,13 @@ def test_all_to_all_single_with_splits(ranks: Ranks, table: list[list[int]]) -> 
     assert_each_rank(got, want)
 
 
-@covers("all_to_all_single/split-types")
+@chapter.must(
+    "all_to_all_single/split-types",
+    "all_to_all_single takes split sizes in lists, tuples and arrays of numpy, of integers of "
+    "any type, tensors without dimensions among them.",
+    source="torch 2.13, ProcessGroup.all_to_all_single: 'Sequence[SupportsInt | SupportsIndex]'",
+    rests_on="all_to_all_single/uneven",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("kind", [kind for kind in AS_SPLITS if kind != "list"])
 def test_all_to_all_single_takes_integers_of_any_type(ranks: Ranks, kind: str) -> None:
@@ -139,7 +168,12 @@ def exchanged_one_sided(me: Me, given: str) -> Tensor:
     return output
 
 
-@covers("all_to_all_single/one-sided-splits")
+@chapter.must(
+    "all_to_all_single/one-sided-splits",
+    "all_to_all_single splits evenly on a side whose split sizes are None or an empty list.",
+    source="torch 2.13 docs, all_to_all_single: 'if specified None or empty'",
+    rests_on="all_to_all_single/uneven",
+)
 @world_sizes(1, 3)
 @pytest.mark.parametrize("given", ["output", "input", "neither"])
 def test_all_to_all_single_splits_evenly_where_nothing_is_said(ranks: Ranks, given: str) -> None:

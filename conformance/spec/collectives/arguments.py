@@ -11,12 +11,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conformance import (
+    Chapter,
     Me,
     Ranks,
     adapts,
     assert_each_rank,
     assert_that,
-    covers,
     needs,
     not_probed,
     world_sizes,
@@ -51,6 +51,8 @@ from conformance.spec.collectives.wrong_calls import (
     splits_of_too_few_rows,
 )
 
+chapter = Chapter("collectives", source="observed, torch 2.13.0 gloo")
+
 
 def told(me: Me, call: Callable[[Kit], None]) -> tuple[str, str]:
     """Kind and words of what the wrong call raises; ("", "") if it is taken."""
@@ -84,35 +86,59 @@ def named(call: Callable[[Kit], None]) -> str:
     return call.__name__
 
 
-@covers("arguments/not-a-tensor")
+@chapter.must(
+    "arguments/not-a-tensor",
+    "Something else than a tensor, or than a list of tensors, is a TypeError that names the "
+    "parameter.",
+    source="torch 2.13, distributed_c10d: 'Expected parameter `tensor` of type torch.Tensor'",
+)
 @pytest.mark.parametrize("call", NOT_TENSORS, ids=named)
 @world_sizes(2)
 def test_something_else_than_tensors(ranks: Ranks, call: Callable[[Kit], None]) -> None:
     check_refused(ranks, call, ("TypeError",), "Expected parameter")
 
 
-@covers("arguments/mixed-dtypes")
+@chapter.must(
+    "arguments/mixed-dtypes",
+    "Inputs and outputs of different dtypes are a ValueError.",
+    source="test_c10d_common.py, _test_tensor_dtype_mismatch: 'tensors with different dtypes'",
+)
 @pytest.mark.parametrize("call", MIXED, ids=named)
 @world_sizes(2)
 def test_mixed_dtypes(ranks: Ranks, call: Callable[[Kit], None]) -> None:
     check_refused(ranks, call, ("ValueError",), "tensors with different dtypes")
 
 
-@covers("arguments/one-root")
+@chapter.must(
+    "arguments/one-root",
+    "A root is named once: both a global and a group rank, or neither where there is no "
+    "default, are a ValueError.",
+    source="torch 2.13, _canonicalize_group_rank",
+)
 @pytest.mark.parametrize("call", ROOTS, ids=named)
 @world_sizes(2)
 def test_no_root_or_two(ranks: Ranks, call: Callable[[Kit], None]) -> None:
     check_refused(ranks, call, ("ValueError",), "specify")
 
 
-@covers("arguments/root-in-group")
+@chapter.must(
+    "arguments/root-in-group",
+    "A root that is not a rank of the group is refused on every rank.",
+    source="torch 2.13: 'invalid root rank', 'is not part of group'",
+)
 @pytest.mark.parametrize("call", OUTSIDE, ids=named)
 @world_sizes(2)
 def test_a_root_outside(ranks: Ranks, call: Callable[[Kit], None]) -> None:
     check_refused(ranks, call, EITHER)
 
 
-@covers("arguments/all_gather")
+@chapter.must(
+    "arguments/all_gather",
+    "all_gather refuses a list that is not as long as the group, or with a tensor of another size.",
+    source="observed, torch 2.13.0 gloo: 'invalid output tensor list', 'invalid tensor size'",
+    needs="op:all_gather",
+    rests_on="all_gather/values",
+)
 @pytest.mark.parametrize("call", ALL_GATHER, ids=named)
 @world_sizes(2)
 def test_wrong_outputs_of_all_gather(ranks: Ranks, call: Callable[[Kit], None]) -> None:
@@ -120,7 +146,12 @@ def test_wrong_outputs_of_all_gather(ranks: Ranks, call: Callable[[Kit], None]) 
 
 
 @not_probed()
-@covers("arguments/all_gather_into_tensor")
+@chapter.must(
+    "arguments/all_gather_into_tensor",
+    "all_gather_into_tensor refuses an output of another size or dtype.",
+    needs="op:all_gather_into_tensor",
+    rests_on="all_gather_into_tensor/concatenated",
+)
 @pytest.mark.parametrize("call", INTO_TENSOR, ids=named)
 @world_sizes(2)
 def test_wrong_outputs_of_all_gather_into_tensor(ranks: Ranks, call: Callable[[Kit], None]) -> None:
@@ -128,7 +159,14 @@ def test_wrong_outputs_of_all_gather_into_tensor(ranks: Ranks, call: Callable[[K
 
 
 @not_probed()
-@covers("arguments/gather")
+@chapter.must(
+    "arguments/gather",
+    "gather refuses a list that is missing on the destination, present on another rank, or of a "
+    "wrong length or size.",
+    source="torch 2.13, _validate_output_list_for_rank; observed, torch 2.13.0 gloo",
+    needs="op:gather",
+    rests_on="gather/values",
+)
 @pytest.mark.parametrize("call", GATHER, ids=named)
 @world_sizes(2)
 def test_wrong_lists_of_gather(ranks: Ranks, call: Callable[[Kit], None]) -> None:
@@ -136,7 +174,14 @@ def test_wrong_lists_of_gather(ranks: Ranks, call: Callable[[Kit], None]) -> Non
 
 
 @not_probed()
-@covers("arguments/scatter")
+@chapter.must(
+    "arguments/scatter",
+    "scatter refuses a list that is missing on the source, present on another rank, or of a "
+    "wrong length or size.",
+    source="torch 2.13, scatter; observed, torch 2.13.0 gloo",
+    needs="op:scatter",
+    rests_on="scatter/values",
+)
 @pytest.mark.parametrize("call", SCATTER, ids=named)
 @world_sizes(2)
 def test_wrong_lists_of_scatter(ranks: Ranks, call: Callable[[Kit], None]) -> None:
@@ -144,7 +189,13 @@ def test_wrong_lists_of_scatter(ranks: Ranks, call: Callable[[Kit], None]) -> No
 
 
 @not_probed()
-@covers("arguments/reduce_scatter")
+@chapter.must(
+    "arguments/reduce_scatter",
+    "reduce_scatter refuses a list that is not as long as the group, or whose tensors all have "
+    "another size than the output.",
+    needs="op:reduce_scatter",
+    rests_on="reduce_scatter/sum",
+)
 @pytest.mark.parametrize("call", REDUCE_SCATTER, ids=named)
 @world_sizes(2)
 def test_wrong_inputs_of_reduce_scatter(ranks: Ranks, call: Callable[[Kit], None]) -> None:
@@ -152,14 +203,25 @@ def test_wrong_inputs_of_reduce_scatter(ranks: Ranks, call: Callable[[Kit], None
 
 
 @not_probed()
-@covers("arguments/reduce_scatter-output")
+@chapter.must(
+    "arguments/reduce_scatter-output",
+    "reduce_scatter refuses, before anything is sent, an output of another size than the rank's "
+    "own tensor of the list.",
+    needs="op:reduce_scatter",
+    rests_on="reduce_scatter/sum",
+)
 @world_sizes(2)
 def test_wrong_output_of_reduce_scatter(ranks: Ranks) -> None:
     check_refused(ranks, reduce_scatter_into_shorter_ones, EITHER)
 
 
 @not_probed()
-@covers("arguments/reduce_scatter_tensor")
+@chapter.must(
+    "arguments/reduce_scatter_tensor",
+    "reduce_scatter_tensor refuses an input of another size or dtype.",
+    needs="op:reduce_scatter_tensor",
+    rests_on="reduce_scatter_tensor/concatenated",
+)
 @pytest.mark.parametrize("call", SCATTER_TENSOR, ids=named)
 @world_sizes(2)
 def test_wrong_inputs_of_reduce_scatter_tensor(ranks: Ranks, call: Callable[[Kit], None]) -> None:
@@ -167,7 +229,13 @@ def test_wrong_inputs_of_reduce_scatter_tensor(ranks: Ranks, call: Callable[[Kit
 
 
 @not_probed()
-@covers("arguments/all_to_all")
+@chapter.must(
+    "arguments/all_to_all",
+    "all_to_all refuses lists that are not as long as the group.",
+    source="observed, torch 2.13.0 gloo: 'does not match world size'",
+    needs="op:all_to_all",
+    rests_on="all_to_all/values",
+)
 @pytest.mark.parametrize("call", ALL_TO_ALL, ids=named)
 @world_sizes(2)
 def test_wrong_lists_of_all_to_all(ranks: Ranks, call: Callable[[Kit], None]) -> None:
@@ -175,7 +243,15 @@ def test_wrong_lists_of_all_to_all(ranks: Ranks, call: Callable[[Kit], None]) ->
 
 
 @not_probed()
-@covers("arguments/splits")
+@chapter.must(
+    "arguments/splits",
+    "all_to_all_single refuses split sizes that are not as many as ranks, or do not add up to "
+    "the first dimension.",
+    source="torch 2.13, checkSplitSizes: 'Number of tensor splits not equal to group size', 'Split "
+    "sizes doesn't match total dim 0 size'",
+    needs="op:all_to_all_single",
+    rests_on="all_to_all_single/uneven",
+)
 @pytest.mark.parametrize("call", SPLITS, ids=named)
 @world_sizes(2)
 def test_wrong_splits(ranks: Ranks, call: Callable[[Kit], None]) -> None:
@@ -183,7 +259,14 @@ def test_wrong_splits(ranks: Ranks, call: Callable[[Kit], None]) -> None:
 
 
 @not_probed()
-@covers("arguments/even-splits")
+@chapter.must(
+    "arguments/even-splits",
+    "all_to_all_single without split sizes refuses a first dimension that the number of ranks "
+    "does not divide.",
+    source="torch 2.13 docs, all_to_all_single: 'must divide equally by world_size'",
+    needs="op:all_to_all_single",
+    rests_on="all_to_all_single/even",
+)
 @world_sizes(2, 3)
 def test_rows_that_do_not_divide(ranks: Ranks) -> None:
     check_refused(ranks, all_to_all_single_of_odd_rows, EITHER)
@@ -221,7 +304,11 @@ WORDS = [
 ]
 
 
-@covers("arguments/torch-words")
+@chapter.should(
+    "arguments/torch-words",
+    "Refusals by the backend carry the words that torch's own backends use.",
+    rests_on=("arguments/all_gather", "arguments/root-in-group"),
+)
 @adapts()
 @not_probed()
 @pytest.mark.parametrize(("call", "words"), WORDS)
@@ -243,7 +330,11 @@ def sums_after_wrong_calls(me: Me) -> list[list[float]]:
     return sums
 
 
-@covers("arguments/group-survives")
+@chapter.must(
+    "arguments/group-survives",
+    "A call that every rank made wrong and had refused leaves the group usable.",
+    rests_on="all_reduce/sum",
+)
 @world_sizes(2, 3)
 def test_the_group_can_be_used_after_a_refusal(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -263,7 +354,13 @@ def gathered_as_parts(me: Me) -> list[Tensor]:
 
 
 @not_probed()
-@covers("arguments/complex-and-its-parts")
+@chapter.must(
+    "arguments/complex-and-its-parts",
+    "all_gather takes complex tensors beside real ones that hold their parts.",
+    source="test_c10d_common.py, _test_tensor_dtype_complex",
+    needs=("op:all_gather", "dtype:complex64"),
+    rests_on="all_gather/values",
+)
 @world_sizes(2, 3)
 def test_complex_tensors_beside_their_parts(ranks: Ranks) -> None:
     n = ranks.world_size

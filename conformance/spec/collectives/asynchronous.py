@@ -4,36 +4,163 @@ from __future__ import annotations
 
 import pytest
 
-from conformance import Me, Ranks, covers, world_sizes
+from conformance import Chapter, Me, Ranks, world_sizes
 from conformance.oracle.collectives import Call, before
 from conformance.spec.collectives.perform import Seen, assert_taken, issue, seen_of
+from conformance.spec.parameters import by_operation
 
-OPS = [
-    pytest.param("all_reduce", marks=covers("all_reduce/async")),
-    pytest.param("reduce", marks=covers("reduce/async")),
-    pytest.param("broadcast", marks=covers("broadcast/async")),
-    pytest.param("all_gather", marks=covers("all_gather/async")),
-    pytest.param("all_gather_into_tensor", marks=covers("all_gather_into_tensor/async")),
-    pytest.param("gather", marks=covers("gather/async")),
-    pytest.param("scatter", marks=covers("scatter/async")),
-    pytest.param("reduce_scatter", marks=covers("reduce_scatter/async")),
-    pytest.param("reduce_scatter_tensor", marks=covers("reduce_scatter_tensor/async")),
-    pytest.param("all_to_all", marks=covers("all_to_all/async")),
-    pytest.param("all_to_all_single", marks=covers("all_to_all_single/async")),
-]
-NONBLOCKING = [
-    pytest.param("all_reduce", marks=covers("all_reduce/nonblocking")),
-    pytest.param("reduce", marks=covers("reduce/nonblocking")),
-    pytest.param("broadcast", marks=covers("broadcast/nonblocking")),
-    pytest.param("all_gather", marks=covers("all_gather/nonblocking")),
-    pytest.param("all_gather_into_tensor", marks=covers("all_gather_into_tensor/nonblocking")),
-    pytest.param("gather", marks=covers("gather/nonblocking")),
-    pytest.param("scatter", marks=covers("scatter/nonblocking")),
-    pytest.param("reduce_scatter", marks=covers("reduce_scatter/nonblocking")),
-    pytest.param("reduce_scatter_tensor", marks=covers("reduce_scatter_tensor/nonblocking")),
-    pytest.param("all_to_all", marks=covers("all_to_all/nonblocking")),
-    pytest.param("all_to_all_single", marks=covers("all_to_all_single/nonblocking")),
-]
+chapter = Chapter(
+    "collectives", source="torch 2.13 docs, synchronous and asynchronous collective operations"
+)
+
+
+OPS = by_operation(
+    chapter.must(
+        "all_reduce/async",
+        "all_reduce with async_op returns a handle, and the tensor holds the result once wait has "
+        "returned.",
+        needs=("op:all_reduce", "reduce_op:sum"),
+        rests_on="all_reduce/sum",
+    ),
+    chapter.must(
+        "reduce/async",
+        "reduce with async_op returns a handle, and the destination holds the result once wait has "
+        "returned.",
+        needs=("op:reduce", "reduce_op:sum"),
+        rests_on="reduce/sum",
+    ),
+    chapter.must(
+        "broadcast/async",
+        "broadcast with async_op returns a handle, and the tensor holds the result once wait has "
+        "returned.",
+        needs="op:broadcast",
+        rests_on="broadcast/values",
+    ),
+    chapter.must(
+        "all_gather/async",
+        "all_gather with async_op returns a handle, and the list holds the result once wait has "
+        "returned.",
+        needs="op:all_gather",
+        rests_on="all_gather/values",
+    ),
+    chapter.must(
+        "all_gather_into_tensor/async",
+        "all_gather_into_tensor with async_op returns a handle, and the output holds the result "
+        "once wait has returned.",
+        needs="op:all_gather_into_tensor",
+        rests_on="all_gather_into_tensor/concatenated",
+    ),
+    chapter.must(
+        "gather/async",
+        "gather with async_op returns a handle, and the list holds the result once wait has "
+        "returned.",
+        needs="op:gather",
+        rests_on="gather/values",
+    ),
+    chapter.must(
+        "scatter/async",
+        "scatter with async_op returns a handle, and the tensor holds the result once wait has "
+        "returned.",
+        needs="op:scatter",
+        rests_on="scatter/values",
+    ),
+    chapter.must(
+        "reduce_scatter/async",
+        "reduce_scatter with async_op returns a handle, and the output holds the result once wait "
+        "has returned.",
+        needs=("op:reduce_scatter", "reduce_op:sum"),
+        rests_on="reduce_scatter/sum",
+    ),
+    chapter.must(
+        "reduce_scatter_tensor/async",
+        "reduce_scatter_tensor with async_op returns a handle, and the output holds the result once "
+        "wait has returned.",
+        needs=("op:reduce_scatter_tensor", "reduce_op:sum"),
+        rests_on="reduce_scatter_tensor/concatenated",
+    ),
+    chapter.must(
+        "all_to_all/async",
+        "all_to_all with async_op returns a handle, and the outputs hold the result once wait has "
+        "returned.",
+        needs="op:all_to_all",
+        rests_on="all_to_all/values",
+    ),
+    chapter.must(
+        "all_to_all_single/async",
+        "all_to_all_single with async_op returns a handle, and the output holds the result once "
+        "wait has returned.",
+        needs="op:all_to_all_single",
+        rests_on="all_to_all_single/even",
+    ),
+)
+NONBLOCKING = by_operation(
+    chapter.must(
+        "all_reduce/nonblocking",
+        "all_reduce with async_op returns before the other ranks have joined in.",
+        needs="feature:nonblocking",
+        rests_on="all_reduce/async",
+    ),
+    chapter.must(
+        "reduce/nonblocking",
+        "reduce with async_op returns before the other ranks have joined in.",
+        needs="feature:nonblocking",
+        rests_on="reduce/async",
+    ),
+    chapter.must(
+        "broadcast/nonblocking",
+        "broadcast with async_op returns before the other ranks have joined in.",
+        needs="feature:nonblocking",
+        rests_on="broadcast/async",
+    ),
+    chapter.must(
+        "all_gather/nonblocking",
+        "all_gather with async_op returns before the other ranks have joined in.",
+        needs="feature:nonblocking",
+        rests_on="all_gather/async",
+    ),
+    chapter.must(
+        "all_gather_into_tensor/nonblocking",
+        "all_gather_into_tensor with async_op returns before the other ranks have joined in.",
+        needs="feature:nonblocking",
+        rests_on="all_gather_into_tensor/async",
+    ),
+    chapter.must(
+        "gather/nonblocking",
+        "gather with async_op returns before the other ranks have joined in.",
+        needs="feature:nonblocking",
+        rests_on="gather/async",
+    ),
+    chapter.must(
+        "scatter/nonblocking",
+        "scatter with async_op returns before the other ranks have joined in.",
+        needs="feature:nonblocking",
+        rests_on="scatter/async",
+    ),
+    chapter.must(
+        "reduce_scatter/nonblocking",
+        "reduce_scatter with async_op returns before the other ranks have joined in.",
+        needs="feature:nonblocking",
+        rests_on="reduce_scatter/async",
+    ),
+    chapter.must(
+        "reduce_scatter_tensor/nonblocking",
+        "reduce_scatter_tensor with async_op returns before the other ranks have joined in.",
+        needs="feature:nonblocking",
+        rests_on="reduce_scatter_tensor/async",
+    ),
+    chapter.must(
+        "all_to_all/nonblocking",
+        "all_to_all with async_op returns before the other ranks have joined in.",
+        needs="feature:nonblocking",
+        rests_on="all_to_all/async",
+    ),
+    chapter.must(
+        "all_to_all_single/nonblocking",
+        "all_to_all_single with async_op returns before the other ranks have joined in.",
+        needs="feature:nonblocking",
+        rests_on="all_to_all_single/async",
+    ),
+)
 
 
 def issue_and_wait(me: Me, call: Call) -> Seen:

@@ -8,10 +8,12 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from conformance import Me, Ranks, assert_each_rank, assert_that, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_each_rank, assert_that, world_sizes
 from conformance.spec.collectives.waits import appears, tick, wait_for_ticks
 from conformance.spec.polling import rounds_of_messages
 from conformance.spec.torch_versions import needs_argument
+
+chapter = Chapter("collectives", source="torch 2.13 docs, barrier")
 
 
 def one_comes_late(me: Me, late: int) -> bool:
@@ -27,7 +29,12 @@ def one_comes_late(me: Me, late: int) -> bool:
     return left
 
 
-@covers("barrier/waits-for-all")
+@chapter.must(
+    "barrier/waits-for-all",
+    "No rank leaves a barrier before every rank has entered it.",
+    source="torch 2.13 docs, barrier; torchcomms#3213",
+    needs="op:barrier",
+)
 @world_sizes(2, 3, 5, 6, at_least=2)
 def test_nobody_leaves_before_the_last_has_come(ranks: Ranks) -> None:
     for late in range(ranks.world_size):
@@ -46,7 +53,12 @@ def last_to_first(me: Me, rounds: int) -> list[int]:
     return seen
 
 
-@covers("barrier/repeated")
+@chapter.must(
+    "barrier/repeated",
+    "Barriers in a row are as many barriers: no rank is two ahead of another.",
+    needs="op:barrier",
+    rests_on="barrier/waits-for-all",
+)
 @world_sizes(1, 2, 3, 5, at_least=1)
 def test_barriers_in_a_row(ranks: Ranks) -> None:
     """Between the barriers of a round all have been counted in it, and none in the next one."""
@@ -67,7 +79,12 @@ def one_goes_ahead(me: Me) -> tuple[bool, bool]:
     return early, work.is_completed()
 
 
-@covers("barrier/async")
+@chapter.must(
+    "barrier/async",
+    "barrier with async_op returns before the other ranks have joined in; its wait does not.",
+    needs=("op:barrier", "feature:nonblocking"),
+    rests_on="barrier/waits-for-all",
+)
 @world_sizes(2, 3)
 def test_an_asynchronous_barrier(ranks: Ranks) -> None:
     assert_each_rank(ranks.run(one_goes_ahead), [(False, True)] * ranks.world_size)
@@ -85,7 +102,12 @@ def in_two_halves(me: Me, halves: Sequence[Sequence[int]]) -> str:
     return "second"
 
 
-@covers("barrier/subgroup")
+@chapter.must(
+    "barrier/subgroup",
+    "barrier in a group waits for the members of that group alone.",
+    needs="op:barrier",
+    rests_on="barrier/waits-for-all",
+)
 @world_sizes(4)
 @pytest.mark.parametrize("halves", [((1, 3), (0, 2)), ((2,), (0, 1, 3))], ids=str)
 def test_a_group_waits_for_its_own_members(ranks: Ranks, halves: Sequence[Sequence[int]]) -> None:
@@ -107,7 +129,12 @@ def one_never_comes(me: Me) -> str:
     return words
 
 
-@covers("barrier/timeout")
+@chapter.must(
+    "barrier/timeout",
+    "barrier with a timeout raises on a rank whose peers have not come by then.",
+    needs=("op:barrier", "feature:timeouts"),
+    rests_on="barrier/waits-for-all",
+)
 @world_sizes(2, 3)
 @needs_argument(dist.barrier, "timeout")
 def test_a_barrier_with_a_timeout(ranks: Ranks) -> None:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conformance import (
+    Chapter,
     Me,
     Ranks,
     assert_each_rank,
@@ -28,6 +29,9 @@ from conformance.spec.collectives.perform import (
     all_gather_into_tensor,
     reduce_scatter_tensor,
 )
+
+chapter = Chapter("collectives", needs="feature:coalescing")
+
 
 SHAPES: list[tuple[int, ...]] = [(3,), (2, 2), (), (5, 1)]
 WITH_EMPTY: list[tuple[int, ...]] = [(0,), (3,), (2, 0), (1,)]
@@ -53,7 +57,12 @@ def reduced_together(
     return xs
 
 
-@covers("all_reduce_coalesced/values")
+@chapter.must(
+    "all_reduce_coalesced/values",
+    "all_reduce_coalesced reduces every tensor of the list, each with its own shape.",
+    source="torch 2.13 docs, all_reduce_coalesced; gloo#152",
+    rests_on="all_reduce/sum",
+)
 @world_sizes(1, 2, 3)
 def test_each_tensor_is_reduced(ranks: Ranks) -> None:
     got = ranks.run(reduced_together, SHAPES)
@@ -67,7 +76,12 @@ def test_complex_tensors_together(ranks: Ranks) -> None:
     assert_same_on_all_ranks(got, want=each_reduced(2, [(3,), (2, 2)], "sum", "complex64"))
 
 
-@covers("all_reduce_coalesced/reduce-ops")
+@chapter.must(
+    "all_reduce_coalesced/reduce-ops",
+    "all_reduce_coalesced reduces by the operation that it is given.",
+    source="torch 2.13 docs, all_reduce_coalesced",
+    rests_on="all_reduce_coalesced/values",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize(
     "op", ["product", "min", "max", pytest.param("avg", marks=needs("reduce_op:avg"))]
@@ -78,7 +92,12 @@ def test_reduced_together_by_another_operation(ranks: Ranks, op: str) -> None:
     assert_same_on_all_ranks(got, want=want, within_ulps=ranks.world_size if op == "avg" else 0)
 
 
-@covers("all_reduce_coalesced/empty-members")
+@chapter.must(
+    "all_reduce_coalesced/empty-members",
+    "all_reduce_coalesced takes tensors without elements among others.",
+    source="torch 2.13 docs, all_gather_coalesced: 'At least one tensor has to be non empty'",
+    rests_on="all_reduce_coalesced/values",
+)
 @world_sizes(1, 3)
 @pytest.mark.parametrize("shapes", [WITH_EMPTY, [(0,), (2, 0)]], ids=["some", "all"])
 def test_empty_tensors_among_others(ranks: Ranks, shapes: list[tuple[int, ...]]) -> None:
@@ -99,7 +118,12 @@ def reduced_in_place(me: Me) -> list[Tensor]:
     return [p.memory for p in placed]
 
 
-@covers("all_reduce_coalesced/strided")
+@chapter.must(
+    "all_reduce_coalesced/strided",
+    "all_reduce_coalesced reduces the elements of strided views and leaves the rest alone.",
+    source="torch 2.13 docs, all_reduce_coalesced",
+    rests_on="all_reduce_coalesced/values",
+)
 @world_sizes(2, 3)
 def test_strided_tensors_together(ranks: Ranks) -> None:
     results = each_reduced(ranks.world_size, SHAPES)
@@ -114,7 +138,12 @@ def reduced_in_future(me: Me) -> tuple[list[Tensor], list[Tensor]]:
     return list(future.wait()), xs
 
 
-@covers("all_reduce_coalesced/future")
+@chapter.must(
+    "all_reduce_coalesced/future",
+    "all_reduce_coalesced with async_op returns a future of the list of tensors.",
+    source="torch 2.13, all_reduce_coalesced",
+    rests_on="all_reduce_coalesced/values",
+)
 @world_sizes(2, 3)
 def test_a_future_of_the_tensors(ranks: Ranks) -> None:
     want = each_reduced(ranks.world_size, SHAPES)
@@ -137,7 +166,13 @@ def mixed_dtypes(me: Me) -> tuple[str, Tensor]:
 
 
 @not_probed()
-@covers("all_reduce_coalesced/mixed-dtypes-refused")
+@chapter.must(
+    "all_reduce_coalesced/mixed-dtypes-refused",
+    "all_reduce_coalesced refuses tensors of several dtypes with a ValueError; none of them is "
+    "converted.",
+    source="pytorch#1179, pytorch#35671",
+    rests_on="all_reduce_coalesced/values",
+)
 @world_sizes(2)
 def test_several_dtypes_together(ranks: Ranks) -> None:
     assert_each_rank(ranks.run(mixed_dtypes), [("ValueError", torch.tensor([1.5]))] * 2)
@@ -149,7 +184,12 @@ def greatest_complex(me: Me) -> str:
 
 
 @not_probed()
-@covers("all_reduce_coalesced/complex-order-refused")
+@chapter.must(
+    "all_reduce_coalesced/complex-order-refused",
+    "all_reduce_coalesced refuses MAX of complex tensors with a ValueError.",
+    source="torch 2.13, all_reduce_coalesced",
+    rests_on="all_reduce_coalesced/values",
+)
 @world_sizes(2)
 def test_the_greatest_of_complex_tensors_together(ranks: Ranks) -> None:
     assert_each_rank(ranks.run(greatest_complex), ["ValueError"] * 2)
@@ -165,7 +205,12 @@ def gathered_together(me: Me, shapes: list[tuple[int, ...]], in_future: bool) ->
     return lists
 
 
-@covers("all_gather_coalesced/values")
+@chapter.must(
+    "all_gather_coalesced/values",
+    "all_gather_coalesced puts rank i's list of tensors into the i-th list of lists.",
+    source="torch 2.13 docs, all_gather_coalesced",
+    rests_on="all_gather/values",
+)
 @world_sizes(1, 2, 3)
 def test_lists_are_gathered(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -173,7 +218,12 @@ def test_lists_are_gathered(ranks: Ranks) -> None:
     assert_same_on_all_ranks(got, want=[tensors(rank, SHAPES) for rank in range(n)])
 
 
-@covers("all_gather_coalesced/empty-members")
+@chapter.must(
+    "all_gather_coalesced/empty-members",
+    "all_gather_coalesced takes tensors without elements among others.",
+    source="torch 2.13 docs, all_gather_coalesced: 'At least one tensor has to be non empty'",
+    rests_on="all_gather_coalesced/values",
+)
 @world_sizes(1, 3)
 def test_lists_with_empty_tensors_are_gathered(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -181,7 +231,12 @@ def test_lists_with_empty_tensors_are_gathered(ranks: Ranks) -> None:
     assert_same_on_all_ranks(got, want=[tensors(rank, WITH_EMPTY) for rank in range(n)])
 
 
-@covers("all_gather_coalesced/future")
+@chapter.must(
+    "all_gather_coalesced/future",
+    "all_gather_coalesced with async_op returns a future that is done when the lists are filled.",
+    source="torch 2.13, all_gather_coalesced",
+    rests_on="all_gather_coalesced/values",
+)
 @world_sizes(2, 3)
 def test_lists_are_gathered_when_the_future_is_done(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -207,7 +262,12 @@ def wrong_lists(me: Me) -> list[bool]:
     return [words in ("RuntimeError", "ValueError") for words in said]
 
 
-@covers("all_gather_coalesced/arguments")
+@chapter.must(
+    "all_gather_coalesced/arguments",
+    "all_gather_coalesced refuses lists of a wrong length or size on every rank.",
+    source="observed, torch 2.13.0 gloo",
+    rests_on="all_gather_coalesced/values",
+)
 @not_probed()
 @world_sizes(2)
 def test_wrong_lists_are_refused(ranks: Ranks) -> None:
@@ -224,14 +284,25 @@ def managed_all_reduces(me: Me, op: str, async_ops: bool) -> list[Tensor]:
     return xs
 
 
-@covers("coalescing/all_reduce")
+@chapter.must(
+    "coalescing/all_reduce",
+    "all_reduce calls inside of a coalescing manager are done when it ends, as if each had been "
+    "made alone.",
+    source="torch 2.13, _coalescing_manager",
+    rests_on="all_reduce_coalesced/values",
+)
 @world_sizes(1, 2, 3)
 def test_all_reduces_in_a_manager(ranks: Ranks) -> None:
     got = ranks.run(managed_all_reduces, "sum", False)
     assert_same_on_all_ranks(got, want=each_reduced(ranks.world_size, SHAPES))
 
 
-@covers("coalescing/reduce-op")
+@chapter.must(
+    "coalescing/reduce-op",
+    "all_reduce calls inside of a coalescing manager reduce by the operation that they name.",
+    source="torch 2.13, _coalescing_manager",
+    rests_on="coalescing/all_reduce",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("op", ["min", "max", "product"])
 def test_another_operation_in_a_manager(ranks: Ranks, op: str) -> None:
@@ -239,7 +310,13 @@ def test_another_operation_in_a_manager(ranks: Ranks, op: str) -> None:
     assert_same_on_all_ranks(got, want=each_reduced(ranks.world_size, SHAPES, op))
 
 
-@covers("coalescing/async")
+@chapter.must(
+    "coalescing/async",
+    "A coalescing manager with async_ops gives something to wait for, and the results are there "
+    "when its wait has returned.",
+    source="torch 2.13, _coalescing_manager",
+    rests_on="coalescing/all_reduce",
+)
 @world_sizes(2, 3)
 def test_a_manager_to_wait_for(ranks: Ranks) -> None:
     got = ranks.run(managed_all_reduces, "sum", True)
@@ -258,7 +335,12 @@ def managed_gathers(me: Me) -> list[Tensor]:
     return outputs
 
 
-@covers("coalescing/all_gather_into_tensor")
+@chapter.must(
+    "coalescing/all_gather_into_tensor",
+    "all_gather_into_tensor calls inside of a coalescing manager are done when it ends.",
+    source="torch 2.13, _coalescing_manager",
+    rests_on="all_gather_into_tensor/concatenated",
+)
 @world_sizes(1, 2, 3)
 def test_gathers_in_a_manager(ranks: Ranks) -> None:
     everyone = [tensors(rank, BLOCKS) for rank in range(ranks.world_size)]
@@ -283,7 +365,12 @@ def managed_scatters(me: Me) -> list[Tensor]:
     return outputs
 
 
-@covers("coalescing/reduce_scatter_tensor")
+@chapter.must(
+    "coalescing/reduce_scatter_tensor",
+    "reduce_scatter_tensor calls inside of a coalescing manager are done when it ends.",
+    source="torch 2.13, _coalescing_manager",
+    rests_on="reduce_scatter_tensor/concatenated",
+)
 @world_sizes(1, 2, 3)
 def test_scatters_in_a_manager(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -298,7 +385,12 @@ def test_scatters_in_a_manager(ranks: Ranks) -> None:
 MANY: list[tuple[int, ...]] = [(1 + i % 3, 2) for i in range(40)]
 
 
-@covers("all_reduce_coalesced/many")
+@chapter.must(
+    "all_reduce_coalesced/many",
+    "all_reduce_coalesced reduces every tensor of a list of dozens.",
+    source="derived: the parameters of a model",
+    rests_on="all_reduce_coalesced/values",
+)
 @world_sizes(2, 3)
 def test_forty_tensors_are_reduced(ranks: Ranks) -> None:
     got = ranks.run(reduced_together, MANY)
@@ -323,7 +415,16 @@ def many_managed(me: Me, kind: str) -> list[Tensor]:
     return wide if kind == "all_gather_into_tensor" else xs
 
 
-@covers("coalescing/many")
+@chapter.must(
+    "coalescing/many",
+    "A coalescing manager carries out dozens of calls, of each kind that it takes.",
+    source="derived: the parameters of a model",
+    rests_on=(
+        "coalescing/all_reduce",
+        "coalescing/all_gather_into_tensor",
+        "coalescing/reduce_scatter_tensor",
+    ),
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"])
 def test_forty_calls_in_a_manager(ranks: Ranks, kind: str) -> None:
@@ -352,7 +453,13 @@ def other_operations(me: Me, managed: bool) -> list[Tensor]:
     return xs if me.rank == 0 else xs[2:]
 
 
-@covers("coalescing/other-operations")
+@chapter.must(
+    "coalescing/other-operations",
+    "Operations that cannot be coalesced give the same result inside of a coalescing manager as "
+    "outside.",
+    source="pytorch#104168",
+    rests_on=("coalescing/all_reduce", "reduce/sum"),
+)
 @world_sizes(2, 3)
 def test_other_operations_in_a_manager(ranks: Ranks) -> None:
     alone = ranks.run(other_operations, False)
@@ -376,7 +483,13 @@ def mixed_operations(me: Me) -> tuple[str, Tensor]:
 
 
 @not_probed()
-@covers("coalescing/mixed-refused")
+@chapter.must(
+    "coalescing/mixed-refused",
+    "A coalescing manager refuses operations of several kinds, and the group can be used after "
+    "that.",
+    source="torch 2.13, _coalescing_manager: 'requires all collectives to be the same type'",
+    rests_on="coalescing/all_reduce",
+)
 @world_sizes(2)
 def test_two_kinds_of_operation_in_a_manager(ranks: Ranks) -> None:
     got = ranks.run(mixed_operations)
@@ -393,7 +506,12 @@ def early_wait(me: Me) -> str:
 
 
 @not_probed()
-@covers("coalescing/no-early-wait")
+@chapter.must(
+    "coalescing/no-early-wait",
+    "What an operation inside of a coalescing manager returns refuses to be waited for.",
+    source="torch 2.13, _IllegalWork",
+    rests_on="coalescing/all_reduce",
+)
 @world_sizes(2)
 def test_nothing_to_wait_for_inside_of_a_manager(ranks: Ranks) -> None:
     assert_each_rank(ranks.run(early_wait), ["ValueError"] * 2)
@@ -408,7 +526,11 @@ def empty_manager(me: Me) -> str:
 
 
 @not_probed()
-@covers("coalescing/nothing")
+@chapter.must(
+    "coalescing/nothing",
+    "A coalescing manager without operations does nothing.",
+    source="torch 2.13, _coalescing_manager",
+)
 @world_sizes(1, 2)
 def test_a_manager_without_operations(ranks: Ranks) -> None:
     assert_each_rank(ranks.run(empty_manager), ["left"] * ranks.world_size)

@@ -8,11 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from conformance import Ranks, adapts, assert_each_rank, covers, world_sizes
+from conformance import Chapter, Ranks, adapts, assert_each_rank, world_sizes
 from conformance.capabilities import DTYPES
 from conformance.oracle.collectives import Call, after
 from conformance.spec.collectives.perform import assert_taken, perform
 from conformance.spec.parameters import dtypes
+
+chapter = Chapter("collectives", source="torch 2.13 docs, torch.dtype")
+
 
 MOVING = [
     "broadcast",
@@ -36,7 +39,11 @@ def claimed(ranks: Ranks, ops: Sequence[str]) -> list[str]:
     return found
 
 
-@covers("dtypes/moved")
+@chapter.must(
+    "dtypes/moved",
+    "Every collective that only moves elements moves this dtype, bit by bit.",
+    rests_on=("broadcast/values", "all_gather/values"),
+)
 @adapts()
 @pytest.mark.parametrize("dtype", dtypes(*DTYPES))
 @world_sizes(2, 3)
@@ -57,7 +64,11 @@ def bytes_of(x: Tensor) -> Tensor:
     return x.view(torch.uint8)
 
 
-@covers("dtypes/reduced")
+@chapter.must(
+    "dtypes/reduced",
+    "Every collective that reduces takes this dtype.",
+    rests_on=("all_reduce/sum", "reduce_scatter/sum"),
+)
 @adapts()
 @pytest.mark.parametrize("dtype", SUMMED)
 @world_sizes(2, 3)

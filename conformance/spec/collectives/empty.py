@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from conformance import Me, Ranks, assert_that, covers, needs, world_sizes
+from conformance import Chapter, Me, Ranks, assert_that, needs, world_sizes
 from conformance.oracle.collectives import COLLECTIVES, Call
 from conformance.spec.collectives.perform import (
     all_gather_into_tensor,
@@ -14,21 +14,82 @@ from conformance.spec.collectives.perform import (
     perform,
     reduce_scatter_tensor,
 )
-from conformance.spec.parameters import ops
+from conformance.spec.parameters import by_operation, ops
 
-OPS = [
-    pytest.param("all_reduce", marks=covers("all_reduce/empty")),
-    pytest.param("reduce", marks=covers("reduce/empty")),
-    pytest.param("broadcast", marks=covers("broadcast/empty")),
-    pytest.param("all_gather", marks=covers("all_gather/empty")),
-    pytest.param("all_gather_into_tensor", marks=covers("all_gather_into_tensor/empty")),
-    pytest.param("gather", marks=covers("gather/empty")),
-    pytest.param("scatter", marks=covers("scatter/empty")),
-    pytest.param("reduce_scatter", marks=covers("reduce_scatter/empty")),
-    pytest.param("reduce_scatter_tensor", marks=covers("reduce_scatter_tensor/empty")),
-    pytest.param("all_to_all", marks=covers("all_to_all/empty")),
-    pytest.param("all_to_all_single", marks=covers("all_to_all_single/empty")),
-]
+chapter = Chapter("collectives", source="observed, torch 2.13.0 gloo")
+
+
+OPS = by_operation(
+    chapter.must(
+        "all_reduce/empty",
+        "all_reduce of tensors without elements returns.",
+        source="gloo#179, gloo#309",
+        needs=("op:all_reduce", "reduce_op:sum"),
+        rests_on="all_reduce/sum",
+    ),
+    chapter.must(
+        "reduce/empty",
+        "reduce of tensors without elements returns.",
+        source="gloo#179, gloo#309",
+        needs=("op:reduce", "reduce_op:sum"),
+        rests_on="reduce/sum",
+    ),
+    chapter.must(
+        "broadcast/empty",
+        "broadcast of tensors without elements returns.",
+        needs="op:broadcast",
+        rests_on="broadcast/values",
+    ),
+    chapter.must(
+        "all_gather/empty",
+        "all_gather of tensors without elements returns.",
+        source="pytorch#85234, gloo#356",
+        needs="op:all_gather",
+        rests_on="all_gather/values",
+    ),
+    chapter.must(
+        "all_gather_into_tensor/empty",
+        "all_gather_into_tensor of tensors without elements returns.",
+        needs="op:all_gather_into_tensor",
+        rests_on="all_gather_into_tensor/concatenated",
+    ),
+    chapter.must(
+        "gather/empty",
+        "gather of tensors without elements returns.",
+        needs="op:gather",
+        rests_on="gather/values",
+    ),
+    chapter.must(
+        "scatter/empty",
+        "scatter of tensors without elements returns.",
+        needs="op:scatter",
+        rests_on="scatter/values",
+    ),
+    chapter.must(
+        "reduce_scatter/empty",
+        "reduce_scatter of tensors without elements returns.",
+        needs=("op:reduce_scatter", "reduce_op:sum"),
+        rests_on="reduce_scatter/sum",
+    ),
+    chapter.must(
+        "reduce_scatter_tensor/empty",
+        "reduce_scatter_tensor of tensors without elements returns.",
+        needs=("op:reduce_scatter_tensor", "reduce_op:sum"),
+        rests_on="reduce_scatter_tensor/concatenated",
+    ),
+    chapter.must(
+        "all_to_all/empty",
+        "all_to_all of tensors without elements returns.",
+        needs="op:all_to_all",
+        rests_on="all_to_all/values",
+    ),
+    chapter.must(
+        "all_to_all_single/empty",
+        "all_to_all_single of tensors without elements returns.",
+        needs="op:all_to_all_single",
+        rests_on="all_to_all_single/even",
+    ),
+)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -42,7 +103,11 @@ def test_no_elements(ranks: Ranks, op: str) -> None:
 EACH = ops(*COLLECTIVES)
 
 
-@covers("order/world-of-one")
+@chapter.must(
+    "order/world-of-one",
+    "Every collective works in a group of one rank.",
+    source="gloo#154, gloo#209",
+)
 @pytest.mark.parametrize("op", EACH)
 @world_sizes(1)
 def test_a_world_of_one(ranks: Ranks, op: str) -> None:
@@ -50,7 +115,13 @@ def test_a_world_of_one(ranks: Ranks, op: str) -> None:
     assert_taken(call, ranks.run(perform, call))
 
 
-@covers("order/large")
+@chapter.must(
+    "order/large",
+    "Every collective takes tensors of some MiB, in blocks of a MiB and more, of a size that "
+    "nothing divides.",
+    source="derived",
+    rests_on="all_reduce/sum",
+)
 @pytest.mark.parametrize("op", EACH)
 @world_sizes(2, 3)
 def test_large_tensors(ranks: Ranks, op: str) -> None:
@@ -86,7 +157,13 @@ def of_64_mib(me: Me, op: str) -> list[int]:
     return (got != want).nonzero().flatten()[:1].tolist()
 
 
-@covers("order/larger-than-buffers")
+@chapter.must(
+    "order/larger-than-buffers",
+    "Tensors of 64 MiB and more, larger than any buffer or segment, come out right from their "
+    "first element to their last.",
+    source="derived: the flat gradients of a large model",
+    rests_on="order/large",
+)
 @needs("dtype:int32")
 @pytest.mark.parametrize(
     "op",

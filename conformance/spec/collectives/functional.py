@@ -13,12 +13,12 @@ import torch.distributed._functional_collectives as functional
 from torch import Tensor
 
 from conformance import (
+    Chapter,
     Me,
     Ranks,
     assert_each_rank,
     assert_same_on_all_ranks,
     assert_that,
-    covers,
     needs,
     not_probed,
     world_sizes,
@@ -27,6 +27,11 @@ from conformance.oracle.data import sample
 from conformance.oracle.reduction import reduced
 from conformance.spec.collectives.perform import everyone
 from conformance.spec.parameters import reduce_ops
+
+SOURCE = "torch 2.13, torch.distributed._functional_collectives"
+
+chapter = Chapter("collectives", source=SOURCE)
+
 
 MATRIX = (4, 6)
 
@@ -44,7 +49,11 @@ def reduced_functionally(me: Me, op: str) -> Tensor:
     return result
 
 
-@covers("functional/all_reduce")
+@chapter.must(
+    "functional/all_reduce",
+    "The functional all_reduce returns the reduced tensor.",
+    rests_on="all_reduce/async",
+)
 @world_sizes(1, 2, 3)
 @pytest.mark.parametrize("op", reduce_ops("sum", "max"))
 def test_all_reduce(ranks: Ranks, op: str) -> None:
@@ -64,7 +73,12 @@ def reduce_what_nobody_waited_for(me: Me, how: str) -> Tensor:
     return pending + torch.zeros_like(given)
 
 
-@covers("functional/unwaited-in-place")
+@chapter.must(
+    "functional/unwaited-in-place",
+    "The other collectives take what a functional one returned before anybody waited for it.",
+    source=f"{SOURCE}, AsyncCollectiveTensor",
+    rests_on="functional/all_reduce",
+)
 @world_sizes(2)
 @pytest.mark.parametrize(
     "how", ["all_reduce", "async", pytest.param("broadcast", marks=needs("op:broadcast"))]
@@ -94,7 +108,14 @@ def compile_and_call(me: Me, how: str) -> Tensor:
     return result
 
 
-@covers("functional/compiled")
+@chapter.should(
+    "functional/compiled",
+    "A function that torch.compile has compiled may call collectives and messages of "
+    "torch.distributed, also those that the compiler does not know.",
+    source="torch 2.13, torch.compile: what cannot be traced breaks the graph",
+    needs="feature:compiled_calls",
+    rests_on=("functional/all_reduce", "broadcast/values", "p2p/delivers"),
+)
 @world_sizes(2)
 @not_probed()
 @pytest.mark.parametrize(
@@ -117,7 +138,11 @@ def broadcast_functionally(me: Me) -> Tensor:
     return result
 
 
-@covers("functional/broadcast")
+@chapter.must(
+    "functional/broadcast",
+    "The functional broadcast returns the source's tensor.",
+    rests_on="broadcast/async",
+)
 @world_sizes(1, 2, 3)
 def test_broadcast(ranks: Ranks) -> None:
     got = ranks.run(broadcast_functionally)
@@ -129,7 +154,12 @@ def gathered_functionally(me: Me, dim: int) -> Tensor:
     return result
 
 
-@covers("functional/all_gather_tensor")
+@chapter.must(
+    "functional/all_gather_tensor",
+    "The functional all_gather_tensor joins along any dimension.",
+    needs="feature:coalescing",
+    rests_on="all_gather_into_tensor/async",
+)
 @world_sizes(1, 2, 3)
 @pytest.mark.parametrize("dim", [0, 1])
 def test_all_gather_tensor(ranks: Ranks, dim: int) -> None:
@@ -144,7 +174,12 @@ def scattered_functionally(me: Me, dim: int, shape: tuple[int, ...]) -> Tensor:
     return result
 
 
-@covers("functional/reduce_scatter_tensor")
+@chapter.must(
+    "functional/reduce_scatter_tensor",
+    "The functional reduce_scatter_tensor cuts along any dimension.",
+    needs="feature:coalescing",
+    rests_on="reduce_scatter_tensor/async",
+)
 @world_sizes(1, 2, 3)
 @pytest.mark.parametrize("dim", [0, 1])
 def test_reduce_scatter_tensor(ranks: Ranks, dim: int) -> None:
@@ -170,7 +205,11 @@ def exchanged_functionally(me: Me) -> Tensor:
     return result
 
 
-@covers("functional/all_to_all_single")
+@chapter.must(
+    "functional/all_to_all_single",
+    "The functional all_to_all_single makes an output of the sizes that it is told.",
+    rests_on="all_to_all_single/async",
+)
 @world_sizes(2, 3)
 def test_all_to_all_single(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -189,7 +228,11 @@ def permuted(me: Me) -> Tensor:
     return result
 
 
-@covers("functional/permute_tensor")
+@chapter.must(
+    "functional/permute_tensor",
+    "permute_tensor sends each rank's tensor to the rank that the permutation names.",
+    rests_on="all_to_all_single/async",
+)
 @world_sizes(2, 3)
 def test_permute_tensor(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -209,7 +252,12 @@ def together(me: Me) -> list[list[Tensor]]:
     return [[functional.wait_tensor(x) for x in results] for results in every]
 
 
-@covers("functional/coalesced")
+@chapter.must(
+    "functional/coalesced",
+    "The functional coalesced collectives return one result for each tensor.",
+    needs="feature:coalescing",
+    rests_on="all_reduce_coalesced/values",
+)
 @world_sizes(1, 2, 3)
 def test_coalesced(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -236,7 +284,11 @@ def inputs_after(me: Me) -> list[Tensor]:
     return inputs
 
 
-@covers("functional/input-untouched")
+@chapter.must(
+    "functional/input-untouched",
+    "Functional collectives do not change their input.",
+    rests_on="functional/all_reduce",
+)
 @needs(
     "op:broadcast", "op:all_gather_into_tensor", "op:reduce_scatter_tensor", "op:all_to_all_single"
 )
@@ -257,7 +309,12 @@ def used_and_waited(me: Me) -> tuple[bool, bool, Tensor]:
     return is_async, type(plain) is Tensor, doubled
 
 
-@covers("functional/waits-at-use")
+@chapter.must(
+    "functional/waits-at-use",
+    "The result of a functional collective is an AsyncCollectiveTensor that is waited for when "
+    "it is first used, and wait_tensor makes a plain tensor of it.",
+    rests_on="functional/all_reduce",
+)
 @world_sizes(2, 3)
 def test_results_wait_when_they_are_used(ranks: Ranks) -> None:
     got = ranks.run(used_and_waited)
@@ -276,7 +333,11 @@ def in_a_group(me: Me) -> Tensor | None:
     return result
 
 
-@covers("functional/subgroup")
+@chapter.must(
+    "functional/subgroup",
+    "Functional collectives work in a group of some ranks.",
+    rests_on=("functional/all_reduce", "all_reduce/subgroup"),
+)
 @world_sizes(4)
 def test_in_a_group_of_some(ranks: Ranks) -> None:
     total = reduced("sum", all_of(4)[1:3])

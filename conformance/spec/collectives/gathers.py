@@ -7,10 +7,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_each_rank, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_each_rank, covers, world_sizes
 from conformance.oracle.data import sample
 from conformance.spec.collectives.contributions import mine, of
 from conformance.spec.collectives.perform import all_gather_into_tensor
+
+chapter = Chapter("collectives")
 
 
 def all_gathered(me: Me) -> list[Tensor]:
@@ -19,7 +21,12 @@ def all_gathered(me: Me) -> list[Tensor]:
     return outputs
 
 
-@covers("all_gather/values")
+@chapter.must(
+    "all_gather/values",
+    "all_gather puts rank i's tensor into the i-th tensor of every rank's list.",
+    source="torch 2.13 docs, all_gather",
+    needs="op:all_gather",
+)
 @world_sizes(1, 2, 3, 5, at_least=1)
 def test_all_gather_puts_the_ranks_in_order(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -33,7 +40,13 @@ def all_gathered_uneven(me: Me) -> list[Tensor]:
     return outputs
 
 
-@covers("all_gather/uneven")
+@chapter.must(
+    "all_gather/uneven",
+    "all_gather takes a tensor of another size from each rank, if the lists agree.",
+    source="torch 2.13 docs, all_gather: 'Uneven sized tensors are supported'",
+    needs=("op:all_gather", "feature:gather_v"),
+    rests_on="all_gather/values",
+)
 @world_sizes(2, 3, 5, at_least=2)
 def test_all_gather_takes_other_sizes_from_other_ranks(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -48,7 +61,13 @@ def gathered_into_one(me: Me, stacked: bool) -> Tensor:
     return output
 
 
-@covers("all_gather_into_tensor/concatenated")
+@chapter.must(
+    "all_gather_into_tensor/concatenated",
+    "all_gather_into_tensor fills an output with all ranks' tensors, one behind the other along "
+    "the first dimension.",
+    source="torch 2.13 docs, all_gather_single",
+    needs="op:all_gather_into_tensor",
+)
 @world_sizes(1, 2, 3, 5, at_least=1)
 def test_all_gather_into_tensor_concatenates(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -56,7 +75,14 @@ def test_all_gather_into_tensor_concatenates(ranks: Ranks) -> None:
     assert_each_rank(ranks.run(gathered_into_one, False), [want] * n)
 
 
-@covers("all_gather_into_tensor/stacked")
+@chapter.must(
+    "all_gather_into_tensor/stacked",
+    "all_gather_into_tensor also takes an output with one more dimension in front, of the "
+    "group's size.",
+    source="torch 2.13 docs, all_gather_single: 'a stack of all the input tensors'",
+    needs="op:all_gather_into_tensor",
+    rests_on="all_gather_into_tensor/concatenated",
+)
 @world_sizes(1, 2, 3, 5, at_least=1)
 def test_all_gather_into_tensor_stacks(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -83,7 +109,13 @@ def gathered_by_name(me: Me, name: str) -> Tensor:
     return output
 
 
-@covers("all_gather_into_tensor/both-names")
+@chapter.must(
+    "all_gather_into_tensor/both-names",
+    "all_gather_into_tensor and all_gather_single are the same operation.",
+    source="torch 2.13 docs, all_gather_into_tensor",
+    needs="op:all_gather_into_tensor",
+    rests_on="all_gather_into_tensor/concatenated",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize(
     "name", [n for n in ("all_gather_into_tensor", "all_gather_single") if hasattr(dist, n)]

@@ -16,9 +16,14 @@ import torch.distributed._functional_collectives as functional
 import torch.distributed.nn.functional as nn
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_each_rank, assert_that, covers, not_probed, world_sizes
+from conformance import Chapter, Me, Ranks, assert_each_rank, assert_that, not_probed, world_sizes
 from conformance.oracle.data import sample
 from conformance.spec.collectives.perform import everyone
+
+SOURCE = "torch 2.13, torch.distributed._functional_collectives"
+NN = "torch 2.13, torch.distributed.nn.functional"
+
+chapter = Chapter("collectives", source=NN)
 
 
 def weights(rank: int, shape: Sequence[int]) -> Tensor:
@@ -63,13 +68,22 @@ def check_sum_of_weights(ranks: Ranks, function: Callable[[Me], Tensor]) -> None
     assert_each_rank(ranks.run(function), [want] * n)
 
 
-@covers("functional/all_reduce-gradient")
+@chapter.must(
+    "functional/all_reduce-gradient",
+    "The gradient of the functional all_reduce by sum is the sum of all ranks' gradients.",
+    source=f"{SOURCE}, all_reduce_backward",
+    rests_on="functional/all_reduce",
+)
 @world_sizes(1, 2, 3)
 def test_functional_all_reduce(ranks: Ranks) -> None:
     check_sum_of_weights(ranks, through_functional_all_reduce)
 
 
-@covers("autograd/all_reduce")
+@chapter.must(
+    "autograd/all_reduce",
+    "nn.functional.all_reduce by SUM differentiates to the sum of all ranks' gradients.",
+    rests_on="all_reduce/sum",
+)
 @world_sizes(1, 2, 3)
 def test_all_reduce(ranks: Ranks) -> None:
     check_sum_of_weights(ranks, through_nn_all_reduce)
@@ -90,7 +104,14 @@ def check_mean_of_weights(got: list[Tensor | str]) -> None:
 
 
 @not_probed()
-@covers("functional/avg-gradient")
+@chapter.must(
+    "functional/avg-gradient",
+    "The gradient of the functional all_reduce by avg is the mean of all ranks' gradients, or "
+    "refused.",
+    source="pytorch#190304",
+    needs="reduce_op:avg",
+    rests_on="functional/all_reduce-gradient",
+)
 @world_sizes(2, 4)
 def test_functional_average(ranks: Ranks) -> None:
     got = ranks.run(through_functional_average)
@@ -102,7 +123,13 @@ def test_functional_average(ranks: Ranks) -> None:
 
 
 @not_probed()
-@covers("functional/avg-gradient-works")
+@chapter.should(
+    "functional/avg-gradient-works",
+    "The functional all_reduce by avg can be differentiated.",
+    source="pytorch#190304",
+    needs="reduce_op:avg",
+    rests_on="functional/avg-gradient",
+)
 @world_sizes(2, 4)
 def test_functional_average_is_differentiable(ranks: Ranks) -> None:
     got = ranks.run(through_functional_average)
@@ -115,7 +142,13 @@ def through_functional_gather(me: Me) -> Tensor:
     return gradient(me, (2, 3), lambda x: functional.all_gather_tensor_autograd(x, 0, everyone()))
 
 
-@covers("functional/all_gather-gradient")
+@chapter.must(
+    "functional/all_gather-gradient",
+    "The gradient of the functional all_gather_tensor sums what all ranks have for the part.",
+    source=f"{SOURCE}, all_gather_into_tensor_backward",
+    needs="feature:coalescing",
+    rests_on=("functional/all_gather_tensor", "functional/reduce_scatter_tensor"),
+)
 @world_sizes(1, 2, 3)
 def test_functional_all_gather(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -128,7 +161,13 @@ def through_nn_gather(me: Me) -> Tensor:
         return gradient(me, ROW, nn.all_gather)
 
 
-@covers("autograd/all_gather")
+@chapter.must(
+    "autograd/all_gather",
+    "nn.functional.all_gather differentiates to the sum over all ranks of their gradients for "
+    "this rank's part.",
+    source=f"{NN}; pytorch/xla#5784",
+    rests_on=("all_gather/values", "all_to_all/values"),
+)
 @world_sizes(1, 2, 3)
 def test_all_gather(ranks: Ranks) -> None:
     """A rank's own weights for its part are not enough: all ranks have used it."""
@@ -144,7 +183,13 @@ def through_functional_scatter(me: Me) -> Tensor:
     return gradient(me, (2 * me.world_size, 3), call)
 
 
-@covers("functional/reduce_scatter-gradient")
+@chapter.must(
+    "functional/reduce_scatter-gradient",
+    "The gradient of the functional reduce_scatter_tensor gathers all ranks' gradients.",
+    source=f"{SOURCE}, reduce_scatter_tensor_backward",
+    needs="feature:coalescing",
+    rests_on=("functional/all_gather_tensor", "functional/reduce_scatter_tensor"),
+)
 @world_sizes(1, 2, 3)
 def test_functional_reduce_scatter(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -161,7 +206,11 @@ def through_nn_scatter_sum(me: Me) -> Tensor:
         return gradient(me, (me.world_size, *ROW), call)
 
 
-@covers("autograd/reduce_scatter")
+@chapter.must(
+    "autograd/reduce_scatter",
+    "nn.functional.reduce_scatter differentiates to every rank's gradient for its part.",
+    rests_on=("reduce_scatter/sum", "all_gather/values"),
+)
 @world_sizes(1, 2, 3)
 def test_reduce_scatter(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -213,13 +262,22 @@ def check_weights_sent_back(ranks: Ranks, function: Callable[[Me], Tensor]) -> N
     assert_each_rank(ranks.run(function), want)
 
 
-@covers("functional/all_to_all-gradient")
+@chapter.must(
+    "functional/all_to_all-gradient",
+    "The gradient of the functional all_to_all_single travels back by the same splits.",
+    source=f"{SOURCE}, all_to_all_single_backward",
+    rests_on="functional/all_to_all_single",
+)
 @world_sizes(2, 3)
 def test_functional_all_to_all_single(ranks: Ranks) -> None:
     check_weights_sent_back(ranks, through_functional_exchange)
 
 
-@covers("autograd/all_to_all_single")
+@chapter.must(
+    "autograd/all_to_all_single",
+    "nn.functional.all_to_all_single differentiates by the same splits, the other way round.",
+    rests_on="all_to_all_single/uneven",
+)
 @world_sizes(2, 3)
 def test_all_to_all_single(ranks: Ranks) -> None:
     check_weights_sent_back(ranks, through_nn_exchange)
@@ -234,7 +292,11 @@ def through_nn_lists(me: Me) -> Tensor:
         return gradient(me, (me.world_size, *ROW), call)
 
 
-@covers("autograd/all_to_all")
+@chapter.must(
+    "autograd/all_to_all",
+    "nn.functional.all_to_all differentiates to the gradients sent back where the parts came from.",
+    rests_on="all_to_all/values",
+)
 @world_sizes(1, 2, 3)
 def test_all_to_all(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -248,7 +310,12 @@ def through_nn_broadcast(me: Me) -> Tensor:
         return gradient(me, ROW, lambda x: nn.broadcast(x, me.world_size - 1))
 
 
-@covers("autograd/broadcast")
+@chapter.must(
+    "autograd/broadcast",
+    "nn.functional.broadcast differentiates to the sum of all ranks' gradients on the source, "
+    "and to zero elsewhere.",
+    rests_on=("broadcast/values", "reduce/sum"),
+)
 @world_sizes(1, 2, 3)
 def test_broadcast(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -261,7 +328,11 @@ def through_nn_reduce(me: Me) -> Tensor:
         return gradient(me, ROW, lambda x: nn.reduce(x, me.world_size - 1))
 
 
-@covers("autograd/reduce")
+@chapter.must(
+    "autograd/reduce",
+    "nn.functional.reduce differentiates to the destination's gradient on every rank.",
+    rests_on=("broadcast/values", "reduce/sum"),
+)
 @world_sizes(1, 2, 3)
 def test_reduce(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -273,7 +344,11 @@ def through_nn_gather_to_one(me: Me) -> Tensor:
         return gradient(me, ROW, lambda x: nn.gather(x, me.world_size - 1))
 
 
-@covers("autograd/gather")
+@chapter.must(
+    "autograd/gather",
+    "nn.functional.gather differentiates to the destination's gradient for each rank's part.",
+    rests_on=("gather/values", "scatter/values"),
+)
 @world_sizes(1, 2, 3)
 def test_gather(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -288,7 +363,11 @@ def through_nn_scatter(me: Me) -> Tensor:
         )
 
 
-@covers("autograd/scatter")
+@chapter.must(
+    "autograd/scatter",
+    "nn.functional.scatter differentiates to every rank's gradient on the source.",
+    rests_on=("gather/values", "scatter/values"),
+)
 @world_sizes(1, 2, 3)
 def test_scatter(ranks: Ranks) -> None:
     n = ranks.world_size

@@ -7,9 +7,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_each_rank, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_each_rank, world_sizes
 from conformance.oracle.data import sample
 from conformance.oracle.reduction import reduced
+
+chapter = Chapter("collectives", source="observed, torch 2.13.0 gloo")
+
 
 # elements a tensor: transports often treat what is large differently
 few_and_many = pytest.mark.parametrize("numel", [3, 30_000], ids=["few", "many"])
@@ -27,7 +30,12 @@ def gathered_in_place(me: Me, root: int, numel: int) -> list[Tensor]:
     return outputs
 
 
-@covers("gather/in-place")
+@chapter.must(
+    "gather/in-place",
+    "The destination's input of gather may be its own tensor of the list.",
+    needs="op:gather",
+    rests_on="gather/values",
+)
 @world_sizes(1, 2, 3)
 @few_and_many
 def test_gather_from_its_own_output(ranks: Ranks, numel: int) -> None:
@@ -48,7 +56,12 @@ def scattered_in_place(me: Me, root: int, numel: int) -> list[Tensor]:
     return inputs
 
 
-@covers("scatter/in-place")
+@chapter.must(
+    "scatter/in-place",
+    "The source's output of scatter may be its own tensor of the list.",
+    needs="op:scatter",
+    rests_on="scatter/values",
+)
 @world_sizes(1, 2, 3)
 @few_and_many
 def test_scatter_into_its_own_input(ranks: Ranks, numel: int) -> None:
@@ -78,14 +91,25 @@ def check_reduce_scattered_in_place(ranks: Ranks, numel: int, shift: int) -> Non
     assert_each_rank(ranks.run(reduce_scattered_in_place, numel, shift), want)
 
 
-@covers("reduce_scatter/in-place")
+@chapter.must(
+    "reduce_scatter/in-place",
+    "reduce_scatter's output may be the rank's own tensor of the list; the others stay.",
+    needs=("op:reduce_scatter", "reduce_op:sum"),
+    rests_on="reduce_scatter/sum",
+)
 @world_sizes(1, 2, 3)
 @few_and_many
 def test_reduce_scatter_into_its_own_input(ranks: Ranks, numel: int) -> None:
     check_reduce_scattered_in_place(ranks, numel, 0)
 
 
-@covers("reduce_scatter/into-another-input")
+@chapter.should(
+    "reduce_scatter/into-another-input",
+    "reduce_scatter's output may be any tensor of the list: it is read before it is written.",
+    source="derived: nothing in torch's documentation forbids it, and torch's gloo takes it",
+    needs=("op:reduce_scatter", "reduce_op:sum"),
+    rests_on="reduce_scatter/in-place",
+)
 @world_sizes(2, 3)
 @few_and_many
 def test_reduce_scatter_into_the_input_for_another_rank(ranks: Ranks, numel: int) -> None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance import Me, Ranks, covers, world_sizes
+from conformance import Chapter, Me, Ranks, world_sizes
 from conformance.oracle.collectives import COLLECTIVES, Call, before
 from conformance.oracle.layout import Layout
 from conformance.spec.collectives.perform import (
@@ -24,6 +24,9 @@ from conformance.spec.collectives.perform import (
 from conformance.spec.collectives.strategies import ROOTED, calls, offsets, placements, strides
 from conformance.spec.parameters import ops
 
+chapter = Chapter("collectives")
+
+
 EACH = ops(*COLLECTIVES)
 STRIDED = [op for op in EACH if op.values != ("all_to_all_single",)]
 
@@ -31,7 +34,13 @@ STRIDED = [op for op in EACH if op.values != ("all_to_all_single",)]
 large_shapes = st.sampled_from([(70_001,), (3, 23_371), (2, 5, 7_013)])
 
 
-@covers("order/large-of-any-kind")
+@chapter.must(
+    "order/large-of-any-kind",
+    "Large tensors are treated as small ones are: of every dtype, wherever they begin in "
+    "memory, by every reduction, from and to every root.",
+    source="derived: what is large often goes another way",
+    rests_on="order/large",
+)
 @pytest.mark.parametrize("op", EACH)
 @world_sizes(2, 3)
 @given(data=st.data())
@@ -40,7 +49,12 @@ def test_any_large_call(ranks: Ranks, op: str, data: st.DataObject) -> None:
     check(ranks, op, data, offsets)
 
 
-@covers("order/large-strided")
+@chapter.must(
+    "order/large-strided",
+    "Of a large strided view every element is read and written.",
+    source="derived: a view that is copied piece by piece",
+    rests_on=("all_reduce/strided", "order/large"),
+)
 @pytest.mark.parametrize("op", STRIDED)
 @world_sizes(2)
 @given(data=st.data())
@@ -69,7 +83,12 @@ def in_a_group(me: Me, members: list[int], call: Call) -> Seen | None:
     return Seen((), perform(me, call, group=group).taken)
 
 
-@covers("order/large-in-groups")
+@chapter.must(
+    "order/large-in-groups",
+    "Every collective takes large tensors in a group of some ranks too.",
+    source="derived",
+    rests_on=("all_reduce/subgroup", "order/large"),
+)
 @pytest.mark.parametrize("op", EACH)
 @world_sizes(4)
 def test_large_tensors_in_a_group(ranks: Ranks, op: str) -> None:
@@ -92,7 +111,13 @@ def all_at_once(me: Me, planned: list[Call]) -> list[Seen]:
     return [seen_of([], taken) for _, taken in pending]
 
 
-@covers("order/large-at-once")
+@chapter.must(
+    "order/large-at-once",
+    "Several collectives of large tensors, of the same size and of others, may be under way at "
+    "once.",
+    source="derived: the buckets of a backward pass",
+    rests_on=("order/issued", "order/large"),
+)
 @pytest.mark.parametrize("op", EACH)
 @world_sizes(2, 3)
 def test_large_tensors_at_once(ranks: Ranks, op: str) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_each_rank, assert_that, covers, not_probed, world_sizes
+from conformance import Chapter, Me, Ranks, assert_each_rank, assert_that, not_probed, world_sizes
 from conformance.oracle.collectives import Call, after, before
 from conformance.oracle.data import sample
 from conformance.oracle.layout import Layout
@@ -24,27 +24,100 @@ from conformance.spec.collectives.perform import (
     reduce_scatter_tensor,
 )
 from conformance.spec.collectives.strategies import calls, offsets, placements, strides
+from conformance.spec.parameters import by_operation
 
-ONE_TENSOR = [
-    pytest.param("all_reduce", marks=covers("all_reduce/strided")),
-    pytest.param("reduce", marks=covers("reduce/strided")),
-    pytest.param("broadcast", marks=covers("broadcast/strided")),
-]
-INPUT_AND_OUTPUT = [
-    pytest.param("all_gather", marks=covers("all_gather/strided")),
-    pytest.param("all_gather_into_tensor", marks=covers("all_gather_into_tensor/strided")),
-    pytest.param("gather", marks=covers("gather/strided")),
-    pytest.param("scatter", marks=covers("scatter/strided")),
-    pytest.param("reduce_scatter", marks=covers("reduce_scatter/strided")),
-    pytest.param("reduce_scatter_tensor", marks=covers("reduce_scatter_tensor/strided")),
-    pytest.param("all_to_all", marks=covers("all_to_all/strided")),
-]
+chapter = Chapter("collectives")
+
+
+ONE_TENSOR = by_operation(
+    chapter.must(
+        "all_reduce/strided",
+        "all_reduce reduces the elements of a strided view, whatever the strides on other ranks.",
+        source="Megatron-LM#5337; torch 2.13 docs, all_reduce: 'the function operates in-place'",
+        needs=("op:all_reduce", "reduce_op:sum"),
+        rests_on="all_reduce/shapes",
+    ),
+    chapter.must(
+        "reduce/strided",
+        "reduce reduces the elements of a strided view, whatever the strides on other ranks.",
+        source="torch 2.13 docs, reduce: 'the function operates in-place'",
+        needs=("op:reduce", "reduce_op:sum"),
+        rests_on="reduce/shapes",
+    ),
+    chapter.must(
+        "broadcast/strided",
+        "broadcast reads and writes the elements of strided views.",
+        source="pytorch#192920",
+        needs="op:broadcast",
+        rests_on="broadcast/shapes",
+    ),
+)
+INPUT_AND_OUTPUT = by_operation(
+    chapter.must(
+        "all_gather/strided",
+        "all_gather reads and writes the elements of strided views.",
+        source="torch 2.13 docs, all_gather",
+        needs="op:all_gather",
+        rests_on="all_gather/shapes",
+    ),
+    chapter.must(
+        "all_gather_into_tensor/strided",
+        "all_gather_into_tensor reads and writes the elements of strided views.",
+        source="torch 2.13 docs, all_gather_single",
+        needs="op:all_gather_into_tensor",
+        rests_on="all_gather_into_tensor/shapes",
+    ),
+    chapter.must(
+        "gather/strided",
+        "gather reads and writes the elements of strided views.",
+        source="pytorch#158903",
+        needs="op:gather",
+        rests_on="gather/shapes",
+    ),
+    chapter.must(
+        "scatter/strided",
+        "scatter reads and writes the elements of strided views.",
+        source="pytorch#24836",
+        needs="op:scatter",
+        rests_on="scatter/shapes",
+    ),
+    chapter.must(
+        "reduce_scatter/strided",
+        "reduce_scatter reads and writes the elements of strided views.",
+        source="torch 2.13 docs, reduce_scatter",
+        needs=("op:reduce_scatter", "reduce_op:sum"),
+        rests_on="reduce_scatter/shapes",
+    ),
+    chapter.must(
+        "reduce_scatter_tensor/strided",
+        "reduce_scatter_tensor reads and writes the elements of strided views.",
+        source="torch 2.13 docs, reduce_scatter_single",
+        needs=("op:reduce_scatter_tensor", "reduce_op:sum"),
+        rests_on="reduce_scatter_tensor/shapes",
+    ),
+    chapter.must(
+        "all_to_all/strided",
+        "all_to_all reads and writes the elements of strided views.",
+        source="torch 2.13 docs, all_to_all",
+        needs="op:all_to_all",
+        rests_on="all_to_all/shapes",
+    ),
+)
 STRIDED = [*ONE_TENSOR, *INPUT_AND_OUTPUT]
 
 COLUMN = Placement(Layout(1, 2, step=2), Layout(1, 2, step=2))
 TRANSPOSED = Placement(Layout(order=(1, 0)), Layout(order=(1, 0)))
 DENSE = Placement()
-STRIDED_SINGLE = pytest.param("all_to_all_single", marks=covers("all_to_all_single/strided"))
+STRIDED_SINGLE = pytest.param(
+    "all_to_all_single",
+    marks=chapter.must(
+        "all_to_all_single/strided",
+        "all_to_all_single reads and writes the elements of strided views, or refuses them.",
+        source="observed, torch 2.13.0 gloo: 'Tensors must be contiguous'",
+        needs="op:all_to_all_single",
+        rests_on="all_to_all_single/shapes",
+    ),
+)
 
 
 @pytest.mark.parametrize("op", STRIDED)
@@ -126,19 +199,85 @@ def test_inputs_whose_elements_share_memory(ranks: Ranks, op: str) -> None:
     assert_each_rank(got, want, what=f"{call} of expanded tensors")
 
 
-ONLY_OUTPUTS = [
-    pytest.param("all_reduce", marks=covers("all_reduce/only-outputs")),
-    pytest.param("reduce", marks=covers("reduce/only-outputs")),
-    pytest.param("broadcast", marks=covers("broadcast/only-outputs")),
-    pytest.param("all_gather", marks=covers("all_gather/only-outputs")),
-    pytest.param("all_gather_into_tensor", marks=covers("all_gather_into_tensor/only-outputs")),
-    pytest.param("gather", marks=covers("gather/only-outputs")),
-    pytest.param("scatter", marks=covers("scatter/only-outputs")),
-    pytest.param("reduce_scatter", marks=covers("reduce_scatter/only-outputs")),
-    pytest.param("reduce_scatter_tensor", marks=covers("reduce_scatter_tensor/only-outputs")),
-    pytest.param("all_to_all", marks=covers("all_to_all/only-outputs")),
-    pytest.param("all_to_all_single", marks=covers("all_to_all_single/only-outputs")),
-]
+ONLY_OUTPUTS = by_operation(
+    chapter.must(
+        "all_reduce/only-outputs",
+        "all_reduce of a view leaves the memory before and behind it alone.",
+        source="torch 2.13 docs, all_reduce",
+        needs=("op:all_reduce", "reduce_op:sum"),
+        rests_on="all_reduce/sum",
+    ),
+    chapter.must(
+        "reduce/only-outputs",
+        "reduce of a view leaves the memory before and behind it alone.",
+        source="torch 2.13 docs, reduce",
+        needs=("op:reduce", "reduce_op:sum"),
+        rests_on="reduce/sum",
+    ),
+    chapter.must(
+        "broadcast/only-outputs",
+        "broadcast leaves the source's tensor and the memory around every rank's view alone.",
+        source="torch 2.13 docs, broadcast",
+        needs="op:broadcast",
+        rests_on="broadcast/values",
+    ),
+    chapter.must(
+        "all_gather/only-outputs",
+        "all_gather changes neither its input nor the memory around input and outputs.",
+        source="torch 2.13 docs, all_gather",
+        needs="op:all_gather",
+        rests_on="all_gather/values",
+    ),
+    chapter.must(
+        "all_gather_into_tensor/only-outputs",
+        "all_gather_into_tensor changes neither its input nor the memory around input and output.",
+        source="torch 2.13 docs, all_gather_single",
+        needs="op:all_gather_into_tensor",
+        rests_on="all_gather_into_tensor/concatenated",
+    ),
+    chapter.must(
+        "gather/only-outputs",
+        "gather changes neither its inputs nor the memory around inputs and outputs.",
+        source="torch 2.13 docs, gather",
+        needs="op:gather",
+        rests_on="gather/values",
+    ),
+    chapter.must(
+        "scatter/only-outputs",
+        "scatter changes neither its inputs nor the memory around inputs and outputs.",
+        source="torch 2.13 docs, scatter",
+        needs="op:scatter",
+        rests_on="scatter/values",
+    ),
+    chapter.must(
+        "reduce_scatter/only-outputs",
+        "reduce_scatter changes neither its inputs nor the memory around inputs and output.",
+        source="torch 2.13 docs, reduce_scatter",
+        needs=("op:reduce_scatter", "reduce_op:sum"),
+        rests_on="reduce_scatter/sum",
+    ),
+    chapter.must(
+        "reduce_scatter_tensor/only-outputs",
+        "reduce_scatter_tensor changes neither its input nor the memory around input and output.",
+        source="torch 2.13 docs, reduce_scatter_single",
+        needs=("op:reduce_scatter_tensor", "reduce_op:sum"),
+        rests_on="reduce_scatter_tensor/concatenated",
+    ),
+    chapter.must(
+        "all_to_all/only-outputs",
+        "all_to_all changes neither its inputs nor the memory around inputs and outputs.",
+        source="torch 2.13 docs, all_to_all",
+        needs="op:all_to_all",
+        rests_on="all_to_all/values",
+    ),
+    chapter.must(
+        "all_to_all_single/only-outputs",
+        "all_to_all_single changes neither its input nor the memory around input and output.",
+        source="torch 2.13 docs, all_to_all_single",
+        needs="op:all_to_all_single",
+        rests_on="all_to_all_single/even",
+    ),
+)
 
 
 @pytest.mark.parametrize("op", ONLY_OUTPUTS)
@@ -160,7 +299,13 @@ def gathered_into_rows(me: Me) -> Tensor:
     return matrix
 
 
-@covers("all_gather/views-of-one-tensor")
+@chapter.must(
+    "all_gather/views-of-one-tensor",
+    "all_gather's list may be views of one tensor that do not overlap.",
+    source="torch 2.13 docs, all_gather",
+    needs="op:all_gather",
+    rests_on="all_gather/values",
+)
 @world_sizes(1, 2, 3)
 def test_all_gather_into_the_rows_of_a_matrix(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -176,7 +321,13 @@ def gathered_in_place(me: Me) -> list[Tensor]:
     return outputs
 
 
-@covers("all_gather/in-place")
+@chapter.must(
+    "all_gather/in-place",
+    "all_gather's input may be the rank's own tensor of the list.",
+    source="observed, torch 2.13.0 gloo",
+    needs="op:all_gather",
+    rests_on="all_gather/values",
+)
 @world_sizes(1, 2, 3)
 def test_all_gather_from_its_own_output(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -196,7 +347,13 @@ def gathered_twice_into_one(me: Me, overlapping: bool) -> str:
     return ""
 
 
-@covers("all_gather/aliased-outputs")
+@chapter.should(
+    "all_gather/aliased-outputs",
+    "all_gather refuses a list in which one tensor stands for two ranks.",
+    source="pytorch#14632, torchcomms#2553",
+    needs="op:all_gather",
+    rests_on="all_gather/values",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("overlapping", [False, True], ids=["same", "overlapping"])
 def test_all_gather_refuses_outputs_that_share_memory(ranks: Ranks, overlapping: bool) -> None:
@@ -217,7 +374,13 @@ def gathered_into_one_in_place(me: Me, numel: int) -> Tensor:
     return output
 
 
-@covers("all_gather_into_tensor/in-place")
+@chapter.must(
+    "all_gather_into_tensor/in-place",
+    "all_gather_into_tensor's input may be the rank's own part of the output.",
+    source="observed, torch 2.13.0 gloo; FSDP's all-gather relies on it",
+    needs="op:all_gather_into_tensor",
+    rests_on="all_gather_into_tensor/concatenated",
+)
 @world_sizes(1, 2, 3)
 @few_and_many
 def test_all_gather_into_tensor_from_its_own_output(ranks: Ranks, numel: int) -> None:
@@ -233,7 +396,13 @@ def reduce_scattered_in_place(me: Me, numel: int) -> Tensor:
     return parts
 
 
-@covers("reduce_scatter_tensor/in-place")
+@chapter.must(
+    "reduce_scatter_tensor/in-place",
+    "reduce_scatter_tensor's output may be the rank's own part of the input; the other parts stay.",
+    source="observed, torch 2.13.0 gloo",
+    needs=("op:reduce_scatter_tensor", "reduce_op:sum"),
+    rests_on="reduce_scatter_tensor/concatenated",
+)
 @world_sizes(1, 2, 3)
 @few_and_many
 def test_reduce_scatter_tensor_into_its_own_input(ranks: Ranks, numel: int) -> None:

@@ -7,11 +7,23 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_each_rank, assert_that, covers, not_probed, world_sizes
+from conformance import (
+    Chapter,
+    Me,
+    Ranks,
+    assert_each_rank,
+    assert_that,
+    covers,
+    not_probed,
+    world_sizes,
+)
 from conformance.oracle.collectives import Call, after, before, receives
 from conformance.oracle.lazy_bits import plain, with_conj_bit, with_neg_bit
 from conformance.spec.collectives.perform import issue
 from conformance.spec.parameters import ops
+
+chapter = Chapter("collectives", source="torch 2.13 docs, Tensor.resolve_conj")
+
 
 # A refusal of an operation or dtype that is not claimed says nothing of these bits.
 pytestmark = not_probed()
@@ -63,21 +75,40 @@ MOVING = ops("all_gather", "all_gather_into_tensor", "all_to_all", "all_to_all_s
 READING = [*MOVING, *SCATTERING]
 
 
-@covers("negated/read")
+@chapter.must(
+    "negated/read",
+    "Collectives that only read an input with the neg bit, as x.conj().imag has it, read its "
+    "values and not its memory, or all ranks refuse it.",
+    source="torch 2.13 docs, Tensor.resolve_neg",
+    rests_on="all_gather/values",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("op", [*READING, *ops("gather")])
 def test_inputs_with_the_neg_bit(ranks: Ranks, op: str) -> None:
     check_with_bit(ranks, op, "float32", "given")
 
 
-@covers("negated/scatter")
+@chapter.must(
+    "negated/scatter",
+    "scatter from or into tensors with the neg bit moves their values, or all ranks refuse them.",
+    source="torch 2.13 docs, Tensor.resolve_neg",
+    needs="op:scatter",
+    rests_on="scatter/values",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("side", ["given", "both"])
 def test_scatter_with_the_neg_bit(ranks: Ranks, side: str) -> None:
     check_with_bit(ranks, "scatter", "float32", side)
 
 
-@covers("negated/written")
+@chapter.should(
+    "negated/written",
+    "Collectives that fill a tensor with the neg bit, or work in place on it, leave the right "
+    "values in it, or all ranks refuse it.",
+    source="torch 2.13 docs, Tensor.resolve_neg",
+    needs="reduce_op:max",
+    rests_on="all_reduce/sum",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("op", ["all_reduce", *ops("reduce", "broadcast"), *READING])
 def test_outputs_with_the_neg_bit(ranks: Ranks, op: str) -> None:
@@ -85,20 +116,37 @@ def test_outputs_with_the_neg_bit(ranks: Ranks, op: str) -> None:
     check_with_bit(ranks, op, "float32", "taken", "max")
 
 
-@covers("conjugated/read")
+@chapter.must(
+    "conjugated/read",
+    "Collectives that only read an input with the conj bit, as x.conj() has it, read its values "
+    "and not its memory, or all ranks refuse it.",
+    needs="dtype:complex64",
+    rests_on="all_gather/values",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("op", READING)
 def test_inputs_with_the_conj_bit(ranks: Ranks, op: str) -> None:
     check_with_bit(ranks, op, "complex64", "given")
 
 
-@covers("conjugated/gather")
+@chapter.should(
+    "conjugated/gather",
+    "gather reads the values of a tensor with the conj bit and not its memory, or all ranks "
+    "refuse it with an error that says so.",
+    needs=("dtype:complex64", "op:gather"),
+)
 @world_sizes(2, 3)
 def test_gather_with_the_conj_bit(ranks: Ranks) -> None:
     check_with_bit(ranks, "gather", "complex64", "given")
 
 
-@covers("conjugated/written")
+@chapter.must(
+    "conjugated/written",
+    "Collectives that fill a tensor with the conj bit, or work in place on it, leave the right "
+    "values in it, or all ranks refuse it.",
+    needs="dtype:complex64",
+    rests_on="all_reduce/sum",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("op", ["all_reduce", *ops("broadcast"), *MOVING])
 def test_outputs_with_the_conj_bit(ranks: Ranks, op: str) -> None:
@@ -112,7 +160,13 @@ def test_scatter_with_the_conj_bit(ranks: Ranks, op: str) -> None:
     check_with_bit(ranks, op, "complex64", "both")
 
 
-@covers("conjugated/reduced")
+@chapter.must(
+    "conjugated/reduced",
+    "reduce and the forms of reduce_scatter leave the sum of values, and not of memory, in "
+    "tensors with the conj bit, or all ranks refuse them.",
+    needs="dtype:complex64",
+    rests_on="all_reduce/sum",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("op", [*ops("reduce"), *SCATTERING])
 def test_sums_in_tensors_with_the_conj_bit(ranks: Ranks, op: str) -> None:

@@ -8,11 +8,13 @@ from functools import cache
 import pytest
 from torch import Tensor
 
-from conformance import Me, Ranks, covers, world_sizes
+from conformance import Chapter, Me, Ranks, world_sizes
 from conformance.oracle.collectives import Buffers, Call, before
 from conformance.spec.collectives.perform import issue
 from conformance.spec.parameters import ops
 from conformance.spec.retention import Kept, assert_nothing_kept, kept_after
+
+chapter = Chapter("collectives", source="derived: a job issues millions of them")
 
 
 def kept_after_collectives(me: Me, op: str) -> Kept:
@@ -38,7 +40,12 @@ def kept_after_collectives(me: Me, op: str) -> Kept:
     return kept_after(me, operation)
 
 
-@covers("work/keeps-nothing")
+@chapter.must(
+    "work/keeps-nothing",
+    "When collectives are over and their handles are dropped, the group has let go of their "
+    "tensors, but for a few of the last ones, and memory does not grow with their number.",
+    rests_on="all_reduce/async",
+)
 @pytest.mark.parametrize(
     "op",
     [

@@ -14,10 +14,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from conformance import Me, Ranks, assert_that, covers, deadline, not_probed, world_sizes
+from conformance import Chapter, Me, Ranks, assert_that, covers, deadline, not_probed, world_sizes
 from conformance.harness.failure import RanksFailed
 from conformance.harness.outcome import Outcome, Returned
 from conformance.spec.collectives.perform import REDUCE_OPS
+
+chapter = Chapter("collectives", source="derived", needs="feature:mismatch_errors")
+
 
 pytestmark = not_probed()
 
@@ -146,63 +149,104 @@ def check_that_both_calls_are_told(
             assert_that(found, f"was told nothing of {pattern!r}: {words!r}", rank)
 
 
-@covers("mismatch/numel")
+@chapter.must(
+    "mismatch/numel",
+    "Ranks whose tensors for all_reduce have different numbers of elements all get an error.",
+    source="nccl#1394",
+    rests_on="all_reduce/sum",
+)
 @deadline(20)
 @world_sizes(2, 3)
 def test_different_numbers_of_elements(ranks: Ranks) -> None:
     check_that_all_are_told(ranks, other_numel)
 
 
-@covers("mismatch/dtype")
+@chapter.must(
+    "mismatch/dtype",
+    "Ranks whose tensors have different dtypes all get an error.",
+    rests_on="all_reduce/sum",
+)
 @deadline(20)
 @world_sizes(2, 3)
 def test_different_dtypes(ranks: Ranks) -> None:
     check_that_all_are_told(ranks, other_dtype)
 
 
-@covers("mismatch/reduce-op")
+@chapter.must(
+    "mismatch/reduce-op",
+    "Ranks that reduce by different operations all get an error.",
+    rests_on="all_reduce/sum",
+)
 @deadline(20)
 @world_sizes(2, 3)
 def test_different_reduce_operations(ranks: Ranks) -> None:
     check_that_all_are_told(ranks, other_reduce_op)
 
 
-@covers("mismatch/broadcast-numel")
+@chapter.must(
+    "mismatch/broadcast-numel",
+    "Ranks whose tensors for broadcast have different numbers of elements all get an error.",
+    rests_on="broadcast/values",
+)
 @deadline(20)
 @world_sizes(2, 3)
 def test_a_longer_tensor_than_the_sources(ranks: Ranks) -> None:
     check_that_all_are_told(ranks, other_broadcast_numel)
 
 
-@covers("mismatch/gathered-sizes")
+@chapter.must(
+    "mismatch/gathered-sizes",
+    "Ranks that expect different sizes of all_gather all get an error.",
+    rests_on="all_gather/values",
+)
 @deadline(20)
 @world_sizes(2, 3)
 def test_different_sizes_to_gather(ranks: Ranks) -> None:
     check_that_all_are_told(ranks, other_gathered_size)
 
 
-@covers("mismatch/splits")
+@chapter.must(
+    "mismatch/splits",
+    "Ranks whose split sizes for all_to_all_single contradict each other all get an error.",
+    source="pytorch#177381",
+    rests_on="all_to_all_single/uneven",
+)
 @deadline(20)
 @world_sizes(2, 3)
 def test_splits_that_contradict_each_other(ranks: Ranks) -> None:
     check_that_all_are_told(ranks, other_splits)
 
 
-@covers("mismatch/root")
+@chapter.must(
+    "mismatch/root",
+    "Ranks that name different roots all get an error that says so.",
+    rests_on="broadcast/values",
+)
 @deadline(20)
 @world_sizes(2, 3)
 def test_different_roots(ranks: Ranks) -> None:
     check_that_all_are_told(ranks, other_root, "root")
 
 
-@covers("mismatch/operation")
+@chapter.must(
+    "mismatch/operation",
+    "Ranks that are in different collectives all get an error that names both.",
+    source="pytorch#100207",
+    rests_on="all_reduce/sum",
+)
 @deadline(20)
 @world_sizes(2, 3)
 def test_different_operations(ranks: Ranks) -> None:
     check_that_all_are_told(ranks, other_operation, "all_reduce", "broadcast")
 
 
-@covers("mismatch/names-the-ranks")
+@chapter.must(
+    "mismatch/names-the-ranks",
+    "The error about ranks that disagree names the ranks that differ, and every rank's dtype "
+    "and shape.",
+    source="pytorch#100207",
+    rests_on=("mismatch/numel", "mismatch/dtype"),
+)
 @deadline(20)
 @world_sizes(2, 3)
 def test_every_rank_is_named(ranks: Ranks) -> None:
@@ -236,7 +280,13 @@ def other_numel_in_detail(me: Me) -> str:
     return error_of(lambda: dist.all_reduce(x))
 
 
-@covers("mismatch/debug-detail")
+@chapter.must(
+    "mismatch/debug-detail",
+    "At debug level DETAIL the error about ranks that disagree gives the calls of both, with "
+    "their dtypes and shapes.",
+    source="torch 2.13 docs, TORCH_DISTRIBUTED_DEBUG; pytorch#100207",
+    rests_on="all_reduce/sum",
+)
 @deadline(20)
 @world_sizes(2, 3)
 def test_the_calls_are_named_at_debug_level_detail(bare_ranks: Ranks) -> None:
@@ -256,7 +306,13 @@ def test_different_operations_are_named_at_debug_level_detail(bare_ranks: Ranks)
     check_that_both_calls_are_told(bare_ranks, other_call_in_detail, [15])
 
 
-@covers("mismatch/debug-detail-of-other-dimensions")
+@chapter.must(
+    "mismatch/debug-detail-of-other-dimensions",
+    "At debug level DETAIL the error gives the calls of both also if their tensors differ in "
+    "the number of dimensions.",
+    source="torch 2.13 docs, TORCH_DISTRIBUTED_DEBUG; derived",
+    rests_on="mismatch/debug-detail",
+)
 @deadline(20)
 @world_sizes(2, 3)
 def test_numbers_of_dimensions_may_differ_at_debug_level_detail(bare_ranks: Ranks) -> None:

@@ -16,8 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_each_rank, assert_that, covers, not_probed, world_sizes
+from conformance import Chapter, Me, Ranks, assert_each_rank, assert_that, not_probed, world_sizes
 from conformance.spec.collectives.waits import tick, wait_for_ticks
+
+chapter = Chapter("collectives", needs="op:monitored_barrier")
+
 
 _LONG = timedelta(seconds=60)
 _SHORT = timedelta(seconds=1)  # enough for ranks that come at all
@@ -37,7 +40,11 @@ def passes(me: Me) -> list[object]:
     return [monitored_barrier(), monitored_barrier(wait_all_ranks=True), monitored_barrier()]
 
 
-@covers("monitored_barrier/passes")
+@chapter.must(
+    "monitored_barrier/passes",
+    "monitored_barrier returns None on every rank once all have called it.",
+    source="torch 2.13 docs, monitored_barrier",
+)
 @world_sizes(1, 2, 3, 5, at_least=1)
 def test_all_pass(ranks: Ranks) -> None:
     assert_each_rank(ranks.run(passes), [[None] * 3] * ranks.world_size)
@@ -60,7 +67,12 @@ def some_are_missing(me: Me, missing: Sequence[int], wait_all_ranks: bool) -> st
     return told
 
 
-@covers("monitored_barrier/names-a-missing-rank")
+@chapter.must(
+    "monitored_barrier/names-a-missing-rank",
+    "Rank 0 of monitored_barrier names the first rank that did not come, and the timeout.",
+    source="torch 2.13 docs, monitored_barrier: 'Rank 2 failed to pass monitoredBarrier in 500 ms'",
+    rests_on="monitored_barrier/passes",
+)
 @not_probed()
 @world_sizes(4)
 @pytest.mark.parametrize(("missing", "first"), [([2], 2), ([1, 3], 1)], ids=["one", "two"])
@@ -70,7 +82,12 @@ def test_rank_0_names_the_first_missing_rank(ranks: Ranks, missing: list[int], f
     assert_that(bool(said), f"rank 0 was told {words!r}", 0)
 
 
-@covers("monitored_barrier/names-all-missing-ranks")
+@chapter.must(
+    "monitored_barrier/names-all-missing-ranks",
+    "With wait_all_ranks rank 0 names every rank that did not come, in ascending order.",
+    source="pytorch#55009, pytorch#55010",
+    rests_on="monitored_barrier/passes",
+)
 @not_probed()
 @world_sizes(5)
 @pytest.mark.parametrize("missing", [[3, 1], [4, 2, 1]], ids=str)
@@ -81,7 +98,12 @@ def test_rank_0_names_all_missing_ranks_in_order(ranks: Ranks, missing: list[int
     assert_that(bool(said), f"rank 0 was told {words!r}", 0)
 
 
-@covers("monitored_barrier/nobody-leaves")
+@chapter.must(
+    "monitored_barrier/nobody-leaves",
+    "No rank passes monitored_barrier while another one is missing, whatever its rank.",
+    source="pytorch#55197",
+    rests_on="monitored_barrier/passes",
+)
 @not_probed()
 @world_sizes(3)
 @pytest.mark.parametrize("missing", [[2], [1], [1, 2]], ids=str)
@@ -93,7 +115,12 @@ def test_no_rank_passes_while_another_is_missing(
         assert_that(told != "passed", f"passed although ranks {missing} never came", rank)
 
 
-@covers("monitored_barrier/healthy-ranks-are-told")
+@chapter.should(
+    "monitored_barrier/healthy-ranks-are-told",
+    "A rank that did come to monitored_barrier is told so, and sent to rank 0 for more.",
+    source="observed, torch 2.13.0 gloo: 'successfully reached monitoredBarrier'",
+    rests_on="monitored_barrier/passes",
+)
 @not_probed()
 @world_sizes(3)
 def test_a_healthy_rank_is_told_that_it_is(ranks: Ranks) -> None:
@@ -114,7 +141,12 @@ def in_a_group(me: Me, members: Sequence[int]) -> str | None:
     return "passed"
 
 
-@covers("monitored_barrier/subgroup")
+@chapter.must(
+    "monitored_barrier/subgroup",
+    "monitored_barrier in a group waits for the members of that group alone.",
+    source="torch 2.13 docs, monitored_barrier",
+    rests_on="monitored_barrier/passes",
+)
 @world_sizes(4)
 def test_a_group_waits_for_its_own_members(ranks: Ranks) -> None:
     got = ranks.run(in_a_group, [1, 3])
@@ -135,7 +167,12 @@ def one_of_a_group_is_missing(me: Me, members: Sequence[int]) -> str:
     return told
 
 
-@covers("monitored_barrier/names-ranks-of-the-group")
+@chapter.should(
+    "monitored_barrier/names-ranks-of-the-group",
+    "monitored_barrier in a group names missing ranks by their rank in the group.",
+    source="observed, torch 2.13.0 gloo",
+    rests_on=("monitored_barrier/subgroup", "monitored_barrier/names-a-missing-rank"),
+)
 @not_probed()
 @world_sizes(4)
 @pytest.mark.parametrize(("members", "name"), [([1, 3], 1), ([0, 2, 3], 2)], ids=str)
@@ -156,7 +193,12 @@ def between_collectives(me: Me) -> Tensor:
     return x
 
 
-@covers("monitored_barrier/between-collectives")
+@chapter.must(
+    "monitored_barrier/between-collectives",
+    "monitored_barrier and collectives of the same group do not disturb each other.",
+    source="torch 2.13 docs, monitored_barrier: 'can be inserted before the collective calls'",
+    rests_on=("monitored_barrier/passes", "all_reduce/sum"),
+)
 @world_sizes(2, 3)
 def test_collectives_around_it(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -173,7 +215,12 @@ def wrong_timeout(me: Me) -> str:
     return "taken"
 
 
-@covers("arguments/timeout")
+@chapter.must(
+    "arguments/timeout",
+    "monitored_barrier refuses a timeout that is neither a timedelta nor a number of seconds.",
+    source="torch 2.13, _check_valid_timeout",
+    rests_on="monitored_barrier/passes",
+)
 @not_probed()
 @world_sizes(2)
 def test_a_timeout_must_be_a_timedelta(ranks: Ranks) -> None:

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conformance import (
+    Chapter,
     Me,
     Ranks,
     assert_each_rank,
@@ -18,6 +19,8 @@ from conformance import (
 )
 from conformance.oracle.data import sample
 from conformance.oracle.reduction import reduced
+
+chapter = Chapter("collectives")
 
 
 def sum_of_all(world_size: int, shape: tuple[int, ...], salt: int) -> Tensor:
@@ -34,7 +37,13 @@ def waited_for_in_order(me: Me, order: list[int]) -> list[Tensor]:
     return xs
 
 
-@covers("order/issued")
+@chapter.must(
+    "order/issued",
+    "Collectives of a group match in the order in which they were issued, whatever the order in "
+    "which they are waited for.",
+    source="torch 2.13 docs, groups; derived",
+    rests_on="all_reduce/async",
+)
 @world_sizes(2, 3, 5, at_least=2)
 @pytest.mark.parametrize(
     "order", [[0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [2, 5, 0, 4, 1, 3]], ids=str
@@ -83,7 +92,12 @@ def blocking_after_async(me: Me) -> list[Tensor]:
     return xs
 
 
-@covers("order/blocking-after-async")
+@chapter.must(
+    "order/blocking-after-async",
+    "A blocking collective may follow asynchronous ones that nobody has waited for yet.",
+    source="torch 2.13 docs, synchronous and asynchronous collective operations",
+    rests_on="order/issued",
+)
 @needs("op:broadcast")
 @world_sizes(2, 3)
 def test_a_blocking_collective_behind_pending_ones(ranks: Ranks) -> None:
@@ -101,7 +115,12 @@ def many_pending(me: Me) -> Tensor:
     return xs
 
 
-@covers("order/many-pending")
+@chapter.must(
+    "order/many-pending",
+    "A hundred collectives of a group may be pending at once.",
+    source="derived",
+    rests_on="order/issued",
+)
 @world_sizes(2, 3)
 def test_a_hundred_at_once(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -120,7 +139,12 @@ def many_in_a_row(me: Me) -> Tensor:
     return seen
 
 
-@covers("order/many-in-a-row")
+@chapter.must(
+    "order/many-in-a-row",
+    "A group goes on after thousands of operations; nothing that counts them runs over.",
+    source="derived: sequence numbers, tags and slots that wrap",
+    rests_on="order/many-pending",
+)
 @world_sizes(2)
 def test_two_thousand_in_a_row(ranks: Ranks) -> None:
     want = torch.zeros(8, dtype=torch.int64)
@@ -141,7 +165,14 @@ def in_two_groups(me: Me) -> list[Tensor]:
     return xs
 
 
-@covers("order/groups-are-apart")
+@chapter.must(
+    "order/groups-are-apart",
+    "Collectives of different groups never match, whatever the order in which each rank issues "
+    "them and however many it has issued before in each.",
+    source="derived",
+    needs="feature:nonblocking",
+    rests_on="order/issued",
+)
 @world_sizes(2, 3)
 def test_groups_of_the_same_ranks(ranks: Ranks) -> None:
     want = [sum_of_all(ranks.world_size, (5,), salt) for salt in range(4)]
@@ -190,7 +221,12 @@ def again_and_again(me: Me) -> list[Tensor]:
     return seen
 
 
-@covers("order/repeated")
+@chapter.must(
+    "order/repeated",
+    "The same call made again and again on the same tensors gives the right result each time.",
+    source="pytorch#43307: wrong from the third time on",
+    rests_on="all_reduce/sum",
+)
 @needs("op:all_gather")
 @world_sizes(2, 3)
 def test_the_same_call_again_and_again(ranks: Ranks) -> None:
@@ -215,7 +251,12 @@ def in_the_same_memory(me: Me) -> list[Tensor]:
     return [*seen, doubles]
 
 
-@covers("order/same-memory")
+@chapter.must(
+    "order/same-memory",
+    "A tensor may lie where another one, of another size or dtype, was before.",
+    source="derived: memory that is used again, registered by its address",
+    rests_on="order/repeated",
+)
 @needs("dtype:float64")
 @world_sizes(2, 3)
 def test_tensors_that_begin_at_one_place(ranks: Ranks) -> None:

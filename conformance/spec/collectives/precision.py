@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_each_rank, covers, needs, world_sizes
+from conformance import Chapter, Me, Ranks, assert_each_rank, covers, needs, world_sizes
 from conformance.oracle.collectives import (
     Buffers,
     Call,
@@ -26,6 +26,9 @@ from conformance.oracle.reduction import ORDERED, is_defined
 from conformance.spec.collectives.perform import REDUCE_OPS, everyone, issue
 from conformance.spec.parameters import dtypes, ops
 from conformance.spec.tolerance import assert_near, assert_nothing_found, difference
+
+chapter = Chapter("collectives")
+
 
 ROUNDING = ("sum", "product", "avg")
 REAL = ("float16", "bfloat16", "float32", "float64")
@@ -134,8 +137,28 @@ def check(ranks: Ranks, plan: list[list[Call]], way: Way) -> None:
 
 
 KINDS = [
-    pytest.param(ROUNDING, marks=covers("reductions/rounding"), id="rounding"),
-    pytest.param(ORDERED, marks=covers("reductions/min-max-bits"), id="min-max"),
+    pytest.param(
+        ROUNDING,
+        marks=chapter.must(
+            "reductions/rounding",
+            "A floating-point SUM, PRODUCT or AVG is, by each collective that reduces, no "
+            "further off than computing in the tensors' dtype, in some order, can be.",
+            source="pytorch#152300, gloo#446",
+            needs="reduce_op:sum",
+            rests_on="all_reduce/rounding",
+        ),
+        id="rounding",
+    ),
+    pytest.param(
+        ORDERED,
+        marks=chapter.must(
+            "reductions/min-max-bits",
+            "MIN and MAX return one of the contributions to its last bit.",
+            source="torch 2.13 docs, ReduceOp, torch.minimum; IEEE 754: comparing does not round",
+            rests_on="all_reduce/sum",
+        ),
+        id="min-max",
+    ),
 ]
 REDUCING = ops("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
 
@@ -147,20 +170,40 @@ def test_random_numbers(ranks: Ranks, op: str, reduce_ops: tuple[str, ...]) -> N
     check(ranks, planned(ranks, op, reduce_ops=reduce_ops, shapes=((257,),)), one_by_one)
 
 
-@covers("all_reduce_coalesced/precision")
+@chapter.must(
+    "all_reduce_coalesced/precision",
+    "all_reduce_coalesced of floating-point tensors rounds no more than their dtype's own "
+    "arithmetic does, and MIN and MAX not at all.",
+    source="torch 2.13 docs, all_reduce_coalesced; pytorch#152300, gloo#446",
+    needs="feature:coalescing",
+    rests_on=("all_reduce_coalesced/values", "all_reduce/rounding"),
+)
 @world_sizes(2, 3)
 def test_random_numbers_together(ranks: Ranks) -> None:
     check(ranks, planned(ranks, "all_reduce"), coalesced)
 
 
-@covers("coalescing/precision")
+@chapter.must(
+    "coalescing/precision",
+    "Reductions of floating-point tensors inside of a coalescing manager round no more than "
+    "their dtype's own arithmetic does, and MIN and MAX not at all.",
+    source="torch 2.13, _coalescing_manager; pytorch#152300, gloo#446",
+    needs="feature:coalescing",
+    rests_on=("coalescing/all_reduce", "all_reduce/rounding"),
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("op", ops("all_reduce", "reduce_scatter_tensor"))
 def test_random_numbers_in_a_manager(ranks: Ranks, op: str) -> None:
     check(ranks, planned(ranks, op), managed)
 
 
-@covers("functional/precision")
+@chapter.must(
+    "functional/precision",
+    "Functional reductions of floating-point tensors round no more than their dtype's own "
+    "arithmetic does, and MIN and MAX not at all.",
+    source="torch 2.13, torch.distributed._functional_collectives; pytorch#152300, gloo#446",
+    rests_on=("functional/all_reduce", "all_reduce/rounding"),
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize(
     ("way", "op"),

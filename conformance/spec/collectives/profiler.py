@@ -8,8 +8,13 @@ import torch
 import torch.distributed as dist
 from torch.autograd.profiler import record_function
 
-from conformance import Me, Ranks, assert_each_rank, covers, not_probed, world_sizes
+from conformance import Chapter, Me, Ranks, assert_each_rank, covers, not_probed, world_sizes
 from conformance.spec.collectives.waits import tick, wait_for_ticks
+
+chapter = Chapter(
+    "collectives", source="torch, distributed_test.py, call_dist_op and _test_send_recv"
+)
+
 
 THE_REST_IS_CALLED = "the rest is called"
 
@@ -51,7 +56,14 @@ def profile_operations(me: Me) -> list[tuple[str, list[list[int]]]]:
 
 
 @not_probed()
-@covers("work/profiler-ranges")
+@chapter.should(
+    "work/profiler-ranges",
+    "A profiler sees each collective, send and receive as a range that is named after the "
+    "backend, a colon, and the operation, has the shapes of the inputs, and lasts until the "
+    "operation is complete.",
+    needs="feature:profiler_ranges",
+    rests_on="all_reduce/async",
+)
 @world_sizes(2)
 def test_ranges_are_named_after_backend_and_operation(ranks: Ranks) -> None:
     want = [

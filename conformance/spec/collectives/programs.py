@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conformance import Me, Ranks, adapts, assert_each_rank, covers, needs, world_sizes
+from conformance import Chapter, Me, Ranks, adapts, assert_each_rank, needs, world_sizes
 from conformance.oracle.programs import (
     BETWEEN,
     IN_PLACE,
@@ -27,6 +27,8 @@ from conformance.spec.collectives.perform import (
     reduce_scatter_tensor,
 )
 from conformance.target import Target
+
+chapter = Chapter("collectives", source="derived")
 
 
 def run_program(me: Me, program: Program) -> list[Tensor]:
@@ -131,7 +133,21 @@ def compositions(size: int) -> st.SearchStrategy[tuple[int, ...]]:
     return cuts.map(lambda c: tuple(b - a for a, b in zip([0, *c], [*c, NUMEL], strict=True)))
 
 
-@covers("order/programs")
+@chapter.must(
+    "order/programs",
+    "Any program of collectives over several groups, asynchronous ones among them, leaves on "
+    "every rank what the same program leaves in one process.",
+    rests_on=(
+        "order/groups-are-apart",
+        "all_to_all_single/uneven",
+        "all_gather_into_tensor/concatenated",
+        "broadcast/values",
+        "gather/values",
+        "reduce/sum",
+        "reduce_scatter_tensor/concatenated",
+        "scatter/values",
+    ),
+)
 @adapts()
 @needs("op:all_reduce", "reduce_op:sum", "dtype:int64")
 @world_sizes(2, 3, 4)

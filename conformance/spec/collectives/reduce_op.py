@@ -9,8 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from conformance import Me, Ranks, assert_each_rank, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_each_rank, world_sizes
 from conformance.spec.collectives.perform import REDUCE_OPS
+
+chapter = Chapter("collectives")
 
 
 def all_kinds() -> dict[str, Any]:
@@ -27,7 +29,11 @@ def not_instances(me: Me) -> list[str]:
     return [name for name, op in all_kinds().items() if not isinstance(op, dist.ReduceOp)]
 
 
-@covers("reduce_op/is-a-reduce-op")
+@chapter.must(
+    "reduce_op/is-a-reduce-op",
+    "Every member of ReduceOp, and the result of a factory, is an instance of ReduceOp.",
+    source="pytorch#87191",
+)
 @world_sizes(1)
 def test_all_kinds_are_instances(ranks: Ranks) -> None:
     assert_each_rank(ranks.run(not_instances), [[]])
@@ -38,7 +44,9 @@ def unequal_copies(me: Me) -> list[str]:
     return [name for name, op in ops if copy.copy(op) != op or copy.deepcopy(op) != op]
 
 
-@covers("reduce_op/copies")
+@chapter.must(
+    "reduce_op/copies", "A copy and a deep copy of a ReduceOp equal it.", source="pytorch#87303"
+)
 @world_sizes(1)
 def test_copies_are_equal(ranks: Ranks) -> None:
     assert_each_rank(ranks.run(unequal_copies), [[]])
@@ -49,7 +57,11 @@ def unequal_after_pickle(me: Me) -> list[str]:
     return [name for name, op in ops if pickle.loads(pickle.dumps(op)) != op]
 
 
-@covers("reduce_op/pickles")
+@chapter.must(
+    "reduce_op/pickles",
+    "A ReduceOp that went through pickle equals itself.",
+    source="pytorch#90072; test_c10d_common.py, ReduceOpTest",
+)
 @world_sizes(1)
 def test_pickled_ones_are_equal(ranks: Ranks) -> None:
     assert_each_rank(ranks.run(unequal_after_pickle), [[]])
@@ -71,7 +83,11 @@ def wrong_comparisons(me: Me) -> list[str]:
     return wrong
 
 
-@covers("reduce_op/equality")
+@chapter.must(
+    "reduce_op/equality",
+    "A ReduceOp equals the member that it was made of, and nothing that is not a ReduceOp.",
+    source="pytorch#90072",
+)
 @world_sizes(1)
 def test_equality(ranks: Ranks) -> None:
     assert_each_rank(ranks.run(wrong_comparisons), [[]])

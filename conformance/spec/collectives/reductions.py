@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conformance import (
+    Chapter,
     Me,
     Ranks,
     assert_each_rank,
@@ -34,16 +35,75 @@ from conformance.spec.collectives.perform import (
 )
 from conformance.spec.parameters import dtypes, ops, reduce_ops
 
+DOCS = "torch 2.13 docs, ReduceOp"
+
+chapter = Chapter("collectives")
+
+
 COLLECTIVES = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
 REDUCING = ops(*COLLECTIVES)
 
 OPS = [
-    pytest.param("product", marks=covers("reductions/product")),
-    pytest.param("min", marks=covers("reductions/min")),
-    pytest.param("max", marks=covers("reductions/max")),
-    pytest.param("band", marks=covers("reductions/band")),
-    pytest.param("bor", marks=covers("reductions/bor")),
-    pytest.param("bxor", marks=covers("reductions/bxor")),
+    pytest.param(
+        "product",
+        marks=chapter.must(
+            "reductions/product",
+            "PRODUCT multiplies.",
+            source=DOCS,
+            needs="reduce_op:product",
+            rests_on="all_reduce/sum",
+        ),
+    ),
+    pytest.param(
+        "min",
+        marks=chapter.must(
+            "reductions/min",
+            "MIN keeps the least value.",
+            source=DOCS,
+            needs="reduce_op:min",
+            rests_on="all_reduce/sum",
+        ),
+    ),
+    pytest.param(
+        "max",
+        marks=chapter.must(
+            "reductions/max",
+            "MAX keeps the greatest value.",
+            source=DOCS,
+            needs="reduce_op:max",
+            rests_on="all_reduce/sum",
+        ),
+    ),
+    pytest.param(
+        "band",
+        marks=chapter.must(
+            "reductions/band",
+            "BAND combines the bits of integers by AND.",
+            source=f"{DOCS}; torchcomms#2082",
+            needs="reduce_op:band",
+            rests_on="all_reduce/sum",
+        ),
+    ),
+    pytest.param(
+        "bor",
+        marks=chapter.must(
+            "reductions/bor",
+            "BOR combines the bits of integers by OR.",
+            source=f"{DOCS}; torchcomms#2082",
+            needs="reduce_op:bor",
+            rests_on="all_reduce/sum",
+        ),
+    ),
+    pytest.param(
+        "bxor",
+        marks=chapter.must(
+            "reductions/bxor",
+            "BXOR combines the bits of integers by exclusive OR.",
+            source=f"{DOCS}; torchcomms#2082",
+            needs="reduce_op:bxor",
+            rests_on="all_reduce/sum",
+        ),
+    ),
 ]
 
 # One integer and two floating-point dtypes of different widths: of each, the first that the target
@@ -114,7 +174,13 @@ def check_everywhere(ranks: Ranks, contributions: list[Tensor], op: str, want: T
     assert_each_rank(got, [[want] * len(one) for one in got], what=op)
 
 
-@covers("reductions/integers-wrap")
+@chapter.must(
+    "reductions/integers-wrap",
+    "Integer SUM and PRODUCT wrap around as the dtype's own arithmetic does.",
+    source="observed, torch 2.13.0 gloo",
+    needs=("reduce_op:sum", "reduce_op:product"),
+    rests_on="all_reduce/sum",
+)
 @world_sizes(3)
 @pytest.mark.parametrize("op", ["sum", "product"])
 @pytest.mark.parametrize(
@@ -129,7 +195,13 @@ def test_integers_wrap_around(ranks: Ranks, op: str, dtype: str) -> None:
     check_everywhere(ranks, contributions, op, reduced(op, contributions))
 
 
-@covers("reductions/integers-are-exact")
+@chapter.must(
+    "reductions/integers-are-exact",
+    "Integers are reduced as integers: no bit of an int64 is lost.",
+    source="torch 2.13 docs, ReduceOp",
+    needs=("reduce_op:sum", "reduce_op:max"),
+    rests_on="all_reduce/sum",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("op", ["sum", "max"])
 @pytest.mark.parametrize("dtype", dtypes("int32", "uint32", "int64", "uint64"))
@@ -143,7 +215,14 @@ def test_no_bit_of_an_integer_is_lost(ranks: Ranks, op: str, dtype: str) -> None
     check_everywhere(ranks, contributions, op, reduced(op, contributions))
 
 
-@covers("reductions/unsigned-order")
+@chapter.must(
+    "reductions/unsigned-order",
+    "MIN and MAX compare unsigned integers as unsigned: the upper half of their range is the "
+    "greater one.",
+    source="torch 2.13 docs, ReduceOp, torch.minimum",
+    needs=("reduce_op:min", "reduce_op:max"),
+    rests_on="all_reduce/sum",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("op", ["min", "max"])
 @pytest.mark.parametrize("dtype", dtypes("uint8", "uint16", "uint32", "uint64"))
@@ -177,7 +256,14 @@ def test_any_integers(ranks: Ranks, rows: list[tuple[int, int, int]]) -> None:
     assert_same_on_all_ranks(got, want=reduced("sum", contributions))
 
 
-@covers("reductions/infinities")
+@chapter.must(
+    "reductions/infinities",
+    "Infinities and NaN go through SUM as IEEE 754 has it: inf - inf is NaN, and a sum past the "
+    "greatest number is inf.",
+    source="IEEE 754; observed, torch 2.13.0 gloo",
+    needs="reduce_op:sum",
+    rests_on="all_reduce/sum",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("dtype", dtypes("float16", "float32", "float64"))
 def test_infinities_and_nan_in_a_sum(ranks: Ranks, dtype: str) -> None:
@@ -195,7 +281,13 @@ def test_infinities_and_nan_in_a_sum(ranks: Ranks, dtype: str) -> None:
     check_everywhere(ranks, contributions, "sum", want)
 
 
-@covers("reductions/subnormals")
+@chapter.should(
+    "reductions/subnormals",
+    "Numbers too small to be normal are summed as numbers, and not taken for zero.",
+    source="IEEE 754; observed, torch 2.13.0 gloo",
+    needs="reduce_op:sum",
+    rests_on="all_reduce/sum",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("dtype", dtypes("float16", "bfloat16", "float32", "float64"))
 def test_numbers_too_small_to_be_normal(ranks: Ranks, dtype: str) -> None:
@@ -216,7 +308,13 @@ def test_numbers_too_small_to_be_normal(ranks: Ranks, dtype: str) -> None:
     check_everywhere(ranks, contributions, "sum", want)
 
 
-@covers("reductions/nan-in-min-max")
+@chapter.should(
+    "reductions/nan-in-min-max",
+    "A NaN on any rank is the result of MIN and MAX, whichever rank has it.",
+    source="as torch.minimum and torch.maximum have it; torch 2.13 docs, torch.maximum",
+    needs=("reduce_op:min", "reduce_op:max"),
+    rests_on=("reductions/min", "reductions/max"),
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("op", reduce_ops("min", "max"))
 @pytest.mark.parametrize("dtype", dtypes("float16", "float32", "float64"))
@@ -233,7 +331,14 @@ def test_nan_is_the_least_and_the_greatest(ranks: Ranks, op: str, dtype: str) ->
 BOOL_OPS = reduce_ops("sum", "product", "min", "max", "band", "bor", "bxor")
 
 
-@covers("reductions/bool")
+@chapter.must(
+    "reductions/bool",
+    "For bool, SUM, MAX and BOR mean any, PRODUCT, MIN and BAND mean all, and BXOR means an odd "
+    "number.",
+    source="observed, torch 2.13.0 gloo",
+    needs=("dtype:bool", "reduce_op:sum", "reduce_op:product", "reduce_op:bxor"),
+    rests_on="all_reduce/sum",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("op", BOOL_OPS)
 def test_bool(ranks: Ranks, op: str) -> None:
@@ -254,7 +359,13 @@ def bytes_everywhere(me: Me, contributions: list[Tensor], op: str) -> list[Tenso
     return [x.view(torch.uint8) for x in reduced_everywhere(me, contributions, op)]
 
 
-@covers("reductions/bool-bytes")
+@chapter.must(
+    "reductions/bool-bytes",
+    "Every byte of a reduced bool tensor is 0 or 1.",
+    source="torch's bool has no other values: others make comparisons contradict each other",
+    needs=("dtype:bool", "reduce_op:sum"),
+    rests_on="reductions/bool",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("op", BOOL_OPS)
 def test_the_bytes_of_a_bool(ranks: Ranks, op: str) -> None:
@@ -264,7 +375,14 @@ def test_the_bytes_of_a_bool(ranks: Ranks, op: str) -> None:
     assert_each_rank(got, [[want] * len(one) for one in got], what=op)
 
 
-@covers("reductions/average")
+@chapter.must(
+    "reductions/average",
+    "AVG divides the sum by the number of ranks of the group, and by nothing else.",
+    source="torch 2.13 docs, ReduceOp: 'AVG divides values by the world size'; torchcomms#287, "
+    "pytorch#162338",
+    needs="reduce_op:avg",
+    rests_on="all_reduce/sum",
+)
 @needs("dtype:float64")
 @world_sizes(1, 2, 3)
 @pytest.mark.parametrize("op", REDUCING)
@@ -309,7 +427,13 @@ def test_average_divides_by_the_ranks_of_the_group(ranks: Ranks, op: str) -> Non
     assert_taken(call, seen, within_ulps=2, ranks=[1, 2])
 
 
-@covers("reductions/average-of-integers")
+@chapter.should(
+    "reductions/average-of-integers",
+    "AVG of integers is the quotient of their sum, cut towards zero.",
+    source="InfiniCCL#37; NCCL's ncclAvg",
+    needs="reduce_op:avg",
+    rests_on="reductions/average",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("dtype", dtypes("uint8", "int8", "int32", "int64"))
 def test_average_of_integers(ranks: Ranks, dtype: str) -> None:
@@ -324,7 +448,13 @@ def test_average_of_integers(ranks: Ranks, dtype: str) -> None:
     check_everywhere(ranks, contributions, "avg", reduced("avg", contributions))
 
 
-@covers("reductions/average-in-range")
+@chapter.should(
+    "reductions/average-in-range",
+    "AVG of numbers that the dtype can hold is a number, although their sum may not be.",
+    source="NCCL's ncclAvg divides first; pytorch#57410 for what goes wrong otherwise",
+    needs="reduce_op:avg",
+    rests_on="reductions/average",
+)
 @needs("dtype:float16")
 @world_sizes(2, 3)
 def test_average_of_the_greatest_numbers(ranks: Ranks) -> None:
@@ -340,7 +470,13 @@ def premultiplied(me: Me, factor: float) -> Tensor:
     return x
 
 
-@covers("reductions/premul-sum")
+@chapter.must(
+    "reductions/premul-sum",
+    "PREMUL_SUM multiplies by its factor before it adds.",
+    source="torch 2.13 docs, ReduceOp",
+    needs="reduce_op:premul_sum",
+    rests_on="all_reduce/sum",
+)
 @world_sizes(2, 3)
 def test_premul_sum(ranks: Ranks) -> None:
     got = ranks.run(premultiplied, 0.5)
@@ -364,7 +500,14 @@ def refusals(me: Me, dtype: str, op: str) -> dict[str, tuple[str, str]]:
     return found
 
 
-@covers("reductions/bits-of-floats-refused")
+@chapter.must(
+    "reductions/bits-of-floats-refused",
+    "BAND, BOR and BXOR of floating-point tensors are refused on every rank with an error that "
+    "names the operation.",
+    source="observed, torch 2.13.0 gloo: 'Cannot use ReduceOp.BAND with non-integral dtype'",
+    needs=("reduce_op:band", "reduce_op:bor", "reduce_op:bxor"),
+    rests_on="all_reduce/sum",
+)
 @not_probed()
 @world_sizes(2)
 @pytest.mark.parametrize("op", ["band", "bor", "bxor"])
@@ -381,7 +524,14 @@ def test_floats_have_no_bits(ranks: Ranks, op: str) -> None:
 WITHOUT_COMPLEX = ["min", "max", "product", "band", "bor", "bxor"]
 
 
-@covers("reductions/complex-refused")
+@chapter.must(
+    "reductions/complex-refused",
+    "MIN, MAX, PRODUCT and the bitwise operations of complex tensors are refused on every rank "
+    "with an error that says complex.",
+    source="torch 2.13, supports_complex; pytorch#179633",
+    needs="dtype:complex64",
+    rests_on="all_reduce/sum",
+)
 @not_probed()
 @world_sizes(2)
 @pytest.mark.parametrize("op", WITHOUT_COMPLEX)
@@ -395,7 +545,14 @@ def test_complex_numbers_have_no_order(ranks: Ranks, op: str) -> None:
             )
 
 
-@covers("reductions/complex-refused-as-values")
+@chapter.should(
+    "reductions/complex-refused-as-values",
+    "all_reduce, reduce, reduce_scatter and reduce_scatter_tensor refuse these operations of "
+    "complex tensors with a ValueError.",
+    source="torch 2.13, all_reduce; pytorch#179633",
+    needs="dtype:complex64",
+    rests_on="reductions/complex-refused",
+)
 @not_probed()
 @world_sizes(2)
 @pytest.mark.parametrize("op", WITHOUT_COMPLEX)
@@ -420,7 +577,12 @@ def wrong_kinds_of_op(me: Me) -> list[str]:
     return raised
 
 
-@covers("reductions/not-an-op")
+@chapter.must(
+    "reductions/not-an-op",
+    "A string or a number in place of a ReduceOp is a TypeError.",
+    source="observed, torch 2.13.0",
+    rests_on="all_reduce/sum",
+)
 @world_sizes(2)
 def test_an_op_must_be_a_reduce_op(ranks: Ranks) -> None:
     assert_each_rank(ranks.run(wrong_kinds_of_op), [["TypeError"] * 3] * 2)

@@ -8,12 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_each_rank, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_each_rank, covers, world_sizes
 from conformance.oracle.collectives import after
 from conformance.oracle.data import sample
 from conformance.spec.collectives.contributions import SHAPE, mine, of, sum_of_all
 from conformance.spec.collectives.perform import perform
 from conformance.spec.collectives.strategies import calls, placements, strides
+
+chapter = Chapter("collectives")
 
 
 def broadcast_from_each(me: Me) -> list[Tensor]:
@@ -26,7 +28,12 @@ def broadcast_from_each(me: Me) -> list[Tensor]:
     return results
 
 
-@covers("broadcast/values")
+@chapter.must(
+    "broadcast/values",
+    "broadcast gives every rank the source's values, whichever rank is the source.",
+    source="torch 2.13 docs, broadcast",
+    needs="op:broadcast",
+)
 @world_sizes(1, 2, 3, 5, at_least=1)
 def test_broadcast_copies_the_source(ranks: Ranks) -> None:
     got = ranks.run(broadcast_from_each)
@@ -41,7 +48,13 @@ def broadcast_other_shape(me: Me) -> Tensor:
     return x
 
 
-@covers("broadcast/same-numel")
+@chapter.must(
+    "broadcast/same-numel",
+    "broadcast needs the same number of elements on all ranks, not the same shape.",
+    source="torch 2.13 docs, broadcast: 'must have the same number of elements in all processes'",
+    needs="op:broadcast",
+    rests_on="broadcast/values",
+)
 @world_sizes(2, 3)
 def test_broadcast_fills_a_tensor_of_another_shape(ranks: Ranks) -> None:
     got = ranks.run(broadcast_other_shape)
@@ -59,7 +72,13 @@ def reduced_on_each(me: Me) -> list[Tensor]:
     return results
 
 
-@covers("reduce/sum")
+@chapter.must(
+    "reduce/sum",
+    "reduce with SUM leaves the sum of all ranks' tensors on the destination, whichever rank "
+    "that is.",
+    source="torch 2.13 docs, reduce",
+    needs=("op:reduce", "reduce_op:sum"),
+)
 @world_sizes(1, 2, 3, 5, at_least=1)
 def test_reduce_adds_on_the_destination(ranks: Ranks) -> None:
     got = ranks.run(reduced_on_each)
@@ -68,7 +87,13 @@ def test_reduce_adds_on_the_destination(ranks: Ranks) -> None:
     assert_each_rank(at_destination, [sum_of_all(n, salt=rank) for rank in range(n)])
 
 
-@covers("reduce/other-ranks-untouched")
+@chapter.should(
+    "reduce/other-ranks-untouched",
+    "reduce leaves the tensors of all ranks but the destination as they were.",
+    source="pytorch#21480, pytorch#76527",
+    needs=("op:reduce", "reduce_op:sum"),
+    rests_on="reduce/sum",
+)
 @world_sizes(2, 3, 5, at_least=2)
 def test_reduce_leaves_the_other_ranks_tensors(ranks: Ranks) -> None:
     got = ranks.run(reduced_on_each)
@@ -141,13 +166,25 @@ def check_gathered(ranks: Ranks, elsewhere: list[Tensor] | None) -> None:
     assert_each_rank(got, want)
 
 
-@covers("gather/values")
+@chapter.must(
+    "gather/values",
+    "gather puts rank i's tensor into the i-th tensor of the destination's list, whichever rank "
+    "the destination is.",
+    source="torch 2.13 docs, gather",
+    needs="op:gather",
+)
 @world_sizes(1, 2, 3, 5, at_least=1)
 def test_gather_puts_the_ranks_in_order(ranks: Ranks) -> None:
     check_gathered(ranks, [])
 
 
-@covers("gather/list-at-destination-only")
+@chapter.must(
+    "gather/list-at-destination-only",
+    "gather needs gather_list on the destination, and there alone.",
+    source="torch 2.13 docs, gather; pytorch#25463",
+    needs="op:gather",
+    rests_on="gather/values",
+)
 @world_sizes(2, 3)
 def test_gather_without_a_list_elsewhere(ranks: Ranks) -> None:
     check_gathered(ranks, None)
@@ -159,7 +196,13 @@ def gathered_by_default(me: Me) -> list[Tensor]:
     return outputs if me.rank == 0 else []
 
 
-@covers("gather/default-destination")
+@chapter.must(
+    "gather/default-destination",
+    "gather without a destination gathers on rank 0.",
+    source="torch 2.13 docs, gather",
+    needs="op:gather",
+    rests_on="gather/values",
+)
 @world_sizes(1, 3)
 def test_gather_goes_to_rank_0_by_default(ranks: Ranks) -> None:
     got = ranks.run(gathered_by_default)
@@ -174,7 +217,13 @@ def gathered_complex(me: Me) -> list[Tensor]:
     return outputs or []
 
 
-@covers("gather/complex")
+@chapter.should(
+    "gather/complex",
+    "gather takes complex tensors.",
+    source="torch 2.13 docs, scatter, all_gather: 'Complex tensors are supported'",
+    needs="op:gather",
+    rests_on="gather/values",
+)
 @world_sizes(1, 2, 3)
 def test_gather_takes_complex_tensors(ranks: Ranks) -> None:
     got = ranks.run(gathered_complex)
@@ -205,13 +254,24 @@ def check_scattered(ranks: Ranks, elsewhere: list[Tensor] | None) -> None:
     assert_each_rank(got, want)
 
 
-@covers("scatter/values")
+@chapter.must(
+    "scatter/values",
+    "scatter gives rank i the i-th tensor of the source's list, whichever rank the source is.",
+    source="torch 2.13 docs, scatter",
+    needs="op:scatter",
+)
 @world_sizes(1, 2, 3, 5, at_least=1)
 def test_scatter_deals_the_list_out(ranks: Ranks) -> None:
     check_scattered(ranks, [])
 
 
-@covers("scatter/list-at-source-only")
+@chapter.must(
+    "scatter/list-at-source-only",
+    "scatter needs scatter_list on the source, and there alone.",
+    source="torch 2.13 docs, scatter",
+    needs="op:scatter",
+    rests_on="scatter/values",
+)
 @world_sizes(2, 3)
 def test_scatter_without_a_list_elsewhere(ranks: Ranks) -> None:
     check_scattered(ranks, None)
@@ -224,7 +284,13 @@ def scattered_by_default(me: Me) -> Tensor:
     return output
 
 
-@covers("scatter/default-source")
+@chapter.must(
+    "scatter/default-source",
+    "scatter without a source scatters from rank 0.",
+    source="torch 2.13 docs, scatter",
+    needs="op:scatter",
+    rests_on="scatter/values",
+)
 @world_sizes(1, 3)
 def test_scatter_comes_from_rank_0_by_default(ranks: Ranks) -> None:
     got = ranks.run(scattered_by_default)

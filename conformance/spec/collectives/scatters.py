@@ -7,10 +7,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_each_rank, covers, not_probed, world_sizes
+from conformance import Chapter, Me, Ranks, assert_each_rank, not_probed, world_sizes
 from conformance.spec.collectives.contributions import mine, sum_of_all
 from conformance.spec.collectives.perform import reduce_scatter_tensor
 from conformance.spec.parameters import reduce_ops
+
+chapter = Chapter(
+    "collectives",
+    source="torch 2.13 docs, reduce_scatter_single: 'a stack of the output tensors'",
+    needs=("op:reduce_scatter_tensor", "reduce_op:sum"),
+)
 
 
 def reduce_scattered(me: Me) -> Tensor:
@@ -19,7 +25,12 @@ def reduce_scattered(me: Me) -> Tensor:
     return output
 
 
-@covers("reduce_scatter/sum")
+@chapter.must(
+    "reduce_scatter/sum",
+    "reduce_scatter with SUM leaves on rank i the sum of all ranks' i-th tensors.",
+    source="torch 2.13 docs, reduce_scatter",
+    needs=("op:reduce_scatter", "reduce_op:sum"),
+)
 @world_sizes(1, 2, 3, 5, at_least=1)
 def test_reduce_scatter_adds_each_ranks_own_part(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -36,7 +47,14 @@ def reduce_scattered_unevenly(me: Me, op: str) -> Tensor:
     return output
 
 
-@covers("reduce_scatter/uneven")
+@chapter.must(
+    "reduce_scatter/uneven",
+    "reduce_scatter takes lists whose tensors differ in size: rank i's output has that of the "
+    "i-th.",
+    source="observed, torch 2.13.0 gloo",
+    needs=("op:reduce_scatter", "reduce_op:sum"),
+    rests_on="reduce_scatter/sum",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("op", reduce_ops("sum", "max"))
 def test_reduce_scatter_of_parts_of_different_sizes(ranks: Ranks, op: str) -> None:
@@ -53,7 +71,12 @@ def reduce_scattered_from_one(me: Me, stacked: bool) -> Tensor:
     return output
 
 
-@covers("reduce_scatter_tensor/concatenated")
+@chapter.must(
+    "reduce_scatter_tensor/concatenated",
+    "reduce_scatter_tensor with SUM cuts its input into one part for each rank along the first "
+    "dimension, and leaves on rank i the sum of all ranks' i-th parts.",
+    source="torch 2.13 docs, reduce_scatter_single",
+)
 @world_sizes(1, 2, 3, 5, at_least=1)
 def test_reduce_scatter_tensor_cuts_along_the_first_dimension(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -61,7 +84,12 @@ def test_reduce_scatter_tensor_cuts_along_the_first_dimension(ranks: Ranks) -> N
     assert_each_rank(got, [sum_of_all(n, salt=rank) for rank in range(n)])
 
 
-@covers("reduce_scatter_tensor/stacked")
+@chapter.must(
+    "reduce_scatter_tensor/stacked",
+    "reduce_scatter_tensor also takes an input with one more dimension in front, of the size of "
+    "the group.",
+    rests_on="reduce_scatter_tensor/concatenated",
+)
 @world_sizes(1, 2, 3, 5, at_least=1)
 def test_reduce_scatter_tensor_takes_a_stack(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -81,7 +109,11 @@ def reduce_scattered_number(me: Me) -> Tensor | None:
 
 
 @not_probed()
-@covers("reduce_scatter_tensor/zero-dimensional")
+@chapter.must(
+    "reduce_scatter_tensor/zero-dimensional",
+    "reduce_scatter_tensor takes an output without dimensions, or refuses it.",
+    rests_on="reduce_scatter_tensor/concatenated",
+)
 @world_sizes(1, 3)
 def test_reduce_scatter_tensor_of_numbers(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -99,7 +131,12 @@ def reduce_scattered_by_name(me: Me, name: str) -> Tensor:
     return output
 
 
-@covers("reduce_scatter_tensor/both-names")
+@chapter.must(
+    "reduce_scatter_tensor/both-names",
+    "reduce_scatter_tensor and reduce_scatter_single are the same operation.",
+    source="torch 2.13 docs, reduce_scatter_tensor",
+    rests_on="reduce_scatter_tensor/concatenated",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize(
     "name", [n for n in ("reduce_scatter_tensor", "reduce_scatter_single") if hasattr(dist, n)]

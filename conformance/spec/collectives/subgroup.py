@@ -7,24 +7,93 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_each_rank, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_each_rank, covers, world_sizes
 from conformance.oracle.collectives import Call
 from conformance.oracle.data import sample
 from conformance.spec.collectives.perform import Seen, assert_taken, perform
+from conformance.spec.parameters import by_operation
 
-OPS = [
-    pytest.param("all_reduce", marks=covers("all_reduce/subgroup")),
-    pytest.param("reduce", marks=covers("reduce/subgroup")),
-    pytest.param("broadcast", marks=covers("broadcast/subgroup")),
-    pytest.param("all_gather", marks=covers("all_gather/subgroup")),
-    pytest.param("all_gather_into_tensor", marks=covers("all_gather_into_tensor/subgroup")),
-    pytest.param("gather", marks=covers("gather/subgroup")),
-    pytest.param("scatter", marks=covers("scatter/subgroup")),
-    pytest.param("reduce_scatter", marks=covers("reduce_scatter/subgroup")),
-    pytest.param("reduce_scatter_tensor", marks=covers("reduce_scatter_tensor/subgroup")),
-    pytest.param("all_to_all", marks=covers("all_to_all/subgroup")),
-    pytest.param("all_to_all_single", marks=covers("all_to_all_single/subgroup")),
-]
+chapter = Chapter("collectives", source="torch 2.13 docs, groups")
+
+
+OPS = by_operation(
+    chapter.must(
+        "all_reduce/subgroup",
+        "all_reduce in a group reduces over the members of that group alone.",
+        needs=("op:all_reduce", "reduce_op:sum"),
+        rests_on="all_reduce/sum",
+    ),
+    chapter.must(
+        "reduce/subgroup",
+        "reduce in a group takes the destination's global rank as dst, or its rank in the group as "
+        "group_dst.",
+        source="torch 2.13 docs, reduce",
+        needs=("op:reduce", "reduce_op:sum"),
+        rests_on="reduce/sum",
+    ),
+    chapter.must(
+        "broadcast/subgroup",
+        "broadcast in a group takes the source's global rank as src, or its rank in the group as "
+        "group_src.",
+        source="torch 2.13 docs, broadcast",
+        needs="op:broadcast",
+        rests_on="broadcast/values",
+    ),
+    chapter.must(
+        "all_gather/subgroup",
+        "all_gather in a group gathers from its members, in the order of their ranks in it.",
+        needs="op:all_gather",
+        rests_on="all_gather/values",
+    ),
+    chapter.must(
+        "all_gather_into_tensor/subgroup",
+        "all_gather_into_tensor in a group gathers from its members, in the order of their ranks in "
+        "it.",
+        needs="op:all_gather_into_tensor",
+        rests_on="all_gather_into_tensor/concatenated",
+    ),
+    chapter.must(
+        "gather/subgroup",
+        "gather in a group takes the destination's global rank as dst, or its rank in the group as "
+        "group_dst.",
+        source="torch 2.13 docs, gather",
+        needs="op:gather",
+        rests_on="gather/values",
+    ),
+    chapter.must(
+        "scatter/subgroup",
+        "scatter in a group takes the source's global rank as src, or its rank in the group as "
+        "group_src.",
+        source="torch 2.13 docs, scatter",
+        needs="op:scatter",
+        rests_on="scatter/values",
+    ),
+    chapter.must(
+        "reduce_scatter/subgroup",
+        "reduce_scatter in a group reduces over its members; the i-th one gets the i-th part.",
+        needs=("op:reduce_scatter", "reduce_op:sum"),
+        rests_on="reduce_scatter/sum",
+    ),
+    chapter.must(
+        "reduce_scatter_tensor/subgroup",
+        "reduce_scatter_tensor in a group reduces over its members; the i-th one gets the i-th part.",
+        needs=("op:reduce_scatter_tensor", "reduce_op:sum"),
+        rests_on="reduce_scatter_tensor/concatenated",
+    ),
+    chapter.must(
+        "all_to_all/subgroup",
+        "all_to_all in a group exchanges between its members, in the order of their ranks in it.",
+        needs="op:all_to_all",
+        rests_on="all_to_all/values",
+    ),
+    chapter.must(
+        "all_to_all_single/subgroup",
+        "all_to_all_single in a group exchanges between its members, in the order of their ranks in "
+        "it.",
+        needs="op:all_to_all_single",
+        rests_on="all_to_all_single/even",
+    ),
+)
 
 
 def perform_in_group(me: Me, members: list[int], calls: list[Call]) -> list[Seen] | None:

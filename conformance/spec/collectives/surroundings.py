@@ -18,12 +18,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conformance import (
+    Chapter,
     Me,
     Ranks,
     adapts,
     assert_each_rank,
     assert_that,
-    covers,
     needs,
     world_sizes,
 )
@@ -31,6 +31,9 @@ from conformance.oracle.collectives import Call, after, before, receives
 from conformance.spec.collectives.perform import issue
 from conformance.spec.groups.starting import start
 from conformance.spec.polling import rounds_of_messages
+
+chapter = Chapter("collectives")
+
 
 OPS = ("all_reduce", "broadcast", "all_gather", "reduce", "reduce_scatter_tensor")
 
@@ -78,7 +81,14 @@ def what_changes(me: Me) -> list[str]:
     return [name for name, before_it in seen.items() if now[name] != before_it]
 
 
-@covers("work/leaves-the-process-alone")
+@chapter.must(
+    "work/leaves-the-process-alone",
+    "A group and its operations change nothing else of the process: not the state of random "
+    "generators, grad mode, default dtype or number of threads, not the working directory, the "
+    "environment or the handlers of signals.",
+    source="derived: runs could not be repeated otherwise",
+    rests_on="all_reduce/async",
+)
 @world_sizes(2)
 def test_the_process_is_left_alone(bare_ranks: Ranks) -> None:
     for rank, changed in enumerate(bare_ranks.run(what_changes)):
@@ -149,7 +159,13 @@ def used_with_another_default(me: Me, name: str) -> None:
     assert_right(me, in_group)
 
 
-@covers("surroundings/defaults")
+@chapter.must(
+    "surroundings/defaults",
+    "Torch's default dtype and default device make no difference to groups and what goes "
+    "through them.",
+    source="derived: models are made in bfloat16, or on the device 'meta'",
+    rests_on="all_reduce/async",
+)
 @adapts()
 @needs("op:barrier")
 @world_sizes(2)
@@ -171,7 +187,12 @@ def used_in_inference_mode(me: Me) -> None:
     assert_right(me, plan)
 
 
-@covers("surroundings/inference-mode")
+@chapter.must(
+    "surroundings/inference-mode",
+    "In inference mode collectives and messages take the tensors that are made in it.",
+    source="derived: metrics of an evaluation",
+    rests_on="all_reduce/async",
+)
 @adapts()
 @needs("op:send")
 @world_sizes(2)
@@ -204,7 +225,13 @@ def used_with_parameters(me: Me) -> None:
         assert_that(not weight.any().item(), f"rank 0's message is {weight}", me.rank)
 
 
-@covers("surroundings/parameters")
+@chapter.must(
+    "surroundings/parameters",
+    "Tensors that require gradients are read, reduced and overwritten as others are, and stay "
+    "leaves.",
+    source="derived: parameters that are broadcast as they are",
+    rests_on="all_reduce/async",
+)
 @adapts()
 @needs("op:send")
 @world_sizes(2, 3)
@@ -218,7 +245,12 @@ def with_history(me: Me) -> list[str]:
     return [str(one.call) for one in plan if any(x.requires_grad for x in one.taken)]
 
 
-@covers("surroundings/no-history")
+@chapter.should(
+    "surroundings/no-history",
+    "Outputs do not come to require gradients because the inputs do.",
+    source="derived: collectives of torch.distributed cannot be differentiated",
+    rests_on="surroundings/parameters",
+)
 @adapts()
 @world_sizes(2)
 def test_outputs_have_no_history(ranks: Ranks) -> None:
@@ -259,7 +291,13 @@ def interrupted(me: Me) -> tuple[int, list[float]]:
     return heard, seen
 
 
-@covers("surroundings/signals")
+@chapter.must(
+    "surroundings/signals",
+    "A signal that the process handles while an operation waits for other ranks does not end "
+    "the operation.",
+    source="derived: timers of profilers, warnings of schedulers",
+    rests_on="all_reduce/async",
+)
 @needs("op:send")
 @world_sizes(2, 3)
 def test_a_timer_ends_nothing(ranks: Ranks) -> None:
@@ -296,7 +334,12 @@ def used_beside_many_descriptors(me: Me) -> None:
     assert_right(me, plan)
 
 
-@covers("surroundings/many-descriptors")
+@chapter.must(
+    "surroundings/many-descriptors",
+    "A process that has more than a thousand descriptors open can make groups and use them.",
+    source="derived: select takes descriptors below 1024",
+    rests_on="all_reduce/async",
+)
 @adapts()
 @world_sizes(2)
 def test_a_group_beside_many_descriptors(bare_ranks: Ranks) -> None:
@@ -316,7 +359,12 @@ def used_after_a_child(me: Me) -> None:
         assert_right(me, plan)
 
 
-@covers("surroundings/forked-children")
+@chapter.must(
+    "surroundings/forked-children",
+    "A process that was forked from a rank may end, and the rank's groups go on.",
+    source="derived: the workers of a data loader",
+    rests_on="all_reduce/async",
+)
 @adapts()
 @world_sizes(2)
 def test_a_child_does_no_harm(ranks: Ranks) -> None:

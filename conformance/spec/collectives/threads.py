@@ -10,9 +10,14 @@ import pytest
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, covers, needs, world_sizes
+from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, needs, world_sizes
 from conformance.oracle.data import sample
 from conformance.oracle.reduction import reduced
+
+chapter = Chapter(
+    "collectives", source="derived: a data loader or a checkpoint in a thread beside training"
+)
+
 
 _ROUNDS = 3
 _BETWEEN_S = 0.02  # long enough for a thread to be inside of its collective
@@ -54,7 +59,12 @@ def in_opposite_order(me: Me, op: str) -> tuple[list[list[Tensor]], list[str]]:
     return results, errors
 
 
-@covers("order/threads-of-several-groups")
+@chapter.must(
+    "order/threads-of-several-groups",
+    "Threads of a rank may each be in a collective of a group of their own, whatever the order "
+    "in which each rank's threads came: none waits for another.",
+    rests_on="order/groups-are-apart",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize(
     "op", ["all_reduce", pytest.param("broadcast", marks=needs("op:broadcast"))]

@@ -11,10 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_each_rank, covers, needs, world_sizes
+from conformance import Chapter, Me, Ranks, assert_each_rank, covers, needs, world_sizes
 from conformance.oracle.collectives import Call, after, before, receives
 from conformance.spec.collectives.perform import issue
 from conformance.spec.parameters import ops
+
+chapter = Chapter("collectives", source="derived: p2p/dropped-handles, for collectives")
+
 
 OTHERS = [
     "all_reduce",
@@ -62,7 +65,12 @@ def check_polled(ranks: Ranks, op: str, numel: int, *, must_complete: bool) -> N
 few_and_many = pytest.mark.parametrize("numel", [5, 30_000], ids=["few", "many"])
 
 
-@covers("work/completed-is-written")
+@chapter.must(
+    "work/completed-is-written",
+    "Once is_completed is true the outputs hold the result, although nobody has waited.",
+    source="torch 2.13 docs, Work.is_completed",
+    rests_on="work/completes-unwaited",
+)
 @world_sizes(2, 3)
 @few_and_many
 @pytest.mark.parametrize("op", OTHERS)
@@ -70,7 +78,14 @@ def test_what_is_completed_is_written(ranks: Ranks, op: str, numel: int) -> None
     check_polled(ranks, op, numel, must_complete=True)
 
 
-@covers("reduce_scatter/completed-is-written")
+@chapter.must(
+    "reduce_scatter/completed-is-written",
+    "Once the Work of reduce_scatter, or of reduce_scatter_tensor, says by itself that it is "
+    "completed, the output holds the result.",
+    source="torch 2.13 docs, is_completed",
+    needs=("op:reduce_scatter", "reduce_op:sum"),
+    rests_on="reduce_scatter/async",
+)
 @world_sizes(2)
 @few_and_many
 @pytest.mark.parametrize("op", ops("reduce_scatter", "reduce_scatter_tensor"))
@@ -94,7 +109,11 @@ def dropped(me: Me, call: Call) -> list[Tensor]:
     return seen
 
 
-@covers("work/dropped-handles")
+@chapter.must(
+    "work/dropped-handles",
+    "The outputs of an operation get their values although its handle was dropped.",
+    rests_on="all_reduce/async",
+)
 @needs("op:barrier")
 @world_sizes(2, 3)
 @pytest.mark.parametrize("op", [*OTHERS, *ops("reduce_scatter")])
@@ -102,7 +121,12 @@ def test_results_arrive_although_handles_are_dropped(ranks: Ranks, op: str) -> N
     check_dropped(ranks, op)
 
 
-@covers("reduce_scatter_tensor/dropped-handles")
+@chapter.must(
+    "reduce_scatter_tensor/dropped-handles",
+    "The output of reduce_scatter_tensor gets its values although the handle was dropped.",
+    needs=("op:reduce_scatter_tensor", "reduce_op:sum"),
+    rests_on="reduce_scatter_tensor/async",
+)
 @needs("op:barrier")
 @world_sizes(2)
 def test_a_scatter_arrives_although_its_handle_is_dropped(ranks: Ranks) -> None:
@@ -151,7 +175,14 @@ def barrier_of_one_who_waits_later(me: Me) -> bool:
     return passed
 
 
-@covers("barrier/entered-when-issued")
+@chapter.must(
+    "barrier/entered-when-issued",
+    "With async_op a rank has entered the barrier once it has issued it: the others pass before "
+    "its handle is waited for.",
+    source="torch 2.13 docs, synchronous and asynchronous collective operations",
+    needs="op:barrier",
+    rests_on="barrier/async",
+)
 @world_sizes(2, 3)
 def test_others_pass_a_barrier_before_its_handle_is_waited_for(ranks: Ranks) -> None:
     got = ranks.run(barrier_of_one_who_waits_later)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_each_rank, assert_that, covers, needs, world_sizes
+from conformance import Chapter, Me, Ranks, assert_each_rank, assert_that, needs, world_sizes
 from conformance.harness.outcome import Died, Raised
 from conformance.oracle.collectives import Call, after, before
 from conformance.spec.collectives.perform import issue
@@ -22,6 +22,9 @@ from conformance.spec.collectives.waits import tick, wait_for_ticks
 from conformance.spec.parameters import ops
 from conformance.spec.polling import rounds_of_messages
 from conformance.spec.raising import returned
+
+chapter = Chapter("collectives")
+
 
 OPS = [
     "all_reduce",
@@ -59,7 +62,12 @@ def type_of_return_value(me: Me, op: str) -> str:
     return type(issue(Call(op), given, taken)).__name__
 
 
-@covers("work/blocking-returns-none")
+@chapter.must(
+    "work/blocking-returns-none",
+    "A collective without async_op returns None.",
+    source="torch 2.13 docs, all_reduce: 'None, if not async_op'",
+    rests_on="all_reduce/async",
+)
 @pytest.mark.parametrize(
     "op", [*LISTS, *SCATTERS, pytest.param("barrier", marks=needs("op:barrier"))]
 )
@@ -74,7 +82,12 @@ def waits(me: Me, op: str) -> list[object]:
     return [work.wait(), work.wait(), work.wait(timedelta(seconds=30))]
 
 
-@covers("work/wait")
+@chapter.must(
+    "work/wait",
+    "wait returns True once the operation is done, every time it is called.",
+    source="torch 2.13 docs, Work.wait",
+    rests_on="all_reduce/async",
+)
 @pytest.mark.parametrize("op", [*LISTS, *SCATTERS])
 @world_sizes(2)
 def test_wait_says_true(ranks: Ranks, op: str) -> None:
@@ -97,20 +110,37 @@ def polls_in_vain(me: Me, op: str) -> bool:
     return False
 
 
-@covers("work/completes-unwaited")
+@chapter.must(
+    "work/completes-unwaited",
+    "is_completed becomes true although nobody waits.",
+    source="torch 2.13 docs, Work.is_completed; pytorch#30723",
+    rests_on="all_reduce/async",
+)
 @pytest.mark.parametrize("op", LISTS)
 @world_sizes(2)
 def test_it_completes_although_nobody_waits(ranks: Ranks, op: str) -> None:
     check_that_it_completes(ranks, op)
 
 
-@covers("reduce_scatter/completes-unwaited")
+@chapter.must(
+    "reduce_scatter/completes-unwaited",
+    "The Work of reduce_scatter becomes completed by itself.",
+    source="torch 2.13 docs, is_completed; pytorch#30723",
+    needs=("op:reduce_scatter", "reduce_op:sum"),
+    rests_on="reduce_scatter/async",
+)
 @world_sizes(2)
 def test_reduce_scatter_completes_although_nobody_waits(ranks: Ranks) -> None:
     check_that_it_completes(ranks, "reduce_scatter")
 
 
-@covers("reduce_scatter_tensor/completes-unwaited")
+@chapter.must(
+    "reduce_scatter_tensor/completes-unwaited",
+    "The Work of reduce_scatter_tensor becomes completed by itself.",
+    source="torch 2.13 docs, is_completed; pytorch#30723",
+    needs=("op:reduce_scatter_tensor", "reduce_op:sum"),
+    rests_on="reduce_scatter_tensor/async",
+)
 @world_sizes(2)
 def test_reduce_scatter_tensor_completes_although_nobody_waits(ranks: Ranks) -> None:
     check_that_it_completes(ranks, "reduce_scatter_tensor")
@@ -135,7 +165,13 @@ def completed_early(me: Me) -> bool:
     return early
 
 
-@covers("work/not-completed-early")
+@chapter.must(
+    "work/not-completed-early",
+    "is_completed is false as long as another rank's contribution is missing.",
+    source="torch 2.13 docs, Work.is_completed",
+    needs="feature:nonblocking",
+    rests_on="all_reduce/async",
+)
 @world_sizes(2, 3)
 def test_it_is_not_complete_before_all_have_joined_in(ranks: Ranks) -> None:
     assert_each_rank(ranks.run(completed_early), [False] * ranks.world_size)
@@ -147,7 +183,12 @@ def success(me: Me, op: str) -> tuple[bool, object]:
     return work.is_success(), work.exception()
 
 
-@covers("work/success")
+@chapter.must(
+    "work/success",
+    "After an operation that went well is_success is true and exception is None.",
+    source="torch 2.13 docs, Work.is_success, Work.exception",
+    rests_on="all_reduce/async",
+)
 @pytest.mark.parametrize("op", [*LISTS, *SCATTERS])
 @world_sizes(2)
 def test_success(ranks: Ranks, op: str) -> None:
@@ -176,7 +217,13 @@ def check_flat_outputs(got: list[Tensor], op: str) -> None:
     assert_each_rank([got[rank] for rank in judged], want, ranks=judged)
 
 
-@covers("work/result")
+@chapter.must(
+    "work/result",
+    "result gives the output tensors, in order.",
+    source="observed, torch 2.13.0 gloo",
+    needs="feature:work_result",
+    rests_on="all_reduce/async",
+)
 @pytest.mark.parametrize("op", LISTS)
 @world_sizes(2)
 def test_the_result_is_the_outputs(ranks: Ranks, op: str) -> None:
@@ -193,20 +240,37 @@ def future_value(me: Me, op: str) -> Tensor:
     return value
 
 
-@covers("work/future")
+@chapter.must(
+    "work/future",
+    "get_future gives a future whose value is the list of the output tensors.",
+    source="torch 2.13 docs, Work.get_future",
+    rests_on="all_reduce/async",
+)
 @pytest.mark.parametrize("op", LISTS)
 @world_sizes(2)
 def test_the_future_holds_the_outputs(ranks: Ranks, op: str) -> None:
     check_flat_outputs(ranks.run(future_value, op), op)
 
 
-@covers("reduce_scatter/future")
+@chapter.must(
+    "reduce_scatter/future",
+    "The Work of reduce_scatter has a future with the output.",
+    source="torch 2.13 docs, get_future",
+    needs=("op:reduce_scatter", "reduce_op:sum"),
+    rests_on="reduce_scatter/async",
+)
 @world_sizes(2)
 def test_the_future_of_reduce_scatter(ranks: Ranks) -> None:
     check_flat_outputs(ranks.run(future_value, "reduce_scatter"), "reduce_scatter")
 
 
-@covers("reduce_scatter_tensor/future")
+@chapter.must(
+    "reduce_scatter_tensor/future",
+    "The Work of reduce_scatter_tensor has a future with the output.",
+    source="torch 2.13 docs, get_future",
+    needs=("op:reduce_scatter_tensor", "reduce_op:sum"),
+    rests_on="reduce_scatter_tensor/async",
+)
 @world_sizes(2)
 def test_the_future_of_reduce_scatter_tensor(ranks: Ranks) -> None:
     check_flat_outputs(ranks.run(future_value, "reduce_scatter_tensor"), "reduce_scatter_tensor")
@@ -222,7 +286,12 @@ def chained(me: Me) -> list[float]:
     return values
 
 
-@covers("work/future-then")
+@chapter.must(
+    "work/future-then",
+    "A callback that is chained to the future sees the result.",
+    source="torch 2.13 docs, Work.get_future",
+    rests_on="work/future",
+)
 @world_sizes(2, 3)
 def test_callbacks_see_the_result(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -239,7 +308,13 @@ def futures_at_any_time(me: Me) -> list[Tensor]:
     return [flat(future.wait()) for future in futures]
 
 
-@covers("work/future-at-any-time")
+@chapter.must(
+    "work/future-at-any-time",
+    "get_future may be called before and after the operation is over, and more than once: each "
+    "future gets the outputs.",
+    source="torch 2.13 docs, Work.get_future",
+    rests_on="work/future",
+)
 @world_sizes(2, 3)
 def test_futures_may_be_asked_for_at_any_time(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -267,7 +342,13 @@ def one_callback_raises(me: Me) -> tuple[str, float, float]:
     return words, seen, float(x[0])
 
 
-@covers("work/callback-that-raises")
+@chapter.must(
+    "work/callback-that-raises",
+    "A callback that raises breaks the future that then returned for it, and nothing else: "
+    "other callbacks are called, and the group goes on.",
+    source="torch 2.13 docs, torch.futures.Future.then",
+    rests_on="work/future-then",
+)
 @world_sizes(2, 3)
 def test_a_callback_that_raises_harms_nobody_else(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -302,7 +383,14 @@ def waited_for_in_threads(me: Me) -> list[Tensor]:
     return found
 
 
-@covers("work/wait-in-threads")
+@chapter.must(
+    "work/wait-in-threads",
+    "Several threads may wait for one operation, whichever thread has issued it, and each comes "
+    "back when the outputs hold the result.",
+    source="derived: an operation that one thread issues for another",
+    needs="feature:nonblocking",
+    rests_on="work/wait",
+)
 @world_sizes(2, 3)
 def test_threads_wait_for_one_operation(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -331,7 +419,14 @@ def inputs_are_dropped(me: Me, call: Call) -> list[Tensor]:
     return taken
 
 
-@covers("work/dropped-inputs")
+@chapter.must(
+    "work/dropped-inputs",
+    "What an asynchronous operation reads may be dropped after the call: the operation holds it "
+    "as long as it needs it.",
+    source="derived: dist.all_gather(outputs, x.float(), async_op=True)",
+    needs="feature:nonblocking",
+    rests_on="all_reduce/async",
+)
 @pytest.mark.parametrize(
     "op",
     ops(
@@ -375,7 +470,13 @@ def one_waits_too_short(me: Me) -> tuple[str, Tensor]:
     return words, x
 
 
-@covers("work/wait-timeout")
+@chapter.must(
+    "work/wait-timeout",
+    "wait with a timeout raises when the operation is not done by then.",
+    source="pytorch#40948, pytorch#41265",
+    needs="feature:timeouts",
+    rests_on="all_reduce/async",
+)
 @world_sizes(2)
 def test_wait_gives_up_at_its_timeout(ranks: Ranks) -> None:
     outcomes = ranks.outcomes(one_waits_too_short)
@@ -385,7 +486,13 @@ def test_wait_gives_up_at_its_timeout(ranks: Ranks) -> None:
     assert_that("timed out" in words.lower(), f"wait ended with {words!r}", 0)
 
 
-@covers("work/wait-after-timeout")
+@chapter.should(
+    "work/wait-after-timeout",
+    "After wait has timed out the operation goes on, and can be waited for again.",
+    source="observed, torch 2.13.0 gloo",
+    needs="feature:timeouts",
+    rests_on="work/wait-timeout",
+)
 @world_sizes(2)
 def test_the_operation_goes_on_after_a_wait_has_given_up(ranks: Ranks) -> None:
     got = [x for _, x in ranks.run(one_waits_too_short)]
@@ -411,14 +518,27 @@ def alone_in_a_group(me: Me) -> tuple[str, bool, bool, str]:
         me.store.set("over", "")
 
 
-@covers("work/group-timeout")
+@chapter.must(
+    "work/group-timeout",
+    "A collective whose peers do not come within the group's timeout raises an error that says so.",
+    source="torch 2.13 docs, init_process_group, new_group: timeout",
+    needs="feature:timeouts",
+    rests_on="all_reduce/async",
+)
 @world_sizes(2, 3)
 def test_a_collective_that_nobody_joins_times_out(ranks: Ranks) -> None:
     words = ranks.run(alone_in_a_group)[0][0]
     assert_that("timed out" in words.lower(), f"wait ended with {words!r}", 0)
 
 
-@covers("work/failure-is-told")
+@chapter.must(
+    "work/failure-is-told",
+    "The Work of an operation that failed says so: wait raises, is_success is false, and "
+    "exception is the error.",
+    source="torch 2.13 docs, Work.wait, Work.exception; derived",
+    needs="feature:timeouts",
+    rests_on="work/group-timeout",
+)
 @world_sizes(2)
 def test_the_work_of_a_failed_collective_says_so(ranks: Ranks) -> None:
     words, completed, succeeded, exception = ranks.run(alone_in_a_group)[0]
@@ -453,7 +573,13 @@ def ask_the_future_of_a_failure(me: Me) -> tuple[bool, str]:
         me.store.set("over", "")
 
 
-@covers("work/failed-future")
+@chapter.must(
+    "work/failed-future",
+    "The future of an operation that failed is over as well, and its wait raises.",
+    source="torch 2.13 docs, Work.get_future; torch's Reducer waits for futures alone",
+    needs="feature:timeouts",
+    rests_on=("work/future", "work/group-timeout"),
+)
 @world_sizes(2)
 def test_the_future_of_a_failed_collective_says_so(ranks: Ranks) -> None:
     is_done, error = ranks.run(ask_the_future_of_a_failure)[0]
@@ -476,7 +602,13 @@ def last_rank_dies(me: Me) -> str:
     return "returned"
 
 
-@covers("work/peer-gone")
+@chapter.must(
+    "work/peer-gone",
+    "wait raises if a rank of the group has died before it made its contribution.",
+    source="derived",
+    needs="feature:timeouts",
+    rests_on="all_reduce/async",
+)
 @world_sizes(2, 3)
 def test_wait_raises_when_a_rank_has_died(ranks: Ranks) -> None:
     outcomes = ranks.outcomes(last_rank_dies)

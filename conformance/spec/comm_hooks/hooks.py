@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from conformance import (
+    Chapter,
     Me,
     Ranks,
     assert_same_on_all_ranks,
@@ -32,6 +33,13 @@ from conformance.spec.ddp.models import (
 )
 from conformance.spec.ddp.training_runs import Options, assert_grads
 from conformance.spec.raising import assert_raised
+
+DOCS = "torch 2.13 docs, DDP Communication Hooks"
+CPP = "torch, reducer.cpp and comm.cpp"
+OBSERVED = "observed, torch 2.13.0"
+
+chapter = Chapter("comm_hooks")
+
 
 Hook = Callable[[Any, Any], Any]
 
@@ -85,7 +93,24 @@ def calls(me: Me, cap: float) -> list[list[tuple[int, bool, bool, bool]]]:
     return steps
 
 
-@covers("comm_hooks/called-for-each-bucket", "comm_hooks/bucket/index", "comm_hooks/bucket/is-last")
+@chapter.must(
+    "comm_hooks/called-for-each-bucket",
+    "In each synchronised backward pass the hook is called once for each bucket, with the state "
+    "that it was registered with.",
+    source=DOCS,
+)
+@chapter.must(
+    "comm_hooks/bucket/index",
+    "index() counts the buckets of a pass from 0, in the order of the calls.",
+    source=f"{DOCS}, GradBucket.index",
+    rests_on="comm_hooks/called-for-each-bucket",
+)
+@chapter.must(
+    "comm_hooks/bucket/is-last",
+    "is_last() is true for the last bucket of a pass alone.",
+    source=f"{DOCS}, GradBucket.is_last",
+    rests_on="comm_hooks/called-for-each-bucket",
+)
 @world_sizes(1, 2)
 def test_calls(ranks: Ranks) -> None:
     for cap, buckets in ((25, [1, 1, 1]), (BYTE, [1, 4, 4])):
@@ -113,7 +138,14 @@ def calls_of_a_static_graph(me: Me) -> list[list[tuple[int, bool]]]:
     return steps
 
 
-@covers("comm_hooks/bucket/index-of-a-static-graph")
+@chapter.should(
+    "comm_hooks/bucket/index-of-a-static-graph",
+    "In the first step of a static graph, too, index() counts the buckets from 0, and is_last() "
+    "is true for the last alone.",
+    source=f"{DOCS}, GradBucket.index and GradBucket.is_last",
+    needs="dtype:float64",
+    rests_on=("comm_hooks/bucket/index", "comm_hooks/bucket/is-last"),
+)
 @world_sizes(1, 2)
 def test_calls_of_a_static_graph(ranks: Ranks) -> None:
     for rank, steps in enumerate(ranks.run(calls_of_a_static_graph)):
@@ -122,7 +154,12 @@ def test_calls_of_a_static_graph(ranks: Ranks) -> None:
             assert_that(got == wanted, f"calls of step {i + 1}: {got}, want {wanted}", rank)
 
 
-@covers("comm_hooks/bucket/buffer")
+@chapter.must(
+    "comm_hooks/bucket/buffer",
+    "buffer() is one-dimensional and holds all gradients of the bucket end to end.",
+    source=f"{DOCS}, GradBucket.buffer",
+    rests_on="comm_hooks/called-for-each-bucket",
+)
 @world_sizes(2)
 def test_buffers(ranks: Ranks) -> None:
     for rank, steps in enumerate(ranks.run(calls, BYTE)):
@@ -152,7 +189,18 @@ def local_gradients(me: Me, make: Callable[[], nn.Module]) -> list[tuple[Tensor,
     return [(given[id(p)], q.grad) for p, q in pairs if q.grad is not None]
 
 
-@covers("comm_hooks/gradients-are-not-divided", "comm_hooks/bucket/parameters")
+@chapter.must(
+    "comm_hooks/gradients-are-not-divided",
+    "A hook is given this rank's own gradients, not divided by the size of the group.",
+    source=f"{DOCS}: division is the hook's business",
+    rests_on="comm_hooks/called-for-each-bucket",
+)
+@chapter.must(
+    "comm_hooks/bucket/parameters",
+    "parameters() are the module's own, in the order of gradients().",
+    source=f"{DOCS}, GradBucket.parameters",
+    rests_on="comm_hooks/bucket/gradients",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("make", [make_model, make_large], ids=["small", "large"])
 def test_gradients_are_this_ranks_own(ranks: Ranks, make: Callable[[], nn.Module]) -> None:
@@ -183,7 +231,13 @@ def gradients_of_branches(me: Me, options: Options) -> list[list[float]]:
     return seen
 
 
-@covers("comm_hooks/bucket/unused-parameters")
+@chapter.must(
+    "comm_hooks/bucket/unused-parameters",
+    "With find_unused_parameters, the gradient of a parameter that this rank did not use is "
+    "zeros to the hook.",
+    source=f"{CPP}: the slot of an undefined gradient is filled with zeros",
+    rests_on="comm_hooks/bucket/gradients",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=["apart", "view"])
 def test_gradients_of_unused_parameters(ranks: Ranks, options: Options) -> None:
@@ -209,7 +263,13 @@ def unused_by_all(me: Me, options: Options) -> list[list[float | None]]:
     return seen
 
 
-@covers("comm_hooks/unused-everywhere")
+@chapter.must(
+    "comm_hooks/unused-everywhere",
+    "With find_unused_parameters, a parameter that no rank used keeps its gradient, whatever "
+    "the hook makes of its place in the bucket: None stays None.",
+    source=f"{CPP}: gradients of globally unused parameters are kept, with a hook as without",
+    rests_on="comm_hooks/result",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=["apart", "view"])
 def test_nobody_uses_a_parameter(ranks: Ranks, options: Options) -> None:
@@ -237,7 +297,13 @@ def write_to_views(me: Me, to_buffer: bool) -> list[bool]:
     return seen
 
 
-@covers("comm_hooks/bucket/gradients")
+@chapter.must(
+    "comm_hooks/bucket/gradients",
+    "gradients() are views of buffer(), one per parameter, of the parameter's shape: writing to "
+    "one is writing to the other.",
+    source=f"{DOCS}, GradBucket.gradients",
+    rests_on="comm_hooks/bucket/buffer",
+)
 @world_sizes(1)
 @pytest.mark.parametrize("to_buffer", [True, False], ids=["buffer", "views"])
 def test_gradients_are_views(ranks: Ranks, to_buffer: bool) -> None:
@@ -260,7 +326,12 @@ def replace_buffer(me: Me) -> list[str]:
     return seen
 
 
-@covers("comm_hooks/bucket/set-buffer")
+@chapter.must(
+    "comm_hooks/bucket/set-buffer",
+    "After set_buffer(), buffer() is the tensor that was given, of another dtype as well.",
+    source=f"{DOCS}, GradBucket.set_buffer",
+    rests_on="comm_hooks/bucket/buffer",
+)
 @world_sizes(1)
 def test_set_buffer(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(replace_buffer), ["torch.float64 True"], what="buffer")
@@ -282,7 +353,12 @@ def gradients_of_conv(me: Me) -> list[tuple[Tensor, Tensor]]:
     return [(given[id(p)], g) for p, g in zip(module.parameters(), grads, strict=True)]
 
 
-@covers("comm_hooks/bucket/gradients-of-channels-last")
+@chapter.should(
+    "comm_hooks/bucket/gradients-of-channels-last",
+    "gradients() of a channels-last parameter are, element by element, its gradient.",
+    source=f"{DOCS}: per-parameter gradients; pytorch#42577",
+    rests_on="comm_hooks/bucket/gradients",
+)
 @world_sizes(1)
 def test_gradients_of_channels_last(ranks: Ranks) -> None:
     [pairs] = ranks.run(gradients_of_conv)
@@ -305,7 +381,13 @@ def double_complex(me: Me) -> tuple[list[str], list[list[Tensor]]]:
     return seen, grads
 
 
-@covers("comm_hooks/bucket/complex")
+@chapter.should(
+    "comm_hooks/bucket/complex",
+    "The buffer of complex parameters is real, twice as long, and what the hook makes of it "
+    "becomes their gradients.",
+    source=f"{CPP}, view_as_real; {OBSERVED}",
+    rests_on="comm_hooks/bucket/buffer",
+)
 @world_sizes(1)
 def test_complex_buffers(ranks: Ranks) -> None:
     [(seen, [grads])] = ranks.run(double_complex)
@@ -348,14 +430,32 @@ def assert_returned(ranks: Ranks, way: str, options: Options) -> None:
     assert_same_on_all_ranks(got, want, what="gradients")
 
 
-@covers("comm_hooks/result", "comm_hooks/result-in-later-steps")
+@chapter.must(
+    "comm_hooks/result",
+    "The tensor in the hook's future takes the bucket's place: the same tensor or another.",
+    source=DOCS,
+    rests_on="comm_hooks/called-for-each-bucket",
+)
+@chapter.must(
+    "comm_hooks/result-in-later-steps",
+    "A hook that returns a new tensor each time is right in all later steps too, with gradients "
+    "that are views as well.",
+    source="pytorch#43307",
+    rests_on="comm_hooks/result",
+)
 @world_sizes(1, 2)
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=["apart", "view"])
 def test_another_tensor(ranks: Ranks, options: Options) -> None:
     assert_returned(ranks, "at once", options)
 
 
-@covers("comm_hooks/future-is-awaited")
+@chapter.must(
+    "comm_hooks/future-is-awaited",
+    "backward returns when all hooks' futures are complete, and with their values, also if "
+    "another thread completes them.",
+    source=f"{DOCS}: asynchronous; {CPP}, finalize_backward",
+    rests_on="comm_hooks/result",
+)
 @world_sizes(2)
 def test_a_thread_completes_the_future(ranks: Ranks) -> None:
     assert_returned(ranks, "thread", {})
@@ -367,21 +467,36 @@ def test_the_first_of_several_futures_comes_last(ranks: Ranks) -> None:
     assert_returned(ranks, "first last", {"bucket_cap_mb": BYTE})
 
 
-@covers("comm_hooks/result-inside-another-tensor")
+@chapter.must(
+    "comm_hooks/result-inside-another-tensor",
+    "The tensor in the hook's future may be a part of a larger one, wherever it begins in it.",
+    source=f"{DOCS}: a tensor in the bucket's place",
+    rests_on="comm_hooks/result",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=["apart", "view"])
 def test_a_part_of_another_tensor(ranks: Ranks, options: Options) -> None:
     assert_returned(ranks, "part", options)
 
 
-@covers("comm_hooks/result-of-another-dtype")
+@chapter.should(
+    "comm_hooks/result-of-another-dtype",
+    "The tensor in the hook's future may be of another dtype; gradients keep theirs.",
+    source=OBSERVED,
+    rests_on="comm_hooks/result",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=["apart", "view"])
 def test_a_result_of_another_dtype(ranks: Ranks, options: Options) -> None:
     assert_returned(ranks, "half", options)
 
 
-@covers("comm_hooks/then")
+@chapter.must(
+    "comm_hooks/then",
+    "Futures may be chained with then(), more than once.",
+    source="torch, test_c10d_gloo.py: test_ddp_comm_hook_future_passing_cpu",
+    rests_on="comm_hooks/future-is-awaited",
+)
 @world_sizes(2)
 def test_chained_futures(ranks: Ranks) -> None:
     assert_returned(ranks, "then", {})
@@ -400,7 +515,12 @@ def exchange_twice(me: Me) -> list[list[Tensor]]:
     return run_hook(me, make_model, (2, WIDTH), hook, {}, 3)[1]
 
 
-@covers("comm_hooks/several-collectives")
+@chapter.must(
+    "comm_hooks/several-collectives",
+    "A hook may issue several collectives, one after the other, inside then() as well.",
+    source="torch 2.13, powerSGD_hook does",
+    rests_on="comm_hooks/then",
+)
 @world_sizes(2)
 def test_several_collectives(ranks: Ranks) -> None:
     got = ranks.run(exchange_twice)
@@ -425,7 +545,12 @@ def register_two(me: Me, first: str, second: str) -> None:
             model.register_comm_hook(None, bare(lambda _, bucket: completed(bucket.buffer())))
 
 
-@covers("comm_hooks/registered-twice")
+@chapter.must(
+    "comm_hooks/registered-twice",
+    "Registering a second hook, builtin or not, raises RuntimeError 'comm_hook can only be "
+    "called once'.",
+    source=CPP,
+)
 @world_sizes(1)
 @pytest.mark.parametrize(
     ("first", "second"), [("hook", "hook"), ("hook", "builtin"), ("builtin", "hook")]
@@ -463,14 +588,23 @@ def register(me: Me, kind: str) -> bool:
     return True
 
 
-@covers("comm_hooks/not-callable")
+@chapter.must(
+    "comm_hooks/not-callable",
+    "A hook that cannot be called is refused with TypeError 'Communication hook must be callable'.",
+    source="torch, test_c10d_common.py and test_ddp_invalid_comm_hook_init",
+)
 @world_sizes(1)
 def test_a_number_for_a_hook(ranks: Ranks) -> None:
     outcomes = ranks.outcomes(register, "number")
     assert_raised(outcomes, TypeError, match="Communication hook must be callable")
 
 
-@covers("comm_hooks/annotations")
+@chapter.must(
+    "comm_hooks/annotations",
+    "A hook whose annotations contradict GradBucket and Future[Tensor] is refused with "
+    "ValueError; one with the right annotations or none is taken.",
+    source="torch, test_c10d_common.py: test_ddp_invalid_comm_hook_init",
+)
 @world_sizes(1)
 def test_annotations(ranks: Ranks) -> None:
     words = "bucket annotation should be dist.GradBucket"
@@ -494,34 +628,57 @@ def misbehave(me: Me, way: str) -> None:
     run_hook(me, make_model, (2, WIDTH), hook, {}, 1)
 
 
-@covers("comm_hooks/returns-no-future")
+@chapter.must(
+    "comm_hooks/returns-no-future",
+    "A hook that returns a number makes backward raise RuntimeError 'callback must return a "
+    "torch.futures.Future', on every rank.",
+    source="torch, test_ddp_invalid_comm_hook_return_type",
+)
 @world_sizes(1, 2)
 def test_a_hook_returns_a_number(ranks: Ranks) -> None:
     words = "callback must return a torch.futures.Future"
     assert_raised(ranks.outcomes(misbehave, "number"), RuntimeError, match=words)
 
 
-@covers("comm_hooks/returns-none")
+@chapter.should(
+    "comm_hooks/returns-none",
+    "A hook that forgets to return anything makes backward raise RuntimeError.",
+    source=f"{OBSERVED}: the process dies",
+    rests_on="comm_hooks/returns-no-future",
+)
 @world_sizes(1)
 @deadline(10)
 def test_a_hook_returns_nothing(ranks: Ranks) -> None:
     assert_raised(ranks.outcomes(misbehave, "none"), RuntimeError)
 
 
-@covers("comm_hooks/future-of-no-tensor")
+@chapter.must(
+    "comm_hooks/future-of-no-tensor",
+    "A future that holds no tensor makes backward raise RuntimeError.",
+    source="torch, test_ddp_invalid_comm_hook_return_type",
+)
 @world_sizes(1, 2)
 def test_a_future_of_text(ranks: Ranks) -> None:
     assert_raised(ranks.outcomes(misbehave, "text"), RuntimeError)
 
 
-@covers("comm_hooks/raises")
+@chapter.must(
+    "comm_hooks/raises",
+    "An exception in a hook comes out of backward with its message.",
+    source="torch 2.13, comm hooks run inside backward",
+)
 @world_sizes(1, 2)
 def test_a_hook_raises(ranks: Ranks) -> None:
     outcomes = ranks.outcomes(misbehave, "raises")
     assert_raised(outcomes, ArithmeticError, RuntimeError, match="refused by the hook")
 
 
-@covers("comm_hooks/future-raises")
+@chapter.must(
+    "comm_hooks/future-raises",
+    "An exception in a callback of then() comes out of backward with its message.",
+    source="torch 2.13 docs, Future.then",
+    rests_on="comm_hooks/raises",
+)
 @world_sizes(1, 2)
 def test_a_callback_raises(ranks: Ranks) -> None:
     outcomes = ranks.outcomes(misbehave, "raises later")

@@ -19,7 +19,15 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
     powerSGD_hook,
 )
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance import (
+    Chapter,
+    Me,
+    Ranks,
+    assert_same_on_all_ranks,
+    assert_that,
+    covers,
+    world_sizes,
+)
 from conformance.spec.comm_hooks.hooked import (
     BYTE,
     assert_averages,
@@ -36,6 +44,11 @@ from conformance.spec.ddp.training_runs import Options, assert_grads
 from conformance.spec.polling import rounds_of_messages
 from conformance.spec.raising import assert_raised
 
+DOCS = "torch 2.13 docs, DDP Communication Hooks"
+
+chapter = Chapter("comm_hooks")
+
+
 HALF, BRAIN, ROUNDING = 5e-3, 4e-2, 1e-5
 VIEW: Options = {"gradient_as_bucket_view": True}
 SMALL: Options = {"bucket_cap_mb": 40 * BYTE}
@@ -49,7 +62,12 @@ def builtin(kind: str, model: Any, me: Me, group: Any) -> None:
     model._register_builtin_comm_hook(getattr(dist.BuiltinCommHookType, kind))
 
 
-@covers("comm_hooks/library/allreduce")
+@chapter.must(
+    "comm_hooks/library/allreduce",
+    "allreduce_hook, with a group or None, trains as DDP without a hook does.",
+    source=f"{DOCS}; torch 2.13, test_ddp_hook_parity_allreduce",
+    rests_on="comm_hooks/called-for-each-bucket",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("state", ["group", "none"])
 def test_all_reduce(ranks: Ranks, state: str) -> None:
@@ -58,7 +76,13 @@ def test_all_reduce(ranks: Ranks, state: str) -> None:
         assert_averages(ranks, register, within=ROUNDING, options=options)
 
 
-@covers("comm_hooks/library/fp16")
+@chapter.must(
+    "comm_hooks/library/fp16",
+    "fp16_compress_hook averages up to half precision, and gradients keep their dtype.",
+    source=DOCS,
+    needs="dtype:float16",
+    rests_on="comm_hooks/called-for-each-bucket",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("options", [{}, VIEW], ids=["apart", "view"])
 def test_fp16(ranks: Ranks, options: Options) -> None:
@@ -66,7 +90,13 @@ def test_fp16(ranks: Ranks, options: Options) -> None:
     assert_averages(ranks, register, within=HALF, options=options)
 
 
-@covers("comm_hooks/library/fp16-on-the-wire")
+@chapter.must(
+    "comm_hooks/library/fp16-on-the-wire",
+    "With fp16_compress_hook all that travels is half precision.",
+    source="pytorch#63375",
+    needs="dtype:float16",
+    rests_on="comm_hooks/library/fp16",
+)
 @world_sizes(2)
 def test_fp16_on_the_wire(ranks: Ranks) -> None:
     register = functools.partial(by_hook, default_hooks.fp16_compress_hook, "group")
@@ -89,7 +119,13 @@ def assert_no_overflow(ranks: Ranks, register: Any) -> None:
     assert_same_on_all_ranks(ranks.run(large_gradient, register), want, what="gradient")
 
 
-@covers("comm_hooks/library/fp16-range")
+@chapter.must(
+    "comm_hooks/library/fp16-range",
+    "With fp16_compress_hook gradients that half precision can hold do not overflow in the sum.",
+    source="pytorch#57410 and pytorch#59522",
+    needs="dtype:float16",
+    rests_on="comm_hooks/library/fp16",
+)
 @world_sizes(2, 3)
 def test_fp16_range(ranks: Ranks) -> None:
     register = functools.partial(by_hook, default_hooks.fp16_compress_hook, "none")
@@ -99,7 +135,13 @@ def test_fp16_range(ranks: Ranks) -> None:
         assert_that(bool(grad.isfinite().all()), f"the gradient is {grad.flatten().tolist()}")
 
 
-@covers("comm_hooks/library/bf16")
+@chapter.must(
+    "comm_hooks/library/bf16",
+    "bf16_compress_hook averages up to bfloat16's precision.",
+    source=DOCS,
+    needs=("dtype:bfloat16", "feature:bf16_hooks_on_cpu"),
+    rests_on="comm_hooks/called-for-each-bucket",
+)
 @world_sizes(2)
 def test_bf16(ranks: Ranks) -> None:
     register = functools.partial(by_hook, default_hooks.bf16_compress_hook, "group")
@@ -111,7 +153,14 @@ def wrapped_fp16(model: Any, me: Me, group: Any) -> None:
     model.register_comm_hook(group, hook)
 
 
-@covers("comm_hooks/library/fp16-wrapper")
+@chapter.must(
+    "comm_hooks/library/fp16-wrapper",
+    "fp16_compress_wrapper around another hook hands it half precision and gives gradients back "
+    "in their dtype.",
+    source=DOCS,
+    needs="dtype:float16",
+    rests_on="comm_hooks/library/fp16",
+)
 @world_sizes(2)
 def test_fp16_wrapper(ranks: Ranks) -> None:
     for issued in assert_averages(ranks, wrapped_fp16, within=HALF):
@@ -133,7 +182,13 @@ def power_sgd(rank: int, start: int, model: Any, me: Me, group: Any) -> None:
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
-@covers("comm_hooks/library/power-sgd")
+@chapter.must(
+    "comm_hooks/library/power-sgd",
+    "powerSGD_hook averages plainly before start_powerSGD_iter; from then on gradients are of "
+    "low rank, the same on all ranks, and are exact if the rank suffices.",
+    source=f"{DOCS}; torch 2.13, test_ddp_hook_parity_powerSGD",
+    rests_on="comm_hooks/called-for-each-bucket",
+)
 @world_sizes(2)
 def test_power_sgd_before_it_begins(ranks: Ranks) -> None:
     assert_averages(ranks, functools.partial(power_sgd, 1, 10), within=ROUNDING)
@@ -207,7 +262,13 @@ def power_sgd_states(me: Me, options: Options) -> list[dict[str, Any]]:
     return seen
 
 
-@covers("comm_hooks/library/power-sgd-state")
+@chapter.must(
+    "comm_hooks/library/power-sgd-state",
+    "PowerSGD's state goes on from step to step: warm starts keep Q, and the error feedback is "
+    "of the buckets that there are now.",
+    source="pytorch#50283 and pytorch#49418",
+    rests_on="comm_hooks/library/power-sgd",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("options", [{}, SMALL], ids=["one-bucket", "small-buckets"])
 def test_power_sgd_goes_on(ranks: Ranks, options: Options) -> None:
@@ -242,7 +303,12 @@ def make_state(me: Me, start: int, error_feedback: bool, warm_start: bool) -> No
     )
 
 
-@covers("comm_hooks/library/power-sgd-invalid-state")
+@chapter.must(
+    "comm_hooks/library/power-sgd-invalid-state",
+    "A PowerSGDState that begins to compress before buckets are rebuilt, with error feedback or "
+    "a warm start, is refused with ValueError 'Expect `start_powerSGD_iter` > 1'.",
+    source="torch, test_c10d_common.py: test_invalid_powerSGD_state",
+)
 @world_sizes(1)
 @pytest.mark.parametrize("start", [0, 1])
 @pytest.mark.parametrize(("feedback", "warm"), [(True, True), (True, False), (False, True)])
@@ -281,7 +347,13 @@ def go_on_from_a_saved_state(me: Me) -> tuple[list[Tensor], list[Tensor]]:
     return whole, go_on(me, loaded, Recipe(make_model)(seed=0).to(me.device), range(4, 6))
 
 
-@covers("comm_hooks/library/power-sgd-pickle")
+@chapter.should(
+    "comm_hooks/library/power-sgd-pickle",
+    "A PowerSGDState can be saved in the middle of training, and training goes on from the "
+    "loaded one as from the saved one.",
+    source="torch 2.13, test_ddp_hook_pickling_powerSGD",
+    rests_on="comm_hooks/library/power-sgd",
+)
 @world_sizes(2)
 def test_a_saved_power_sgd_state(ranks: Ranks) -> None:
     for rank, (whole, saved) in enumerate(ranks.run(go_on_from_a_saved_state)):
@@ -308,7 +380,13 @@ def local_sgd(me: Me, start: int, steps: int) -> list[Tensor]:
     return grads
 
 
-@covers("comm_hooks/library/post-local-sgd")
+@chapter.must(
+    "comm_hooks/library/post-local-sgd",
+    "post_localSGD_hook averages over all ranks before start_localSGD_iter and over the "
+    "subgroup from then on.",
+    source=f"{DOCS}; torch 2.13, test_ddp_hook_parity_post_localSGD",
+    rests_on="comm_hooks/called-for-each-bucket",
+)
 @world_sizes(4)
 def test_post_local_sgd(ranks: Ranks) -> None:
     for rank, grads in enumerate(ranks.run(local_sgd, 2, 4)):
@@ -318,7 +396,12 @@ def test_post_local_sgd(ranks: Ranks) -> None:
         assert_that(got == wanted, f"gradients {got}, want {wanted}", rank)
 
 
-@covers("comm_hooks/library/noop")
+@chapter.must(
+    "comm_hooks/library/noop",
+    "noop_hook leaves each rank its own gradients and issues nothing.",
+    source=DOCS,
+    rests_on="comm_hooks/called-for-each-bucket",
+)
 @world_sizes(2)
 def test_noop(ranks: Ranks) -> None:
     register = functools.partial(by_hook, debugging_hooks.noop_hook, "none")
@@ -343,7 +426,12 @@ def trained_by_hook(me: Me) -> list[Tensor]:
     return [p.detach().clone() for p in module.parameters()]
 
 
-@covers("comm_hooks/library/hook-then-optimizer")
+@chapter.should(
+    "comm_hooks/library/hook-then-optimizer",
+    "_hook_then_optimizer around a hook steps a functional optimizer on what the hook gives.",
+    source="torch 2.13, test_ddp_hook_with_optimizer_parity_sgd",
+    rests_on="comm_hooks/library/allreduce",
+)
 @world_sizes(2)
 def test_a_hook_then_an_optimizer(ranks: Ranks) -> None:
     got = ranks.run(trained_by_hook)
@@ -361,7 +449,11 @@ def test_a_hook_then_an_optimizer(ranks: Ranks) -> None:
 # ---- builtin hooks
 
 
-@covers("comm_hooks/builtin/allreduce")
+@chapter.must(
+    "comm_hooks/builtin/allreduce",
+    "The builtin hook ALLREDUCE trains as DDP without a hook does.",
+    source="torch 2.13, _register_builtin_comm_hook",
+)
 @world_sizes(2, 3)
 def test_builtin_all_reduce(ranks: Ranks) -> None:
     register = functools.partial(builtin, "ALLREDUCE")
@@ -369,7 +461,12 @@ def test_builtin_all_reduce(ranks: Ranks) -> None:
         assert_averages(ranks, register, within=ROUNDING, options=options)
 
 
-@covers("comm_hooks/builtin/fp16")
+@chapter.must(
+    "comm_hooks/builtin/fp16",
+    "The builtin hook FP16_COMPRESS averages up to half precision, without overflow.",
+    source="torch 2.13, _register_builtin_comm_hook",
+    needs="dtype:float16",
+)
 @world_sizes(2)
 def test_builtin_fp16(ranks: Ranks) -> None:
     register = functools.partial(builtin, "FP16_COMPRESS")
@@ -384,7 +481,11 @@ def logged_name(me: Me, register: Any) -> str:
     return name
 
 
-@covers("comm_hooks/logged")
+@chapter.should(
+    "comm_hooks/logged",
+    "The logging data have the hook's name.",
+    source="torch 2.13, test_ddp_comm_hook_logging",
+)
 @world_sizes(1)
 def test_the_hooks_name_is_logged(ranks: Ranks) -> None:
     hook = functools.partial(by_hook, default_hooks.fp16_compress_hook, "none")

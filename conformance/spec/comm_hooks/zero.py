@@ -14,11 +14,14 @@ import torch
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from conformance import Me, Ranks, assert_that, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_that, world_sizes
 from conformance.spec.comm_hooks.hooked import make_model
 from conformance.spec.ddp.models import WIDTH, Recipe, loss_of, normal
 from conformance.spec.ddp.optimizers import ZeroRedundancyOptimizer, ddp_zero_hook
 from conformance.spec.ddp.training_runs import assert_grads
+
+chapter = Chapter("comm_hooks", source="torch 2.13, test_ddp_zero_overlap; both refuse gloo")
+
 
 STEPS, WITHOUT_AN_UPDATE = 5, 2
 REFUSAL = "may meet hangs"
@@ -45,7 +48,13 @@ def trained(me: Me, kind: str) -> list[Tensor] | None:
     return [p.detach().clone() for p in module.parameters()]
 
 
-@covers("comm_hooks/library/zero")
+@chapter.should(
+    "comm_hooks/library/zero",
+    "For a model of one bucket, hook_with_zero_step and its interleaved form step a "
+    "ZeroRedundancyOptimizer inside of backward as one optimizer would step the whole model "
+    "after it, but for the two steps before buckets are final; or they refuse the backend.",
+    rests_on=("comm_hooks/library/allreduce", "comm_hooks/bucket/is-last"),
+)
 @world_sizes(2)
 @pytest.mark.parametrize("kind", ["hook_with_zero_step", "hook_with_zero_step_interleaved"])
 def test_zero(ranks: Ranks, kind: str) -> None:

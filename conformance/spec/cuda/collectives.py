@@ -8,11 +8,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conformance import (
+    Chapter,
     Me,
     Ranks,
     assert_each_rank,
     assert_same_on_all_ranks,
-    covers,
     gpu,
     needs,
     world_sizes,
@@ -23,6 +23,11 @@ from conformance.oracle.data import sample
 from conformance.spec.collectives.perform import Seen, assert_taken, issue
 from conformance.spec.cuda.stream_work import streams_of
 from conformance.spec.raising import assert_raised
+
+NOTES = "torch 2.13 docs, distributed: 'Synchronous and asynchronous collective operations'"
+
+chapter = Chapter("cuda")
+
 
 MOVING = [
     pytest.param(op, marks=needs(f"op:{op}"))
@@ -41,7 +46,11 @@ def perform_on_device(me: Me, call: Call) -> Seen:
     return Seen((), tuple(streams.get(x) for x in taken))
 
 
-@covers("cuda/values")
+@chapter.must(
+    "cuda/values",
+    "Every collective leaves in CUDA tensors what it leaves in CPU tensors.",
+    source="torch 2.13 docs, distributed: backends",
+)
 @gpu()
 @pytest.mark.parametrize("op", MOVING)
 @pytest.mark.parametrize("dtype", ["float32", "int64", "bfloat16"])
@@ -61,7 +70,13 @@ def reduce_views(me: Me) -> tuple[Tensor, Tensor]:
     return streams.get(whole), streams.get(rows)
 
 
-@covers("cuda/strided")
+@chapter.must(
+    "cuda/strided",
+    "CUDA tensors that are views with gaps or transposed are reduced and broadcast in place; "
+    "the memory between their elements stays as it is.",
+    source="all_reduce/strided and broadcast/strided, on a device",
+    rests_on="cuda/values",
+)
 @gpu()
 @world_sizes(1, 2, 3)
 def test_views_are_reduced_and_broadcast_in_place(ranks: Ranks) -> None:
@@ -87,7 +102,12 @@ def sum_large(me: Me, numel: int) -> tuple[float, float, float]:
     return float(wrong), float(streams.get(x[1])), float(streams.get(x[-1]))
 
 
-@covers("cuda/large")
+@chapter.must(
+    "cuda/large",
+    "all_reduce of a CUDA tensor of many megabytes sums every element.",
+    source="torch 2.13 docs, all_reduce",
+    rests_on="cuda/values",
+)
 @gpu()
 @world_sizes(1, 2)
 def test_a_large_tensor_is_summed(ranks: Ranks) -> None:
@@ -107,7 +127,13 @@ def sum_sparse(me: Me) -> tuple[Tensor, str]:
     return streams.get(x.to_dense()), x.device.type
 
 
-@covers("cuda/sparse")
+@chapter.must(
+    "cuda/sparse",
+    "all_reduce of sparse CUDA tensors leaves the sum in the tensor that was passed, on its "
+    "device.",
+    source="torch 2.13, ProcessGroupGloo.allreduce_sparse",
+    needs="feature:sparse",
+)
 @gpu()
 @world_sizes(1, 2, 3)
 def test_sparse_tensors_are_summed(ranks: Ranks) -> None:
@@ -135,7 +161,12 @@ def sum_afterwards(me: Me) -> Tensor:
     return torch.zeros(0)
 
 
-@covers("cuda/mixed-devices")
+@chapter.must(
+    "cuda/mixed-devices",
+    "A call with tensors of the host and of a device at once raises on every rank, and the "
+    "group goes on.",
+    source="observed, torch 2.13.0: 'tensors must all be on the same device'",
+)
 @gpu()
 @world_sizes(1, 2)
 def test_tensors_of_host_and_device_in_one_call(ranks: Ranks) -> None:
@@ -155,7 +186,12 @@ def by_turns(me: Me) -> list[Tensor]:
     return sums
 
 
-@covers("cuda/other-device")
+@chapter.should(
+    "cuda/other-device",
+    "A rank may use tensors of a device other than its current one, also by turns.",
+    source=f"{NOTES}: an operation concerns the streams of its tensors' device",
+    rests_on="cuda/values",
+)
 @gpu(2)
 @world_sizes(1, 2)
 def test_tensors_of_several_devices_by_turns(ranks: Ranks) -> None:
@@ -179,7 +215,13 @@ def pass_on(me: Me) -> Tensor:
     return streams.get(received * 2)
 
 
-@covers("cuda/messages")
+@chapter.should(
+    "cuda/messages",
+    "A message between CUDA tensors is sent after the kernels that were put on the current "
+    "stream before, and is there for the kernels that come after wait.",
+    source=f"{NOTES}; torch 2.13 docs, isend and irecv",
+    needs="op:send",
+)
 @gpu()
 @world_sizes(2, 3)
 def test_messages_between_devices(ranks: Ranks) -> None:

@@ -7,11 +7,17 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_that, covers, gpu, needs, world_sizes
+from conformance import Chapter, Me, Ranks, assert_that, covers, gpu, needs, world_sizes
 from conformance.oracle.collectives import Call, before
 from conformance.oracle.data import blank, name_of
 from conformance.spec.collectives.perform import Seen, assert_taken, issue
 from conformance.spec.cuda.stream_work import Streams, streams_of
+
+SEMANTICS = "torch 2.13 docs, CUDA semantics: 'CUDA streams'"
+NOTES = "torch 2.13 docs, distributed: 'Synchronous and asynchronous collective operations'"
+
+chapter = Chapter("cuda")
+
 
 pytestmark = gpu()
 
@@ -67,7 +73,25 @@ def call_after_late_kernels(me: Me, call: Call, async_op: bool) -> Seen:
 @pytest.mark.parametrize(
     "async_op",
     [
-        pytest.param(False, marks=covers("cuda/reads-after-the-stream", "cuda/after-the-call")),
+        pytest.param(
+            False,
+            marks=(
+                chapter.must(
+                    "cuda/reads-after-the-stream",
+                    "A collective reads its tensors after all kernels that were put on the current "
+                    "stream before the call.",
+                    source=SEMANTICS,
+                    rests_on="cuda/values",
+                ),
+                chapter.must(
+                    "cuda/after-the-call",
+                    "Kernels that are put on the current stream after a synchronous call see its "
+                    "results.",
+                    source=f"{NOTES}: 'function calls utilizing the output on the same CUDA stream will behave as expected'",
+                    rests_on="cuda/reads-after-the-stream",
+                ),
+            ),
+        ),
         pytest.param(True, marks=covers("cuda/reads-after-the-stream", "cuda/after-the-wait")),
     ],
     ids=["sync", "async"],
@@ -88,7 +112,13 @@ def call_while_outputs_are_read(me: Me, call: Call) -> tuple[list[Tensor], Seen]
     return [streams.get(x) for x in held], late.seen(late.results())
 
 
-@covers("cuda/writes-after-the-stream")
+@chapter.must(
+    "cuda/writes-after-the-stream",
+    "A collective writes to its outputs after all kernels that were put on the current stream "
+    "before the call, which may still read what the outputs held.",
+    source=SEMANTICS,
+    rests_on="cuda/values",
+)
 @pytest.mark.parametrize("op", OPS)
 @world_sizes(1, 2, 3)
 def test_kernels_that_read_the_outputs_come_before_the_call(ranks: Ranks, op: str) -> None:
@@ -118,7 +148,13 @@ def wait_on_other_stream(me: Me, call: Call) -> Seen:
     return seen
 
 
-@covers("cuda/after-the-wait")
+@chapter.must(
+    "cuda/after-the-wait",
+    "Kernels that are put on a stream after wait was called with it as the current stream see "
+    "the results, on whatever stream the call was issued.",
+    source=f"{NOTES}: Work.wait",
+    rests_on="cuda/reads-after-the-stream",
+)
 @pytest.mark.parametrize("op", OPS)
 @world_sizes(1, 2, 3)
 def test_a_consumer_on_another_stream_waits_there(ranks: Ranks, op: str) -> None:
@@ -135,7 +171,13 @@ def overwrite_after_call(me: Me, call: Call) -> Seen:
     return late.seen(results)
 
 
-@covers("cuda/reuse-after-the-call")
+@chapter.must(
+    "cuda/reuse-after-the-call",
+    "What a synchronous call has read may be overwritten on the current stream right after it, "
+    "and no rank's result shows it.",
+    source=NOTES,
+    rests_on="cuda/after-the-call",
+)
 @pytest.mark.parametrize("op", OPS)
 @world_sizes(1, 2, 3)
 def test_inputs_are_reused_right_after_the_call(ranks: Ranks, op: str) -> None:
@@ -157,7 +199,13 @@ def drop_inputs(me: Me, call: Call) -> Seen:
     return late.seen(results)
 
 
-@covers("cuda/dropped-tensors")
+@chapter.must(
+    "cuda/dropped-tensors",
+    "Tensors may be dropped after an asynchronous call; their memory is not given out again "
+    "before the operation has used it.",
+    source="torch 2.13 docs, Tensor.record_stream",
+    rests_on="cuda/after-the-wait",
+)
 @pytest.mark.parametrize("op", OPS[2:])
 @world_sizes(1, 2, 3)
 def test_inputs_are_dropped_after_the_call(ranks: Ranks, op: str) -> None:
@@ -178,7 +226,13 @@ def read_in_callback(me: Me, call: Call) -> tuple[Seen, Seen]:
     return late.seen(copies), late.seen(results)
 
 
-@covers("cuda/futures")
+@chapter.must(
+    "cuda/futures",
+    "Kernels of a callback of the operation's future, and those that come after the future's "
+    "wait, see the results.",
+    source="torch 2.13 docs, torch.futures.Future: devices",
+    rests_on="cuda/after-the-wait",
+)
 @pytest.mark.parametrize("op", OPS)
 @world_sizes(1, 2, 3)
 def test_callbacks_and_futures_see_the_results(ranks: Ranks, op: str) -> None:
@@ -206,7 +260,13 @@ def several_in_flight(me: Me, calls: list[Call]) -> list[Seen]:
     return seen
 
 
-@covers("cuda/several-in-flight")
+@chapter.must(
+    "cuda/several-in-flight",
+    "Several asynchronous operations may be under way, issued on different streams, and be "
+    "waited for in any order.",
+    source=NOTES,
+    rests_on="cuda/after-the-wait",
+)
 @world_sizes(1, 2, 3)
 def test_several_operations_are_under_way(ranks: Ranks) -> None:
     ops = ("all_reduce", "all_gather_into_tensor", "broadcast", "all_reduce")

@@ -10,11 +10,14 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffload, ShardingStrategy
 from torch.utils.checkpoint import checkpoint
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, gpu, world_sizes
+from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_that, gpu, world_sizes
 from conformance.oracle.near import Near
 from conformance.spec.cuda.stream_work import Streams, put_module, streams_of
 from conformance.spec.tolerance import assert_near
 from conformance.spec.wrappers import fsdp_of, in_ddp, sync_batchnorm_of
+
+chapter = Chapter("cuda")
+
 
 pytestmark = gpu()
 
@@ -106,7 +109,13 @@ def train_ddp(me: Me, options: dict[str, Any], recompute: bool) -> dict[str, Ten
     return params_of(streams, model.module)
 
 
-@covers("cuda/ddp")
+@chapter.must(
+    "cuda/ddp",
+    "Training under DistributedDataParallel on CUDA devices comes to the parameters that "
+    "training on all batches in one process on the CPU comes to, up to rounding.",
+    source="torch 2.13 docs, DistributedDataParallel",
+    rests_on="cuda/after-the-wait",
+)
 @pytest.mark.parametrize(
     "options",
     [{}, {"bucket_cap_mb": 0.001}, {"gradient_as_bucket_view": True}, {"static_graph": True}],
@@ -117,7 +126,13 @@ def test_ddp_trains_as_one_process(ranks: Ranks, options: dict[str, Any]) -> Non
     assert_trained(ranks.run(train_ddp, options, False))
 
 
-@covers("cuda/checkpointing")
+@chapter.must(
+    "cuda/checkpointing",
+    "Layers under activation checkpointing train under DistributedDataParallel on CUDA devices "
+    "as they do without checkpointing.",
+    source="torch 2.13 docs, torch.utils.checkpoint",
+    rests_on="cuda/ddp",
+)
 @world_sizes(1, 2)
 def test_ddp_trains_checkpointed_layers(ranks: Ranks) -> None:
     assert_trained(ranks.run(train_ddp, {}, True), recompute=True)
@@ -134,7 +149,13 @@ def train_ddp_on_side_stream(me: Me) -> dict[str, Tensor]:
     return got
 
 
-@covers("cuda/ddp-on-a-side-stream")
+@chapter.must(
+    "cuda/ddp-on-a-side-stream",
+    "The same holds if forward, backward and optimizer run on a stream that is not the default "
+    "one.",
+    source="torch 2.13 docs, CUDA semantics: 'Stream semantics of backward passes'",
+    rests_on="cuda/ddp",
+)
 @world_sizes(1, 2)
 def test_ddp_on_a_side_stream(ranks: Ranks) -> None:
     assert_trained(ranks.run(train_ddp_on_side_stream))
@@ -152,7 +173,13 @@ def gradients_of_optional(me: Me) -> tuple[bool, Tensor]:
     return has_one, streams.get(weight.grad)
 
 
-@covers("cuda/ddp-unused")
+@chapter.must(
+    "cuda/ddp-unused",
+    "With find_unused_parameters on CUDA devices, parameters that no rank used keep no "
+    "gradient, and those that one rank used get the mean.",
+    source="torch 2.13 docs, DistributedDataParallel: find_unused_parameters",
+    rests_on="cuda/ddp",
+)
 @world_sizes(1, 2)
 def test_ddp_finds_unused_parameters(ranks: Ranks) -> None:
     got = ranks.run(gradients_of_optional)
@@ -186,7 +213,14 @@ def _plain(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != "_fsdp_wrapped_module")
 
 
-@covers("cuda/fsdp")
+@chapter.must(
+    "cuda/fsdp",
+    "Training under FullyShardedDataParallel on CUDA devices, with any sharding strategy, comes "
+    "to the parameters that training on all batches in one process on the CPU comes to, up to "
+    "rounding.",
+    source="torch 2.13 docs, FullyShardedDataParallel",
+    rests_on="cuda/after-the-call",
+)
 @pytest.mark.parametrize(
     "options",
     [
@@ -201,7 +235,13 @@ def test_fsdp_trains_as_one_process(ranks: Ranks, options: dict[str, Any]) -> No
     assert_trained(ranks.run(train_fsdp, options))
 
 
-@covers("cuda/fsdp-offload")
+@chapter.must(
+    "cuda/fsdp-offload",
+    "The same holds with CPU offload: parameters and gradients are on the host when the "
+    "optimizer runs, and hold what the devices have computed.",
+    source="torch 2.13 docs, CPUOffload",
+    rests_on="cuda/fsdp",
+)
 @world_sizes(1, 2)
 def test_fsdp_trains_with_cpu_offload(ranks: Ranks) -> None:
     options = {"cpu_offload": CPUOffload(offload_params=True)}
@@ -220,7 +260,12 @@ def normalise(me: Me, x: Tensor) -> tuple[Tensor, Tensor]:
     return streams.get(out.detach()), streams.get(layer.running_mean)
 
 
-@covers("cuda/sync-batchnorm")
+@chapter.must(
+    "cuda/sync-batchnorm",
+    "SyncBatchNorm on CUDA devices normalises by the statistics of all ranks' batches.",
+    source="torch 2.13 docs, SyncBatchNorm",
+    rests_on="cuda/after-the-call",
+)
 @world_sizes(1, 2)
 def test_sync_batchnorm_uses_all_batches(ranks: Ranks) -> None:
     xs = [

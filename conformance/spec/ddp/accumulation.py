@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from conformance import (
+    Chapter,
     Me,
     Ranks,
     assert_same_on_all_ranks,
@@ -35,11 +36,23 @@ from conformance.spec.ddp.training_runs import Options, assert_grads, batches, t
 from conformance.spec.raising import assert_raised
 from conformance.spec.torch_versions import needs_batched_grad_copy
 
+DOCS = "torch 2.13 docs, DistributedDataParallel"
+REDUCER = "torch, reducer.cpp"
+
+chapter = Chapter("ddp")
+
+
 BYTE = 2**-20
 SEARCH: Options = {"find_unused_parameters": True}
 
 
-@covers("ddp/no-sync/accumulates")
+@chapter.must(
+    "ddp/no-sync/accumulates",
+    "Inside no_sync gradients add up on each rank by themselves, and the first synchronised "
+    "backward pass afterwards averages all that was added up.",
+    source=f"{DOCS}, no_sync",
+    rests_on="ddp/average",
+)
 @world_sizes(1, 2, 3)
 def test_micro_batches(ranks: Ranks) -> None:
     steps = micro_batches(ranks.world_size, 3, [False, False, False, True])
@@ -55,7 +68,12 @@ def test_synchronised_steps_between(ranks: Ranks, pattern: list[bool]) -> None:
     accumulate_everywhere(ranks, Recipe(Perceptron), {"bucket_cap_mb": 20 * BYTE}, steps)
 
 
-@covers("ddp/no-sync/bucket-views")
+@chapter.must(
+    "ddp/no-sync/bucket-views",
+    "With gradient_as_bucket_view gradients add up and are averaged as without.",
+    source="torch 2.13, test_accumulate_gradients_no_sync_grad_is_view",
+    rests_on="ddp/no-sync/accumulates",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("pattern", [[False, False, True], [True, False, True]], ids=str)
 def test_views_of_buckets(ranks: Ranks, pattern: list[bool]) -> None:
@@ -63,7 +81,13 @@ def test_views_of_buckets(ranks: Ranks, pattern: list[bool]) -> None:
     accumulate_everywhere(ranks, Recipe(Perceptron), {"gradient_as_bucket_view": True}, steps)
 
 
-@covers("ddp/gradients/large")
+@chapter.must(
+    "ddp/gradients/large",
+    "Gradients of several hundred KiB are averaged as small ones are, if they accumulate, if "
+    "they are views of buckets, and if some ranks do not use the parameter.",
+    source=f"{DOCS}: no size is named; implementations treat large gradients apart",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
 def test_large_gradients_accumulate(ranks: Ranks, view: bool) -> None:
@@ -72,7 +96,13 @@ def test_large_gradients_accumulate(ranks: Ranks, view: bool) -> None:
     accumulate_everywhere(ranks, recipe, {"gradient_as_bucket_view": view}, steps)
 
 
-@covers("ddp/no-sync/every-parameter")
+@chapter.must(
+    "ddp/no-sync/every-parameter",
+    "What was added up inside no_sync is averaged for every parameter, also if the synchronised "
+    "pass uses others, given find_unused_parameters.",
+    source="pytorch#69031",
+    rests_on="ddp/no-sync/accumulates",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
 def test_the_synchronised_pass_uses_other_parameters(ranks: Ranks, view: bool) -> None:
@@ -88,7 +118,12 @@ def test_the_synchronised_pass_uses_other_parameters(ranks: Ranks, view: bool) -
     accumulate_everywhere(ranks, Recipe(Branching), options, steps)
 
 
-@covers("ddp/no-sync/first")
+@chapter.must(
+    "ddp/no-sync/first",
+    "Training may begin inside no_sync, with every way of dealing with unused parameters.",
+    source="pytorch#187732",
+    rests_on="ddp/no-sync/accumulates",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("options", [{}, SEARCH], ids=str)
 def test_training_begins_without_synchronisation(ranks: Ranks, options: Options) -> None:
@@ -121,7 +156,17 @@ def operations_of_passes(me: Me, raises: bool) -> list[int]:
     return counts
 
 
-@covers("ddp/no-sync/silent", "ddp/no-sync/nested")
+@chapter.must(
+    "ddp/no-sync/silent",
+    "A backward pass inside no_sync issues no collective.",
+    source=f"{DOCS}, no_sync; FunASR#3472",
+)
+@chapter.must(
+    "ddp/no-sync/nested",
+    "no_sync may be nested and restores at its end what was before, also after an exception.",
+    source="torch 2.13, no_sync",
+    rests_on="ddp/no-sync/silent",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("raises", [False, True], ids=["ends", "raises"])
 def test_nothing_is_issued(ranks: Ranks, raises: bool) -> None:
@@ -159,14 +204,24 @@ def hook_calls(me: Me, steps: int) -> list[tuple[int, Tensor]]:
     return seen
 
 
-@covers("ddp/no-sync/comm-hook")
+@chapter.must(
+    "ddp/no-sync/comm-hook",
+    "A communication hook is called in the synchronised pass alone, with all that was added up.",
+    source="torch 2.13, test_accumulate_gradients_no_sync_allreduce_hook",
+    rests_on="ddp/no-sync/accumulates",
+)
 @world_sizes(2)
 def test_a_hook_sees_all_that_was_added_up(ranks: Ranks) -> None:
     want = (1, torch.full((1, WIDTH), 5.0, dtype=torch.float64))
     assert_same_on_all_ranks(ranks.run(hook_calls, 3), [want] * 3, what="calls and gradient")
 
 
-@covers("ddp/backward/without-zero-grad")
+@chapter.must(
+    "ddp/backward/without-zero-grad",
+    "Synchronised backward passes without zero_grad between them add up their means.",
+    source=f"{REDUCER}: what is there already is the same on all ranks, so its mean is itself; open-instruct#1498",
+    rests_on="ddp/average",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
 def test_means_add_up(ranks: Ranks, view: bool) -> None:
@@ -174,7 +229,13 @@ def test_means_add_up(ranks: Ranks, view: bool) -> None:
     accumulate_everywhere(ranks, Recipe(Perceptron), {"gradient_as_bucket_view": view}, steps)
 
 
-@covers("ddp/backward/zero-grad")
+@chapter.must(
+    "ddp/backward/zero-grad",
+    "zero_grad with set_to_none and without it gives the same training, with gradients that are "
+    "views of buckets as well.",
+    source="pytorch#96439, fairscale#354",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("set_to_none", [False, True], ids=["zeros", "none"])
 @pytest.mark.parametrize(
@@ -262,35 +323,60 @@ def assert_as_in_one_process(ranks: Ranks, way: str, options: Options, steps: in
         assert_grads([mine[i] for mine in got], want.detach() / n, f"gradient of step {i + 1}")
 
 
-@covers("ddp/backward/several-forwards")
+@chapter.must(
+    "ddp/backward/several-forwards",
+    "Several forward passes may come before one backward pass through all of them.",
+    source="torch 2.13, test_static_graph_multi_forward",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("options", [{}, SEARCH, {"static_graph": True}], ids=str)
 def test_several_forwards_and_one_backward(ranks: Ranks, options: Options) -> None:
     assert_as_in_one_process(ranks, "one_backward_of_two", options, 3)
 
 
-@covers("ddp/backward/several-forwards-then-several-backwards")
+@chapter.must(
+    "ddp/backward/several-forwards-then-several-backwards",
+    "After several forward passes, a backward pass for each of them averages its gradients.",
+    source="pytorch#47260",
+    rests_on="ddp/backward/without-zero-grad",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("options", [{}, SEARCH], ids=str)
 def test_several_forwards_and_a_backward_for_each(ranks: Ranks, options: Options) -> None:
     assert_as_in_one_process(ranks, "a_backward_for_each", options)
 
 
-@covers("ddp/backward/retained-graph")
+@chapter.must(
+    "ddp/backward/retained-graph",
+    "A second backward pass through a graph that was retained is averaged as well.",
+    source="torch 2.13 docs, retain_graph; pytorch#47260",
+    rests_on="ddp/backward/without-zero-grad",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("options", [{}, SEARCH], ids=str)
 def test_backward_twice(ranks: Ranks, options: Options) -> None:
     assert_as_in_one_process(ranks, "twice_the_same", options)
 
 
-@covers("ddp/backward/another-thread")
+@chapter.must(
+    "ddp/backward/another-thread",
+    "backward may run in another thread than forward.",
+    source=f"{REDUCER}: hooks run where autograd runs",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("options", [{}, SEARCH, {"static_graph": True}], ids=str)
 def test_backward_in_a_thread(ranks: Ranks, options: Options) -> None:
     assert_as_in_one_process(ranks, "in_a_thread", options)
 
 
-@covers("ddp/backward/in-eval-mode")
+@chapter.must(
+    "ddp/backward/in-eval-mode",
+    "In eval mode, too, backward averages gradients, as for training with frozen statistics.",
+    source=f"{REDUCER}: whether gradients are exchanged depends on grad mode and no_sync alone",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("options", [{}, SEARCH, {"static_graph": True}], ids=str)
 def test_backward_in_eval_mode(ranks: Ranks, options: Options) -> None:
@@ -332,13 +418,23 @@ def assert_differentiable(ranks: Ranks, widths: tuple[int, ...]) -> None:
     assert_grads([grad for _, grad in got], want, "gradient")
 
 
-@covers("ddp/backward/create-graph")
+@chapter.must(
+    "ddp/backward/create-graph",
+    "backward(create_graph=True) averages the first gradients and leaves them differentiable.",
+    source="torch 2.13, test_ddp_create_graph; pytorch#63812",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 def test_create_graph(ranks: Ranks) -> None:
     assert_differentiable(ranks, (WIDTH, 2))
 
 
-@covers("ddp/backward/create-graph-of-several-parameters")
+@chapter.should(
+    "ddp/backward/create-graph-of-several-parameters",
+    "backward(create_graph=True) works for a bucket of more than one parameter as well.",
+    source="torch 2.13 warns, and goes on: 'not well-supported'; pytorch#63929",
+    rests_on="ddp/backward/create-graph",
+)
 @world_sizes(2)
 def test_create_graph_with_two_parameters(ranks: Ranks) -> None:
     assert_differentiable(ranks, (WIDTH, 4, 2))
@@ -361,7 +457,13 @@ def grad_without_backward(me: Me) -> tuple[Tensor, int, bool, Tensor]:
     return local, issued, untouched, weight.grad
 
 
-@covers("ddp/backward/autograd-grad-is-local")
+@chapter.must(
+    "ddp/backward/autograd-grad-is-local",
+    "torch.autograd.grad returns this rank's own gradients, issues nothing, leaves .grad alone, "
+    "and the next step is right.",
+    source=f"{DOCS}: it does not work with autograd.grad; pytorch#47562",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 def test_autograd_grad_is_local(ranks: Ranks) -> None:
     for rank, (local, issued, untouched, grad) in enumerate(ranks.run(grad_without_backward)):
@@ -380,7 +482,11 @@ def gradient_of_input(me: Me) -> Tensor:
     return x.grad
 
 
-@covers("ddp/backward/input-gradient")
+@chapter.must(
+    "ddp/backward/input-gradient",
+    "The gradient of an input is this rank's own, not averaged.",
+    source=f"{DOCS}: gradients of parameters are averaged",
+)
 @world_sizes(2)
 def test_gradients_of_inputs_stay_local(ranks: Ranks) -> None:
     for rank, got in enumerate(ranks.run(gradient_of_input)):
@@ -400,7 +506,11 @@ def raise_in_backward(me: Me) -> None:
     loss_of(model(normal((2, WIDTH), me.rank).to(me.device))).backward()
 
 
-@covers("ddp/backward/error-in-backward")
+@chapter.should(
+    "ddp/backward/error-in-backward",
+    "An exception in every rank's backward pass comes out of it as it was raised.",
+    source="observed, torch 2.13.0, test_ddp_python_error_logged",
+)
 @world_sizes(1, 2)
 def test_errors_come_out_of_backward(ranks: Ranks) -> None:
     outcomes = ranks.outcomes(raise_in_backward)
@@ -418,7 +528,14 @@ def lose_a_rank(me: Me, options: Options) -> None:
         loss.backward()
 
 
-@covers("ddp/backward/lost-rank")
+@chapter.must(
+    "ddp/backward/lost-rank",
+    "If a rank dies before its part of an exchange, backward raises RuntimeError on the others; "
+    "none of them goes on with gradients of its own.",
+    source="observed, torch 2.13.0 gloo",
+    needs="feature:peer_loss",
+    rests_on=("ddp/average", "peer_loss/of-a-pair"),
+)
 @world_sizes(2)
 @deadline(10)
 @not_probed()
@@ -438,7 +555,12 @@ def gradient_without_hooks(me: Me) -> Tensor:
     return grad
 
 
-@covers("ddp/backward/removed-hooks")
+@chapter.should(
+    "ddp/backward/removed-hooks",
+    "After _remove_autograd_hooks gradients stay local.",
+    source="torch 2.13, test_ddp_remove_autograd_hooks",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 def test_removed_hooks(ranks: Ranks) -> None:
     for rank, grad in enumerate(ranks.run(gradient_without_hooks)):
@@ -460,7 +582,12 @@ def train_pair(me: Me, steps: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
     return grads
 
 
-@covers("ddp/backward/two-wrappers")
+@chapter.must(
+    "ddp/backward/two-wrappers",
+    "Two wrapped modules in one model, one behind the other, are both averaged.",
+    source="GANs and encoder-decoder models; pytorch#23425",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 def test_two_wrapped_modules(ranks: Ranks) -> None:
     steps = [[normal((2, WIDTH), 10 * i + r) for i in range(3)] for r in range(2)]
@@ -490,7 +617,12 @@ def wrap_again(me: Me) -> Tensor:
     return grad
 
 
-@covers("ddp/backward/wrapped-again")
+@chapter.must(
+    "ddp/backward/wrapped-again",
+    "A module whose wrapper is gone can be wrapped again, and is averaged once.",
+    source=f"{REDUCER}, the destructor removes its hooks",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 def test_a_module_is_wrapped_again(ranks: Ranks) -> None:
     want = torch.full((1, WIDTH), 2.0, dtype=torch.float64)

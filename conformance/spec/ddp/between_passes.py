@@ -13,10 +13,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_that, world_sizes
 from conformance.spec.ddp.models import WIDTH, Branching, Perceptron, Recipe, loss_of, normal
 from conformance.spec.ddp.training_runs import Options, assert_grads
 from conformance.spec.raising import assert_raised
+
+DOCS = "torch 2.13 docs, DistributedDataParallel"
+OBSERVED = "observed, torch 2.13.0"
+
+chapter = Chapter("ddp")
+
 
 SEARCH: Options = {"find_unused_parameters": True}
 OPTIONS: list[Options] = [{}, SEARCH, {"static_graph": True}, {"gradient_as_bucket_view": True}]
@@ -74,7 +80,12 @@ def assert_steps(ranks: Ranks, between: Between, options: Options) -> None:
             assert_grads(mine, param.grad, f"gradient {j} in step {i + 1}")
 
 
-@covers("ddp/between/cleared-gradients")
+@chapter.must(
+    "ddp/between/cleared-gradients",
+    "Gradients that are cleared between forward and backward, in either way, begin anew.",
+    source="torch 2.13 docs, zero_grad: usually called just before backward",
+    rests_on="ddp/backward/zero-grad",
+)
 @world_sizes(1, 2)
 @pytest.mark.parametrize("between", [clear, set_to_zero], ids=["none", "zero"])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -82,14 +93,25 @@ def test_gradients_are_cleared(ranks: Ranks, between: Between, options: Options)
     assert_steps(ranks, between, options)
 
 
-@covers("ddp/between/forward-without-gradients")
+@chapter.must(
+    "ddp/between/forward-without-gradients",
+    "Forward passes without grad mode between forward and backward change no gradient.",
+    source=f"{DOCS}; targets of a second view, as in BYOL (arXiv:2006.07733)",
+    rests_on="ddp/inference",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_forward_without_gradients(ranks: Ranks, options: Options) -> None:
     assert_steps(ranks, evaluate, options)
 
 
-@covers("ddp/between/outputs-changed-in-place")
+@chapter.must(
+    "ddp/between/outputs-changed-in-place",
+    "Outputs may be changed in place before the loss, with every way of dealing with unused "
+    "parameters.",
+    source="torch, distributed.py: _DDPSink clones outputs so that they can be modified in place",
+    rests_on="ddp/outputs",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_outputs_are_changed(ranks: Ranks, options: Options) -> None:
@@ -132,7 +154,13 @@ def after_refusals(me: Me, options: Options) -> list[Tensor]:
     return seen
 
 
-@covers("ddp/between/forward-that-raises")
+@chapter.must(
+    "ddp/between/forward-that-raises",
+    "After the module's forward has raised on every rank, which comes out as it was raised, the "
+    "next step is right.",
+    source=f"{OBSERVED}: what is to be reduced is known after the module's forward",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_forward_raises(ranks: Ranks, options: Options) -> None:
@@ -174,7 +202,13 @@ def hooked(me: Me, kind: str, options: Options) -> list[tuple[Tensor, Tensor]]:
     return seen
 
 
-@covers("ddp/between/parameter-hooks")
+@chapter.must(
+    "ddp/between/parameter-hooks",
+    "Hooks of tensors, and those that run after a gradient was accumulated, see this rank's own "
+    "gradients, and what they make of them is averaged.",
+    source=f"{OBSERVED}: the reducer's hooks come after all others of a parameter",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("kind", ["tensor", "accumulated"])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -211,7 +245,13 @@ def halfway(me: Me, inside: str) -> list[Tensor]:
     return seen
 
 
-@covers("ddp/no-sync/forward-decides")
+@chapter.must(
+    "ddp/no-sync/forward-decides",
+    "A backward pass is synchronised if its forward pass was outside of no_sync, wherever it "
+    "runs itself.",
+    source=f"{DOCS}, no_sync: the forward pass should be included, or gradients are synchronised",
+    rests_on="ddp/no-sync/accumulates",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("inside", ["forward", "backward"])
 def test_one_of_two_is_inside_no_sync(ranks: Ranks, inside: str) -> None:
@@ -236,7 +276,13 @@ def by_turns(me: Me, options: Options) -> list[list[Tensor | None]]:
     return seen
 
 
-@covers("ddp/unused/frozen-later")
+@chapter.should(
+    "ddp/unused/frozen-later",
+    "With find_unused_parameters, parameters may be frozen for some steps after wrapping, as "
+    "those of a GAN's parts are by turns: they keep their gradients, the others are averaged.",
+    source=f"{OBSERVED}: a frozen parameter is not in the graph",
+    rests_on="ddp/unused/everywhere",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
 def test_parameters_are_frozen_by_turns(ranks: Ranks, view: bool) -> None:
@@ -285,7 +331,12 @@ def graphs_alive(me: Me, options: Options) -> list[bool]:
     return seen
 
 
-@covers("ddp/between/outputs-are-let-go")
+@chapter.must(
+    "ddp/between/outputs-are-let-go",
+    "The wrapper keeps no output alive, and with it the graph, when the user lets go of it.",
+    source=OBSERVED,
+    rests_on="ddp/average",
+)
 @world_sizes(1, 2)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_outputs_are_let_go(ranks: Ranks, options: Options) -> None:
@@ -306,7 +357,12 @@ def with_one_spoilt(me: Me, value: float, options: Options) -> list[bool]:
     return seen
 
 
-@covers("ddp/gradients/not-finite")
+@chapter.must(
+    "ddp/gradients/not-finite",
+    "An infinity or NaN in one rank's gradient is in all ranks', so that all skip the step.",
+    source="torch 2.13 docs, GradScaler: steps with infs or NaNs are skipped",
+    rests_on="ddp/average",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("value", [float("inf"), float("nan")], ids=["inf", "nan"])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

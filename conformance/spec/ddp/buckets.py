@@ -11,11 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance import (
+    Chapter,
+    Me,
+    Ranks,
+    assert_same_on_all_ranks,
+    assert_that,
+    covers,
+    world_sizes,
+)
 from conformance.spec.ddp.models import WIDTH, InSequence, Recipe, Typed, normal
 from conformance.spec.ddp.observing import buckets_seen, watched
 from conformance.spec.ddp.training_runs import Options, batches, mine, train
 from conformance.torch_private import bucket_assignment
+
+REDUCER = "torch, reducer.cpp"
+DOCS = "torch 2.13 docs, DistributedDataParallel"
+
+chapter = Chapter("ddp")
+
 
 BYTE = 2**-20  # of a MiB
 ONE_MIB, DEFAULT_CAP = 2**20, 25 * 2**20
@@ -53,7 +67,13 @@ def rebuilt(kinds: Kinds, ready: Sequence[int], limits: Sequence[int]) -> list[l
 FLOATS: Kinds = [((10,), "float64"), ((3, 4), "float64"), ((1,), "float64"), ((20,), "float64")]
 
 
-@covers("ddp/buckets/each-parameter-once")
+@chapter.must(
+    "ddp/buckets/each-parameter-once",
+    "In each backward pass every parameter is in exactly one bucket, and each bucket is reduced "
+    "once.",
+    source=REDUCER,
+    rests_on="ddp/average",
+)
 @world_sizes(1, 2)
 @pytest.mark.parametrize(
     "options",
@@ -66,7 +86,13 @@ def test_each_parameter_once(ranks: Ranks, options: Options) -> None:
         assert_that(places == [0, 1, 2, 3], f"step {step + 1} reduced {buckets}")
 
 
-@covers("ddp/buckets/initial")
+@chapter.should(
+    "ddp/buckets/initial",
+    "Before the buckets are rebuilt there is one a dtype, in the reverse order of registration, "
+    "if no parameter may go unused.",
+    source="torch 2.13, _BucketCapacityConfig.compute_bucket_size_limits",
+    rests_on="ddp/buckets/each-parameter-once",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("options", [{}, {"bucket_cap_mb": BYTE}], ids=str)
 def test_initial_buckets(ranks: Ranks, options: Options) -> None:
@@ -75,7 +101,14 @@ def test_initial_buckets(ranks: Ranks, options: Options) -> None:
     assert_buckets(first, [[4], [0, 1, 2, 3, 5]], 0)
 
 
-@covers("ddp/buckets/initial-with-search")
+@chapter.should(
+    "ddp/buckets/initial-with-search",
+    "With find_unused_parameters buckets are limited from the first backward pass on, in the "
+    "reverse order of registration, and are not rebuilt.",
+    source="torch 2.13, _BucketCapacityConfig.compute_bucket_size_limits; reducer.hpp, "
+    "should_rebuild_buckets",
+    rests_on="ddp/buckets/each-parameter-once",
+)
 @world_sizes(2)
 def test_initial_buckets_with_search(ranks: Ranks) -> None:
     options = {"find_unused_parameters": True, "bucket_cap_mb": 100 * BYTE}
@@ -84,7 +117,20 @@ def test_initial_buckets_with_search(ranks: Ranks) -> None:
         assert_buckets(got, want, step)
 
 
-@covers("ddp/buckets/rebuilt", "ddp/buckets/cap")
+@chapter.should(
+    "ddp/buckets/rebuilt",
+    "From the second backward pass on, buckets hold gradients in the order in which they became "
+    "ready in the first.",
+    source=f"{REDUCER}, rebuild_buckets",
+    rests_on="ddp/buckets/each-parameter-once",
+)
+@chapter.should(
+    "ddp/buckets/cap",
+    "bucket_cap_mb limits the size of each bucket: a bucket is closed by the gradient that "
+    "reaches the limit.",
+    source=f"{DOCS}, argument bucket_cap_mb",
+    rests_on="ddp/buckets/rebuilt",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
 def test_rebuilt_buckets(ranks: Ranks, static: bool) -> None:
@@ -131,7 +177,12 @@ class OtherOrderLater(nn.Module):
         return x
 
 
-@covers("ddp/buckets/rebuilt-once")
+@chapter.should(
+    "ddp/buckets/rebuilt-once",
+    "Buckets are rebuilt once, even if gradients become ready in another order later.",
+    source=f"{REDUCER}, rebuild_buckets",
+    rests_on="ddp/buckets/rebuilt",
+)
 @world_sizes(2)
 def test_buckets_are_rebuilt_once(ranks: Ranks) -> None:
     steps = [(normal((1, WIDTH), i), i) for i in range(4)]
@@ -142,7 +193,13 @@ def test_buckets_are_rebuilt_once(ranks: Ranks) -> None:
             assert_buckets(seen[step], want, step)
 
 
-@covers("ddp/buckets/order-of-rank-0")
+@chapter.must(
+    "ddp/buckets/order-of-rank-0",
+    "If gradients become ready in different orders on the ranks, all ranks have the buckets of "
+    "rank 0, and the gradients are right.",
+    source=f"{REDUCER}, sync_bucket_indices; pytorch#35137, DeepSpeed#2343",
+    rests_on="ddp/average",
+)
 @world_sizes(2, 3)
 def test_ranks_with_different_orders(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -201,7 +258,13 @@ def test_ranks_whose_own_buckets_would_differ(ranks: Ranks, which: str) -> None:
         assert_buckets(got[0][step], rebuilt(kinds, ready[0], [cap]), step)
 
 
-@covers("ddp/buckets/small-first-bucket")
+@chapter.should(
+    "ddp/buckets/small-first-bucket",
+    "Without bucket_cap_mb the first rebuilt bucket is closed at 1 MiB, so that communication "
+    "begins early, and the next at 25 MiB.",
+    source="torch 2.13, _DEFAULT_FIRST_BUCKET_BYTES and _DEFAULT_BUCKET_CAP_MB",
+    rests_on="ddp/buckets/rebuilt",
+)
 @world_sizes(2)
 def test_the_first_bucket_is_small(ranks: Ranks) -> None:
     kinds: Kinds = [((2**17,), "float32")] * 5
@@ -210,7 +273,12 @@ def test_the_first_bucket_is_small(ranks: Ranks) -> None:
     assert_buckets(seen[1], rebuilt(kinds, order[::-1], [ONE_MIB, DEFAULT_CAP]), 1)
 
 
-@covers("ddp/buckets/cap-list")
+@chapter.should(
+    "ddp/buckets/cap-list",
+    "bucket_cap_mb_list gives the limits bucket by bucket, the last one for all that follow.",
+    source="torch 2.13, test_ddp_bucket_cap_mb_list",
+    rests_on="ddp/buckets/rebuilt",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("caps", [[8, 16], [16, 8, 24], [16]], ids=str)
 def test_limits_bucket_by_bucket(ranks: Ranks, caps: list[int]) -> None:
@@ -247,7 +315,12 @@ ASSIGNMENTS: list[tuple[Kinds, list[int], list[list[int]]]] = [
 ]
 
 
-@covers("ddp/buckets/one-dtype")
+@chapter.must(
+    "ddp/buckets/one-dtype",
+    "A bucket holds gradients of one dtype, and each dtype walks through the limits by itself.",
+    source="torch, test_c10d_common.py: ComputeBucketAssignmentTest; pytorch#62231",
+    rests_on="ddp/buckets/each-parameter-once",
+)
 @world_sizes(2)
 @pytest.mark.parametrize(
     ("kinds", "limits", "want"),
@@ -265,7 +338,12 @@ def test_assignments_of_torchs_own_test(
     assert_buckets(seen[0], want[::-1], 0)
 
 
-@covers("ddp/buckets/gradients-stay-whole")
+@chapter.should(
+    "ddp/buckets/gradients-stay-whole",
+    "A gradient larger than the limit is not divided: it closes the bucket that it is in.",
+    source=f"{REDUCER}, compute_bucket_assignment_by_size",
+    rests_on="ddp/buckets/each-parameter-once",
+)
 @world_sizes(2)
 def test_a_gradient_larger_than_the_limit(ranks: Ranks) -> None:
     kinds: Kinds = [((2,), "float64"), ((50,), "float64"), ((2,), "float64")]
@@ -273,7 +351,12 @@ def test_a_gradient_larger_than_the_limit(ranks: Ranks) -> None:
     assert_buckets(seen[1], [[2, 1], [0]], 1)
 
 
-@covers("ddp/buckets/launched-in-order")
+@chapter.must(
+    "ddp/buckets/launched-in-order",
+    "Buckets are reduced in their order on every rank, whichever is complete first.",
+    source=f"{REDUCER}, next_bucket; collectives are called in one order by all ranks",
+    rests_on="ddp/buckets/each-parameter-once",
+)
 @world_sizes(2)
 def test_buckets_complete_in_another_order(ranks: Ranks) -> None:
     """Registration order is not the order of use, and the buckets are those of registration."""
@@ -297,7 +380,12 @@ def launched_before_the_end(me: Me, steps: int) -> list[bool]:
     return early
 
 
-@covers("ddp/buckets/launched-early")
+@chapter.should(
+    "ddp/buckets/launched-early",
+    "A bucket's reduction begins while backward still computes other gradients.",
+    source=f"{DOCS}: reduction overlaps with backward",
+    rests_on="ddp/buckets/rebuilt",
+)
 @world_sizes(2)
 def test_reduction_begins_during_backward(ranks: Ranks) -> None:
     got = ranks.run(launched_before_the_end, 3)

@@ -12,11 +12,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import distributed as torch_ddp
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_that, world_sizes
 from conformance.harness.traces import record
 from conformance.spec.ddp.models import WIDTH, Perceptron, Recipe, loss_of, normal
 from conformance.spec.ddp.observing import trace
 from conformance.spec.ddp.training_runs import Options, assert_grads, batches, mine
+
+DOCS = "torch 2.13 docs, DistributedDataParallel"
+OBSERVED = "observed, torch 2.13.0"
+
+chapter = Chapter("ddp")
 
 
 class Counting(nn.Module):
@@ -64,14 +69,24 @@ def counts(me: Me, replace: bool, options: Options, modes: list[str]) -> list[fl
     return module.seen
 
 
-@covers("ddp/buffers/before-forward")
+@chapter.must(
+    "ddp/buffers/before-forward",
+    "Before each forward in training every rank's buffers get rank 0's values.",
+    source=f"{DOCS}: buffers are broadcast from rank 0 in every iteration; pytorch#63917",
+)
 @world_sizes(2, 3)
 def test_buffers_are_rank_0s(ranks: Ranks) -> None:
     got = ranks.run(counts, False, {}, ["train"] * 3)
     assert_same_on_all_ranks(got, [0.0, 1.0, 2.0], what="buffer before each forward")
 
 
-@covers("ddp/buffers/in-eval")
+@chapter.must(
+    "ddp/buffers/in-eval",
+    "In evaluation mode buffers get rank 0's values too: before each forward with grad mode, "
+    "and before the first one without it.",
+    source=f"{DOCS}, argument forward_sync_buffers, which names no mode; {OBSERVED}",
+    rests_on="ddp/buffers/before-forward",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("mode", ["eval", "no_grad"])
 def test_buffers_are_rank_0s_in_evaluation_mode(ranks: Ranks, mode: str) -> None:
@@ -82,14 +97,25 @@ def test_buffers_are_rank_0s_in_evaluation_mode(ranks: Ranks, mode: str) -> None
     assert_same_on_all_ranks(got, want, what="buffer before each forward")
 
 
-@covers("ddp/buffers/reassigned")
+@chapter.must(
+    "ddp/buffers/reassigned",
+    "A buffer that the module replaces by another tensor goes on being broadcast.",
+    source="pytorch#63916",
+    rests_on="ddp/buffers/before-forward",
+)
 @world_sizes(2)
 def test_buffers_that_are_replaced(ranks: Ranks) -> None:
     got = ranks.run(counts, True, {}, ["train"] * 3)
     assert_same_on_all_ranks(got, [0.0, 1.0, 2.0], what="buffer before each forward")
 
 
-@covers("ddp/buffers/forward-sync-off")
+@chapter.must(
+    "ddp/buffers/forward-sync-off",
+    "With forward_sync_buffers=False buffers are each rank's own after construction, which "
+    "still gives them rank 0's values.",
+    source=f"{DOCS}, argument forward_sync_buffers",
+    rests_on="ddp/buffers/before-forward",
+)
 @world_sizes(2)
 def test_buffers_of_each_rank(ranks: Ranks) -> None:
     got = ranks.run(counts, False, {"forward_sync_buffers": False}, ["train"] * 3)
@@ -109,7 +135,13 @@ def deprecated(me: Me) -> tuple[list[float], list[str], bool]:
     return module.seen, said, model.broadcast_buffers
 
 
-@covers("ddp/buffers/broadcast-buffers")
+@chapter.must(
+    "ddp/buffers/broadcast-buffers",
+    "broadcast_buffers=False leaves buffers alone at construction as well, and warns that it is "
+    "deprecated.",
+    source="torch 2.13, test_ddp_broadcast_buffers_deprecation_warning",
+    rests_on="ddp/buffers/forward-sync-off",
+)
 @world_sizes(2)
 def test_the_deprecated_argument(ranks: Ranks) -> None:
     for rank, (seen, said, attribute) in enumerate(ranks.run(deprecated)):
@@ -156,7 +188,13 @@ def synced_buffers(me: Me) -> list[dict[str, Tensor]]:
     return seen
 
 
-@covers("ddp/buffers/dtypes")
+@chapter.must(
+    "ddp/buffers/dtypes",
+    "Buffers of all dtypes are broadcast: integers, bool, half precision, complex, empty ones "
+    "and views with strides.",
+    source="torch, comm.cpp: broadcast_coalesced groups tensors by dtype",
+    rests_on="ddp/buffers/before-forward",
+)
 @world_sizes(2)
 def test_buffers_of_many_kinds(ranks: Ranks) -> None:
     want = dict(Collection(0).named_buffers())
@@ -192,7 +230,13 @@ def scratched(me: Me) -> list[float]:
     return [at_first, *module.seen]
 
 
-@covers("ddp/buffers/not-persistent")
+@chapter.must(
+    "ddp/buffers/not-persistent",
+    "Buffers that are not persistent get rank 0's values as others do, at construction and "
+    "before each forward.",
+    source="torch, distributed.py: buffers are those of named_buffers",
+    rests_on="ddp/buffers/before-forward",
+)
 @world_sizes(2)
 def test_buffers_that_are_not_saved(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(scratched), [0.0, 0.0, 1.0, 2.0], what="buffer")
@@ -210,13 +254,23 @@ def two_forwards(me: Me) -> Tensor:
     return grad
 
 
-@covers("ddp/buffers/versions")
+@chapter.must(
+    "ddp/buffers/versions",
+    "Two forward passes may come before one backward pass in a module with buffers that "
+    "backward needs.",
+    source="pytorch#175024 and pytorch#22095: the second broadcast looked like a change in place",
+    rests_on="ddp/buffers/before-forward",
+)
 @world_sizes(2)
 def test_two_forwards_through_batch_norm(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(two_forwards), what="gradient")
 
 
-@covers("ddp/buffers/none")
+@chapter.must(
+    "ddp/buffers/none",
+    "A module without buffers issues nothing in forward.",
+    source="pytorch#2428 and pytorch#2875",
+)
 @world_sizes(2)
 def test_no_buffers(ranks: Ranks) -> None:
     """Buckets are rebuilt in the second forward, which needs the ranks to agree."""
@@ -228,7 +282,12 @@ def test_no_buffers(ranks: Ranks) -> None:
             assert_that(not issued, f"forward {step + 1} issued {issued}", rank)
 
 
-@covers("ddp/buffers/no-sync")
+@chapter.should(
+    "ddp/buffers/no-sync",
+    "The forward pass after one inside no_sync does not broadcast buffers.",
+    source=f"{OBSERVED}, require_forward_param_sync",
+    rests_on="ddp/buffers/before-forward",
+)
 @world_sizes(2)
 def test_after_a_pass_without_synchronisation(ranks: Ranks) -> None:
     """The broadcast before the first pass inside no_sync is still made."""
@@ -254,7 +313,13 @@ def batch_norm_state(me: Me, steps: int) -> list[dict[str, Tensor]]:
     return seen
 
 
-@covers("ddp/buffers/batch-norm")
+@chapter.must(
+    "ddp/buffers/batch-norm",
+    "Running statistics of batch norm are rank 0's on all ranks before each forward, and "
+    "normalisation is by each rank's own batch.",
+    source=f"{DOCS}; torch 2.13, test_ddp_sync_module_states",
+    rests_on="ddp/buffers/before-forward",
+)
 @world_sizes(2, 3)
 def test_running_statistics_are_rank_0s(ranks: Ranks) -> None:
     got = ranks.run(batch_norm_state, 3)
@@ -283,7 +348,12 @@ def evaluate_alone(me: Me, times: int) -> list[int]:
     return issued
 
 
-@covers("ddp/buffers/after-evaluation")
+@chapter.must(
+    "ddp/buffers/after-evaluation",
+    "A forward pass without grad mode does not exchange buffers from the second one on.",
+    source=f"{OBSERVED}; test_ddp_inference, ranks may evaluate different numbers of batches",
+    rests_on="ddp/buffers/before-forward",
+)
 @world_sizes(2)
 def test_ranks_evaluate_by_themselves(ranks: Ranks) -> None:
     for rank, issued in enumerate(ranks.run_each(evaluate_alone, [(1,), (3,)])):
@@ -314,7 +384,12 @@ def buffers_by_hook(me: Me, after: bool) -> tuple[list[list[str]], list[float], 
     return calls, module.seen, module.count[0].item()
 
 
-@covers("ddp/buffers/hook")
+@chapter.should(
+    "ddp/buffers/hook",
+    "A buffer hook is called in place of the broadcast with state and buffers by name, before "
+    "forward or after it as it was registered.",
+    source="torch 2.13, test_ddp_broadcast_buffer_via_hook",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_buffer_hooks(ranks: Ranks, after: bool) -> None:
@@ -347,7 +422,12 @@ def futures_of_buffer_hook(me: Me) -> list[tuple[bool, float]]:
     return after_backward
 
 
-@covers("ddp/buffers/hook-futures")
+@chapter.should(
+    "ddp/buffers/hook-futures",
+    "Futures that a buffer hook returns are complete when backward returns.",
+    source="torch 2.13, test_ddp_buffer_hook_allreduce_return_future",
+    rests_on="ddp/buffers/hook",
+)
 @world_sizes(2)
 def test_futures_of_buffer_hooks(ranks: Ranks) -> None:
     got = ranks.run(futures_of_buffer_hook)
@@ -386,13 +466,25 @@ def ignore(me: Me, nested: bool) -> tuple[Tensor, Tensor, Tensor, float]:
     return module.shared.grad, module.local.grad, module.local, module.own[0].item()
 
 
-@covers("ddp/buffers/ignored")
+@chapter.must(
+    "ddp/buffers/ignored",
+    "Buffers and parameters that are to be ignored are left alone: no broadcast, no "
+    "verification, no averaging.",
+    source="torch 2.13, test_ddp_ignore_params_arg; pytorch#81136",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 def test_ignored_parameters_and_buffers(ranks: Ranks) -> None:
     assert_ignored(ranks, nested=True)
 
 
-@covers("ddp/buffers/ignored-at-the-top")
+@chapter.must(
+    "ddp/buffers/ignored-at-the-top",
+    "Names to be ignored may be those of the wrapped module's own parameters and buffers, not "
+    "only of modules inside it.",
+    source="torch 2.13, _set_params_and_buffers_to_ignore_for_model: names of named_parameters()",
+    rests_on="ddp/buffers/ignored",
+)
 @world_sizes(2)
 def test_ignored_parameters_of_the_module_itself(ranks: Ranks) -> None:
     assert_ignored(ranks, nested=False)
@@ -426,7 +518,13 @@ def without_init_sync(me: Me) -> tuple[int, float, Tensor]:
     return issued, kept, module.layer.weight.grad
 
 
-@covers("ddp/buffers/init-sync-off")
+@chapter.must(
+    "ddp/buffers/init-sync-off",
+    "With init_sync=False construction neither compares nor broadcasts parameters or buffers; "
+    "gradients are averaged all the same.",
+    source=f"{DOCS}, argument init_sync",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 def test_init_sync_off(ranks: Ranks) -> None:
     for rank, (issued, kept, grad) in enumerate(ranks.run(without_init_sync)):

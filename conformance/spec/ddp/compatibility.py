@@ -12,9 +12,12 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
-from conformance import Me, Ranks, assert_that, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_that, world_sizes
 from conformance.spec.ddp.models import WIDTH, Perceptron, Recipe, loss_of, normal
 from conformance.spec.ddp.training_runs import Options, assert_grads
+
+chapter = Chapter("ddp")
+
 
 STEPS = 3
 OPTIONS: list[Options] = [
@@ -60,7 +63,13 @@ def transform(me: Me) -> dict[str, bool]:
     return {name: torch.allclose(way(model), way(plain)) for name, way in ways.items()}
 
 
-@covers("ddp/functional-transforms-with-buffers")
+@chapter.should(
+    "ddp/functional-transforms-with-buffers",
+    "torch.func's transforms of the wrapper give what they give of the module also if there are "
+    "buffers.",
+    source="pytorch#130932",
+    rests_on=("ddp/functional-transforms", "ddp/buffers/before-forward"),
+)
 @world_sizes(2)
 def test_transforms_with_buffers(ranks: Ranks) -> None:
     for rank, agree in enumerate(ranks.run(transform)):
@@ -86,7 +95,13 @@ def train_compiled(me: Me, inside: bool, options: Options) -> list[list[Tensor]]
     return seen
 
 
-@covers("ddp/compiled")
+@chapter.must(
+    "ddp/compiled",
+    "Gradients are averaged if torch.compile has compiled the wrapper, or the module in it, in "
+    "steps inside no_sync and outside.",
+    source="torch 2.13 docs, torch.compile: DistributedDataParallel; pytorch#93672",
+    rests_on=("ddp/average", "ddp/no-sync/accumulates"),
+)
 @world_sizes(2)
 @pytest.mark.parametrize("inside", [False, True], ids=["wrapper", "module"])
 @pytest.mark.parametrize("options", OPTIONS[:2], ids=str)
@@ -129,7 +144,13 @@ def descend(module: nn.Module) -> None:
                 param.sub_(0.1 * param.grad)
 
 
-@covers("ddp/join/several-wrappers")
+@chapter.must(
+    "ddp/join/several-wrappers",
+    "Several wrappers may take part in one Join context, each of which averages as in one of "
+    "its own.",
+    source="torch 2.13 docs, Join: a list of the participating Joinables",
+    rests_on=("ddp/join/uneven-inputs", "ddp/join/final-model"),
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("options", OPTIONS[:3], ids=str)
 def test_two_wrappers_in_one_join(ranks: Ranks, options: Options) -> None:
@@ -178,7 +199,13 @@ def infer_between(me: Me, options: Options) -> tuple[list[list[Tensor]], list[bo
     return seen, [tensor.is_inference() for tensor in module.state_dict().values()]
 
 
-@covers("ddp/inference-mode")
+@chapter.must(
+    "ddp/inference-mode",
+    "Forward passes in inference mode, of a module with buffers, too, leave the wrapper as it "
+    "was: training goes on afterwards.",
+    source="torch 2.13 docs, inference_mode; torch 2.13 docs, DistributedDataParallel",
+    rests_on="ddp/inference",
+)
 @world_sizes(2)
 @every_option
 def test_passes_in_inference_mode(ranks: Ranks, options: Options) -> None:
@@ -232,7 +259,13 @@ def train_packed(me: Me, options: Options) -> tuple[list[list[Tensor]], list[str
     return seen, kinds
 
 
-@covers("ddp/packed-sequences")
+@chapter.must(
+    "ddp/packed-sequences",
+    "A PackedSequence goes in and comes out as it is, and gradients are averaged, with every "
+    "way of dealing with unused parameters.",
+    source="torch 2.13 docs, PackedSequence; torch, distributed.py: _find_tensors",
+    rests_on=("ddp/arguments", "ddp/nested-outputs"),
+)
 @world_sizes(2)
 @every_option
 def test_packed_sequences(ranks: Ranks, options: Options) -> None:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_that, world_sizes
 from conformance.spec.ddp.models import WIDTH, Branching, Perceptron, Recipe, loss_of, normal
 from conformance.spec.ddp.optimizers import (
     ZeroRedundancyOptimizer,
@@ -25,6 +25,11 @@ from conformance.spec.ddp.training_runs import Options, assert_grads, wrap
 from conformance.spec.raising import assert_raised
 from conformance.spec.torch_versions import needs_forward_sync_buffers
 from conformance.target import resolve
+
+OBSERVED = "observed, torch 2.13.0"
+
+chapter = Chapter("ddp")
+
 
 RATE = 0.1
 
@@ -74,7 +79,13 @@ def assert_stepped(
     return [without for _, without in got]
 
 
-@covers("ddp/optimizer/in-backward")
+@chapter.must(
+    "ddp/optimizer/in-backward",
+    "An optimizer that was put into backward steps on averaged gradients, and leaves None behind.",
+    source="torch 2.13, test_ddp_apply_optim_in_backward",
+    needs="feature:ddp_optimizer_in_backward_on_cpu",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("way", ["in backward, early", "in backward"], ids=["before", "after"])
 @pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
@@ -85,14 +96,25 @@ def test_optimizers_in_backward(ranks: Ranks, way: str, view: bool) -> None:
         assert_that(none, "a gradient was left behind", rank)
 
 
-@covers("ddp/optimizer/fused")
+@chapter.should(
+    "ddp/optimizer/fused",
+    "_register_fused_optim steps a functional optimizer bucket by bucket, as the optimizer "
+    "itself after averaging does.",
+    source="torch 2.13, test_ddp_hook_with_optimizer_parity_sgd and _adam",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam], ids=["sgd", "adam"])
 def test_fused_optimizers(ranks: Ranks, kind: type[torch.optim.Optimizer]) -> None:
     assert_stepped(ranks, "fused", kind, {})
 
 
-@covers("ddp/optimizer/zero-redundancy")
+@chapter.should(
+    "ddp/optimizer/zero-redundancy",
+    "ZeroRedundancyOptimizer on a wrapper's parameters trains as the optimizer that it shards.",
+    source="torch 2.13 docs, ZeroRedundancyOptimizer",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 def test_zero_redundancy(ranks: Ranks) -> None:
     assert_stepped(ranks, "zero", torch.optim.SGD, {})
@@ -123,20 +145,36 @@ def copied(me: Me, way: str, options: Options) -> tuple[bool, list[Tensor]]:
     return apart, [each.module.layers[0].weight.grad for each in (model, twin)]
 
 
-@covers("ddp/copies/pickle")
+@chapter.must(
+    "ddp/copies/pickle",
+    "A wrapper on the default group can be saved and loaded, and the loaded one averages.",
+    source="pytorch#3023; torch 2.13, __getstate__",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=str)
 def test_saved_and_loaded(ranks: Ranks, options: Options) -> None:
     assert_copies_average(ranks, "pickle", options)
 
 
-@covers("ddp/copies/pickle-of-a-static-graph")
+@chapter.must(
+    "ddp/copies/pickle-of-a-static-graph",
+    "A loaded wrapper whose graph was declared static averages in every step, the first one "
+    "included.",
+    source="torch 2.13, __setstate__ declares the graph static again",
+    rests_on=("ddp/copies/pickle", "ddp/static-graph/values"),
+)
 @world_sizes(2)
 def test_saved_and_loaded_with_a_static_graph(ranks: Ranks) -> None:
     assert_copies_average(ranks, "pickle", {"static_graph": True})
 
 
-@covers("ddp/copies/deepcopy")
+@chapter.should(
+    "ddp/copies/deepcopy",
+    "copy.deepcopy gives a wrapper with parameters of its own, and both average.",
+    source=f"{OBSERVED}: __getstate__ serves copies too",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 def test_copied(ranks: Ranks) -> None:
     assert_copies_average(ranks, "copy", {})
@@ -209,7 +247,13 @@ def options_of_a_copy(me: Me, kind: str) -> tuple[bool | int, bool | int]:
     return shown(me, kind, model), shown(me, kind, twin)
 
 
-@covers("ddp/copies/options")
+@chapter.must(
+    "ddp/copies/options",
+    "A wrapper that was saved and loaded keeps its options: the search for unused parameters, "
+    "gradients that are views, the caps of buckets, what is to be ignored.",
+    source="torch, distributed.py: __setstate__ builds the reducer with what was saved",
+    rests_on="ddp/copies/pickle",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("kind", OPTIONS_OF_COPIES)
 def test_copies_keep_their_options(ranks: Ranks, kind: str) -> None:
@@ -232,7 +276,12 @@ def copied_with_a_hook(me: Me) -> list[Tensor]:
     return grads
 
 
-@covers("ddp/copies/hook")
+@chapter.should(
+    "ddp/copies/hook",
+    "A copy of a wrapper with a communication hook averages, until it is given a hook itself.",
+    source=f"{OBSERVED}: __setstate__ makes a reducer without a hook",
+    rests_on="ddp/copies/deepcopy",
+)
 @world_sizes(2)
 def test_copied_with_a_hook(ranks: Ranks) -> None:
     module = Recipe(Perceptron)()
@@ -249,7 +298,12 @@ def save_with_group(me: Me) -> None:
     save(me.ddp(Recipe(Perceptron)().to(me.device), process_group=dist.new_group()))
 
 
-@covers("ddp/copies/pickle-of-another-group")
+@chapter.must(
+    "ddp/copies/pickle-of-another-group",
+    "Saving a wrapper on another group raises RuntimeError 'DDP Pickling/Unpickling are only "
+    "supported'.",
+    source="torch 2.13, _check_default_group",
+)
 @world_sizes(2)
 def test_saving_needs_the_default_group(ranks: Ranks) -> None:
     words = "DDP Pickling/Unpickling are only supported when using DDP with the default"
@@ -293,19 +347,35 @@ def assert_regrouped(ranks: Ranks, *, fail_first: bool, **options: Any) -> None:
     assert_grads([both for _, both in got], (wants[0] + wants[1]) / 2, "gradient in both's group")
 
 
-@covers("ddp/update-group/average")
+@chapter.should(
+    "ddp/update-group/average",
+    "After _update_process_group gradients are averaged over the new group.",
+    source="torch 2.13, test_ddp_update_process_group_new_group and _default_group",
+    rests_on="ddp/process-group",
+)
 @world_sizes(2)
 def test_another_group(ranks: Ranks) -> None:
     assert_regrouped(ranks, fail_first=False)
 
 
-@covers("ddp/update-group/static-graph")
+@chapter.should(
+    "ddp/update-group/static-graph",
+    "After _update_process_group gradients of a static graph are averaged over the new group, "
+    "also if the graph was recorded in another one.",
+    source=f"{OBSERVED}: reset_state keeps which parameters the static graph uses",
+    rests_on=("ddp/update-group/average", "ddp/static-graph/values"),
+)
 @world_sizes(2)
 def test_another_group_for_a_static_graph(ranks: Ranks) -> None:
     assert_regrouped(ranks, fail_first=False, static_graph=True)
 
 
-@covers("ddp/update-group/after-an-unfinished-step")
+@chapter.should(
+    "ddp/update-group/after-an-unfinished-step",
+    "_update_process_group makes training possible again after a step that was not finished.",
+    source="torch 2.13, test_ddp_update_process_group_no_find_unused",
+    rests_on="ddp/update-group/average",
+)
 @world_sizes(2)
 def test_another_group_after_an_unfinished_step(ranks: Ranks) -> None:
     assert_regrouped(ranks, fail_first=True)
@@ -339,7 +409,13 @@ def go_on_after_an_error(me: Me, options: Options) -> list[Any]:
     return seen
 
 
-@covers("ddp/update-group/after-an-error-in-backward")
+@chapter.should(
+    "ddp/update-group/after-an-error-in-backward",
+    "_update_process_group makes training possible again after a backward pass that raised when "
+    "gradients were under way, and what it used counts as used no more.",
+    source="pytorch#128092",
+    rests_on=("ddp/update-group/average", "ddp/unused/everywhere"),
+)
 @world_sizes(2)
 @pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
 def test_another_group_after_an_error(ranks: Ranks, view: bool) -> None:
@@ -377,7 +453,12 @@ def logging_data(me: Me, options: Options, steps: int) -> list[dict[str, Any]]:
     return data
 
 
-@covers("ddp/logging/construction")
+@chapter.should(
+    "ddp/logging/construction",
+    "After construction the logging data have torch's fields, with torch's values for what the "
+    "model, the group and the options are.",
+    source="torch 2.13, test_ddp_logging_data_cpu",
+)
 @world_sizes(1, 2)
 @pytest.mark.parametrize(
     "options",
@@ -410,7 +491,12 @@ _STEADY = (
 )
 
 
-@covers("ddp/logging/steps")
+@chapter.should(
+    "ddp/logging/steps",
+    "After some steps the logging data have the fields of torch's about buckets, order and times.",
+    source="torch 2.13, test_ddp_logging_data_cpu",
+    rests_on="ddp/logging/construction",
+)
 @world_sizes(2)
 def test_data_after_steps(ranks: Ranks) -> None:
     for rank, (ours, theirs) in enumerate(ranks.run(logging_data, {}, 4)):
@@ -437,7 +523,13 @@ def sampled_at(me: Me, rate: int) -> list[int]:
     return seen
 
 
-@covers("ddp/logging/sample-rate")
+@chapter.should(
+    "ddp/logging/sample-rate",
+    "After ten steps they are taken once in as many steps as "
+    "_set_ddp_runtime_logging_sample_rate says, which refuses numbers below 1.",
+    source="torch, reducer.cpp, should_collect_runtime_stats; torch 2.13 docs, DistributedDataParallel",
+    rests_on="ddp/logging/steps",
+)
 @world_sizes(1)
 def test_the_sample_rate(ranks: Ranks) -> None:
     [seen] = ranks.run(sampled_at, 2)
@@ -462,7 +554,12 @@ def statistics(me: Me) -> list[list[int]]:
     return seen
 
 
-@covers("ddp/logging/of-one-step")
+@chapter.should(
+    "ddp/logging/of-one-step",
+    "Statistics are those of one step, not sums over all.",
+    source="pytorch#56640",
+    rests_on="ddp/logging/steps",
+)
 @world_sizes(2)
 def test_statistics_are_of_one_step(ranks: Ranks) -> None:
     unused = 2 * WIDTH * 8
@@ -482,7 +579,11 @@ def error_logged(me: Me) -> tuple[int, str]:
     return 0, "no error"
 
 
-@covers("ddp/logging/errors")
+@chapter.should(
+    "ddp/logging/errors",
+    "An error that DDP raises is in the logging data as well: has_error and its words.",
+    source="torch 2.13, test_ddp_python_error_logged",
+)
 @world_sizes(2)
 def test_errors_are_logged(ranks: Ranks) -> None:
     for rank, (has_error, words) in enumerate(ranks.run(error_logged)):
@@ -531,7 +632,13 @@ def transform(me: Me) -> tuple[dict[str, bool], list[list[Tensor]]]:
     return agree, steps
 
 
-@covers("ddp/functional-transforms")
+@chapter.should(
+    "ddp/functional-transforms",
+    "torch.func's grad, jvp and vmap of the wrapper give what they give of the module, and "
+    "steps before and after them average.",
+    source="torch 2.13, prepare_for_backward looks at no parameter's graph unless it searches",
+    rests_on=("ddp/functional-call", "ddp/average"),
+)
 @world_sizes(2)
 def test_transforms(ranks: Ranks) -> None:
     got = ranks.run(transform)
@@ -563,7 +670,12 @@ def looks(me: Me) -> list[bool]:
     ]
 
 
-@covers("ddp/is-a-module")
+@chapter.must(
+    "ddp/is-a-module",
+    "The wrapper is an nn.Module that torch's code takes for a DistributedDataParallel, with "
+    "its attributes device, process_group, bucket_bytes_cap and require_backward_grad_sync.",
+    source="optimizers, Join and FSDP ask isinstance and these names",
+)
 @world_sizes(2)
 def test_what_a_wrapper_is(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(looks), [True] * 6, what="what it is")
@@ -574,7 +686,11 @@ def arguments_of(me: Me) -> list[str]:
     return [f"{p.name}={p.default}" for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
 
 
-@covers("ddp/signature")
+@chapter.should(
+    "ddp/signature",
+    "The constructor takes torch's arguments by their names, with torch's defaults.",
+    source="torch 2.13, DistributedDataParallel.__init__",
+)
 @world_sizes(1)
 def test_the_signature(ranks: Ranks) -> None:
     [got] = ranks.run(arguments_of)

@@ -9,7 +9,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance import (
+    Chapter,
+    Me,
+    Ranks,
+    assert_same_on_all_ranks,
+    assert_that,
+    covers,
+    world_sizes,
+)
 from conformance.spec.ddp.models import WIDTH, Convolving, Perceptron, Recipe, loss_of, normal
 from conformance.spec.ddp.training_runs import (
     Options,
@@ -17,6 +25,12 @@ from conformance.spec.ddp.training_runs import (
     batches,
     train,
 )
+
+REDUCER = "torch, reducer.cpp"
+DOCS = "torch 2.13 docs, DistributedDataParallel"
+
+chapter = Chapter("ddp")
+
 
 BYTE = 2**-20
 VIEW: Options = {"gradient_as_bucket_view": True}
@@ -33,7 +47,13 @@ def strides_of(me: Me, recipe: Recipe, shape: list[int], options: Options) -> li
     ]
 
 
-@covers("ddp/gradients/strides")
+@chapter.must(
+    "ddp/gradients/strides",
+    "A gradient has the strides of its parameter, if that is dense; so channels-last parameters "
+    "have channels-last gradients, of the right values.",
+    source=f"{REDUCER}, the gradient layout contract; torch 2.13, test_grad_layout_1devicemodule",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("channels_last", [True, False], ids=["channels_last", "contiguous"])
 def test_strides(ranks: Ranks, channels_last: bool) -> None:
@@ -44,7 +64,12 @@ def test_strides(ranks: Ranks, channels_last: bool) -> None:
             assert_that(grad == own, f"a gradient of strides {grad} for {own}", rank)
 
 
-@covers("ddp/gradients/bucket-views-strides")
+@chapter.must(
+    "ddp/gradients/bucket-views-strides",
+    "Views of buckets have the parameter's strides as well.",
+    source=f"{REDUCER}, initialize_bucket_views",
+    rests_on=("ddp/gradients/bucket-views", "ddp/gradients/strides"),
+)
 @world_sizes(2)
 def test_strides_of_views(ranks: Ranks) -> None:
     recipe = Recipe(Convolving)
@@ -67,7 +92,12 @@ class Gaps(nn.Module):
         return torch.tanh(x @ self.every_second) * (x @ self.transposed) + self.plain
 
 
-@covers("ddp/gradients/strides-with-gaps")
+@chapter.should(
+    "ddp/gradients/strides-with-gaps",
+    "A parameter that is a view with gaps, or expanded, is averaged element by element.",
+    source=f"{REDUCER}, the gradient layout contract: row-major otherwise",
+    rests_on="ddp/gradients/strides",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("options", [{}, VIEW], ids=["apart", "view"])
 def test_parameters_with_gaps(ranks: Ranks, options: Options) -> None:
@@ -89,7 +119,13 @@ def storages(me: Me, options: Options, set_to_none: bool) -> list[list[int]]:
     return seen
 
 
-@covers("ddp/gradients/bucket-views")
+@chapter.must(
+    "ddp/gradients/bucket-views",
+    "With gradient_as_bucket_view gradients are views of few large buffers after the first "
+    "step, and without it they are not.",
+    source=f"{DOCS}, argument gradient_as_bucket_view",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 def test_gradients_are_views_if_asked_for(ranks: Ranks) -> None:
     for rank, seen in enumerate(ranks.run(storages, VIEW, False)):
@@ -98,7 +134,13 @@ def test_gradients_are_views_if_asked_for(ranks: Ranks) -> None:
         assert_that(len(set(seen[-1])) == 4, f"4 gradients in {len(set(seen[-1]))} storages", rank)
 
 
-@covers("ddp/gradients/bucket-views-stay")
+@chapter.must(
+    "ddp/gradients/bucket-views-stay",
+    "They stay views of the same memory in later steps, after zero_grad with set_to_none and "
+    "without.",
+    source="fairscale#354 and pytorch#96439",
+    rests_on="ddp/gradients/bucket-views",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("set_to_none", [False, True], ids=["zeros", "none"])
 def test_views_stay_where_they_are(ranks: Ranks, set_to_none: bool) -> None:
@@ -119,7 +161,12 @@ def gradient_given(me: Me, options: Options) -> Tensor:
     return module.weight.grad  # type: ignore[return-value]  # it has one
 
 
-@covers("ddp/gradients/given-beforehand")
+@chapter.must(
+    "ddp/gradients/given-beforehand",
+    "A gradient that the user has put in place is added to, and the sum is averaged.",
+    source=f"{REDUCER}: what is in .grad is reduced",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("options", [{}, VIEW], ids=["apart", "view"])
 def test_gradients_that_were_there(ranks: Ranks, options: Options) -> None:
@@ -141,14 +188,24 @@ def kept_objects(me: Me, options: Options) -> list[bool]:
     return same
 
 
-@covers("ddp/gradients/accumulate-in-place")
+@chapter.must(
+    "ddp/gradients/accumulate-in-place",
+    "Without zero_grad a gradient stays the same tensor from step to step.",
+    source="torch 2.13: references to gradients stay valid",
+    rests_on="ddp/backward/without-zero-grad",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("options", [{}, VIEW], ids=["apart", "view"])
 def test_gradients_stay_the_same_objects(ranks: Ranks, options: Options) -> None:
     assert_same_on_all_ranks(ranks.run(kept_objects, options), [True, True], what="the same")
 
 
-@covers("ddp/gradients/batched-copy")
+@chapter.should(
+    "ddp/gradients/batched-copy",
+    "batched_grad_copy changes no gradient by more than rounding.",
+    source=f"{DOCS}, argument batched_grad_copy",
+    rests_on="ddp/average",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("options", [{}, VIEW, {"bucket_cap_mb": 50 * BYTE}], ids=str)
 def test_batched_copies(ranks: Ranks, options: Options) -> None:
@@ -168,7 +225,13 @@ def clipped(me: Me, cap: float) -> tuple[Tensor, Tensor]:
     return norm, grad
 
 
-@covers("ddp/gradients/norm")
+@chapter.must(
+    "ddp/gradients/norm",
+    "clip_grad_norm_ on averaged gradients gives the norm of the whole batch's gradient, and "
+    "clips the same on all ranks, however buckets are filled.",
+    source="fairscale#517",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("cap", [25, BYTE], ids=["one-bucket", "buckets"])
 def test_norms(ranks: Ranks, cap: float) -> None:
@@ -203,7 +266,13 @@ def delayed(me: Me) -> list[list[Tensor]]:
     return seen
 
 
-@covers("ddp/gradients/delayed")
+@chapter.should(
+    "ddp/gradients/delayed",
+    "With delay_all_reduce_named_params those gradients are averaged as well, together, once "
+    "the gradient of param_to_hook_all_reduce is there, and before backward returns.",
+    source="torch 2.13, argument delay_all_reduce_named_params",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 def test_delayed_gradients(ranks: Ranks) -> None:
     got = ranks.run(delayed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conformance import Ranks, covers, world_sizes
+from conformance import Chapter, Ranks, covers, world_sizes
 from conformance.spec.ddp.models import (
     WIDTH,
     Branching,
@@ -17,10 +17,19 @@ from conformance.spec.ddp.models import (
 )
 from conformance.spec.ddp.training_runs import Options, batches, train
 
+chapter = Chapter(
+    "ddp", source="torch's collectives, their order, dtypes and sizes are the interface"
+)
+
+
 SMALL = 2**-20  # of a MiB: one byte
 
 
-@covers("ddp/interop")
+@chapter.must(
+    "ddp/interop",
+    "Ranks that run torch's DDP and ranks that run the target's train one model together.",
+    rests_on="ddp/whole-batch",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("first", ["target", "torch"])
 @pytest.mark.parametrize(

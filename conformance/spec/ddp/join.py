@@ -11,12 +11,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import distributed as torch_ddp
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_that, world_sizes
 from conformance.harness.traces import record
 from conformance.spec.ddp.models import WIDTH, Branching, Perceptron, Recipe, loss_of, normal
 from conformance.spec.ddp.observing import unannotated
 from conformance.spec.ddp.training_runs import Options, assert_grads
 from conformance.spec.raising import assert_raised
+
+DOCS = "torch 2.13 docs, DistributedDataParallel"
+
+chapter = Chapter("ddp")
+
 
 BYTE = 2**-20
 RATE = 0.1
@@ -90,27 +95,49 @@ def assert_uneven(
     assert_same_on_all_ranks([theirs for _, theirs in got], what="parameters at the end")
 
 
-@covers("ddp/join/uneven-inputs")
+@chapter.must(
+    "ddp/join/uneven-inputs",
+    "Inside join() ranks may take different numbers of steps: the others go on, with the "
+    "gradients of joined ranks as zeros, divided by the size of the group.",
+    source=f"{DOCS}, join",
+    rests_on="ddp/average",
+)
 @world_sizes(2, 3)
 def test_different_numbers_of_steps(ranks: Ranks) -> None:
     assert_uneven(ranks, [3, 5, 4][: ranks.world_size], {}, {})
 
 
-@covers("ddp/join/effective-world-size")
+@chapter.must(
+    "ddp/join/effective-world-size",
+    "With divide_by_initial_world_size=False gradients are divided by the number of ranks that "
+    "still have input.",
+    source=f"{DOCS}, join; torch 2.13, test_ddp_grad_div_uneven_inputs",
+    rests_on="ddp/join/uneven-inputs",
+)
 @world_sizes(2, 3)
 def test_divided_by_those_who_are_left(ranks: Ranks) -> None:
     lengths = [5, 2, 3][: ranks.world_size]
     assert_uneven(ranks, lengths, {"divide_by_initial_world_size": False}, {})
 
 
-@covers("ddp/join/no-input-at-all")
+@chapter.must(
+    "ddp/join/no-input-at-all",
+    "A rank may have no input at all.",
+    source=f"{DOCS}, join",
+    rests_on="ddp/join/uneven-inputs",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("idle", [0, 1], ids=["rank-0", "rank-1"])
 def test_a_rank_without_input(ranks: Ranks, idle: int) -> None:
     assert_uneven(ranks, [0 if r == idle else 3 for r in range(2)], {}, {})
 
 
-@covers("ddp/join/unused-parameters")
+@chapter.must(
+    "ddp/join/unused-parameters",
+    "join() works with find_unused_parameters and with buckets of several sizes.",
+    source="torch 2.13, test_ddp_uneven_inputs",
+    rests_on="ddp/join/uneven-inputs",
+)
 @world_sizes(2)
 @pytest.mark.parametrize(
     "options",
@@ -121,7 +148,12 @@ def test_other_options(ranks: Ranks, options: Options) -> None:
     assert_uneven(ranks, [2, 5], {}, options)
 
 
-@covers("ddp/join/no-sync")
+@chapter.must(
+    "ddp/join/no-sync",
+    "Inside join() passes may run under no_sync.",
+    source="torch 2.13, test_ddp_uneven_inputs: sync_interval",
+    rests_on=("ddp/join/uneven-inputs", "ddp/no-sync/accumulates"),
+)
 @world_sizes(2)
 def test_accumulation(ranks: Ranks) -> None:
     assert_uneven(ranks, [2, 6], {}, {}, every=2)
@@ -155,7 +187,12 @@ def state_at_the_end(me: Me, steps: int) -> dict[str, Tensor]:
     return dict(model.module.state_dict())
 
 
-@covers("ddp/join/final-model")
+@chapter.must(
+    "ddp/join/final-model",
+    "At the end all ranks have the model of a rank that joined last, bit by bit, buffers included.",
+    source=f"{DOCS}, join; torch 2.13, test_ddp_join_model_equivalence",
+    rests_on="ddp/join/uneven-inputs",
+)
 @world_sizes(2, 3)
 def test_the_last_ones_model(ranks: Ranks) -> None:
     lengths = [2, 4, 1][: ranks.world_size]
@@ -175,7 +212,12 @@ def joins_and_throws(me: Me, steps: int) -> None:
             loss_of(model(numbered(me.rank, i).to(me.device))).backward()
 
 
-@covers("ddp/join/throw-on-early-termination")
+@chapter.must(
+    "ddp/join/throw-on-early-termination",
+    "With throw_on_early_termination every rank raises RuntimeError as soon as one rank runs "
+    "out of input.",
+    source=f"{DOCS}, join; torch 2.13, test_ddp_uneven_input_exception",
+)
 @world_sizes(2, 3)
 def test_all_ranks_raise(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -196,7 +238,12 @@ def operations_of_steps(me: Me, with_join: bool) -> list[str]:
     return [str(issued) for issued in group.take()]
 
 
-@covers("ddp/join/disabled")
+@chapter.must(
+    "ddp/join/disabled",
+    "join(enable=False) is no context: steps are what they are without it, and issue the same.",
+    source=f"{DOCS}, join; torch 2.13, test_ddp_uneven_input_join_disable",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 def test_disabled(ranks: Ranks) -> None:
     assert_uneven(ranks, [3, 3], {"enable": False}, {})
@@ -229,7 +276,12 @@ def hook_under_join(me: Me, steps: int) -> tuple[int, list[Tensor]]:
     return calls[0], grads
 
 
-@covers("ddp/join/comm-hook")
+@chapter.should(
+    "ddp/join/comm-hook",
+    "A communication hook runs on joined ranks too, on zeros.",
+    source="observed, torch 2.13.0; test_ddp_uneven_inputs with a hook",
+    rests_on="ddp/join/uneven-inputs",
+)
 @world_sizes(2)
 def test_hooks_run_on_joined_ranks(ranks: Ranks) -> None:
     got = ranks.run_each(hook_under_join, [(2,), (4,)])
@@ -251,7 +303,11 @@ def logged_join(me: Me) -> int:
     return used
 
 
-@covers("ddp/join/logged")
+@chapter.should(
+    "ddp/join/logged",
+    "The logging data say join_uneven_inputs after join() was used.",
+    source="torch 2.13, test_ddp_uneven_inputs",
+)
 @world_sizes(2)
 def test_the_logging_data_say_so(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(logged_join), 1, what="join_uneven_inputs")
@@ -269,7 +325,12 @@ def buffers_under_join(me: Me, steps: int) -> list[float]:
     return seen
 
 
-@covers("ddp/join/buffers")
+@chapter.must(
+    "ddp/join/buffers",
+    "Inside join() buffers get the values of a rank that still has input, before each forward.",
+    source="torch, distributed.py: _find_common_rank among the ranks that have not joined",
+    rests_on=("ddp/join/uneven-inputs", "ddp/buffers/before-forward"),
+)
 @world_sizes(2, 3)
 def test_buffers_of_a_rank_that_has_input(ranks: Ranks) -> None:
     for lengths in ([2, 4, 3], [4, 3, 2]):
@@ -300,7 +361,12 @@ def buffer_hook_under_join(me: Me, steps: int) -> int:
     return calls[0]
 
 
-@covers("ddp/join/buffer-hook")
+@chapter.should(
+    "ddp/join/buffer-hook",
+    "A buffer hook that runs before forward runs on joined ranks too.",
+    source="torch, distributed.py: joined ranks call _check_and_sync_module_buffers",
+    rests_on=("ddp/join/uneven-inputs", "ddp/buffers/hook"),
+)
 @world_sizes(2)
 def test_buffer_hooks_run_on_joined_ranks(ranks: Ranks) -> None:
     got = ranks.run_each(buffer_hook_under_join, [(2,), (4,)])
@@ -326,7 +392,13 @@ def epochs(me: Me, lengths: list[int]) -> list[Tensor]:
     return seen
 
 
-@covers("ddp/join/afterwards")
+@chapter.must(
+    "ddp/join/afterwards",
+    "Steps after join() average as those without it, on ranks that ran out of input early too, "
+    "and join() may be used again.",
+    source=f"{DOCS}, join: one for each epoch",
+    rests_on="ddp/join/uneven-inputs",
+)
 @world_sizes(2)
 def test_steps_after_join(ranks: Ranks) -> None:
     got = ranks.run_each(epochs, [([1, 3],), ([3, 2],)])
@@ -347,7 +419,12 @@ def join_in_a_group(me: Me, lengths: list[int]) -> tuple[int, float] | None:
     return lengths[me.rank - 1], module.whose.item()
 
 
-@covers("ddp/join/group")
+@chapter.must(
+    "ddp/join/group",
+    "join() concerns the wrapper's group alone, whichever ranks are in it.",
+    source=f"{DOCS}, join and process_group",
+    rests_on=("ddp/join/uneven-inputs", "ddp/process-group"),
+)
 @world_sizes(3)
 @pytest.mark.parametrize("lengths", [[1, 3], [3, 1]], ids=str)
 def test_join_in_a_group_without_rank_0(ranks: Ranks, lengths: list[int]) -> None:
@@ -372,7 +449,13 @@ def unused_under_join(me: Me, uses: list[list[int]]) -> list[list[bool]]:
     return seen
 
 
-@covers("ddp/join/unused-by-those-who-are-left")
+@chapter.must(
+    "ddp/join/unused-by-those-who-are-left",
+    "With find_unused_parameters, a parameter that no rank with input used in a step keeps its "
+    "gradient, also if it was used in an earlier step.",
+    source=f"{DOCS}, find_unused_parameters and join",
+    rests_on=("ddp/join/unused-parameters", "ddp/unused/everywhere"),
+)
 @world_sizes(2)
 def test_nobody_who_is_left_uses_it(ranks: Ranks) -> None:
     uses = [[0, 1], [0, 1, 2], [0], [0, 2], [0]]

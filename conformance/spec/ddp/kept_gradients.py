@@ -9,9 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, world_sizes
 from conformance.spec.ddp.models import WIDTH, Branching, Perceptron, Recipe, loss_of, normal
 from conformance.spec.ddp.training_runs import Options, assert_grads, batches, mine, train
+
+DOCS = "torch 2.13 docs, DistributedDataParallel"
+
+chapter = Chapter("ddp")
+
 
 BYTE = 2**-20
 LARGE = 256
@@ -34,7 +39,13 @@ class Recomputing(nn.Module):
         return y
 
 
-@covers("ddp/static-graph/large-layer-in-several-checkpoints")
+@chapter.must(
+    "ddp/static-graph/large-layer-in-several-checkpoints",
+    "A layer of any size that runs under several reentrant checkpoints gets the mean of all "
+    "that they add up, also if gradients are views of buckets.",
+    source=f"{DOCS}, static_graph: reentrant backwards, activation checkpointing multiple times",
+    rests_on="ddp/static-graph/values",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
 def test_a_large_layer_is_recomputed_twice(ranks: Ranks, view: bool) -> None:
@@ -55,7 +66,13 @@ def keep(me: Me, options: Options) -> list[Tensor]:
     return seen
 
 
-@covers("ddp/unused/skipped-buckets-keep-gradients")
+@chapter.must(
+    "ddp/unused/skipped-buckets-keep-gradients",
+    "With skip_all_reduce_unused_params a gradient that stays from an earlier step is the same "
+    "after a step that skips its bucket.",
+    source="torch, reducer.cpp: the gradient of a parameter that no rank used must not be touched",
+    rests_on="ddp/unused/skipped-buckets",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
 def test_a_skipped_bucket_keeps_its_gradients(ranks: Ranks, view: bool) -> None:
@@ -92,7 +109,13 @@ def walk_again(me: Me, steps: list[Tensor]) -> list[list[Tensor | None]]:
     return done
 
 
-@covers("ddp/backward/autograd-grad-of-an-averaged-graph")
+@chapter.must(
+    "ddp/backward/autograd-grad-of-an-averaged-graph",
+    "After torch.autograd.grad of a graph whose gradients were averaged already, and after a "
+    "backward pass to an input alone, the next steps are right.",
+    source="torch 2.13 docs, autograd.grad and backward: leaves that are not asked for are left alone",
+    rests_on="ddp/backward/autograd-grad-is-local",
+)
 @world_sizes(2)
 def test_an_averaged_graph_is_walked_to_the_input(ranks: Ranks) -> None:
     steps = [[normal((2, WIDTH), 10 * i + r) for r in range(2)] for i in range(4)]
@@ -125,7 +148,13 @@ def penalise(me: Me, steps: list[Tensor], options: Options) -> list[list[Tensor 
     return done
 
 
-@covers("ddp/static-graph/gradient-penalty")
+@chapter.should(
+    "ddp/static-graph/gradient-penalty",
+    "The loss may contain the gradient with respect to an input, which torch.autograd.grad "
+    "computes before the first backward pass.",
+    source=f"{DOCS}, static_graph; the gradient penalty of Wasserstein GANs (arXiv:1704.00028)",
+    rests_on="ddp/static-graph/values",
+)
 @world_sizes(2)
 def test_a_gradient_penalty_in_a_static_graph(ranks: Ranks) -> None:
     steps = [[normal((2, WIDTH), 10 * i + r) for r in range(2)] for i in range(3)]

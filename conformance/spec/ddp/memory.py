@@ -11,10 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from conformance import Me, Ranks, assert_that, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_that, world_sizes
 from conformance.spec.ddp.models import WIDTH, Convolving, Perceptron, Recipe, loss_of, normal
 from conformance.spec.ddp.training_runs import Options, assert_grads
 from conformance.spec.growth import assert_steady, growth
+
+chapter = Chapter("ddp")
+hooks = Chapter("comm_hooks")
+
 
 STEPS = 4
 OPTIONS: list[Options] = [
@@ -40,7 +44,13 @@ def move_gradients(me: Me, options: Options) -> list[list[Tensor]]:
     return seen
 
 
-@covers("ddp/gradients/other-memory")
+@chapter.must(
+    "ddp/gradients/other-memory",
+    "If the user gives a gradient other memory, as by grad.data = ..., what is there is added "
+    "to and averaged, with gradient_as_bucket_view as well.",
+    source="torch 2.13: assigning to .data; Module.to does it for gradients",
+    rests_on="ddp/gradients/given-beforehand",
+)
 @world_sizes(2)
 @every_option
 def test_gradients_in_other_memory(ranks: Ranks, options: Options) -> None:
@@ -76,7 +86,13 @@ def replace_parameters(me: Me, options: Options) -> list[list[Tensor]]:
     return seen
 
 
-@covers("ddp/parameters-in-other-memory")
+@chapter.must(
+    "ddp/parameters-in-other-memory",
+    "Between steps parameters may be given other values in other memory, as by param.data = "
+    "...: the next step computes with them and is averaged.",
+    source="torch 2.13 docs, vector_to_parameters; weights that are averaged and put in place",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 @every_option
 def test_parameters_in_other_memory(ranks: Ranks, options: Options) -> None:
@@ -110,7 +126,13 @@ def change_format(me: Me, options: Options, when: int, set_to_none: bool) -> lis
     return seen
 
 
-@covers("ddp/gradients/memory-format-later")
+@chapter.must(
+    "ddp/gradients/memory-format-later",
+    "After the module was given another memory format, gradients are averaged element by "
+    "element, as before.",
+    source="pytorch#47163: parameters whose strides have changed since construction",
+    rests_on="ddp/gradients/strides",
+)
 @world_sizes(2)
 @every_option
 @pytest.mark.parametrize("set_to_none", [True, False], ids=["none", "zero"])
@@ -147,7 +169,13 @@ def let_go(me: Me, options: Options, hooked: bool = False) -> list[str]:
     return [what for what, ref in there.items() if ref() is not None]
 
 
-@covers("ddp/freed-with-its-user")
+@chapter.must(
+    "ddp/freed-with-its-user",
+    "A wrapper that has trained is freed when nobody holds it any more, with its module and the "
+    "parameters.",
+    source="pytorch#63752",
+    rests_on="ddp/average",
+)
 @world_sizes(1, 2)
 @every_option
 def test_a_wrapper_is_let_go(ranks: Ranks, options: Options) -> None:
@@ -155,7 +183,13 @@ def test_a_wrapper_is_let_go(ranks: Ranks, options: Options) -> None:
         assert_that(not left, f"still there: {', '.join(left)}", rank)
 
 
-@covers("comm_hooks/freed")
+@hooks.must(
+    "comm_hooks/freed",
+    "A wrapper with a hook is freed when nobody holds it any more, with its module and the "
+    "parameters.",
+    source="pytorch#63211",
+    rests_on="ddp/freed-with-its-user",
+)
 @world_sizes(2)
 @every_option
 def test_a_wrapper_with_a_hook_is_let_go(ranks: Ranks, options: Options) -> None:
@@ -173,14 +207,25 @@ def steps_taken(me: Me, options: Options, hooked: bool = False) -> float:
     return growth(me, wrapped)
 
 
-@covers("ddp/steady-memory")
+@chapter.must(
+    "ddp/steady-memory",
+    "Steps of training take no more memory from one to the next, whatever the options.",
+    source="observed, torch 2.13.0; torch 2.13 docs, DistributedDataParallel: memory of gradients and "
+    "buckets",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 @every_option
 def test_memory_does_not_grow(ranks: Ranks, options: Options) -> None:
     assert_steady(ranks.run(steps_taken, options))
 
 
-@covers("comm_hooks/steady-memory")
+@hooks.must(
+    "comm_hooks/steady-memory",
+    "With a hook steps of training take no more memory from one to the next.",
+    source="observed, torch 2.13.0: a result is let go when it was copied",
+    rests_on="ddp/steady-memory",
+)
 @world_sizes(2)
 @every_option
 def test_memory_does_not_grow_with_a_hook(ranks: Ranks, options: Options) -> None:

@@ -9,10 +9,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel.distributed import _MixedPrecision
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance import (
+    Chapter,
+    Me,
+    Ranks,
+    assert_same_on_all_ranks,
+    assert_that,
+    covers,
+    world_sizes,
+)
 from conformance.harness.traces import Issued, record
 from conformance.spec.ddp.models import WIDTH, normal
 from conformance.spec.ddp.training_runs import Options, assert_grads
+
+chapter = Chapter(
+    "ddp",
+    source="torch 2.13, test_ddp_native_mixed_precision_*",
+    needs=("feature:ddp_mixed_precision_on_cpu", "dtype:float16"),
+)
+
 
 HALF = torch.float16
 
@@ -68,7 +83,11 @@ def want_of(step: int) -> Tensor:
     return module.layer.weight.grad
 
 
-@covers("ddp/mixed-precision/dtypes")
+@chapter.must(
+    "ddp/mixed-precision/dtypes",
+    "With mixed_precision the module sees parameters, inputs and buffers in their lower dtypes; "
+    "outside of forward and backward parameters and gradients have their own.",
+)
 @world_sizes(2)
 def test_what_the_module_sees(ranks: Ranks) -> None:
     want = ["torch.float16"] * 6 + ["torch.float32"] * 2
@@ -76,7 +95,12 @@ def test_what_the_module_sees(ranks: Ranks) -> None:
     assert_same_on_all_ranks([dtypes for dtypes, _, _ in got], want, what="dtypes")
 
 
-@covers("ddp/mixed-precision/average")
+@chapter.must(
+    "ddp/mixed-precision/average",
+    "With mixed_precision gradients are averaged, up to the lower precision, and are the same "
+    "on all ranks.",
+    rests_on="ddp/mixed-precision/dtypes",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
 def test_gradients_are_averaged(ranks: Ranks, view: bool) -> None:
@@ -87,7 +111,13 @@ def test_gradients_are_averaged(ranks: Ranks, view: bool) -> None:
         assert_grads(grads, want_of(i), f"gradient of step {i + 1}", within=0.02)
 
 
-@covers("ddp/mixed-precision/kept-gradients")
+@chapter.must(
+    "ddp/mixed-precision/kept-gradients",
+    "With mixed_precision a step may begin with gradients of zeros as well as without any, and "
+    "what it begins with is added to.",
+    source="pytorch#92882",
+    rests_on="ddp/mixed-precision/average",
+)
 @world_sizes(2)
 def test_steps_that_begin_with_zeros(ranks: Ranks) -> None:
     got: list[Any] = ranks.run(train_low, {}, "zeros", 3)
@@ -107,7 +137,12 @@ def test_steps_that_add_up(ranks: Ranks, view: bool) -> None:
         assert_grads(grads, want, f"sum after step {i + 1}", within=0.02)
 
 
-@covers("ddp/mixed-precision/reduce-dtype")
+@chapter.must(
+    "ddp/mixed-precision/reduce-dtype",
+    "With mixed_precision gradients travel in reduce_dtype.",
+    source="torch 2.13, _MixedPrecision.reduce_dtype",
+    rests_on="ddp/mixed-precision/dtypes",
+)
 @world_sizes(2)
 def test_what_travels(ranks: Ranks) -> None:
     for rank, (_, _, issued) in enumerate(ranks.run(train_low, {}, "none", 2)):
@@ -136,7 +171,13 @@ def evaluate_low(me: Me) -> tuple[list[str], list[Tensor]]:
     return dtypes, grads
 
 
-@covers("ddp/mixed-precision/without-backward")
+@chapter.must(
+    "ddp/mixed-precision/without-backward",
+    "With mixed_precision parameters have their own dtype again after a forward pass without "
+    "gradients, and training goes on afterwards.",
+    source="torch 2.13, test_ddp_native_mixed_precision_*: parameters are full before and after",
+    rests_on="ddp/mixed-precision/dtypes",
+)
 @world_sizes(2)
 def test_a_forward_pass_without_gradients(ranks: Ranks) -> None:
     got: list[Any] = ranks.run(evaluate_low)

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, world_sizes
+
+chapter = Chapter("ddp")
 
 
 class Layered(nn.Module):
@@ -30,7 +32,13 @@ def versions(me: Me) -> tuple[dict[str, Any], bool]:
     return got, all(got.get(name) == value for name, value in of_module.items())
 
 
-@covers("ddp/state-dict-metadata")
+@chapter.must(
+    "ddp/state-dict-metadata",
+    "The wrapper's state_dict keeps the versions of its modules, each under its name with the "
+    "prefix, and of the wrapper.",
+    source="torch 2.13 docs, Module.state_dict: _metadata; load_state_dict reads versions there",
+    rests_on="ddp/state-dict",
+)
 @world_sizes(2)
 def test_a_state_knows_its_versions(ranks: Ranks) -> None:
     want = {
@@ -52,7 +60,11 @@ def modes(me: Me) -> list[Any]:
     return seen
 
 
-@covers("ddp/modes-return-the-wrapper")
+@chapter.must(
+    "ddp/modes-return-the-wrapper",
+    "train and eval set the mode of the wrapper and of its module, and return the wrapper.",
+    source="torch 2.13 docs, Module.train, Module.eval",
+)
 @world_sizes(2)
 def test_modes_are_set_and_return_the_wrapper(ranks: Ranks) -> None:
     want = [(True, mode, mode, mode) for mode in (False, True, False, True)]
@@ -71,7 +83,12 @@ def answers(me: Me) -> list[Any]:
     return [(was_none, more) for _, was_none, more in calls]
 
 
-@covers("ddp/none-arguments")
+@chapter.must(
+    "ddp/none-arguments",
+    "Arguments that are None reach the module as None, by position and by name.",
+    source="torch 2.13 docs, DistributedDataParallel",
+    rests_on="ddp/arguments",
+)
 @world_sizes(2)
 def test_none_arrives(ranks: Ranks) -> None:
     want = [(True, {}), (True, {"other": None}), (False, {"other": None, "last": 1})]

@@ -10,9 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, world_sizes
 from conformance.spec.ddp.models import WIDTH, Recipe, normal
 from conformance.spec.ddp.training_runs import Options, train
+
+chapter = Chapter("ddp")
+
 
 OPTIONS: list[Options] = [{}, {"find_unused_parameters": True}, {"static_graph": True}]
 
@@ -75,7 +78,12 @@ def returned(me: Me, kind: str, options: Options) -> tuple[str, Any]:
     return type(output).__name__, output
 
 
-@covers("ddp/outputs")
+@chapter.must(
+    "ddp/outputs",
+    "forward returns what the module returns: tensors, tuples, named tuples, lists, dicts, None "
+    "and objects that are no containers keep their types and values.",
+    source="torch 2.13, test_ddp_namedtuple; pytorch#46001",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(
@@ -88,7 +96,13 @@ def test_outputs_come_back(ranks: Ranks, kind: str, options: Options) -> None:
     assert_same_on_all_ranks(got, (type(want).__name__, want), what="output")
 
 
-@covers("ddp/nested-outputs")
+@chapter.must(
+    "ddp/nested-outputs",
+    "Gradients are averaged if the tensors that the loss uses are in tuples, dicts and lists, "
+    "nested in each other, with every way of dealing with unused parameters.",
+    source="torch 2.13, test_ddp_static_graph_nested_types",
+    rests_on=("ddp/average", "ddp/outputs"),
+)
 @world_sizes(2)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("kind", ["tuple", "namedtuple", "list", "dict", "mixed"])
@@ -97,7 +111,13 @@ def test_gradients_of_nested_outputs(ranks: Ranks, kind: str, options: Options) 
     train(ranks, Recipe(Returning, (kind,)), steps, options)
 
 
-@covers("ddp/dataclass-output")
+@chapter.must(
+    "ddp/dataclass-output",
+    "Gradients are averaged if the module returns a dataclass, with and without a search for "
+    "unused parameters.",
+    source="torch, test_c10d_common.py: test_dataclass_output, test_dataclass_output_unused_param",
+    rests_on=("ddp/average", "ddp/outputs"),
+)
 @world_sizes(2)
 @pytest.mark.parametrize("options", OPTIONS[:2], ids=str)
 def test_gradients_of_dataclasses(ranks: Ranks, options: Options) -> None:
@@ -105,7 +125,14 @@ def test_gradients_of_dataclasses(ranks: Ranks, options: Options) -> None:
     train(ranks, Recipe(Returning, ("dataclass",)), steps, options)
 
 
-@covers("ddp/dataclass-output-of-a-static-graph")
+@chapter.must(
+    "ddp/dataclass-output-of-a-static-graph",
+    "Gradients are averaged if the module returns a dataclass and the graph is static, in the "
+    "first step as well.",
+    source="torch 2.13 docs, DistributedDataParallel, argument static_graph: any graph that does not "
+    "change",
+    rests_on="ddp/dataclass-output",
+)
 @world_sizes(2)
 def test_gradients_of_dataclasses_of_a_static_graph(ranks: Ranks) -> None:
     steps = [[(normal((2, WIDTH), i + r),) for r in range(2)] for i in range(3)]
@@ -133,7 +160,13 @@ def gradient_of_opaque(me: Me, x: Tensor) -> list[Tensor]:
     return grads
 
 
-@covers("ddp/output-that-is-no-container")
+@chapter.must(
+    "ddp/output-that-is-no-container",
+    "Gradients are averaged if the module returns its tensors in an object of a class that DDP "
+    "does not know.",
+    source="observed, torch 2.13.0; future and RRef outputs in pytorch#50790",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 def test_an_object_of_an_unknown_class(ranks: Ranks) -> None:
     xs = [torch.full((1, WIDTH), 1.0 + 2 * r, dtype=torch.float64) for r in range(2)]

@@ -9,11 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_that, world_sizes
 from conformance.spec.ddp.models import Recipe, loss_of
 from conformance.spec.ddp.observing import unannotated
 from conformance.spec.ddp.training_runs import Options, assert_grads
 from conformance.spec.raising import assert_raised
+
+REDUCER = "torch, reducer.cpp"
+
+chapter = Chapter("ddp", needs="feature:sparse")
+
 
 ROWS = 6
 WORDS = [[[1, 3, 3], [0, 5]], [[2, 2], [1, 3, 4]], [[0], [0]]]  # [step][rank]
@@ -76,14 +81,30 @@ def assert_learnt(ranks: Ranks, options: Options, unused: list[list[bool]]) -> N
         assert_grads([value for _, _, value in now], weight.detach(), f"rows after step {i + 1}")
 
 
-@covers("ddp/sparse/average", "ddp/sparse/training")
+@chapter.must(
+    "ddp/sparse/average",
+    "The sparse gradient of an embedding is the mean over the ranks, and stays sparse.",
+    source=f"{REDUCER}, mark_variable_ready_sparse",
+    rests_on="ddp/average",
+)
+@chapter.must(
+    "ddp/sparse/training",
+    "A model with sparse and dense parameters trains as in one process.",
+    source="torch, test_c10d_gloo.py: test_sparse_gradients",
+    rests_on="ddp/sparse/average",
+)
 @world_sizes(1, 2)
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=["apart", "view"])
 def test_embeddings(ranks: Ranks, options: Options) -> None:
     assert_learnt(ranks, options, [[False] * 2] * 3)
 
 
-@covers("ddp/sparse/unused-on-a-rank")
+@chapter.should(
+    "ddp/sparse/unused-on-a-rank",
+    "A sparse parameter that one rank does not use has the mean on all ranks.",
+    source="torch, test_c10d_gloo.py: sparse gradients with find_unused_parameters",
+    rests_on=("ddp/sparse/average", "ddp/unused/somewhere"),
+)
 @world_sizes(2)
 def test_a_rank_does_not_use_the_embedding(ranks: Ranks) -> None:
     unused = [[False, True], [True, False], [False, False]]
@@ -121,7 +142,13 @@ def learn_added(me: Me, steps: list[list[int]], options: Options, hooked: bool) 
     return seen
 
 
-@covers("ddp/sparse/added-embeddings")
+@chapter.must(
+    "ddp/sparse/added-embeddings",
+    "The gradients of embeddings that are added, and of a layer that they are added to, are "
+    "means over the ranks, with a communication hook too: one tensor may hold the values of all.",
+    source="torch's embedding_sparse_backward gives a view of the output's gradient as the values",
+    rests_on="ddp/sparse/average",
+)
 @world_sizes(2)
 @pytest.mark.parametrize(
     ("options", "hooked"),
@@ -160,7 +187,12 @@ def sparse_buckets(me: Me) -> list[list[int]]:
     return seen
 
 
-@covers("ddp/sparse/bucket-of-its-own")
+@chapter.should(
+    "ddp/sparse/bucket-of-its-own",
+    "Each sparse gradient has a bucket of its own, whatever the cap.",
+    source=f"{REDUCER}, compute_bucket_assignment_by_size",
+    rests_on="ddp/sparse/average",
+)
 @world_sizes(1, 2)
 def test_sparse_gradients_have_buckets_of_their_own(ranks: Ranks) -> None:
     for rank, seen in enumerate(ranks.run(sparse_buckets)):
@@ -176,7 +208,12 @@ def dense_instead(me: Me) -> None:
     loss_of(model(torch.tensor([1], device=me.device))).backward()
 
 
-@covers("ddp/sparse/dense-where-sparse-is-expected")
+@chapter.should(
+    "ddp/sparse/dense-where-sparse-is-expected",
+    "A dense gradient of a parameter whose layer promised sparse ones makes backward raise "
+    "RuntimeError 'Expected variable to have sparse gradient'.",
+    source=f"{REDUCER}, mark_variable_ready_sparse",
+)
 @world_sizes(1, 2)
 def test_a_dense_gradient_instead(ranks: Ranks) -> None:
     outcomes = ranks.outcomes(dense_instead)
@@ -196,7 +233,13 @@ def with_metadata(me: Me, words: list[int]) -> tuple[list[int], Tensor]:
     return coalesced.indices()[0].tolist(), coalesced.to_dense()
 
 
-@covers("ddp/sparse/metadata")
+@chapter.should(
+    "ddp/sparse/metadata",
+    "After _set_sparse_metadata the rows that it lists are averaged, and the gradient has just "
+    "these rows.",
+    source="observed, torch 2.13.0, _set_sparse_metadata",
+    rests_on="ddp/sparse/average",
+)
 @world_sizes(2)
 def test_rows_that_are_known_beforehand(ranks: Ranks) -> None:
     got = ranks.run_each(with_metadata, [(words,) for words in WORDS[0]])

@@ -9,17 +9,28 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_that, world_sizes
 from conformance.spec.ddp.accumulating import accumulate_everywhere, micro_batches
 from conformance.spec.ddp.models import WIDTH, Branching, Perceptron, Recipe, loss_of, normal
 from conformance.spec.ddp.training_runs import Options, batches, mine, take_steps, train
 from conformance.spec.raising import assert_raised
 
+DOCS = "torch 2.13 docs, DistributedDataParallel"
+REDUCER = "torch, reducer.cpp"
+
+chapter = Chapter("ddp")
+
+
 BYTE = 2**-20
 STATIC: Options = {"static_graph": True}
 
 
-@covers("ddp/static-graph/values")
+@chapter.must(
+    "ddp/static-graph/values",
+    "With static_graph every step averages, the first one included.",
+    source=f"{DOCS}, argument static_graph; Lightning#18086",
+    rests_on="ddp/average",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize(
     "options",
@@ -31,7 +42,12 @@ def test_every_step_averages(ranks: Ranks, options: Options) -> None:
     train(ranks, Recipe(Perceptron), steps, {**STATIC, **options})
 
 
-@covers("ddp/static-graph/unused-parameters")
+@chapter.must(
+    "ddp/static-graph/unused-parameters",
+    "Parameters that go unused in every step keep their gradient, without a search.",
+    source=f"{DOCS}, argument static_graph; pytorch#97030",
+    rests_on="ddp/static-graph/values",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
 def test_parameters_go_unused(ranks: Ranks, view: bool) -> None:
@@ -54,20 +70,36 @@ class Repeating(nn.Module):
         return y
 
 
-@covers("ddp/static-graph/used-several-times")
+@chapter.must(
+    "ddp/static-graph/used-several-times",
+    "A parameter may be used several times in a step, by several forward passes as well.",
+    source="torch 2.13, test_static_graph_multi_forward",
+    rests_on="ddp/static-graph/values",
+)
 @world_sizes(2)
 def test_a_layer_that_is_used_three_times(ranks: Ranks) -> None:
     train(ranks, Recipe(Repeating), batches(2, 4, (2, WIDTH)), {**STATIC, "bucket_cap_mb": BYTE})
 
 
-@covers("ddp/static-graph/no-sync-first")
+@chapter.must(
+    "ddp/static-graph/no-sync-first",
+    "Training may begin with a backward pass inside no_sync, and no later step loses its "
+    "synchronisation.",
+    source="pytorch#187732",
+    rests_on="ddp/static-graph/values",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("pattern", [[False, True], [False, False, True]], ids=str)
 def test_the_first_pass_is_not_synchronised(ranks: Ranks, pattern: list[bool]) -> None:
     accumulate_everywhere(ranks, Recipe(Perceptron), STATIC, micro_batches(2, 3, pattern))
 
 
-@covers("ddp/static-graph/no-sync-later")
+@chapter.must(
+    "ddp/static-graph/no-sync-later",
+    "After a first synchronised step, gradients may be accumulated inside no_sync.",
+    source="pytorch#187732",
+    rests_on="ddp/static-graph/values",
+)
 @world_sizes(2)
 def test_accumulation_after_the_first_step(ranks: Ranks) -> None:
     first = micro_batches(2, 1, [True])
@@ -84,7 +116,12 @@ def use(uses: Sequence[Sequence[int]]) -> Any:
 CHANGED = "training graph has changed in this iteration"
 
 
-@covers("ddp/static-graph/used-then-unused")
+@chapter.must(
+    "ddp/static-graph/used-then-unused",
+    "A parameter that is used in the first step and not later makes a later forward or backward "
+    "raise RuntimeError 'training graph has changed in this iteration'.",
+    source=f"{REDUCER}; torch 2.13, test_invalid_static_graph",
+)
 @world_sizes(2)
 def test_a_parameter_is_not_used_any_more(ranks: Ranks) -> None:
     steps = use([[0, 1], [0, 1], [0], [0, 1]])
@@ -92,7 +129,12 @@ def test_a_parameter_is_not_used_any_more(ranks: Ranks) -> None:
     assert_raised(ranks.outcomes_each(take_steps, args), RuntimeError, match=CHANGED)
 
 
-@covers("ddp/static-graph/unused-then-used")
+@chapter.must(
+    "ddp/static-graph/unused-then-used",
+    "A parameter that is unused in the first step and used later makes backward raise "
+    "RuntimeError 'training graph has changed in this iteration'.",
+    source=f"{REDUCER}; torch 2.13, test_invalid_static_graph",
+)
 @world_sizes(2)
 def test_a_parameter_is_used_after_all(ranks: Ranks) -> None:
     steps = use([[0], [0], [0, 1], [0]])
@@ -116,7 +158,13 @@ def set_later(me: Me, steps: int) -> list[Tensor]:
     return grads
 
 
-@covers("ddp/static-graph/set-in-time")
+@chapter.should(
+    "ddp/static-graph/set-in-time",
+    "_set_static_graph before the first step is the same as the argument; after it, it raises "
+    "RuntimeError 'should be called before training loop starts'.",
+    source=f"{REDUCER}, set_static_graph; torch 2.13, test_static_graph_api_cpu",
+    rests_on="ddp/static-graph/values",
+)
 @world_sizes(2)
 def test_when_it_may_be_set(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(set_later, 0), what="gradients")
@@ -136,7 +184,11 @@ def warnings_of(me: Me) -> list[list[str]]:
     return said
 
 
-@covers("ddp/static-graph/warnings")
+@chapter.should(
+    "ddp/static-graph/warnings",
+    "Setting it twice warns, and so does find_unused_parameters together with it.",
+    source="observed, torch 2.13.0, _set_static_graph",
+)
 @world_sizes(1)
 def test_needless_settings_warn(ranks: Ranks) -> None:
     for rank, said in enumerate(ranks.run(warnings_of)):

@@ -11,12 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from conformance import Ranks, assert_that, covers, world_sizes
+from conformance import Chapter, Ranks, assert_that, covers, world_sizes
 from conformance.checks.traces import assert_same_trace
 from conformance.spec.ddp.models import WIDTH, Branching, Perceptron, Recipe, Typed, normal
 from conformance.spec.ddp.observing import trace, trace_both
 from conformance.spec.ddp.training_runs import Options, batches, mine
 from conformance.spec.torch_versions import has_batched_grad_copy, needs_forward_sync_buffers
+
+OBSERVED = "observed, torch 2.13.0"
+
+chapter = Chapter(
+    "ddp", source="observed, torch 2.13.0; ranks with torch's DDP and others can share a job"
+)
+
 
 BYTE = 2**-20
 
@@ -54,7 +61,12 @@ def assert_same_traces(
         assert_same_trace(ours.of_steps, theirs.of_steps, f"steps, rank {rank}")
 
 
-@covers("ddp/traces/construction")
+@chapter.should(
+    "ddp/traces/construction",
+    "Construction issues the collectives that torch's does, in the same order, with the same "
+    "dtypes and numbers of elements.",
+    rests_on="ddp/initial-state",
+)
 @world_sizes(1, 2)
 @pytest.mark.parametrize("recipe", [Recipe(Perceptron), Recipe(Buffered)], ids=["plain", "buffers"])
 @pytest.mark.parametrize("options", [{}, {"init_sync": False}], ids=str)
@@ -62,7 +74,12 @@ def test_construction(ranks: Ranks, recipe: Recipe, options: Options) -> None:
     assert_same_traces(ranks, recipe, options, [], construction=True)
 
 
-@covers("ddp/traces/steps")
+@chapter.should(
+    "ddp/traces/steps",
+    "Training steps issue the collectives that torch's do, whatever the model, the caps and the "
+    "options.",
+    rests_on="ddp/average",
+)
 @world_sizes(1, 2, 3)
 @pytest.mark.parametrize(
     "options",
@@ -110,7 +127,12 @@ def test_drawn_steps(
     assert_same_traces(ranks, Recipe(Typed, (kinds, order)), options, steps)
 
 
-@covers("ddp/traces/unused-parameters")
+@chapter.should(
+    "ddp/traces/unused-parameters",
+    "If parameters go unused, on one rank or on all, steps issue the collectives that torch's do.",
+    source=f"{OBSERVED}; one more all_reduce tells which parameters were used",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("skip", [False, True], ids=["all", "skip"])
 def test_steps_with_unused_parameters(ranks: Ranks, skip: bool) -> None:
@@ -134,7 +156,13 @@ def test_a_static_graph_with_unused_parameters(ranks: Ranks) -> None:
     assert_same_traces(ranks, Recipe(Branching), options, steps)
 
 
-@covers("ddp/traces/buffers")
+@chapter.should(
+    "ddp/traces/buffers",
+    "Buffers are synchronised by the collectives by which torch's DDP does it, before forward "
+    "and at construction.",
+    source="observed, torch 2.13.0; torch, reducer.cpp and comm.cpp, broadcast_coalesced",
+    rests_on="ddp/initial-state",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("sync", [True, False], ids=["synced", "apart"])
 @needs_forward_sync_buffers
@@ -145,7 +173,12 @@ def test_steps_with_buffers(ranks: Ranks, sync: bool) -> None:
     )
 
 
-@covers("ddp/buckets/steady")
+@chapter.must(
+    "ddp/buckets/steady",
+    "From the second step on each step issues the same collectives with the same sizes.",
+    source="DeepSpeed#7415: a counter that was not cleared",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 @pytest.mark.parametrize(
     "options",

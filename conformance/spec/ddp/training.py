@@ -12,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance import (
+    Chapter,
+    Me,
+    Ranks,
+    assert_same_on_all_ranks,
+    assert_that,
+    covers,
+    world_sizes,
+)
 from conformance.oracle.near import Near
 from conformance.oracle.training import Step, train_whole
 from conformance.spec.ddp.models import (
@@ -35,16 +43,34 @@ from conformance.spec.raising import assert_raised
 from conformance.spec.tolerance import assert_near
 from conformance.spec.torch_versions import has_batched_grad_copy, needs_batched_grad_copy
 
+DOCS = "torch 2.13 docs, DistributedDataParallel"
+REDUCER = "torch, reducer.cpp"
+
+chapter = Chapter("ddp")
+
+
 SMALL = 2**-20  # of a MiB: one byte
 
 
-@covers("ddp/average")
+@chapter.must(
+    "ddp/average",
+    "After backward, the gradient of each parameter is the mean over the ranks of what each "
+    "rank's loss gives it.",
+    source=f"{DOCS}: gradients are averaged",
+)
 @world_sizes(1, 2, 3, at_least=1)
 def test_gradients_are_averaged(ranks: Ranks) -> None:
     train(ranks, Recipe(Perceptron), batches(ranks.world_size, 1, (2, WIDTH)))
 
 
-@covers("ddp/whole-batch", "ddp/same-bits")
+@chapter.must(
+    "ddp/whole-batch",
+    "Several steps of an optimizer with momentum, on different data on each rank, are those of "
+    "one process that has all of the data.",
+    source=DOCS,
+    rests_on="ddp/average",
+)
+@covers("ddp/same-bits")
 @world_sizes(2)
 @pytest.mark.parametrize(
     "options",
@@ -95,14 +121,25 @@ def test_drawn_models(
     )
 
 
-@covers("ddp/same-bits")
+@chapter.must(
+    "ddp/same-bits",
+    "After each step all ranks have the same gradients and parameters, bit by bit.",
+    source=f"{DOCS}: model replicas stay in sync; pytorch#70719",
+    rests_on="ddp/average",
+)
 @world_sizes(2, 3)
 def test_float32_has_the_same_bits_everywhere(ranks: Ranks) -> None:
     recipe = Recipe(Perceptron, ((WIDTH, 40, 7), "float32"))
     train(ranks, recipe, batches(ranks.world_size, 3, (5, WIDTH), "float32"), within=1e-4)
 
 
-@covers("ddp/each-rank-weighs-the-same")
+@chapter.must(
+    "ddp/each-rank-weighs-the-same",
+    "Ranks count the same in the mean, whatever the sizes of their batches, an empty batch "
+    "included.",
+    source=f"{DOCS}: gradients are averaged between nodes; pytorch#38219",
+    rests_on="ddp/average",
+)
 @world_sizes(2, 3)
 def test_batches_of_different_sizes(ranks: Ranks) -> None:
     sizes = [5, 0, 2][: ranks.world_size]
@@ -135,14 +172,25 @@ def state_after_construction(me: Me, group: list[int]) -> dict[str, Tensor]:
     return dict(module.state_dict())
 
 
-@covers("ddp/initial-state")
+@chapter.must(
+    "ddp/initial-state",
+    "Construction gives all ranks the parameters and buffers of rank 0 of the group, those that "
+    "require no gradient among them.",
+    source=f"{DOCS}: the state_dict is broadcast from rank 0",
+)
 @world_sizes(2, 3)
 def test_all_ranks_begin_with_the_first_ones_model(ranks: Ranks) -> None:
     want = dict(Recipe(WithBuffer)(seed=0).state_dict())
     assert_same_on_all_ranks(ranks.run(state_after_construction, []), want, what="state")
 
 
-@covers("ddp/process-group")
+@chapter.must(
+    "ddp/process-group",
+    "With a process_group, gradients are averaged over its ranks alone, and the model is that "
+    "of its first rank.",
+    source=f"{DOCS}, argument process_group",
+    rests_on=("ddp/average", "ddp/initial-state"),
+)
 @world_sizes(3)
 def test_the_first_rank_of_a_group_counts(ranks: Ranks) -> None:
     got = ranks.run(state_after_construction, [1, 2])
@@ -163,7 +211,12 @@ def identities(me: Me) -> list[bool]:
     ]
 
 
-@covers("ddp/parameters-in-place")
+@chapter.must(
+    "ddp/parameters-in-place",
+    "The wrapper's parameters and buffers are the very tensors of the module, in the same "
+    "order, and the module is its attribute `module`.",
+    source="torch 2.13: optimizers may be made before wrapping or after",
+)
 @world_sizes(2)
 def test_parameters_stay_the_same_objects(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(identities), [True] * 3, what="the same, as many, all")
@@ -180,7 +233,12 @@ def reload(me: Me) -> tuple[list[str], dict[str, Tensor]]:
     return sorted(state), dict(model.module.state_dict())
 
 
-@covers("ddp/state-dict")
+@chapter.must(
+    "ddp/state-dict",
+    "The wrapper's state_dict is the module's with the prefix 'module.', and loads again.",
+    source=DOCS,
+    rests_on="ddp/parameters-in-place",
+)
 @world_sizes(2)
 def test_state_dicts_come_and_go(ranks: Ranks) -> None:
     want = dict(Recipe(WithBuffer)().state_dict())
@@ -207,7 +265,11 @@ def arguments_seen(me: Me, args: Any, kwargs: Any) -> Any:
     return model.module.seen
 
 
-@covers("ddp/arguments")
+@chapter.must(
+    "ddp/arguments",
+    "forward hands positional and keyword arguments to the module as they are.",
+    source=DOCS,
+)
 @world_sizes(2)
 def test_arguments_arrive(ranks: Ranks) -> None:
     args = (3, "text", [torch.arange(2), {"deep": (None, 1.5)}])
@@ -248,7 +310,12 @@ def train_in_detail(me: Me, recipe: Recipe, steps: list[Any]) -> list[Step]:
     return take_steps(me, recipe, {"process_group": dist.new_group()}, steps)
 
 
-@covers("ddp/debug-detail")
+@chapter.must(
+    "ddp/debug-detail",
+    "In a group that was made at the debug level DETAIL, DDP averages gradients as in any other.",
+    source="torch 2.13 docs, TORCH_DISTRIBUTED_DEBUG: DETAIL is meant for models that use DDP",
+    rests_on=("ddp/process-group", "debug_level/detail"),
+)
 @world_sizes(2)
 def test_a_group_at_the_level_detail(ranks: Ranks) -> None:
     recipe = Recipe(Perceptron)
@@ -257,7 +324,13 @@ def test_a_group_at_the_level_detail(ranks: Ranks) -> None:
     assert_trained(got, train_whole(recipe(), steps, loss_of))
 
 
-@covers("ddp/device-mesh")
+@chapter.must(
+    "ddp/device-mesh",
+    "A one-dimensional device_mesh stands for its group; one of more dimensions is an error, "
+    "and so is a mesh together with a process_group.",
+    source=f"{DOCS}, argument device_mesh",
+    rests_on="ddp/process-group",
+)
 @world_sizes(2)
 def test_a_mesh_for_a_group(ranks: Ranks) -> None:
     recipe = Recipe(Perceptron)
@@ -295,7 +368,12 @@ class Tied(nn.Module):
         return y
 
 
-@covers("ddp/shared-parameters")
+@chapter.must(
+    "ddp/shared-parameters",
+    "A parameter that two layers share has one gradient, the mean of both layers' parts.",
+    source="torch 2.13, test_ddp_shared_grad_acc_unused_params",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
 def test_tied_layers(ranks: Ranks, view: bool) -> None:
@@ -308,7 +386,13 @@ def half_frozen() -> nn.Module:
     return model
 
 
-@covers("ddp/frozen-parameters")
+@chapter.must(
+    "ddp/frozen-parameters",
+    "A parameter that requires no gradient gets none and does not change; the others are "
+    "averaged as ever.",
+    source="torch 2.13, test_DistributedDataParallel_requires_grad",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 def test_frozen_parameters(ranks: Ranks) -> None:
     got = train(ranks, Recipe(half_frozen), batches(2, 3, (2, WIDTH)))
@@ -331,7 +415,12 @@ class Mixed(nn.Module):
         return y
 
 
-@covers("ddp/dtypes")
+@chapter.must(
+    "ddp/dtypes",
+    "Parameters of several dtypes in one model are averaged, each in its own dtype.",
+    source=f"{REDUCER}, buckets hold one dtype",
+    rests_on="ddp/average",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("cap", [25, 20 * SMALL], ids=["large", "small"])
 def test_dtypes_in_one_model(ranks: Ranks, cap: float) -> None:
@@ -358,7 +447,14 @@ def plain_gradient(me: Me, dtype: str, values: list[float], options: Options) ->
     return grad
 
 
-@covers("ddp/half-precision")
+@chapter.must(
+    "ddp/half-precision",
+    "Gradients in float16 and bfloat16 are divided before they are added, so that a mean that "
+    "can be represented does not overflow on the way.",
+    source=f"{REDUCER}, mark_variable_ready_dense divides; pytorch#57410",
+    needs=("dtype:float16", "dtype:bfloat16"),
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 @pytest.mark.parametrize(
     ("dtype", "large"), [("float16", 40000.0), ("bfloat16", 3e38)], ids=["float16", "bfloat16"]
@@ -373,7 +469,12 @@ def test_large_gradients_do_not_overflow(
     assert_same_on_all_ranks(got, want, what="gradient")
 
 
-@covers("ddp/complex")
+@chapter.must(
+    "ddp/complex",
+    "Gradients of complex parameters are averaged, real and imaginary parts.",
+    source=f"{REDUCER}, view_as_real; pytorch#90526",
+    rests_on="ddp/average",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
 @pytest.mark.parametrize("dtype", ["complex128", "complex64"])
@@ -385,7 +486,12 @@ def test_complex_parameters(ranks: Ranks, view: bool, dtype: str) -> None:
     train(ranks, recipe, steps, {"gradient_as_bucket_view": view}, within=within)
 
 
-@covers("ddp/zero-features")
+@chapter.must(
+    "ddp/zero-features",
+    "A parameter without elements neither disturbs the others nor raises.",
+    source="torch 2.13, test_ddp_zero_output_features; pytorch#87793",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
 def test_parameters_without_elements(ranks: Ranks, view: bool) -> None:
@@ -419,7 +525,13 @@ def _params(module: nn.Module) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in module.named_parameters()}
 
 
-@covers("ddp/inference")
+@chapter.must(
+    "ddp/inference",
+    "Without grad mode forward works, in train and eval mode, with more or fewer calls on some "
+    "ranks if there are no buffers; training goes on afterwards.",
+    source="torch 2.13, test_ddp_inference; pytorch#47736",
+    rests_on="ddp/average",
+)
 @world_sizes(2, 3)
 def test_evaluation_between_steps(ranks: Ranks) -> None:
     recipe = Recipe(Perceptron)
@@ -450,7 +562,14 @@ def all_gradients(module: nn.Module) -> Tensor:
     return torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
 
 
-@covers("ddp/autocast")
+@chapter.must(
+    "ddp/autocast",
+    "Under autocast the module computes in the lower precision, and gradients of float32 "
+    "parameters are averaged in float32.",
+    source="torch 2.13, test_DistributedDataParallel_with_amp_and_grad_is_view",
+    needs="dtype:bfloat16",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
 def test_autocast(ranks: Ranks, view: bool) -> None:
@@ -487,7 +606,12 @@ def count_hooks(me: Me) -> dict[str, int]:
     return calls
 
 
-@covers("ddp/module-hooks")
+@chapter.must(
+    "ddp/module-hooks",
+    "Forward and backward hooks of the wrapper and of the module's parts run once a pass.",
+    source="torch 2.13, test_ddp_forward_backward_hook; pytorch#35191",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 def test_hooks_run_once_a_pass(ranks: Ranks) -> None:
     names = ["before the wrapper", "after the wrapper", "behind the wrapper"]
@@ -503,7 +627,12 @@ def call_functionally(me: Me) -> tuple[Tensor, list[bool]]:
     return y, [module.weight.grad is None, bool((module.weight == 1).all())]
 
 
-@covers("ddp/functional-call")
+@chapter.should(
+    "ddp/functional-call",
+    "torch.func.functional_call on the wrapper computes with the tensors that it is given and "
+    "leaves the parameters' gradients alone.",
+    source="torch 2.13, test_stateless_api_with_ddp",
+)
 @world_sizes(2)
 def test_functional_call(ranks: Ranks) -> None:
     for rank, (y, untouched) in enumerate(ranks.run(call_functionally)):
@@ -524,7 +653,13 @@ class MakesTensors(nn.Module):
         return total, {"mask": (total > 0).double(), "given": x.detach()}
 
 
-@covers("ddp/tensors-made-in-forward")
+@chapter.must(
+    "ddp/tensors-made-in-forward",
+    "A module may return tensors that need no gradient and tensors that it made itself.",
+    source="torch 2.13, test_ddp_new_tensor_in_fwd and test_ddp_returns_tensor_with_no_grad; "
+    "pytorch#60882",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 @pytest.mark.parametrize(
     "options", [{}, {"find_unused_parameters": True}, {"static_graph": True}], ids=str
@@ -541,7 +676,12 @@ def gradient_if_made_without_grad(me: Me) -> Tensor | None:
     return grad
 
 
-@covers("ddp/constructed-without-grad-mode")
+@chapter.must(
+    "ddp/constructed-without-grad-mode",
+    "A wrapper that was made under no_grad averages gradients all the same.",
+    source="torch 2.13, Reducer's constructor enables grad mode",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 def test_construction_without_grad_mode(ranks: Ranks) -> None:
     want = torch.full((3,), 2.0, dtype=torch.float64)
@@ -565,7 +705,13 @@ def gradient_after_conversion(me: Me) -> str | Tensor:
     return module.weight.grad
 
 
-@covers("ddp/converted-module")
+@chapter.should(
+    "ddp/converted-module",
+    "After the wrapped module was converted to another dtype and back, gradients are averaged "
+    "or the step is refused; they never silently stay local.",
+    source="pytorch#104336",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 def test_a_module_that_was_converted_after_wrapping(ranks: Ranks) -> None:
     for rank, got in enumerate(ranks.run(gradient_after_conversion)):
@@ -573,7 +719,11 @@ def test_a_module_that_was_converted_after_wrapping(ranks: Ranks) -> None:
             assert_that(bool((got == 2).all()), f"gradient {got.tolist()}, not averaged", rank)
 
 
-@covers("ddp/world-of-one")
+@chapter.must(
+    "ddp/world-of-one",
+    "In a group of one rank, training is that of the bare module, bit by bit.",
+    source=DOCS,
+)
 @world_sizes(1)
 @pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
 def test_one_rank_is_the_bare_module(ranks: Ranks, view: bool) -> None:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from conformance import (
+    Chapter,
     Me,
     Ranks,
     assert_same_on_all_ranks,
@@ -24,6 +25,12 @@ from conformance.spec.ddp.observing import buckets_seen
 from conformance.spec.ddp.training_runs import Options, assert_grads, mine, moved, train
 from conformance.spec.raising import assert_raised
 
+DOCS = "torch 2.13 docs, DistributedDataParallel"
+REDUCER = "torch, reducer.cpp"
+
+chapter = Chapter("ddp")
+
+
 BYTE = 2**-20
 SEARCH: Options = {"find_unused_parameters": True}
 
@@ -36,14 +43,26 @@ def using(uses: Sequence[Sequence[Sequence[int]]]) -> Any:
     ]
 
 
-@covers("ddp/unused/everywhere")
+@chapter.must(
+    "ddp/unused/everywhere",
+    "With find_unused_parameters, a parameter that no rank used keeps its gradient: None stays "
+    "None.",
+    source=f"{DOCS}; pytorch#28294 and pytorch#28883",
+    rests_on="ddp/average",
+)
 @world_sizes(1, 2, 3)
 def test_nobody_uses_it(ranks: Ranks) -> None:
     n = ranks.world_size
     train(ranks, Recipe(Branching), using([[[0, 2]] * n, [[2]] * n]), SEARCH)
 
 
-@covers("ddp/unused/bucket-views")
+@chapter.must(
+    "ddp/unused/bucket-views",
+    "gradient_as_bucket_view changes none of this: a parameter that nobody uses has no "
+    "gradient, before the first step and after it.",
+    source="pytorch#44344: gradients that pointed at buckets from the constructor on",
+    rests_on="ddp/unused/everywhere",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("cap", [25, BYTE], ids=["one-bucket", "buckets"])
 def test_nobody_uses_it_and_gradients_are_views(ranks: Ranks, cap: float) -> None:
@@ -84,7 +103,13 @@ def grad_that_was_there(me: Me, value: float, options: Options) -> tuple[bool, T
     return unused.grad is before, unused.grad
 
 
-@covers("ddp/unused/accumulated-gradient-is-kept")
+@chapter.must(
+    "ddp/unused/accumulated-gradient-is-kept",
+    "A gradient that a parameter has from before is neither changed nor replaced in a step in "
+    "which no rank uses the parameter.",
+    source=f"{REDUCER}, finalize_bucket_dense: globally unused",
+    rests_on="ddp/unused/everywhere",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
 def test_an_older_gradient_is_kept(ranks: Ranks, view: bool) -> None:
@@ -98,7 +123,13 @@ def test_an_older_gradient_is_kept(ranks: Ranks, view: bool) -> None:
         assert_that(kept, f"the gradient is now {grad.tolist()}", rank)
 
 
-@covers("ddp/unused/somewhere")
+@chapter.must(
+    "ddp/unused/somewhere",
+    "A parameter that some ranks used has on all ranks the mean, in which the others count as "
+    "zero.",
+    source=f"{DOCS}; pytorch#28883",
+    rests_on="ddp/average",
+)
 @world_sizes(2, 3)
 def test_one_rank_uses_it(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -107,7 +138,12 @@ def test_one_rank_uses_it(ranks: Ranks) -> None:
     train(ranks, Recipe(Branching), using([one, other]), SEARCH)
 
 
-@covers("ddp/unused/nothing-used-on-a-rank")
+@chapter.must(
+    "ddp/unused/nothing-used-on-a-rank",
+    "A rank whose loss uses no parameter at all takes part in the others' reduction.",
+    source="pytorch#40566",
+    rests_on="ddp/unused/somewhere",
+)
 @world_sizes(2)
 @deadline(8)
 @pytest.mark.parametrize("idle", [0, 1], ids=["rank-0", "rank-1"])
@@ -116,7 +152,12 @@ def test_a_rank_uses_nothing(ranks: Ranks, idle: int) -> None:
     train(ranks, Recipe(Branching), using(uses), {**SEARCH, "bucket_cap_mb": BYTE})
 
 
-@covers("ddp/unused/another-graph-each-step")
+@chapter.must(
+    "ddp/unused/another-graph-each-step",
+    "With find_unused_parameters, each step and each rank may use other parameters.",
+    source="torch 2.13, test_ddp_control_flow_different_across_ranks",
+    rests_on="ddp/unused/somewhere",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize(
     "options",
@@ -182,7 +223,13 @@ def grads_of_one_head(me: Me, kind: str, options: Options, steps: int) -> list[T
     return [parameter.grad for parameter in module.parameters()]
 
 
-@covers("ddp/unused/output-left-out")
+@chapter.must(
+    "ddp/unused/output-left-out",
+    "With find_unused_parameters the loss may leave out an output of forward: what led to it "
+    "alone keeps its gradient.",
+    source="torch 2.13, test_output_unused_in_loss_tuple_module and _dict_module",
+    rests_on="ddp/unused/everywhere",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("kind", ["tuple", "dict"])
 @pytest.mark.parametrize(
@@ -194,7 +241,12 @@ def test_the_loss_leaves_an_output_out(ranks: Ranks, kind: str, options: Options
     assert_one_head_trained(ranks, kind, options)
 
 
-@covers("ddp/static-graph/output-left-out")
+@chapter.must(
+    "ddp/static-graph/output-left-out",
+    "The loss may leave out the same output of forward in every step.",
+    source=f"{DOCS}: the graph does not change; pytorch#97030",
+    rests_on="ddp/static-graph/unused-parameters",
+)
 @world_sizes(2)
 def test_the_loss_of_a_static_graph_leaves_an_output_out(ranks: Ranks) -> None:
     assert_one_head_trained(ranks, "tuple", {"static_graph": True})
@@ -220,7 +272,13 @@ def accumulate(me: Me, uses: list[list[int]]) -> dict[str, Tensor | None]:
     return {name: p.grad for name, p in module.named_parameters()}
 
 
-@covers("ddp/unused/kept-from-step-to-step")
+@chapter.must(
+    "ddp/unused/kept-from-step-to-step",
+    "A step in which a rank does not use a parameter adds the mean to the gradient that the "
+    "parameter has from before.",
+    source=f"{REDUCER}: gradients accumulate",
+    rests_on="ddp/unused/somewhere",
+)
 @world_sizes(2)
 def test_gradients_accumulate_over_steps_with_unused_parameters(ranks: Ranks) -> None:
     uses = [[[0, 1], [0], [2]], [[0], [1], [1]]]
@@ -234,7 +292,13 @@ def test_gradients_accumulate_over_steps_with_unused_parameters(ranks: Ranks) ->
         assert_grads([mine[name] for mine in got], parameter.grad, f"gradient of {name}")
 
 
-@covers("ddp/unused/skipped-buckets")
+@chapter.should(
+    "ddp/unused/skipped-buckets",
+    "With skip_all_reduce_unused_params a bucket whose parameters all go unused is not reduced, "
+    "and the other gradients are right.",
+    source="torch 2.13, test_skip_all_reduce_unused_parameters",
+    rests_on="ddp/unused/everywhere",
+)
 @world_sizes(2)
 def test_unused_buckets_are_skipped(ranks: Ranks) -> None:
     options = {**SEARCH, "skip_all_reduce_unused_params": True, "bucket_cap_mb": BYTE}
@@ -272,7 +336,13 @@ def step_twice(
         dist.set_debug_level(dist.DebugLevel.OFF)
 
 
-@covers("ddp/unused/error-without-search")
+@chapter.must(
+    "ddp/unused/error-without-search",
+    "Without find_unused_parameters, a step in which a parameter went unused makes the next "
+    "forward raise RuntimeError 'Expected to have finished reduction', with the rank and the "
+    "parameters' indices.",
+    source=f"{REDUCER}, ensure_prior_reduction_finished; pytorch#22049",
+)
 @world_sizes(1, 2)
 def test_the_next_forward_raises(ranks: Ranks) -> None:
     for rank, [said] in enumerate(ranks.run(step_twice, [1], [], False)):
@@ -284,7 +354,12 @@ def test_the_next_forward_raises(ranks: Ranks) -> None:
             assert_that(words in said, f"{words!r} is not in {said!r}", rank)
 
 
-@covers("ddp/unused/error-with-names")
+@chapter.should(
+    "ddp/unused/error-with-names",
+    "With TORCH_DISTRIBUTED_DEBUG=INFO that error names the parameters.",
+    source="torch 2.13, test_ddp_multiple_nested_unused_params_error",
+    rests_on="ddp/unused/error-without-search",
+)
 @world_sizes(2)
 def test_the_error_names_the_parameters(ranks: Ranks) -> None:
     for rank, [said] in enumerate(ranks.run(step_twice, [1], [], True)):
@@ -294,14 +369,24 @@ def test_the_error_names_the_parameters(ranks: Ranks) -> None:
         assert_that(named == wanted, f"named are {named} after {head!r}", rank)
 
 
-@covers("ddp/unused/ignored-are-not-missed")
+@chapter.must(
+    "ddp/unused/ignored-are-not-missed",
+    "Ignored parameters may go unused without an error.",
+    source="torch 2.13, test_ddp_multiple_nested_unused_params_err_ignore_params",
+    rests_on="ddp/unused/error-without-search",
+)
 @world_sizes(2)
 def test_ignored_parameters_may_go_unused(ranks: Ranks) -> None:
     said = ranks.run(step_twice, [1], ["branches.0.weight", "branches.2.weight"], False)
     assert_same_on_all_ranks(said, [""], what="error")
 
 
-@covers("ddp/unused/error-again")
+@chapter.should(
+    "ddp/unused/error-again",
+    "The error about an unfinished reduction comes again at each further forward.",
+    source="observed, torch 2.13.0: the reduction stays unfinished",
+    rests_on="ddp/unused/error-without-search",
+)
 @world_sizes(2)
 def test_the_error_comes_again(ranks: Ranks) -> None:
     for rank, said in enumerate(ranks.run(step_twice, [1], [], False, True)):
@@ -325,7 +410,13 @@ def forward_without_backward(me: Me, dropped: int, options: Options) -> list[Ten
     return [grad.clone() for grad in grads if grad is not None]
 
 
-@covers("ddp/unused/forward-without-backward")
+@chapter.must(
+    "ddp/unused/forward-without-backward",
+    "A forward pass whose output is dropped is no error, on one rank or on all, and the next "
+    "step is right.",
+    source=f"{REDUCER}: only a backward pass that began must end; pytorch#36467",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("options", [{}, SEARCH], ids=str)
 def test_outputs_are_dropped(ranks: Ranks, options: Options) -> None:
@@ -375,7 +466,13 @@ def layer_gradients(me: Me, options: Options) -> list[Tensor]:
     return grads
 
 
-@covers("ddp/unused/undefined-gradient")
+@chapter.must(
+    "ddp/unused/undefined-gradient",
+    "A parameter for which a custom function returns None as its gradient counts as ready, and "
+    "the others are averaged.",
+    source="torch 2.13, test_undefined_grad_parity_unused_parameters; pytorch#38193",
+    rests_on="ddp/average",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("options", [{}, SEARCH], ids=str)
 def test_undefined_gradients(ranks: Ranks, options: Options) -> None:
@@ -408,7 +505,12 @@ def use_it_later(me: Me) -> None:
     layer(x).sum().backward()
 
 
-@covers("ddp/unused/ready-twice")
+@chapter.must(
+    "ddp/unused/ready-twice",
+    "A parameter that the search took for unused and that the loss uses all the same makes "
+    "backward raise RuntimeError 'Expected to mark a variable ready only once', with its index.",
+    source=f"{REDUCER}, check_finalized and mark_variable_ready",
+)
 @world_sizes(1, 2)
 def test_a_parameter_that_is_ready_twice(ranks: Ranks) -> None:
     outcomes = ranks.outcomes(use_it_later)
@@ -423,7 +525,12 @@ def says_static(me: Me, uses: list[list[int]]) -> int:
     return int(model.reducer._ddp_graph_static())
 
 
-@covers("ddp/unused/needless-search-is-said")
+@chapter.should(
+    "ddp/unused/needless-search-is-said",
+    "reducer._ddp_graph_static() says whether the same parameters went unused in all steps, so "
+    "that the graph could be declared static.",
+    source="torch 2.13, test_detect_ddp_is_actually_static",
+)
 @world_sizes(2)
 def test_whether_the_graph_was_static(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(says_static, [[0, 1]] * 3), 1, what="if it was")

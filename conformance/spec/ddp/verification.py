@@ -11,10 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conformance import CheckFailed, Me, Ranks, covers, deadline, world_sizes
+from conformance import Chapter, CheckFailed, Me, Ranks, deadline, world_sizes
 from conformance.harness.failure import RanksFailed
 from conformance.harness.outcome import Died, Outcome, Raised, StillRunning
 from conformance.spec.raising import assert_raised
+
+REDUCER = "torch, reducer.cpp"
+DOCS = "torch 2.13 docs, DistributedDataParallel"
+
+chapter = Chapter("ddp")
 
 
 class Parts(nn.Module):
@@ -65,7 +70,12 @@ def assert_some_raised(outcomes: list[Outcome], which: list[int], match: str) ->
             raise CheckFailed(f"rank {rank} went on as if the models were the same", rank)
 
 
-@covers("ddp/verify/number-of-parameters")
+@chapter.must(
+    "ddp/verify/number-of-parameters",
+    "If ranks have different numbers of parameters, construction raises RuntimeError 'DDP "
+    "expects same model across all ranks' on every rank, with both numbers.",
+    source=f"{REDUCER}, verify_params_across_processes; pytorch#73547 and pytorch#74113",
+)
 @world_sizes(2, 3)
 def test_numbers_of_parameters(ranks: Ranks) -> None:
     models: list[list[tuple[int, ...]]] = [[(2, 2)], [(2, 2), (2,)], [(2, 2)]]
@@ -77,7 +87,12 @@ def test_numbers_of_parameters(ranks: Ranks) -> None:
     assert_raised(outcomes[1:2], RuntimeError, match="Rank 1 has 2 params.* inconsistent 1 params")
 
 
-@covers("ddp/verify/shapes")
+@chapter.must(
+    "ddp/verify/shapes",
+    "If a parameter's sizes differ, construction raises RuntimeError on the rank that differs "
+    "from rank 0, with the parameter's place and sizes; no rank goes on.",
+    source=f"{REDUCER}, verify_params_across_processes; pytorch#52887",
+)
 @world_sizes(2)
 @deadline(8)
 @pytest.mark.parametrize(
@@ -93,7 +108,13 @@ def test_shapes(ranks: Ranks, models: list[list[tuple[int, ...]]]) -> None:
     assert_some_raised(outcomes, [1], words)
 
 
-@covers("ddp/verify/shapes-on-every-rank")
+@chapter.should(
+    "ddp/verify/shapes-on-every-rank",
+    "If a parameter's sizes differ, construction raises RuntimeError 'appears not to match' on "
+    "every rank, rank 0 and those like it included.",
+    source="pytorch#52887: a rank that is not told waits in the next collective",
+    rests_on="ddp/verify/shapes",
+)
 @world_sizes(2, 3)
 @deadline(8)
 def test_shapes_are_told_to_all(ranks: Ranks) -> None:
@@ -101,7 +122,12 @@ def test_shapes_are_told_to_all(ranks: Ranks) -> None:
     assert_raised(construct_each(ranks, models), RuntimeError, match="appears not to match sizes")
 
 
-@covers("ddp/verify/strides")
+@chapter.must(
+    "ddp/verify/strides",
+    "If a parameter's strides differ, construction raises RuntimeError 'appears not to match "
+    "strides' on the rank that differs.",
+    source=f"{REDUCER}, verify_params_across_processes",
+)
 @world_sizes(2)
 @deadline(8)
 def test_strides(ranks: Ranks) -> None:
@@ -109,7 +135,12 @@ def test_strides(ranks: Ranks) -> None:
     assert_some_raised(outcomes, [1], "appears not to match strides")
 
 
-@covers("ddp/verify/dtypes")
+@chapter.should(
+    "ddp/verify/dtypes",
+    "If a parameter's dtype differs, every rank raises; no rank trains with garbage.",
+    source=f"{DOCS}: the model is the same in all processes; {REDUCER} compares sizes and strides alone",
+    rests_on="ddp/verify/shapes",
+)
 @world_sizes(2)
 @deadline(8)
 def test_dtypes(ranks: Ranks) -> None:
@@ -117,7 +148,14 @@ def test_dtypes(ranks: Ranks) -> None:
     assert_raised(outcomes, RuntimeError)
 
 
-@covers("ddp/verify/order-of-registration")
+@chapter.must(
+    "ddp/verify/order-of-registration",
+    "If ranks register parameters of different sizes in different orders, construction raises "
+    "on the rank that differs.",
+    source="torch 2.13 docs, DistributedDataParallel: parameters are registered in the same order; "
+    "torch, comm.cpp",
+    rests_on="ddp/verify/shapes",
+)
 @world_sizes(2)
 @deadline(8)
 def test_orders(ranks: Ranks) -> None:
@@ -125,7 +163,12 @@ def test_orders(ranks: Ranks) -> None:
     assert_some_raised(outcomes, [1], "appears not to match sizes")
 
 
-@covers("ddp/verify/ignored-sets")
+@chapter.must(
+    "ddp/verify/ignored-sets",
+    "If ranks are told to ignore different parameters, every rank raises; none hangs.",
+    source="pytorch#68803",
+    rests_on="ddp/verify/number-of-parameters",
+)
 @world_sizes(2)
 @deadline(8)
 def test_ignored_sets(ranks: Ranks) -> None:
@@ -153,7 +196,12 @@ def wrap_module(me: Me, kind: str) -> None:
     me.ddp(module.to(me.device), **arguments.get(kind, {}))
 
 
-@covers("ddp/verify/nothing-to-train")
+@chapter.must(
+    "ddp/verify/nothing-to-train",
+    "A module of which no parameter requires a gradient is refused with RuntimeError 'is not "
+    "needed when a module doesn't have any parameter that requires a gradient'.",
+    source="torch 2.13, DistributedDataParallel.__init__",
+)
 @world_sizes(1, 2)
 @pytest.mark.parametrize("kind", ["empty", "frozen"])
 def test_nothing_to_train(ranks: Ranks, kind: str) -> None:
@@ -161,14 +209,24 @@ def test_nothing_to_train(ranks: Ranks, kind: str) -> None:
     assert_raised(ranks.outcomes(wrap_module, kind), RuntimeError, match=words)
 
 
-@covers("ddp/verify/lazy-parameters")
+@chapter.must(
+    "ddp/verify/lazy-parameters",
+    "A module with uninitialised parameters is refused with RuntimeError 'Modules with "
+    "uninitialized parameters'.",
+    source="torch 2.13, DistributedDataParallel.__init__",
+)
 @world_sizes(2)
 def test_lazy_parameters(ranks: Ranks) -> None:
     outcomes = ranks.outcomes(wrap_module, "lazy")
     assert_raised(outcomes, RuntimeError, match="Modules with uninitialized parameters")
 
 
-@covers("ddp/verify/without-a-group")
+@chapter.must(
+    "ddp/verify/without-a-group",
+    "Without a default group and without an argument that names one, construction raises "
+    "ValueError 'Default process group has not been initialized'.",
+    source="torch 2.13, _get_default_group",
+)
 @world_sizes(1)
 def test_no_group(bare_ranks: Ranks) -> None:
     outcomes = bare_ranks.outcomes(wrap_module, "plain")
@@ -176,7 +234,11 @@ def test_no_group(bare_ranks: Ranks) -> None:
     assert_raised(outcomes, ValueError, match=words)
 
 
-@covers("ddp/verify/device-ids-of-a-cpu-module")
+@chapter.must(
+    "ddp/verify/device-ids-of-a-cpu-module",
+    "A module on the CPU takes no device_ids: ValueError.",
+    source=f"{DOCS}, argument device_ids",
+)
 @world_sizes(2)
 def test_device_ids(ranks: Ranks) -> None:
     if ranks.device != "cpu":
@@ -186,7 +248,12 @@ def test_device_ids(ranks: Ranks) -> None:
     assert_raised(outcomes, ValueError, match=words)
 
 
-@covers("ddp/verify/delayed-arguments")
+@chapter.should(
+    "ddp/verify/delayed-arguments",
+    "delay_all_reduce_named_params without param_to_hook_all_reduce, or the other way round, is "
+    "a ValueError.",
+    source="torch 2.13, DistributedDataParallel.__init__",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("argument", ["trigger", "delayed"])
 def test_delayed_arguments(ranks: Ranks, argument: str) -> None:

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conformance import (
+    Chapter,
     Me,
     Ranks,
     assert_same_on_all_ranks,
-    covers,
     deadline,
     needs,
     not_probed,
@@ -23,6 +23,9 @@ from conformance import (
 from conformance.spec.groups.membership_sums import mark, sum_marks, sum_of_marks
 from conformance.spec.groups.starting import start
 from conformance.spec.torch_versions import needs_argument
+
+chapter = Chapter("faults")
+
 
 pytestmark = not_probed()
 
@@ -48,7 +51,14 @@ def be_hasty_once(me: Me, how: str) -> Tensor:
     return sum_marks(me)
 
 
-@covers("timeouts/for-one-operation")
+@chapter.must(
+    "timeouts/for-one-operation",
+    "The timeout of a wait or of a barrier is over with it: the operations that follow have the "
+    "group's.",
+    source="torch 2.13 docs, Work.wait and barrier, timeout",
+    needs="feature:timeouts",
+    rests_on=("timeouts/of-wait", "timeouts/of-barrier"),
+)
 @world_sizes(2)
 @deadline(20)
 @pytest.mark.parametrize(
@@ -79,7 +89,13 @@ def join_late(me: Me, where: str) -> Tensor:
     return sum_marks(me)
 
 
-@covers("timeouts/joining-late")
+@chapter.must(
+    "timeouts/joining-late",
+    "init_process_group and new_group wait for a rank that comes seconds late, and within their "
+    "timeout.",
+    source="torch 2.13 docs, init_process_group and new_group, timeout",
+    rests_on="all_reduce/sum",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("where", ["init_process_group", "new_group"])
 def test_a_rank_may_join_late(bare_ranks: Ranks, where: str) -> None:
@@ -101,7 +117,13 @@ def have_all_the_time(me: Me, days: int) -> list[Tensor]:
     return sums
 
 
-@covers("timeouts/of-days")
+@chapter.must(
+    "timeouts/of-days",
+    "A timeout of days, or of a year, is as long as it says.",
+    source="derived: the seconds of a timedelta leave out its days, and 32 bits of milliseconds hold "
+    "25 days",
+    rests_on="all_reduce/sum",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("days", [1, 30, 365])
 def test_a_timeout_may_be_long(bare_ranks: Ranks, days: int) -> None:

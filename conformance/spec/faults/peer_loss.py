@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conformance import (
+    Chapter,
     Me,
     Ranks,
     adapts,
@@ -37,6 +38,9 @@ from conformance.spec.faults.operations import ALL_NEEDED, AS_PARAMETERS, OPERAT
 from conformance.spec.groups.membership_sums import mark, sum_marks, sum_of_marks
 from conformance.spec.groups.starting import start
 from conformance.spec.raising import assert_raised, returned
+
+chapter = Chapter("faults", source="observed, torch 2.13.0 gloo", needs="feature:peer_loss")
+
 
 pytestmark = not_probed()
 
@@ -69,7 +73,12 @@ def lose_the_last_rank(me: Me, name: str) -> None:
         operation(me)
 
 
-@covers("peer_loss/of-a-pair")
+@chapter.must(
+    "peer_loss/of-a-pair",
+    "Of two ranks, the one that is left gets a RuntimeError soon after the other has died, "
+    "whatever it does with it: it neither hangs nor goes on with wrong data.",
+    rests_on="all_reduce/sum",
+)
 @world_sizes(2)
 @deadline(10)
 @pytest.mark.parametrize("name", AS_PARAMETERS)
@@ -106,7 +115,13 @@ def lose_the_last_rank_in_all_groups(me: Me) -> list[str]:
     return went_on
 
 
-@covers("peer_loss/every-rank")
+@chapter.must(
+    "peer_loss/every-rank",
+    "In a larger group every rank that is left gets a RuntimeError soon after one has died, "
+    "whether or not it talks to the dead one.",
+    source="derived: Gloo tells the neighbours of a dead rank alone, the others wait for the timeout",
+    rests_on="peer_loss/of-a-pair",
+)
 @world_sizes(3, 4)
 @deadline(6)
 @needs(*ALL_NEEDED)
@@ -164,7 +179,11 @@ def lose_a_partner(me: Me, how: str) -> None:
     _exchange(me, how)
 
 
-@covers("peer_loss/point-to-point")
+@chapter.must(
+    "peer_loss/point-to-point",
+    "A send to and a receive from a dead rank raise.",
+    rests_on="p2p/delivers",
+)
 @world_sizes(2)
 @deadline(10)
 @pytest.mark.parametrize("how", ["recv", "send", "batch"])
@@ -172,7 +191,13 @@ def test_messages_to_and_from_a_dead_rank(ranks: Ranks, how: str) -> None:
     assert_raised(ranks.outcomes(lose_a_partner, how), RuntimeError, but={1})
 
 
-@covers("peer_loss/from-anybody")
+@chapter.must(
+    "peer_loss/from-anybody",
+    "A receive without a source raises once every rank that could send has died.",
+    source="derived: torch 2.13.0 gloo waits for the timeout",
+    needs=("feature:peer_loss", "feature:any_source"),
+    rests_on="p2p/any-source",
+)
 @world_sizes(2)
 @deadline(5)
 def test_messages_from_anybody_when_nobody_is_left(ranks: Ranks) -> None:
@@ -194,7 +219,13 @@ def lose_a_rank_somehow(me: Me, how: str) -> None:
         me.store.set("rank 0 has found out", "1")
 
 
-@covers("peer_loss/however-it-died")
+@chapter.must(
+    "peer_loss/however-it-died",
+    "It is noticed whether a rank was killed, ended with exit code 0, or left its groups behind "
+    "when it ended.",
+    source="derived",
+    rests_on="peer_loss/of-a-pair",
+)
 @world_sizes(2)
 @deadline(10)
 @pytest.mark.parametrize("how", ["killed", "exit code 0", "exit code 7", "destroyed its groups"])
@@ -226,7 +257,13 @@ def _of_rank_0(outcomes: list[Outcome], what: str) -> Any:
     return value
 
 
-@covers("peer_loss/handle-knows")
+@chapter.must(
+    "peer_loss/handle-knows",
+    "wait on the handle of an operation that a dead rank had part in raises, each time; the "
+    "handle is completed, not successful, and has the exception, and so has its future.",
+    source="derived: wait reported success of an operation that had failed",
+    rests_on="peer_loss/of-a-pair",
+)
 @world_sizes(2)
 @deadline(10)
 def test_a_handle_knows_that_its_operation_failed(ranks: Ranks) -> None:
@@ -251,7 +288,11 @@ def carry_on_regardless(me: Me) -> list[str]:
     return went_through
 
 
-@covers("peer_loss/stays-broken")
+@chapter.must(
+    "peer_loss/stays-broken",
+    "Every later operation of a group that has lost a rank raises too.",
+    rests_on="peer_loss/of-a-pair",
+)
 @world_sizes(2)
 @deadline(10)
 @needs("op:broadcast", "op:barrier")
@@ -277,7 +318,12 @@ def use_a_group_without_the_dead(me: Me) -> Tensor:
     return sum_marks(me, pair)
 
 
-@covers("peer_loss/other-groups-live")
+@chapter.must(
+    "peer_loss/other-groups-live",
+    "A group that the dead rank was no member of goes on working.",
+    needs=(),
+    rests_on="new_group/members",
+)
 @adapts()
 @world_sizes(3)
 @deadline(10)
@@ -306,7 +352,13 @@ def clean_up_after_a_loss(me: Me) -> tuple[str, ...]:
     return find_leaks(before)
 
 
-@covers("peer_loss/destroy")
+@chapter.must(
+    "peer_loss/destroy",
+    "destroy_process_group returns although a rank has died, and leaves no thread, descriptor "
+    "or shared memory.",
+    source="torch 2.13 docs, destroy_process_group",
+    rests_on=("peer_loss/of-a-pair", "groups/leaves-nothing-behind"),
+)
 @world_sizes(2)
 @deadline(15)
 def test_groups_with_a_dead_rank_are_destroyed(bare_ranks: Ranks) -> None:
@@ -340,7 +392,13 @@ def _survivors_go_on(ranks: Ranks) -> None:
     assert_each_rank(got, [[total, told, n - 2 - rank] for rank in range(n - 1)])
 
 
-@covers("peer_loss/survivors-go-on")
+@chapter.must(
+    "peer_loss/survivors-go-on",
+    "The ranks that are left can destroy everything and make a new default group without the "
+    "dead one.",
+    source="torch elastic, restarts",
+    rests_on=("peer_loss/of-a-pair", "init/again-with-fewer-ranks"),
+)
 @world_sizes(2, 3)
 @deadline(15)
 @needs("op:broadcast")
@@ -348,7 +406,13 @@ def test_the_ranks_that_are_left_make_a_new_group(bare_ranks: Ranks) -> None:
     _survivors_go_on(bare_ranks)
 
 
-@covers("peer_loss/all-survivors-go-on")
+@chapter.must(
+    "peer_loss/all-survivors-go-on",
+    "In a larger group, too, all ranks that are left find out by themselves and make a new "
+    "default group.",
+    source="torch elastic, restarts",
+    rests_on=("peer_loss/every-rank", "peer_loss/survivors-go-on"),
+)
 @world_sizes(4, 5)
 @deadline(6)
 @needs("op:broadcast")

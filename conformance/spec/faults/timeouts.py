@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conformance import (
+    Chapter,
     Me,
     Ranks,
     assert_same_on_all_ranks,
@@ -34,6 +35,9 @@ from conformance.spec.faults.operations import ALL_NEEDED, OPERATIONS
 from conformance.spec.groups.membership_sums import mark, sum_marks, sum_of_marks
 from conformance.spec.groups.starting import start
 from conformance.spec.torch_versions import needs_argument
+
+chapter = Chapter("faults", needs="feature:timeouts")
+
 
 pytestmark = not_probed()
 
@@ -114,7 +118,13 @@ def wait_in_every_collective(me: Me) -> dict[str, str]:
     return _try_all(me, names, calls)
 
 
-@covers("timeouts/of-the-group")
+@chapter.must(
+    "timeouts/of-the-group",
+    "Ranks that wait in a collective for one that does not come get a RuntimeError once the "
+    "group's timeout is over, and not before.",
+    source="torch 2.13 docs, init_process_group, timeout",
+    rests_on="new_group/members",
+)
 @world_sizes(2, 3)
 @deadline(20)
 @needs(*ALL_NEEDED)
@@ -163,7 +173,13 @@ def wait_for_messages(me: Me) -> dict[str, str]:
     return wrong
 
 
-@covers("timeouts/point-to-point")
+@chapter.must(
+    "timeouts/point-to-point",
+    "A blocking recv that nobody sends to ends with a RuntimeError once the group's timeout is "
+    "over; so does a send that nobody receives, or it is over at once, where sends are buffered.",
+    source="torch 2.13 docs, init_process_group, timeout",
+    rests_on="p2p/delivers",
+)
 @world_sizes(2)
 @deadline(20)
 @needs("op:send")
@@ -218,13 +234,24 @@ def wait_patiently(me: Me, how: str) -> None:
     calls[how]()
 
 
-@covers("timeouts/of-wait")
+@chapter.must(
+    "timeouts/of-wait",
+    "wait(timeout) on the handle of a collective that cannot end raises once this timeout is "
+    "over, not before, however long the group's is.",
+    source="pytorch#40948 and pytorch#41265",
+    rests_on="all_reduce/sum",
+)
 @world_sizes(2)
 def test_wait_has_the_patience_of_its_timeout(ranks: Ranks) -> None:
     ranks.run(wait_patiently, "wait")
 
 
-@covers("timeouts/of-barrier")
+@chapter.must(
+    "timeouts/of-barrier",
+    "The timeout of a barrier counts for this barrier.",
+    source="torch 2.13 docs, barrier, timeout",
+    rests_on="all_reduce/sum",
+)
 @world_sizes(2)
 @needs("op:barrier")
 @needs_argument(dist.barrier, "timeout")
@@ -269,7 +296,16 @@ def shorten_the_timeout(me: Me, where: str, how: str) -> None:
 _HOW = [
     pytest.param("all_reduce", marks=covers("timeouts/changed")),
     pytest.param("wait", marks=covers("timeouts/changed")),
-    pytest.param("recv", marks=covers("timeouts/shortened-for-messages")),
+    pytest.param(
+        "recv",
+        marks=chapter.should(
+            "timeouts/shortened-for-messages",
+            "A shorter timeout by set_timeout counts for a recv that follows.",
+            source="torch 2.13, ProcessGroup.set_timeout: 'Sets the default timeout for all future "
+            "operations.'",
+            rests_on=("timeouts/changed", "timeouts/point-to-point"),
+        ),
+    ),
 ]
 
 
@@ -323,7 +359,13 @@ def lengthen_the_timeout(me: Me, names: Sequence[str]) -> list[Tensor | str]:
     return [brought[name] for name in names]
 
 
-@covers("timeouts/changed")
+@chapter.must(
+    "timeouts/changed",
+    "set_timeout of a group, the default one or another, counts for the reductions that follow, "
+    "whether it is shorter or longer than before and whether they block or are waited for.",
+    source="pytorch#167052; torch 2.13, ProcessGroup.set_timeout",
+    rests_on="timeouts/of-the-group",
+)
 @world_sizes(2)
 @deadline(20)
 def test_a_longer_timeout_counts(bare_ranks: Ranks) -> None:
@@ -331,7 +373,12 @@ def test_a_longer_timeout_counts(bare_ranks: Ranks) -> None:
     assert_same_on_all_ranks(got, want=[sum_of_marks([0, 1])] * 3)
 
 
-@covers("timeouts/lengthened-for-messages")
+@chapter.should(
+    "timeouts/lengthened-for-messages",
+    "A longer timeout by set_timeout counts for a recv that follows.",
+    source="torch 2.13, ProcessGroup.set_timeout: 'Sets the default timeout for all future operations.'",
+    rests_on=("timeouts/changed", "timeouts/point-to-point"),
+)
 @world_sizes(2)
 @deadline(20)
 @needs("op:send")
@@ -358,7 +405,12 @@ def use_two_timeouts(me: Me) -> Tensor:
     return x
 
 
-@covers("timeouts/of-each-group")
+@chapter.must(
+    "timeouts/of-each-group",
+    "A group has the timeout that it was made with, whatever the default group's is.",
+    source="torch 2.13 docs, new_group, timeout",
+    rests_on="timeouts/of-the-group",
+)
 @world_sizes(2)
 @deadline(15)
 def test_each_group_has_its_own_timeout(ranks: Ranks) -> None:
@@ -379,7 +431,13 @@ def come_late_again_and_again(me: Me) -> list[Tensor]:
     return sums
 
 
-@covers("timeouts/late-is-not-lost")
+@chapter.must(
+    "timeouts/late-is-not-lost",
+    "A rank that comes within the timeout does no harm, and the timeout counts for each "
+    "operation anew.",
+    source="torch 2.13 docs, init_process_group, timeout",
+    rests_on="timeouts/of-the-group",
+)
 @world_sizes(2)
 @deadline(15)
 def test_a_late_rank_does_no_harm(ranks: Ranks) -> None:
@@ -406,7 +464,12 @@ def miss_a_rank(me: Me, where: str) -> None:
     me.store.wait([f"rank {rank} is through" for rank in range(missing)])
 
 
-@covers("timeouts/joining")
+@chapter.must(
+    "timeouts/joining",
+    "init_process_group and new_group raise when a rank does not come before their timeout.",
+    source="torch 2.13 docs, init_process_group and new_group, timeout",
+    rests_on="all_reduce/sum",
+)
 @world_sizes(2, 3)
 @deadline(15)
 @pytest.mark.parametrize("where", ["init_process_group", "new_group"])
@@ -428,7 +491,12 @@ def recover_from_a_timeout(me: Me) -> tuple[Tensor, Tensor]:
     return before, sum_marks(me)
 
 
-@covers("timeouts/recovery")
+@chapter.must(
+    "timeouts/recovery",
+    "After a timeout the group can be destroyed, and the same ranks can make a new one.",
+    source="torch elastic, restarts",
+    rests_on=("timeouts/of-the-group", "init/again"),
+)
 @world_sizes(2)
 @deadline(15)
 def test_ranks_recover_from_a_timeout(bare_ranks: Ranks) -> None:
@@ -462,7 +530,13 @@ def abort_what_waits(me: Me) -> list[str]:
     return wrong
 
 
-@covers("abort/ends-what-waits")
+@chapter.should(
+    "abort/ends-what-waits",
+    "abort of a group makes every operation that this rank waits for in it raise.",
+    source="torch 2.13, ProcessGroup.abort; 'currently only works with the NCCL backend'",
+    needs="feature:abort",
+    rests_on="all_reduce/sum",
+)
 @world_sizes(2)
 @deadline(5)
 def test_abort_ends_what_waits(ranks: Ranks) -> None:
@@ -486,7 +560,14 @@ def go_on_after_an_abort(me: Me) -> None:
     sum_marks(me)
 
 
-@covers("abort/ends-the-group")
+@chapter.should(
+    "abort/ends-the-group",
+    "After an abort the rank's later operations in this group raise, other groups work, and "
+    "everything can be destroyed.",
+    source="torch 2.13, ProcessGroup.abort",
+    needs="feature:abort",
+    rests_on="abort/ends-what-waits",
+)
 @world_sizes(2)
 @deadline(5)
 def test_abort_ends_the_group(ranks: Ranks) -> None:

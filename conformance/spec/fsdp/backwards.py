@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance import Ranks, covers, world_sizes
+from conformance import Chapter, Ranks, world_sizes
 from conformance.spec.fsdp.custom import check_custom, inputs, train_custom, train_custom_whole
 from conformance.spec.fsdp.small_models import three_layers
 from conformance.spec.fsdp.training_runs import STRATEGIES, both_kinds, check_runs
+
+chapter = Chapter("fsdp")
 
 
 def loss_of(model: Any, rank: int, number: int, device: torch.device) -> Tensor:
@@ -28,7 +30,11 @@ def forwards_first(
     return losses
 
 
-@covers("fsdp/several-backwards")
+@chapter.should(
+    "fsdp/several-backwards",
+    "Two forwards, then a backward of each, give the gradients of both.",
+    source="pytorch#136861 and pytorch#106637; what the bare module does",
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_a_backward_of_each_forward(ranks: Ranks, orig: bool) -> None:
@@ -45,7 +51,11 @@ def one_graph_twice(
     return [loss]
 
 
-@covers("fsdp/retained-graph")
+@chapter.should(
+    "fsdp/retained-graph",
+    "A second backward of a graph that was retained adds its gradients again.",
+    source="torch 2.13 docs, Tensor.backward: retain_graph; what the bare module does",
+)
 @world_sizes(2)
 @both_kinds
 def test_a_graph_that_is_retained(ranks: Ranks, orig: bool) -> None:
@@ -87,7 +97,12 @@ def cleared_late_by_the_model(
     return [loss]
 
 
-@covers("fsdp/cleared-before-backward")
+@chapter.should(
+    "fsdp/cleared-before-backward",
+    "Gradients that the optimizer or the model clears between a forward and its backward, to "
+    "None or to zeros, are not in the sum.",
+    source="torch 2.13 docs, zero_grad; what the bare module does",
+)
 @world_sizes(2)
 @both_kinds
 def test_gradients_that_are_cleared_late(ranks: Ranks, orig: bool) -> None:

@@ -27,7 +27,15 @@ from torch.distributed.fsdp.wrap import (
 )
 from torch.distributed.fsdp.wrap import wrap as wrap_annotated
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance import (
+    Chapter,
+    Me,
+    Ranks,
+    assert_same_on_all_ranks,
+    assert_that,
+    covers,
+    world_sizes,
+)
 from conformance.spec.fsdp.custom import inputs, linear, train_custom
 from conformance.spec.fsdp.models import Block, Net, units_of
 from conformance.spec.fsdp.small_models import one_pass, two_layers, wanted_of_part
@@ -46,6 +54,10 @@ from conformance.spec.fsdp.training_runs import (
     wrap,
 )
 from conformance.target import resolve
+
+DOCS = "torch 2.13 docs, FullyShardedDataParallel"
+
+chapter = Chapter("fsdp")
 
 
 class Watched(nn.Linear):
@@ -69,7 +81,12 @@ def count_sets(me: Me, orig: bool) -> list[int]:
     return counts
 
 
-@covers("fsdp/past-setattr")
+@chapter.may(
+    "fsdp/past-setattr",
+    "Parameters are put in place by the module's own __setattr__; with "
+    "FSDP_USE_UNSAFE_SETATTR=1, past it.",
+    source="torch 2.13, FSDP_USE_UNSAFE_SETATTR",
+)
 @both_kinds
 @world_sizes(2)
 def test_modules_that_set_attributes_their_way(ranks: Ranks, orig: bool) -> None:
@@ -83,7 +100,11 @@ def signature_of(me: Me) -> list[str]:
     return [f"{p.name}={p.default}" for p in signature.parameters.values()]
 
 
-@covers("fsdp/signature")
+@chapter.must(
+    "fsdp/signature",
+    "Names, order and defaults of the arguments are torch's.",
+    source=f"{DOCS}, parameters",
+)
 @world_sizes(1)
 def test_the_signature(ranks: Ranks) -> None:
     theirs = inspect.signature(TorchFSDP.__init__).parameters.values()
@@ -104,7 +125,12 @@ def see_through(me: Me) -> dict[str, bool]:
     }
 
 
-@covers("fsdp/transparent")
+@chapter.must(
+    "fsdp/transparent",
+    "Attributes and items that the wrapper lacks are those of the wrapped module, which is "
+    "`module`.",
+    source="torch 2.13, __getattr__ and __getitem__",
+)
 @world_sizes(1, 2)
 def test_the_wrapper_is_transparent(ranks: Ranks) -> None:
     for rank, seen in enumerate(ranks.run(see_through)):
@@ -126,7 +152,12 @@ def instances(me: Me) -> tuple[list[int], list[bool], int, bool]:
     return numels, roots, one_root, cls.fsdp_modules(tree) == in_order
 
 
-@covers("fsdp/instances")
+@chapter.must(
+    "fsdp/instances",
+    "fsdp_modules lists all instances depth first, or the roots alone; check_is_root tells "
+    "which one is.",
+    source=f"{DOCS}, fsdp_modules",
+)
 @world_sizes(2)
 def test_instances(ranks: Ranks) -> None:
     chunks = [unit.chunk for unit in units_of(Net(), 2)]
@@ -192,7 +223,11 @@ def units_by_policy(me: Me, policy: str, without: list[str]) -> tuple[list[str],
     return sorted(found), sorted(strategies)
 
 
-@covers("fsdp/wrap-policies")
+@chapter.must(
+    "fsdp/wrap-policies",
+    "Policies of torch.distributed.fsdp.wrap make units of the modules that they name.",
+    source=f"{DOCS}, auto_wrap_policy",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("policy", list(POLICIES))
 def test_policies(ranks: Ranks, policy: str) -> None:
@@ -217,7 +252,11 @@ def annotate(me: Me) -> list[str]:
     return [type(part).__name__ for part in module]
 
 
-@covers("fsdp/annotated-wrapping")
+@chapter.must(
+    "fsdp/annotated-wrapping",
+    "enable_wrap and wrap of torch.distributed.fsdp.wrap work with the class.",
+    source="torch 2.13, torch.distributed.fsdp.wrap",
+)
 @world_sizes(2)
 def test_wrapping_by_annotation(ranks: Ranks) -> None:
     want = ["FullyShardedDataParallel", "ReLU"]
@@ -243,7 +282,11 @@ def wrap_aliases(me: Me) -> tuple[bool, bool]:
     return aliases.one is aliases.other, isinstance(aliases.other, type(model))
 
 
-@covers("fsdp/shared-module")
+@chapter.must(
+    "fsdp/shared-module",
+    "A module in two places becomes one unit, and both places hold it.",
+    source="derived; torch 2.13 leaves all but the first place as they were",
+)
 @world_sizes(2)
 def test_a_module_under_two_names(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(wrap_aliases), (True, True), what="the two names")
@@ -281,13 +324,21 @@ def check_left_out(ranks: Ranks, by_module: bool) -> None:
             assert_that(numel < 0.7 * rest, f"{numel} of {rest} elements: not sharded", rank)
 
 
-@covers("fsdp/ignored-modules")
+@chapter.must(
+    "fsdp/ignored-modules",
+    "Parameters of ignored modules stay as they are; their gradients are the rank's own.",
+    source=f"{DOCS}, ignored_modules",
+)
 @world_sizes(2)
 def test_ignored_modules(ranks: Ranks) -> None:
     check_left_out(ranks, True)
 
 
-@covers("fsdp/ignored-parameters")
+@chapter.must(
+    "fsdp/ignored-parameters",
+    "Ignored parameters stay as they are, and the others of their module are sharded.",
+    source=f"{DOCS}, ignored_states",
+)
 @world_sizes(2)
 def test_ignored_parameters(ranks: Ranks) -> None:
     check_left_out(ranks, False)
@@ -310,7 +361,11 @@ def synchronize(me: Me, orig: bool) -> list[float]:
     return [value.double().mean().item() for value in model.state_dict().values()]
 
 
-@covers("fsdp/sync-module-states")
+@chapter.must(
+    "fsdp/sync-module-states",
+    "With sync_module_states parameters and buffers are rank 0's on every rank.",
+    source=f"{DOCS}, sync_module_states",
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_states_come_from_rank_0(ranks: Ranks, orig: bool) -> None:
@@ -340,7 +395,12 @@ def synchronize_meta_replicas(me: Me, strategy: str) -> list[float]:
     return [value.double().mean().item() for value in model.state_dict().values()]
 
 
-@covers("fsdp/sync-module-states-hybrid")
+@chapter.must(
+    "fsdp/sync-module-states-hybrid",
+    "With hybrid sharding parameters and buffers of modules on the meta device are rank 0's in "
+    "all groups.",
+    source="pytorch#178569",
+)
 @world_sizes(4)
 def test_states_of_replicas_come_from_rank_0(ranks: Ranks) -> None:
     for strategy in HYBRIDS:
@@ -373,7 +433,11 @@ def materialize(me: Me, orig: bool) -> list[object]:
     return [x.tolist() for x in (weight, resetting.buffer, *norm.buffers())]
 
 
-@covers("fsdp/meta-device")
+@chapter.must(
+    "fsdp/meta-device",
+    "Modules on the meta device are made real by their reset_parameters, buffers too.",
+    source=f"{DOCS}, param_init_fn",
+)
 @world_sizes(1, 2)
 @both_kinds
 def test_meta_modules_reset_themselves(ranks: Ranks, orig: bool) -> None:
@@ -404,7 +468,12 @@ def initialize(me: Me, orig: bool) -> tuple[list[str], list[float]]:
     return calls, values.unique().tolist()
 
 
-@covers("fsdp/param-init-fn")
+@chapter.must(
+    "fsdp/param-init-fn",
+    "param_init_fn is called once for each module on the meta device that has parameters or "
+    "buffers, and its values are used.",
+    source=f"{DOCS}, param_init_fn",
+)
 @world_sizes(2)
 @both_kinds
 def test_a_function_initializes(ranks: Ranks, orig: bool) -> None:
@@ -425,7 +494,11 @@ def train_on_rows(me: Me) -> Any:
     return train_custom(me, two_layers, one_pass, kwargs={"device_mesh": mesh["rows"]})
 
 
-@covers("fsdp/device-mesh")
+@chapter.must(
+    "fsdp/device-mesh",
+    "A device_mesh of one dimension shards over it.",
+    source=f"{DOCS}, device_mesh",
+)
 @world_sizes(4)
 def test_a_part_of_a_mesh(ranks: Ranks) -> None:
     got = ranks.run(train_on_rows)
@@ -449,7 +522,11 @@ def chunk_on_mesh(me: Me, shape: tuple[int, int]) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-@covers("fsdp/device-mesh-hybrid")
+@chapter.must(
+    "fsdp/device-mesh-hybrid",
+    "A device_mesh of two dimensions replicates over the first and shards over the second.",
+    source=f"{DOCS}, device_mesh",
+)
 @world_sizes(4)
 def test_a_mesh_of_two_dimensions(ranks: Ranks) -> None:
     for shape in ((2, 2), (1, 4)):
@@ -482,7 +559,12 @@ def replace_parameters(me: Me) -> tuple[float, float]:
     return outputs[0], outputs[1]
 
 
-@covers("fsdp/replaced-parameters")
+@chapter.must(
+    "fsdp/replaced-parameters",
+    "With use_orig_params=True, data and gradients that replace those of original parameters "
+    "are used.",
+    source="torch 2.13, _writeback_orig_params",
+)
 @world_sizes(1, 2)
 def test_replaced_parameters(ranks: Ranks) -> None:
     """2 - 0.1 * 5 = 1.5 everywhere, five times; then four ones and 1.5."""
@@ -519,7 +601,12 @@ def hooked(me: Me, strategy: str) -> tuple[list[list[int]], list[float]]:
     return calls.numels, torch.cat(grads).unique().tolist()
 
 
-@covers("fsdp/comm-hook")
+@chapter.must(
+    "fsdp/comm-hook",
+    "A communication hook is called once a unit and backward with its state, the padded "
+    "gradient and a chunk to fill, and what it leaves there is the gradient.",
+    source=f"{DOCS}, register_comm_hook",
+)
 @world_sizes(2, 3)
 def test_a_hook_reduces(ranks: Ranks) -> None:
     root, *blocks = units_of(Net(), ranks.world_size)
@@ -529,7 +616,11 @@ def test_a_hook_reduces(ranks: Ranks) -> None:
         assert_same_on_all_ranks(got, (want, [1.0]), what="calls and gradients")
 
 
-@covers("fsdp/comm-hook-no-shard")
+@chapter.must(
+    "fsdp/comm-hook-no-shard",
+    "With NO_SHARD a communication hook gets the gradient, and reduces it in place.",
+    source=f"{DOCS}, register_comm_hook",
+)
 @world_sizes(2)
 def test_a_hook_reduces_in_place(ranks: Ranks) -> None:
     want = sorted([unit.unpadded] for unit in units_of(Net(), 1))
@@ -551,7 +642,11 @@ def train_with_hook(me: Me, recipe: Recipe) -> dict[str, Tensor]:
     return full_parameters(model)
 
 
-@covers("fsdp/default-hooks")
+@chapter.must(
+    "fsdp/default-hooks",
+    "torch's default hooks, which average, train like no hook.",
+    source="torch 2.13, torch.distributed.algorithms._comm_hooks.default_hooks",
+)
 @world_sizes(2)
 @both_kinds
 def test_the_default_hooks(ranks: Ranks, orig: bool) -> None:
@@ -580,7 +675,11 @@ def outputs_on(me: Me) -> list[str]:
     return [*found, str(all(p.grad is not None for p in model.parameters()))]
 
 
-@covers("fsdp/inputs-and-outputs")
+@chapter.must(
+    "fsdp/inputs-and-outputs",
+    "Arguments by position and by name, and outputs, may be containers with anything in them.",
+    source="torch 2.13, _root_pre_forward and _apply_to_tensors",
+)
 @world_sizes(2)
 def test_nested_arguments(ranks: Ranks) -> None:
     want = ["dict", "1", "text", "None", "True"]

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import ShardingStrategy
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_that, world_sizes
 from conformance.oracle.near import Near
 from conformance.spec.fsdp.custom import inputs, linear
 from conformance.spec.fsdp.models import Net
@@ -37,6 +37,10 @@ from conformance.spec.fsdp.training_runs import (
 from conformance.spec.raising import assert_raised
 from conformance.spec.tolerance import assert_near
 
+DOCS = "torch 2.13 docs, FullyShardedDataParallel"
+
+chapter = Chapter("fsdp")
+
 
 def summoned(me: Me, recipe: Recipe) -> tuple[dict[str, Tensor], list[str]]:
     """Full parameters after training, and names of buffers."""
@@ -46,7 +50,11 @@ def summoned(me: Me, recipe: Recipe) -> tuple[dict[str, Tensor], list[str]]:
     return full_parameters(model), buffers
 
 
-@covers("fsdp/summon")
+@chapter.must(
+    "fsdp/summon",
+    "Inside of summon_full_params all parameters have the bare module's names, shapes and values.",
+    source=f"{DOCS}, summon_full_params",
+)
 @world_sizes(1, 2, 3)
 @both_kinds
 def test_what_is_summoned(ranks: Ranks, orig: bool) -> None:
@@ -98,7 +106,11 @@ def check_discarded(ranks: Ranks, recipe: Recipe, runs_before: bool) -> None:
         assert_near([loss], [Near.relative(want, 1e-9)], "loss afterwards")
 
 
-@covers("fsdp/summon-writes-back")
+@chapter.must(
+    "fsdp/summon-writes-back",
+    "With writeback each rank keeps the changes to its own chunk, and the forward uses them.",
+    source=f"{DOCS}, summon_full_params",
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_changes_are_kept(ranks: Ranks, orig: bool) -> None:
@@ -106,7 +118,11 @@ def test_changes_are_kept(ranks: Ranks, orig: bool) -> None:
         check_kept(ranks, Recipe(strategy=strategy, orig=orig), False)
 
 
-@covers("fsdp/summon-discards")
+@chapter.must(
+    "fsdp/summon-discards",
+    "Without writeback changes are lost, for the next forward too.",
+    source=f"{DOCS}, summon_full_params",
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_changes_are_discarded(ranks: Ranks, orig: bool) -> None:
@@ -114,7 +130,12 @@ def test_changes_are_discarded(ranks: Ranks, orig: bool) -> None:
         check_discarded(ranks, Recipe(strategy=strategy, orig=orig), False)
 
 
-@covers("fsdp/summon-after-forward")
+@chapter.must(
+    "fsdp/summon-after-forward",
+    "Changes are kept, each rank's for its own chunk, or lost also where a forward without "
+    "gradients has left parameters unsharded.",
+    source="derived; torch 2.13 goes on with what each rank wrote for itself",
+)
 @world_sizes(2)
 @both_kinds
 def test_changes_of_what_is_unsharded(ranks: Ranks, orig: bool) -> None:
@@ -132,7 +153,11 @@ def summoned_dimensions(me: Me, orig: bool, options: dict[str, bool]) -> int:
     return most
 
 
-@covers("fsdp/summon-on-rank-0")
+@chapter.must(
+    "fsdp/summon-on-rank-0",
+    "With rank0_only rank 0 sees full parameters, and the others their shards.",
+    source=f"{DOCS}, summon_full_params",
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_rank_0_alone_sees_parameters(ranks: Ranks, orig: bool) -> None:
@@ -158,7 +183,11 @@ def summoned_gradients(me: Me, recipe: Recipe) -> list[dict[str, Tensor]]:
     return found
 
 
-@covers("fsdp/summon-gradients")
+@chapter.must(
+    "fsdp/summon-gradients",
+    "With with_grads gradients are the averaged ones, in full; changes to them are kept.",
+    source=f"{DOCS}, summon_full_params",
+)
 @world_sizes(2, 3)
 def test_full_gradients(ranks: Ranks) -> None:
     want = mean_gradients(Net(), ranks.world_size)
@@ -177,7 +206,11 @@ def summon_the_root(me: Me) -> list[list[int]]:
         return [list(named["head.weight"].shape), list(block.shape)]
 
 
-@covers("fsdp/summon-one-unit")
+@chapter.must(
+    "fsdp/summon-one-unit",
+    "Without recurse only the instance's own parameters are shown in full.",
+    source=f"{DOCS}, summon_full_params",
+)
 @world_sizes(2)
 def test_one_unit_is_summoned(ranks: Ranks) -> None:
     for rank, (head, block) in enumerate(ranks.run(summon_the_root)):
@@ -191,7 +224,12 @@ def summon_refused(me: Me, options: dict[str, bool], strategy: str) -> None:
         pass
 
 
-@covers("fsdp/summon-refuses")
+@chapter.must(
+    "fsdp/summon-refuses",
+    "rank0_only with writeback, with_grads without original parameters, and offload_to_cpu of "
+    "what is not sharded raise NotImplementedError 'is not supported'.",
+    source="torch 2.13, _validate_unshard_params_args",
+)
 @world_sizes(2)
 @pytest.mark.parametrize(
     ("options", "strategy"),
@@ -229,7 +267,12 @@ def summon_in_forward(me: Me) -> None:
         del nosy.model
 
 
-@covers("fsdp/summon-in-forward")
+@chapter.must(
+    "fsdp/summon-in-forward",
+    "summon_full_params within a forward raises AssertionError 'Cannot manually unshard "
+    "parameters during forward/backward'.",
+    source="torch 2.13, _unshard_params",
+)
 @world_sizes(2)
 def test_in_a_forward(ranks: Ranks) -> None:
     words = "Cannot manually unshard parameters during forward/backward"
@@ -243,7 +286,12 @@ def summon_in_itself(me: Me) -> None:
         pass
 
 
-@covers("fsdp/summon-twice")
+@chapter.must(
+    "fsdp/summon-twice",
+    "summon_full_params within itself raises AssertionError 'Cannot manually unshard parameters "
+    "when already unsharding parameters'.",
+    source="torch 2.13, _unshard_params",
+)
 @world_sizes(2)
 def test_twice(ranks: Ranks) -> None:
     words = "Cannot manually unshard parameters when already unsharding parameters"
@@ -266,7 +314,12 @@ def fill_by_apply(me: Me, orig: bool) -> tuple[int, dict[str, Tensor]]:
     return count, full_parameters(model)
 
 
-@covers("fsdp/apply")
+@chapter.must(
+    "fsdp/apply",
+    "apply hands each module to the function once, with its parameters in full, and keeps what "
+    "it does to them.",
+    source=f"{DOCS}, apply",
+)
 @world_sizes(1, 2, 3)
 @both_kinds
 def test_applying_a_function(ranks: Ranks, orig: bool) -> None:
@@ -300,7 +353,12 @@ def check_norms(ranks: Ranks, recipe: Recipe, hybrid: bool = False, within: floa
         assert_near(mine, near, "norms 2, 1 and infinity, as if of three ranks")
 
 
-@covers("fsdp/norm")
+@chapter.must(
+    "fsdp/norm",
+    "clip_grad_norm_ returns the norm of all ranks' shards together, for norms 1, 2 and "
+    "infinity, and with every strategy.",
+    source=f"{DOCS}, clip_grad_norm_; RLinf#1558",
+)
 @world_sizes(1, 2, 3)
 @both_kinds
 def test_norms(ranks: Ranks, orig: bool) -> None:
@@ -308,20 +366,32 @@ def test_norms(ranks: Ranks, orig: bool) -> None:
         check_norms(ranks, Recipe(Net(dtype="float32"), strategy=strategy, orig=orig))
 
 
-@covers("fsdp/norm-of-doubles")
+@chapter.must(
+    "fsdp/norm-of-doubles",
+    "Gradients in float64 have a norm in float64.",
+    source="derived: what is documented has no restriction; torch 2.13 computes in float32",
+)
 @world_sizes(2)
 def test_norms_of_doubles(ranks: Ranks) -> None:
     check_norms(ranks, Recipe(), within=1e-12)
 
 
-@covers("fsdp/norm-hybrid")
+@chapter.must(
+    "fsdp/norm-hybrid",
+    "With hybrid sharding the norm counts each element once, not once a replica.",
+    source="VeOmni#184",
+)
 @world_sizes(4)
 def test_norms_of_hybrid_sharding(ranks: Ranks) -> None:
     for strategy in HYBRIDS:
         check_norms(ranks, Recipe(Net(dtype="float32"), strategy=strategy), True)
 
 
-@covers("fsdp/norm-clips")
+@chapter.must(
+    "fsdp/norm-clips",
+    "Gradients whose norm is above the maximum are scaled down to it, and others are left.",
+    source=f"{DOCS}, clip_grad_norm_",
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_clipping(ranks: Ranks, orig: bool) -> None:
@@ -362,7 +432,11 @@ def norms_without_gradients(me: Me) -> list[float]:
     return found
 
 
-@covers("fsdp/norm-without-gradients")
+@chapter.must(
+    "fsdp/norm-without-gradients",
+    "The norm is right also where a rank has no gradients at all.",
+    source="derived; torch 2.13 begins a maximum with what is not a number of its own",
+)
 @world_sizes(2)
 def test_norms_where_a_rank_has_no_gradients(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(norms_without_gradients), [5.0, 1.0, 2.0], what="norms")
@@ -383,14 +457,24 @@ def no_sync_inner(me: Me) -> None:
         pass
 
 
-@covers("fsdp/norm-of-inner-unit")
+@chapter.must(
+    "fsdp/norm-of-inner-unit",
+    "clip_grad_norm_ on an inner instance raises RuntimeError 'should only be called on the "
+    "root FSDP instance'.",
+    source="torch 2.13, clip_grad_norm_",
+)
 @world_sizes(2)
 def test_norm_of_an_inner_unit(ranks: Ranks) -> None:
     words = "should only be called on the root FSDP instance"
     assert_raised(ranks.outcomes(clip_inner), RuntimeError, match=words)
 
 
-@covers("fsdp/no-sync-of-inner-unit")
+@chapter.must(
+    "fsdp/no-sync-of-inner-unit",
+    "no_sync on an inner instance raises RuntimeError '`no_sync()` on inner FSDP instances is "
+    "not supported'.",
+    source="torch 2.13, no_sync",
+)
 @world_sizes(2)
 def test_no_sync_of_an_inner_unit(ranks: Ranks) -> None:
     words = r"`no_sync\(\)` on inner FSDP instances is not supported"
@@ -400,21 +484,36 @@ def test_no_sync_of_an_inner_unit(ranks: Ranks) -> None:
 # Accumulation
 
 
-@covers("fsdp/no-sync")
+@chapter.must(
+    "fsdp/no-sync",
+    "Gradients that accumulate under no_sync, and those of the synchronized backward after it, "
+    "add up to the mean over all ranks, with every strategy.",
+    source=f"{DOCS}, no_sync",
+)
 @world_sizes(2, 3)
 def test_accumulating_without_synchronizing(ranks: Ranks) -> None:
     for strategy in STRATEGIES:
         check_training(ranks, Recipe(strategy=strategy, micro_batches=3, no_sync=True))
 
 
-@covers("fsdp/no-sync-original-parameters")
+@chapter.must(
+    "fsdp/no-sync-original-parameters",
+    "With use_orig_params=True, too, no_sync accumulates, and the optimizer finds gradients of "
+    "its parameters' shapes.",
+    source="pytorch#90546 and pytorch#100180",
+)
 @world_sizes(2, 3)
 def test_accumulating_original_parameters(ranks: Ranks) -> None:
     for strategy in STRATEGIES:
         check_training(ranks, Recipe(strategy=strategy, orig=True, micro_batches=3, no_sync=True))
 
 
-@covers("fsdp/no-sync-hybrid")
+@chapter.must(
+    "fsdp/no-sync-hybrid",
+    "With hybrid sharding what several backwards accumulate, under no_sync or not, is averaged "
+    "over the replicas too.",
+    source="derived: each microbatch has to get into the all-reduce",
+)
 @world_sizes(4)
 @pytest.mark.parametrize("no_sync", [False, True], ids=["synchronized", "no_sync"])
 def test_accumulating_in_replicas(ranks: Ranks, no_sync: bool) -> None:
@@ -444,7 +543,12 @@ def accumulate(model: Any, rank: int, device: torch.device, scale: float, waits:
     (scale * used.pow(2).sum()).backward()
 
 
-@covers("fsdp/no-sync-then-unused")
+@chapter.must(
+    "fsdp/no-sync-then-unused",
+    "What a unit accumulated under no_sync is reduced by the next synchronized backward, also "
+    "if that does not reach the unit.",
+    source="derived; torch 2.13 raises",
+)
 @world_sizes(2)
 @both_kinds
 def test_accumulating_and_then_not_used(ranks: Ranks, orig: bool) -> None:
@@ -480,7 +584,12 @@ def accumulate_one_element(me: Me) -> float:
     return total.item()
 
 
-@covers("fsdp/one-element-accumulates")
+@chapter.must(
+    "fsdp/one-element-accumulates",
+    "Gradients of a unit of one element accumulate like others, though its chunk has the size "
+    "of the whole.",
+    source="derived; torch 2.13 takes one for the other by the size",
+)
 @world_sizes(2, 3)
 def test_one_element(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(accumulate_one_element), 2.0, what="gradient")

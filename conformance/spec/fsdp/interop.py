@@ -6,7 +6,7 @@ import torch
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 from torch.distributed.fsdp import MixedPrecision
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, world_sizes
 from conformance.spec.fsdp.models import Net
 from conformance.spec.fsdp.training_runs import (
     HYBRIDS,
@@ -19,6 +19,8 @@ from conformance.spec.fsdp.training_runs import (
     train_whole,
 )
 
+chapter = Chapter("fsdp", source="derived")
+
 
 def train_mixed(me: Me, recipe: Recipe, turn: int, hybrid: bool = False) -> Run:
     """Every second rank uses torch's FSDP, from the rank `turn` on; with -1 all of them do."""
@@ -27,7 +29,13 @@ def train_mixed(me: Me, recipe: Recipe, turn: int, hybrid: bool = False) -> Run:
     return train(me, recipe, cls=cls, **kwargs)
 
 
-@covers("fsdp/with-torch")
+@chapter.must(
+    "fsdp/with-torch",
+    "Ranks with torch's FSDP and ranks with the target's train together in one job, with every "
+    "sharding strategy.",
+    source="derived: layouts and collectives agree",
+    rests_on="fsdp/trace-full-shard",
+)
 @world_sizes(2, 3)
 def test_every_strategy(ranks: Ranks) -> None:
     for strategy in STRATEGIES:
@@ -37,7 +45,12 @@ def test_every_strategy(ranks: Ranks) -> None:
             check_runs(ranks.run(train_mixed, recipe, turn), want)
 
 
-@covers("fsdp/with-torch-original-parameters")
+@chapter.must(
+    "fsdp/with-torch-original-parameters",
+    "Ranks with torch's FSDP and with the target's train together with use_orig_params=True.",
+    source="derived: alignment agrees",
+    rests_on="fsdp/trace-full-shard",
+)
 @world_sizes(2, 3)
 def test_original_parameters(ranks: Ranks) -> None:
     for strategy in STRATEGIES:
@@ -46,7 +59,11 @@ def test_original_parameters(ranks: Ranks) -> None:
         check_runs(ranks.run(train_mixed, recipe, 1), want)
 
 
-@covers("fsdp/with-torch-no-sync")
+@chapter.must(
+    "fsdp/with-torch-no-sync",
+    "Ranks with torch's FSDP and with the target's accumulate together under no_sync.",
+    rests_on="fsdp/trace-full-shard",
+)
 @world_sizes(2)
 def test_accumulation(ranks: Ranks) -> None:
     for strategy in STRATEGIES:
@@ -55,7 +72,11 @@ def test_accumulation(ranks: Ranks) -> None:
         check_runs(ranks.run(train_mixed, recipe, 0), want)
 
 
-@covers("fsdp/with-torch-hybrid")
+@chapter.must(
+    "fsdp/with-torch-hybrid",
+    "Ranks with torch's FSDP and with the target's share hybrid sharding.",
+    rests_on="fsdp/trace-hybrid-shard",
+)
 @world_sizes(4)
 def test_hybrid_sharding(ranks: Ranks) -> None:
     for strategy in HYBRIDS:
@@ -64,7 +85,12 @@ def test_hybrid_sharding(ranks: Ranks) -> None:
         check_runs(ranks.run(train_mixed, recipe, 1, True), want)
 
 
-@covers("fsdp/with-torch-low-precision")
+@chapter.must(
+    "fsdp/with-torch-low-precision",
+    "Ranks with torch's FSDP and with the target's train together in mixed precision, to the "
+    "bits that torch alone gives.",
+    rests_on="fsdp/trace-full-shard",
+)
 @world_sizes(2)
 def test_low_precision(ranks: Ranks) -> None:
     """Two ranks' sums do not depend on their order."""

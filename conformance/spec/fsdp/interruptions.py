@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecision, ShardingStrategy
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_that, world_sizes
 from conformance.oracle.near import Near
 from conformance.spec.fsdp.custom import Unit, inputs, linear, train_custom, train_custom_whole
 from conformance.spec.fsdp.small_models import (
@@ -33,6 +33,9 @@ from conformance.spec.fsdp.training_runs import (
 )
 from conformance.spec.tolerance import assert_near
 
+chapter = Chapter("fsdp")
+
+
 # Exceptions
 
 
@@ -44,7 +47,11 @@ def leaving_no_sync(
     return one_pass(model, rank, step, device, scale)
 
 
-@covers("fsdp/no-sync-after-error")
+@chapter.must(
+    "fsdp/no-sync-after-error",
+    "When an exception leaves no_sync, the next backward is synchronized.",
+    source="torch 2.13, no_sync: it ends in a finally clause",
+)
 @world_sizes(2)
 @both_kinds
 def test_an_exception_ends_no_sync(ranks: Ranks, orig: bool) -> None:
@@ -70,7 +77,11 @@ def no_sync_twice(me: Me, orig: bool) -> list[int]:
     return sizes
 
 
-@covers("fsdp/no-sync-in-no-sync")
+@chapter.must(
+    "fsdp/no-sync-in-no-sync",
+    "The end of a no_sync within another one does not end that one.",
+    source="torch 2.13, no_sync puts back what it has found",
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_no_sync_within_itself(ranks: Ranks, orig: bool) -> None:
@@ -90,7 +101,11 @@ def leaving_summon(
     return one_pass(model, rank, step, device, scale)
 
 
-@covers("fsdp/summon-after-error")
+@chapter.must(
+    "fsdp/summon-after-error",
+    "When an exception leaves summon_full_params, training goes on as before.",
+    source="torch 2.13, _unshard_params: it ends in finally clauses",
+)
 @world_sizes(2)
 @both_kinds
 def test_an_exception_ends_summon(ranks: Ranks, orig: bool) -> None:
@@ -143,7 +158,12 @@ def refuse_backward(me: Me, strategy: str, orig: bool) -> tuple[list[int], Run]:
     return keys, run
 
 
-@covers("fsdp/backward-that-raises")
+@chapter.must(
+    "fsdp/backward-that-raises",
+    "After a backward that raised, the model can be saved and, once its gradients are cleared, "
+    "trained as before.",
+    source="derived; torch 2.13 stays in the backward",
+)
 @world_sizes(2)
 @both_kinds
 def test_a_backward_that_raises(ranks: Ranks, orig: bool) -> None:
@@ -179,7 +199,12 @@ def look_during_backward(
     return seen, gradients(model, me.device)
 
 
-@covers("fsdp/gradients-during-a-backward")
+@chapter.must(
+    "fsdp/gradients-during-a-backward",
+    "A gradient of a sharded parameter that is seen while a backward runs is None or the mean "
+    "over all ranks, and not one that is still being reduced.",
+    source="derived: an optimizer may step after an error; torch 2.13 shows what is reduced",
+)
 @world_sizes(3)
 @both_kinds
 def test_gradients_during_a_backward(ranks: Ranks, orig: bool) -> None:
@@ -200,7 +225,11 @@ def in_eval_mode(
     return one_pass(model, rank, step, device, scale)
 
 
-@covers("fsdp/training-in-eval-mode")
+@chapter.must(
+    "fsdp/training-in-eval-mode",
+    "In eval mode, too, a backward reduces gradients, and training is the bare module's.",
+    source="derived: the mode says how layers compute, not whether gradients are wanted",
+)
 @world_sizes(2)
 @both_kinds
 def test_training_in_eval_mode(ranks: Ranks, orig: bool) -> None:
@@ -220,7 +249,12 @@ def evaluating_first(
     return [loss, other]
 
 
-@covers("fsdp/eval-before-backward")
+@chapter.must(
+    "fsdp/eval-before-backward",
+    "A forward without gradients between a forward and its backward changes nothing about the "
+    "gradients.",
+    source="derived: so it is for the bare module",
+)
 @world_sizes(2)
 @both_kinds
 def test_evaluation_before_the_backward(ranks: Ranks, orig: bool) -> None:
@@ -237,7 +271,11 @@ def inferring_first(
     return [inferred.clone(), *one_pass(model, rank, step, device, scale)]
 
 
-@covers("fsdp/inference-mode")
+@chapter.must(
+    "fsdp/inference-mode",
+    "After a forward in inference mode, be it the first one, training is the bare module's.",
+    source="derived; torch 2.13 keeps tensors of inference mode, which training cannot use",
+)
 @world_sizes(2)
 @both_kinds
 def test_inference_mode(ranks: Ranks, orig: bool) -> None:
@@ -262,7 +300,12 @@ def adversarial(
     return [first, loss]
 
 
-@covers("fsdp/gradients-of-inputs")
+@chapter.must(
+    "fsdp/gradients-of-inputs",
+    "torch.autograd.grad of an input gives the bare module's gradient, and what is trained "
+    "afterwards is trained as if nobody had asked.",
+    source="derived: so it is for the bare module",
+)
 @world_sizes(2)
 @both_kinds
 def test_gradients_of_inputs(ranks: Ranks, orig: bool) -> None:
@@ -296,7 +339,11 @@ def step_two_models(
         optimizer.zero_grad()
 
 
-@covers("fsdp/two-roots")
+@chapter.must(
+    "fsdp/two-roots",
+    "Models that are wrapped one by one, neither of them within the other, train in one backward.",
+    source="derived: each root ends the backward of its own units",
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_two_models(ranks: Ranks, orig: bool) -> None:
@@ -330,7 +377,12 @@ def step_with_decay(model: Any, batches: list[int], device: torch.device, scale:
     optimizer.step()
 
 
-@covers("fsdp/unused-have-no-gradient")
+@chapter.must(
+    "fsdp/unused-have-no-gradient",
+    "Parameters of a unit that the backward does not reach have no gradients, so that weight "
+    "decay leaves them as they are.",
+    source="derived: so it is for the bare module",
+)
 @world_sizes(2)
 @both_kinds
 def test_what_is_unused_does_not_decay(ranks: Ranks, orig: bool) -> None:
@@ -364,7 +416,12 @@ def resume_unused(me: Me, orig: bool) -> tuple[list[str], list[dict[str, Tensor]
     return names, [full_parameters(model) for model in models]
 
 
-@covers("fsdp/optimizer-state-of-unused")
+@chapter.must(
+    "fsdp/optimizer-state-of-unused",
+    "An optimizer state dict lacks what has not been stepped, and can be loaded by an optimizer "
+    "that has not stepped yet, without those entries.",
+    source="torch 2.13 docs, FullyShardedDataParallel, optim_state_dict: the optimizer's own state",
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_state_of_what_is_unused(ranks: Ranks, orig: bool) -> None:
@@ -403,7 +460,12 @@ def thawing(model: Any, rank: int, step: int, device: torch.device, scale: float
     return one_pass(model, rank, step, device, scale)
 
 
-@covers("fsdp/freezing-and-thawing")
+@chapter.must(
+    "fsdp/freezing-and-thawing",
+    "With use_orig_params=True parameters can be frozen, and trained again, from one step to "
+    "the next.",
+    source="torch 2.13, _reset_flat_param_grad_info_if_needed",
+)
 @world_sizes(2)
 def test_freezing_and_thawing(ranks: Ranks) -> None:
     want = train_custom_whole(half_frozen, thawing, ranks.world_size)
@@ -415,7 +477,11 @@ def layers_made_double(unit: Unit) -> Any:
     return two_layers(lambda module: unit(module.float())).double()
 
 
-@covers("fsdp/another-dtype")
+@chapter.must(
+    "fsdp/another-dtype",
+    "A model that is given another dtype after wrapping computes and trains in that.",
+    source="torch 2.13, init_flat_param_attributes: 'the user changed the parameter dtype'",
+)
 @world_sizes(2)
 @both_kinds
 def test_another_dtype(ranks: Ranks, orig: bool) -> None:
@@ -446,7 +512,11 @@ def larger() -> nn.Module:
     return bare
 
 
-@covers("fsdp/assigned-state-dict")
+@chapter.should(
+    "fsdp/assigned-state-dict",
+    "load_state_dict with assign=True loads a full state dict as it does without.",
+    source="torch 2.13 docs, Module.load_state_dict; torch's FSDP goes on with the old values",
+)
 @world_sizes(2)
 @both_kinds
 def test_assigning(ranks: Ranks, orig: bool) -> None:

@@ -17,12 +17,25 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 from torch.distributed.fsdp import BackwardPrefetch, ShardingStrategy
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance import (
+    Chapter,
+    Me,
+    Ranks,
+    assert_same_on_all_ranks,
+    assert_that,
+    covers,
+    world_sizes,
+)
 from conformance.spec.fsdp.custom import inputs, linear
 from conformance.spec.fsdp.models import Net, Network, units_of
 from conformance.spec.fsdp.small_models import branches, loss_of_one_branch
 from conformance.spec.fsdp.training_runs import STRATEGIES, Recipe, both_kinds, wrap
 from conformance.spec.growth import assert_steady, growth
+
+DOCS = "torch 2.13 docs, FullyShardedDataParallel"
+
+chapter = Chapter("fsdp")
+
 
 _NET = Net(blocks=3)
 
@@ -132,7 +145,11 @@ def _check(got: object, want: object, what: str, rank: int) -> None:
     assert_that(got == want, f"{what}: got {got}, want {want}", rank)
 
 
-@covers("fsdp/whole-in-forward")
+@chapter.must(
+    "fsdp/whole-in-forward",
+    "In a unit's forward its modules show parameters in full, by their names and shapes.",
+    source=DOCS,
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_shapes_in_a_forward(ranks: Ranks, orig: bool) -> None:
@@ -142,7 +159,11 @@ def test_shapes_in_a_forward(ranks: Ranks, orig: bool) -> None:
         _check(seen.shapes, shapes, "shapes of a block's weights in its forward", rank)
 
 
-@covers("fsdp/freed-after-forward")
+@chapter.must(
+    "fsdp/freed-after-forward",
+    "With FULL_SHARD a unit below the root frees its unsharded parameters after its forward.",
+    source=f"{DOCS}, FULL_SHARD",
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_full_shard(ranks: Ranks, orig: bool) -> None:
@@ -151,7 +172,11 @@ def test_full_shard(ranks: Ranks, orig: bool) -> None:
         _check(seen.between, [], "unsharded after the forward", rank)
 
 
-@covers("fsdp/freed-at-the-end")
+@chapter.must(
+    "fsdp/freed-at-the-end",
+    "After a backward no unit is unsharded, the root included.",
+    source=DOCS,
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_after_the_backward(ranks: Ranks, orig: bool) -> None:
@@ -161,7 +186,11 @@ def test_after_the_backward(ranks: Ranks, orig: bool) -> None:
             _check(seen.root, (True, False), "root after forward, after backward", rank)
 
 
-@covers("fsdp/kept-after-forward")
+@chapter.must(
+    "fsdp/kept-after-forward",
+    "With SHARD_GRAD_OP units keep their unsharded parameters until their backward.",
+    source=f"{DOCS}, SHARD_GRAD_OP",
+)
 @world_sizes(2)
 @both_kinds
 def test_shard_grad_op_keeps(ranks: Ranks, orig: bool) -> None:
@@ -172,7 +201,11 @@ def test_shard_grad_op_keeps(ranks: Ranks, orig: bool) -> None:
         _check(seen.between, [0, 1, 2], "unsharded after the forward", rank)
 
 
-@covers("fsdp/freed-in-backward")
+@chapter.must(
+    "fsdp/freed-in-backward",
+    "A unit frees its unsharded parameters once its gradients are computed.",
+    source=DOCS,
+)
 @world_sizes(2)
 @both_kinds
 def test_shard_grad_op_frees(ranks: Ranks, orig: bool) -> None:
@@ -180,7 +213,13 @@ def test_shard_grad_op_frees(ranks: Ranks, orig: bool) -> None:
         _check(seen.backwards, [[0, 1, 2], [0, 1], [0]], "unsharded at the backwards", rank)
 
 
-@covers("fsdp/two-units-at-once", "fsdp/freed-in-backward")
+@chapter.must(
+    "fsdp/two-units-at-once",
+    "With FULL_SHARD and prefetching no more than two units below the root are unsharded at a "
+    "time.",
+    source=f"{DOCS}, backward_prefetch: BACKWARD_PRE holds the current and the next",
+)
+@covers("fsdp/freed-in-backward")
 @world_sizes(2)
 @both_kinds
 def test_with_prefetching(ranks: Ranks, orig: bool) -> None:
@@ -193,14 +232,23 @@ def test_with_prefetching(ranks: Ranks, orig: bool) -> None:
             _check([w[-1] for w in seen.backwards], [2, 1, 0], "last at the backwards", rank)
 
 
-@covers("fsdp/one-unit-at-once", "fsdp/freed-in-backward")
+@chapter.must(
+    "fsdp/one-unit-at-once",
+    "With FULL_SHARD and without prefetching one unit below the root is unsharded at a time.",
+    source=f"{DOCS}, backward_prefetch",
+)
+@covers("fsdp/freed-in-backward")
 @world_sizes(2)
 def test_without_prefetching(ranks: Ranks) -> None:
     for rank, seen in enumerate(_each(ranks, Recipe(_NET, kwargs={"backward_prefetch": None}))):
         _check(seen.backwards, [[2], [1], [0]], "unsharded at the backwards", rank)
 
 
-@covers("fsdp/freed-in-eval")
+@chapter.must(
+    "fsdp/freed-in-eval",
+    "With FULL_SHARD a forward without gradients frees each unit below the root behind it.",
+    source="torch 2.13, _post_forward",
+)
 @world_sizes(2)
 @both_kinds
 def test_evaluation(ranks: Ranks, orig: bool) -> None:
@@ -209,7 +257,11 @@ def test_evaluation(ranks: Ranks, orig: bool) -> None:
         _check(seen.end, [], "unsharded after the forward", rank)
 
 
-@covers("fsdp/no-sync-frees")
+@chapter.must(
+    "fsdp/no-sync-frees",
+    "Under no_sync FULL_SHARD frees unsharded parameters in the backward all the same.",
+    source="torch 2.13, _should_free_in_backward",
+)
 @world_sizes(2)
 def test_without_synchronizing(ranks: Ranks) -> None:
     recipe = Recipe(_NET, kwargs={"backward_prefetch": None})
@@ -218,7 +270,11 @@ def test_without_synchronizing(ranks: Ranks) -> None:
         _check(seen.end, [], "unsharded after the backward", rank)
 
 
-@covers("fsdp/freed-when-frozen")
+@chapter.must(
+    "fsdp/freed-when-frozen",
+    "A frozen unit whose inputs need gradients is freed in the backward too.",
+    source="torch 2.13, _register_post_backward_reshard_only_hook",
+)
 @world_sizes(2)
 @both_kinds
 def test_frozen_units(ranks: Ranks, orig: bool) -> None:
@@ -246,7 +302,11 @@ def watched_without_gradients(me: Me, strategy: str, orig: bool) -> list[list[in
     return ends
 
 
-@covers("fsdp/freed-when-frozen-in-front")
+@chapter.must(
+    "fsdp/freed-when-frozen-in-front",
+    "At the end of a backward a frozen unit is sharded also if its inputs need no gradients.",
+    source="derived; with SHARD_GRAD_OP and without original parameters torch 2.13 keeps it",
+)
 @world_sizes(2)
 @both_kinds
 def test_frozen_units_in_front(ranks: Ranks, orig: bool) -> None:
@@ -274,7 +334,11 @@ def watched_branches(me: Me, strategy: str, orig: bool) -> list[list[int]]:
     return ends
 
 
-@covers("fsdp/freed-when-unused")
+@chapter.must(
+    "fsdp/freed-when-unused",
+    "At the end of a backward a unit whose output is not in the loss is sharded too.",
+    source="pytorch#83129 and pytorch#83195",
+)
 @world_sizes(2)
 @both_kinds
 def test_unused_units(ranks: Ranks, orig: bool) -> None:
@@ -300,7 +364,11 @@ def watched_checkpointed(me: Me, orig: bool, reentrant: bool) -> tuple[int, list
     return watch.runs, watch.whole()
 
 
-@covers("fsdp/freed-when-checkpointed")
+@chapter.must(
+    "fsdp/freed-when-checkpointed",
+    "Units that recompute their activations are sharded after the backward.",
+    source="Megatron-LM#6153",
+)
 @world_sizes(2)
 @both_kinds
 def test_checkpointed_units(ranks: Ranks, orig: bool) -> None:
@@ -381,7 +449,17 @@ def network_hook(block: nn.Module, storages: list[torch.UntypedStorage]) -> Any:
     )
 
 
-@covers("fsdp/freed-after-summon", "fsdp/freed-after-state-dict")
+@chapter.must(
+    "fsdp/freed-after-summon",
+    "When summon_full_params ends, parameters are sharded and the full ones are freed.",
+    source=f"{DOCS}, summon_full_params",
+)
+@chapter.must(
+    "fsdp/freed-after-state-dict",
+    "When a full state dict is made, parameters are sharded again and the unsharded ones are "
+    "freed, while the dict keeps its own copies.",
+    source=f"{DOCS}, state_dict_type",
+)
 @world_sizes(2)
 @both_kinds
 def test_outside_of_training(ranks: Ranks, orig: bool) -> None:
@@ -421,7 +499,22 @@ def held(me: Me, recipe: Recipe) -> Held:
     return Held(sum(p.numel() for p in params), sum(rooms.values()), grads, state)
 
 
-@covers("fsdp/sharded-parameters", "fsdp/sharded-gradients", "fsdp/sharded-optimizer-state")
+@chapter.must(
+    "fsdp/sharded-parameters",
+    "Between iterations a rank's parameters are one chunk of each unit, and their storages have "
+    "no room for more.",
+    source=DOCS,
+)
+@chapter.must(
+    "fsdp/sharded-gradients",
+    "After a backward, gradients have the sizes of the rank's chunks.",
+    source=DOCS,
+)
+@chapter.must(
+    "fsdp/sharded-optimizer-state",
+    "The optimizer's state has the sizes of the rank's chunks.",
+    source=DOCS,
+)
 @world_sizes(2, 3, 4, at_least=2)
 def test_sizes_between_iterations(ranks: Ranks) -> None:
     chunks = sum(unit.chunk for unit in units_of(Net(), ranks.world_size))
@@ -458,7 +551,11 @@ def gradients_under_no_sync(me: Me, recipe: Recipe) -> tuple[int, bool]:
     return sum(grad.numel() for grad in grads), abs(total - own) < 1e-9
 
 
-@covers("fsdp/whole-gradients-under-no-sync")
+@chapter.must(
+    "fsdp/whole-gradients-under-no-sync",
+    "Under no_sync a rank keeps gradients of its own batch in full.",
+    source=f"{DOCS}, no_sync: needs more memory",
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_gradients_under_no_sync(ranks: Ranks, orig: bool) -> None:
@@ -487,7 +584,11 @@ def let_go_of_a_model(me: Me, strategy: str, orig: bool, step_first: bool) -> bo
     return False
 
 
-@covers("fsdp/freed-with-the-model")
+@chapter.must(
+    "fsdp/freed-with-the-model",
+    "A model that nobody holds is freed, although its last forward had no backward.",
+    source="derived: a script that evaluates without no_grad and then makes its next model",
+)
 @world_sizes(2)
 @both_kinds
 @pytest.mark.parametrize("step_first", [False, True], ids=["new", "trained"])
@@ -506,7 +607,11 @@ def steps_taken(me: Me, strategy: str, orig: bool) -> float:
     )
 
 
-@covers("fsdp/steady-memory")
+@chapter.must(
+    "fsdp/steady-memory",
+    "Steps of training take no more memory from one to the next.",
+    source="observed, torch 2.13.0",
+)
 @world_sizes(2)
 @both_kinds
 def test_memory_does_not_grow(ranks: Ranks, orig: bool) -> None:

@@ -18,7 +18,15 @@ from torch.distributed.fsdp import (
     ShardingStrategy,
 )
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance import (
+    Chapter,
+    Me,
+    Ranks,
+    assert_same_on_all_ranks,
+    assert_that,
+    covers,
+    world_sizes,
+)
 from conformance.oracle.near import Near
 from conformance.spec.fsdp.custom import inputs, linear
 from conformance.spec.fsdp.models import Net
@@ -53,6 +61,11 @@ from conformance.spec.fsdp.training_runs import (
 from conformance.spec.tolerance import assert_near
 from conformance.torch_private import forget_meshes
 
+DOCS = "torch 2.13 docs, FullyShardedDataParallel"
+
+chapter = Chapter("fsdp")
+
+
 # Strategies
 
 
@@ -77,7 +90,11 @@ def train_mixed(me: Me, recipe: Recipe) -> Run:
     return Run(losses, full_parameters(model))
 
 
-@covers("fsdp/mixed-strategies")
+@chapter.must(
+    "fsdp/mixed-strategies",
+    "Units with different sharding strategies under one root train like the bare module.",
+    source="torch 2.13, CustomPolicy: keyword arguments of one unit",
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_mixed_strategies(ranks: Ranks, orig: bool) -> None:
@@ -95,7 +112,12 @@ def mixed_norms(me: Me, net: Net, orig: bool, strategy: str) -> list[Tensor]:
     return [*found, model.clip_grad_norm_(1e9)]
 
 
-@covers("fsdp/norm-of-mixed-strategies")
+@chapter.must(
+    "fsdp/norm-of-mixed-strategies",
+    "Where some units are sharded and others are not, the norm counts each element once, and "
+    "clipping scales all gradients.",
+    source="torch 2.13, clip_grad_norm_: sharded and nonsharded gradients",
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_norms_of_mixed_strategies(ranks: Ranks, orig: bool) -> None:
@@ -128,7 +150,12 @@ def checkpointed_names(me: Me, orig: bool) -> list[list[str]]:
     return [list(model.state_dict()), shards, *stepped]
 
 
-@covers("fsdp/checkpointed-names")
+@chapter.must(
+    "fsdp/checkpointed-names",
+    "Names in state dicts of a model and of its optimizer are the bare module's also where "
+    "units recompute their activations.",
+    source="torch 2.13, clean_tensor_name",
+)
 @world_sizes(2)
 @both_kinds
 def test_names_of_checkpointed_units(ranks: Ranks, orig: bool) -> None:
@@ -187,7 +214,12 @@ def step_around_unit(model: Any, device: torch.device) -> Tensor:
     return x.grad
 
 
-@covers("fsdp/cast-unit-inputs")
+@chapter.must(
+    "fsdp/cast-unit-inputs",
+    "With cast_forward_inputs an inner unit gets its inputs in its param_dtype, and gradients "
+    "flow back through the cast.",
+    source="torch 2.13 docs, MixedPrecision",
+)
 @world_sizes(2)
 @both_kinds
 def test_a_unit_that_casts_its_inputs(ranks: Ranks, orig: bool) -> None:
@@ -232,7 +264,12 @@ def check_rows(parts: list[dict[str, Tensor]], want: dict[str, Tensor], within: 
         check_tensors([{name: torch.cat(rows)}], [{name: whole}], within)
 
 
-@covers("fsdp/state-dict-in-full-precision")
+@chapter.must(
+    "fsdp/state-dict-in-full-precision",
+    "With a param_dtype, too, state dicts and summon_full_params have parameters in full "
+    "precision, to the bit.",
+    source="torch 2.13 docs, MixedPrecision: checkpointing is in full precision",
+)
 @world_sizes(2)
 @both_kinds
 def test_state_dicts_in_full_precision(ranks: Ranks, orig: bool) -> None:
@@ -269,7 +306,12 @@ def unit_buffer_dtypes(me: Me) -> list[str]:
     return [str(layer.held.dtype) for layer in layers]
 
 
-@covers("fsdp/buffer-dtype-of-units")
+@chapter.must(
+    "fsdp/buffer-dtype-of-units",
+    "The innermost instance decides on a buffer's dtype, and buffers of ignored modules keep "
+    "theirs.",
+    source="torch 2.13, _get_buffers_and_dtypes_for_computation",
+)
 @world_sizes(2)
 def test_buffers_of_units(ranks: Ranks) -> None:
     want = ["torch.bfloat16", "torch.float64", "torch.float32"]
@@ -290,7 +332,12 @@ def kept_dtypes(me: Me, strategy: str, orig: bool) -> list[str]:
     return sorted({str(p.grad.dtype) for p in model.parameters() if p.grad is not None})
 
 
-@covers("fsdp/keep-low-precision-gradients")
+@chapter.must(
+    "fsdp/keep-low-precision-gradients",
+    "With keep_low_precision_grads gradients stay in the dtype in which they were reduced, and "
+    "otherwise have the parameters' dtype.",
+    source=f"{DOCS}, MixedPrecision",
+)
 @world_sizes(2)
 @both_kinds
 def test_gradients_of_each_strategy(ranks: Ranks, orig: bool) -> None:
@@ -299,7 +346,11 @@ def test_gradients_of_each_strategy(ranks: Ranks, orig: bool) -> None:
         assert_same_on_all_ranks(got, ["torch.bfloat16"], what=f"gradients with {strategy}")
 
 
-@covers("fsdp/scatter-dtype")
+@chapter.must(
+    "fsdp/scatter-dtype",
+    "Gradients are reduced in the reduce_dtype, or in the param_dtype without one.",
+    source=f"{DOCS}, MixedPrecision, reduce_dtype",
+)
 @world_sizes(2)
 def test_dtypes_of_replicas(ranks: Ranks) -> None:
     precision = MixedPrecision(torch.bfloat16, torch.float32)
@@ -322,7 +373,11 @@ def entries_on_rank_0(me: Me, parts: list[list[int]]) -> int:
         return len(model.state_dict())
 
 
-@covers("fsdp/rank-0-of-a-group")
+@chapter.must(
+    "fsdp/rank-0-of-a-group",
+    "With a process_group, rank0_only is about that group's first rank.",
+    source="torch 2.13, _full_post_state_dict_hook: the instance's rank in its group",
+)
 @world_sizes(4)
 def test_rank_0_of_each_group(ranks: Ranks) -> None:
     everything = len(Net().make().state_dict())
@@ -448,7 +503,13 @@ def check_resumed(
         check_tensors([one.after], [one.before], within=0)
 
 
-@covers("fsdp/fewer-rows-than-ranks")
+@chapter.must(
+    "fsdp/fewer-rows-than-ranks",
+    "Sharded state dicts, of model and optimizer, hold parameters with fewer rows than ranks, "
+    "and can be loaded.",
+    source="torch 2.13, _create_chunk_sharded_tensor: ranks without a chunk",
+    rests_on="fsdp/sharded-state-dict",
+)
 @world_sizes(3, 4)
 @both_kinds
 def test_few_rows(ranks: Ranks, orig: bool) -> None:
@@ -456,7 +517,12 @@ def test_few_rows(ranks: Ranks, orig: bool) -> None:
     check_resumed(ranks, adam(net=net, orig=orig), ranks.world_size)
 
 
-@covers("fsdp/sharded-state-dict-on-mesh")
+@chapter.must(
+    "fsdp/sharded-state-dict-on-mesh",
+    "With a device_mesh sharded state dicts, of model and optimizer, have DTensors, split by "
+    "rows over the mesh's last dimension, and can be loaded.",
+    source="torch 2.13, _create_chunk_dtensor",
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_shards_on_a_mesh(ranks: Ranks, orig: bool) -> None:
@@ -471,7 +537,18 @@ def test_shards_on_a_mesh_of_two_dimensions(ranks: Ranks, orig: bool) -> None:
         check_resumed(ranks, adam(orig=orig, strategy=strategy), 2, (2, 2))
 
 
-@covers("fsdp/sharded-state-dict-hybrid", "fsdp/full-optimizer-state-hybrid")
+@chapter.must(
+    "fsdp/sharded-state-dict-hybrid",
+    "With hybrid sharding each group's ranks together hold the whole of a sharded state dict, "
+    "and can load it.",
+    source=f"{DOCS}, state_dict_type",
+    rests_on="fsdp/sharded-state-dict",
+)
+@chapter.must(
+    "fsdp/full-optimizer-state-hybrid",
+    "With hybrid sharding every rank's full optimizer state dict is the bare module's.",
+    source=f"{DOCS}, optim_state_dict",
+)
 @world_sizes(4)
 @both_kinds
 def test_shards_of_replicas(ranks: Ranks, orig: bool) -> None:

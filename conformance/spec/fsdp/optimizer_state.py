@@ -14,7 +14,15 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullOptimStateDictConfig, OptimStateKeyType, StateDictType
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance import (
+    Chapter,
+    Me,
+    Ranks,
+    assert_same_on_all_ranks,
+    assert_that,
+    covers,
+    world_sizes,
+)
 from conformance.checks.compare import first_difference
 from conformance.spec.fsdp.models import Net
 from conformance.spec.fsdp.state_dict_kinds import (
@@ -44,6 +52,10 @@ from conformance.spec.fsdp.training_runs import (
 )
 from conformance.spec.raising import assert_raised
 
+DOCS = "torch 2.13 docs, FullyShardedDataParallel"
+
+chapter = Chapter("fsdp")
+
 
 def full_optimizer_state(me: Me, recipe: Recipe, config: Any) -> dict[str, Tensor]:
     model, optimizer = trained(me, recipe)
@@ -58,19 +70,33 @@ def check_full(ranks: Ranks, orig: bool, config: Any) -> None:
         check_tensors(got, [want] * ranks.world_size, within=1e-6)
 
 
-@covers("fsdp/full-optimizer-state")
+@chapter.must(
+    "fsdp/full-optimizer-state",
+    "A full optimizer state dict has the bare module's state, parameter by parameter, under "
+    "their names.",
+    source=f"{DOCS}, optim_state_dict",
+)
 @world_sizes(1, 2, 3)
 def test_full_state(ranks: Ranks) -> None:
     check_full(ranks, False, ON_DEVICE)
 
 
-@covers("fsdp/full-optimizer-state-original")
+@chapter.must(
+    "fsdp/full-optimizer-state-original",
+    "With use_orig_params=True the full optimizer state dict is the same.",
+    source=f"{DOCS}, optim_state_dict",
+)
 @world_sizes(2, 3)
 def test_full_state_with_original_parameters(ranks: Ranks) -> None:
     check_full(ranks, True, ON_DEVICE)
 
 
-@covers("fsdp/full-optimizer-state-offloaded")
+@chapter.must(
+    "fsdp/full-optimizer-state-offloaded",
+    "The full optimizer state dict is right with offload_to_cpu, which is the default, on the "
+    "CPU too.",
+    source=f"{DOCS}, FullOptimStateDictConfig",
+)
 @world_sizes(2)
 @both_kinds
 def test_full_state_offloaded(ranks: Ranks, orig: bool) -> None:
@@ -88,7 +114,12 @@ def come_back(me: Me, recipe: Recipe, kind: StateDictType, config: Any) -> str:
     return str(found or "")
 
 
-@covers("fsdp/optimizer-state-loads")
+@chapter.must(
+    "fsdp/optimizer-state-loads",
+    "What optim_state_dict gives, full or sharded, optim_state_dict_to_load turns back into the "
+    "rank's own state.",
+    source=f"{DOCS}, optim_state_dict_to_load",
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_state_comes_back(ranks: Ranks, orig: bool) -> None:
@@ -112,7 +143,12 @@ def come_back_from_rank_0(me: Me, recipe: Recipe) -> tuple[int, str]:
     return len(state.get("state", {})), str(found or "")
 
 
-@covers("fsdp/optimizer-state-on-rank-0")
+@chapter.must(
+    "fsdp/optimizer-state-on-rank-0",
+    "With rank0_only the others' optimizer state dict is empty, and loading from it gives every "
+    "rank its state.",
+    source=f"{DOCS}, FullOptimStateDictConfig",
+)
 @world_sizes(2, 3)
 def test_state_on_rank_0(ranks: Ranks) -> None:
     parameters = len(list(Net().make().parameters()))
@@ -136,7 +172,11 @@ def load_into_another(me: Me, recipe: Recipe, first: Any, second: Any, kind: Any
     return [full_parameters(a), full_parameters(b)]
 
 
-@covers("fsdp/optimizer-loads-directly")
+@chapter.must(
+    "fsdp/optimizer-loads-directly",
+    "With load_directly the optimizer has the state that was saved.",
+    source=f"{DOCS}, optim_state_dict_to_load",
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_loading_directly(ranks: Ranks, orig: bool) -> None:
@@ -207,13 +247,22 @@ def check_taken_over(ranks: Ranks, orig: bool) -> None:
         check_tensors([again], [sharded], within=1e-9)
 
 
-@covers("fsdp/optimizer-state-and-the-bare-module")
+@chapter.must(
+    "fsdp/optimizer-state-and-the-bare-module",
+    "rekey_optim_state_dict takes optimizer state of original parameters to the bare module's "
+    "optimizer and back, and both go on alike.",
+    source=f"{DOCS}, rekey_optim_state_dict",
+)
 @world_sizes(2, 3)
 def test_the_bare_module_takes_over(ranks: Ranks) -> None:
     check_taken_over(ranks, True)
 
 
-@covers("fsdp/optimizer-state-of-units-and-the-bare-module")
+@chapter.must(
+    "fsdp/optimizer-state-of-units-and-the-bare-module",
+    "Optimizer state of flat parameters, too, goes to the bare module's optimizer and back.",
+    source="derived; in torch 2.13 all parameters of a unit share one count of steps",
+)
 @world_sizes(2, 3)
 def test_the_bare_module_takes_over_from_flat_parameters(ranks: Ranks) -> None:
     """Each parameter counts its own steps, whatever the unit that it was in."""
@@ -228,7 +277,11 @@ def frozen_state(me: Me, recipe: Recipe) -> list[str]:
     return sorted(saved(model, optimizer, FULL, ON_DEVICE)["state"])
 
 
-@covers("fsdp/frozen-have-no-state")
+@chapter.must(
+    "fsdp/frozen-have-no-state",
+    "The optimizer state dict has entries for what the optimizer steps, and only for that.",
+    source="torch 2.13, _optim_state_dict",
+)
 @world_sizes(2, 3)
 def test_what_has_state(ranks: Ranks) -> None:
     net = Net(frozen="parts")
@@ -252,7 +305,11 @@ def group_options(me: Me) -> list[tuple[float, list[str]]]:
     return found + [(group["lr"], []) for group in back["param_groups"]]
 
 
-@covers("fsdp/parameter-groups")
+@chapter.must(
+    "fsdp/parameter-groups",
+    "Parameter groups keep their options, and list names of parameters.",
+    source="torch 2.13, _unflatten_param_groups",
+)
 @world_sizes(2)
 def test_parameter_groups(ranks: Ranks) -> None:
     names = sorted(name for name, _ in Net().make().named_parameters())
@@ -276,7 +333,11 @@ def channels_last_state(me: Me) -> bool:
     return all(torch.equal(own[k][key], back[k][key]) for k in own for key in keys if key in own[k])
 
 
-@covers("fsdp/optimizer-state-channels-last")
+@chapter.must(
+    "fsdp/optimizer-state-channels-last",
+    "Optimizer state of parameters in another memory order comes back to its place.",
+    source="derived; torch 2.13 flattens it in the usual order",
+)
 @world_sizes(2)
 def test_state_of_channels_last_parameters(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(channels_last_state), True, what="came back to its place")
@@ -309,7 +370,12 @@ def numbered(state: Mapping[str, Any]) -> dict[str, Any]:
     return {str(k): v for k, v in state["state"].items()}
 
 
-@covers("fsdp/older-optimizer-functions")
+@chapter.must(
+    "fsdp/older-optimizer-functions",
+    "full_optim_state_dict, shard_full_optim_state_dict, scatter_full_optim_state_dict, "
+    "sharded_optim_state_dict and flatten_sharded_optim_state_dict give and take the same state.",
+    source=f"{DOCS}, deprecated functions",
+)
 @world_sizes(2, 3)
 def test_older_functions(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(older_functions), [], what="differences")
@@ -327,7 +393,12 @@ def lose_state(me: Me) -> None:
     type(model).optim_state_dict(model, optimizer, own)
 
 
-@covers("fsdp/optimizer-state-missing")
+@chapter.must(
+    "fsdp/optimizer-state-missing",
+    "If a rank lacks the state of a parameter that another rank has, optim_state_dict raises "
+    "RuntimeError on every rank that says which.",
+    source="observed, torch 2.13.0",
+)
 @world_sizes(2, 3)
 def test_state_that_a_rank_lacks(ranks: Ranks) -> None:
     last = ranks.world_size - 1
@@ -355,13 +426,22 @@ def change_a_shape(state: dict[str, Any]) -> None:
     state["state"]["head.weight"]["exp_avg"] = torch.ones(2, 2, dtype=torch.float64)
 
 
-@covers("fsdp/optimizer-state-of-nobody")
+@chapter.must(
+    "fsdp/optimizer-state-of-nobody",
+    "Optimizer state for a parameter group with an unknown name raises KeyError with it.",
+    source="observed, torch 2.13.0",
+)
 @world_sizes(2)
 def test_a_name_that_nobody_has(ranks: Ranks) -> None:
     assert_raised(ranks.outcomes(load_spoilt, add_a_name), KeyError, match="unknown")
 
 
-@covers("fsdp/optimizer-state-of-wrong-shape")
+@chapter.must(
+    "fsdp/optimizer-state-of-wrong-shape",
+    "Optimizer state whose shape is not the parameter's raises an error on every rank, and none "
+    "is loaded.",
+    source="torch 2.13, _flatten_optim_state",
+)
 @world_sizes(2)
 def test_a_wrong_shape(ranks: Ranks) -> None:
     outcomes = ranks.outcomes(load_spoilt, change_a_shape)
@@ -442,14 +522,25 @@ def check_files(
     check_tensors(got, [want] * loaders, within=1e-6)
 
 
-@covers("fsdp/checkpoint")
+@chapter.must(
+    "fsdp/checkpoint",
+    "torch.distributed.checkpoint saves and loads sharded state dicts of model and optimizer.",
+    source="torch 2.13 docs, torch.distributed.checkpoint",
+    rests_on="fsdp/sharded-state-dict-loads",
+)
 @world_sizes(2)
 @both_kinds
 def test_checkpoints(bare_ranks: Ranks, tmp_path: Path, orig: bool) -> None:
     check_files(bare_ranks, tmp_path, 2, 2, (orig, orig))
 
 
-@covers("fsdp/reshards")
+@chapter.must(
+    "fsdp/reshards",
+    "A checkpoint of sharded state dicts can be loaded by another number of ranks, with or "
+    "without original parameters; training goes on as it would have.",
+    source="torch 2.13 docs, torch.distributed.checkpoint: load-time resharding",
+    rests_on="fsdp/checkpoint",
+)
 @world_sizes(3)
 @both_kinds
 def test_another_number_of_ranks(bare_ranks: Ranks, tmp_path: Path, orig: bool) -> None:

@@ -14,7 +14,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 from torch.distributed.fsdp import MixedPrecision, ShardingStrategy
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_that, world_sizes
 from conformance.harness.traces import Issued, record
 from conformance.spec.fsdp.custom import (
     Unit,
@@ -46,6 +46,10 @@ from conformance.spec.fsdp.training_runs import (
     wrap,
 )
 
+DOCS = "torch 2.13 docs, FullyShardedDataParallel"
+
+chapter = Chapter("fsdp")
+
 
 class Twice(nn.Module):
     """One layer that is used twice in a forward, with another one in between."""
@@ -63,7 +67,11 @@ def layer_used_twice(unit: Unit) -> Any:
     return unit(Twice(unit(linear(3, 3, 1)), unit(linear(3, 3, 2))))
 
 
-@covers("fsdp/same-unit-twice")
+@chapter.must(
+    "fsdp/same-unit-twice",
+    "A unit that runs twice in one forward is reduced once, with the gradients of both runs.",
+    source="fairscale#513",
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_a_unit_that_runs_twice(ranks: Ranks, orig: bool) -> None:
@@ -71,7 +79,12 @@ def test_a_unit_that_runs_twice(ranks: Ranks, orig: bool) -> None:
         check_custom(ranks, layer_used_twice, one_pass, strategy, orig)
 
 
-@covers("fsdp/unused-unit")
+@chapter.must(
+    "fsdp/unused-unit",
+    "A unit whose output is not in the loss does not disturb the training of the others, in "
+    "this iteration and later.",
+    source="pytorch#83129 and pytorch#83195",
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_a_unit_that_is_not_in_every_loss(ranks: Ranks, orig: bool) -> None:
@@ -79,7 +92,11 @@ def test_a_unit_that_is_not_in_every_loss(ranks: Ranks, orig: bool) -> None:
         check_custom(ranks, branches, loss_of_one_branch, strategy, orig, steps=4)
 
 
-@covers("fsdp/unused-replicated-unit")
+@chapter.must(
+    "fsdp/unused-replicated-unit",
+    "With NO_SHARD, too, a unit whose output is not in the loss does not disturb training.",
+    source="derived; with original parameters torch 2.13 loses sight of the unit's parameters",
+)
 @world_sizes(2)
 @both_kinds
 def test_a_replicated_unit_that_is_not_in_every_loss(ranks: Ranks, orig: bool) -> None:
@@ -92,7 +109,11 @@ def dropping(model: Any, rank: int, step: int, device: torch.device, scale: floa
     return one_pass(model, rank, step, device, scale)
 
 
-@covers("fsdp/dropped-forward")
+@chapter.must(
+    "fsdp/dropped-forward",
+    "A forward whose result is dropped changes nothing about the next iteration.",
+    source="derived",
+)
 @world_sizes(2)
 @both_kinds
 def test_a_forward_whose_result_is_dropped(ranks: Ranks, orig: bool) -> None:
@@ -101,7 +122,11 @@ def test_a_forward_whose_result_is_dropped(ranks: Ranks, orig: bool) -> None:
         check_runs(got, train_custom_whole(layer_used_twice, dropping, ranks.world_size))
 
 
-@covers("fsdp/dropped-low-precision-forward")
+@chapter.must(
+    "fsdp/dropped-low-precision-forward",
+    "With a param_dtype, too, a dropped forward changes nothing about the next iteration.",
+    source="derived; torch 2.13 loses the gradient",
+)
 @world_sizes(2)
 @both_kinds
 def test_a_dropped_forward_in_low_precision(ranks: Ranks, orig: bool) -> None:
@@ -127,7 +152,11 @@ def evaluate_between_steps(me: Me, recipe: Recipe) -> list[Tensor]:
     return seen
 
 
-@covers("fsdp/step-after-eval")
+@chapter.must(
+    "fsdp/step-after-eval",
+    "A forward without gradients sees every optimizer step before it.",
+    source="derived; torch 2.13 computes with what an earlier one has gathered",
+)
 @world_sizes(2)
 @both_kinds
 def test_evaluation_sees_every_step(ranks: Ranks, orig: bool) -> None:
@@ -157,7 +186,12 @@ def evaluate(me: Me, recipe: Recipe) -> list[Tensor]:
         return [recipe.net.loss(model, me.rank, number, me.device) for number in (0, 1, 0)]
 
 
-@covers("fsdp/eval")
+@chapter.must(
+    "fsdp/eval",
+    "In eval mode without gradients every strategy gives the bare module's output, again and "
+    "again.",
+    source=DOCS,
+)
 @world_sizes(1, 2, 3)
 def test_eval_mode(ranks: Ranks) -> None:
     recipe = Recipe()
@@ -203,7 +237,12 @@ def train_checkpointed(me: Me, recipe: Recipe, reentrant: bool, outside: bool) -
     return Run(losses, {k.replace("_checkpoint_wrapped_module.", ""): params[k] for k in params})
 
 
-@covers("fsdp/checkpointed")
+@chapter.must(
+    "fsdp/checkpointed",
+    "Units whose activations are recomputed in the backward train like the bare module, "
+    "reentrant or not.",
+    source="torch 2.13, checkpoint_wrapper; Megatron-LM#6153",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
 @both_kinds
@@ -214,7 +253,12 @@ def test_checkpointed_units(ranks: Ranks, reentrant: bool, orig: bool) -> None:
         check_runs(ranks.run(train_checkpointed, recipe, reentrant, False), want)
 
 
-@covers("fsdp/recomputed-units")
+@chapter.must(
+    "fsdp/recomputed-units",
+    "Units whose own forward is run again in the backward, by a checkpoint around them, train "
+    "like the bare module.",
+    source="torch 2.13, _pre_forward: what is recomputed is unsharded; Megatron-LM#6153",
+)
 @world_sizes(2)
 @both_kinds
 def test_recomputed_units(ranks: Ranks, orig: bool) -> None:
@@ -238,7 +282,12 @@ def step_in_backward(me: Me, strategy: str) -> tuple[list[str], dict[str, Tensor
     return left, full_parameters(model)
 
 
-@covers("fsdp/optimizer-in-backward")
+@chapter.must(
+    "fsdp/optimizer-in-backward",
+    "Optimizers attached to original parameters step on averaged gradients within the backward, "
+    "and leave no gradients.",
+    source="torch 2.13, _post_backward_hook, _in_backward_optimizers",
+)
 @world_sizes(2, 3)
 def test_optimizers_in_the_backward(ranks: Ranks) -> None:
     bare = Net().make()
@@ -274,7 +323,11 @@ def one_image(model: Any, rank: int, step: int, device: torch.device, scale: flo
     return [loss]
 
 
-@covers("fsdp/channels-last")
+@chapter.must(
+    "fsdp/channels-last",
+    "Parameters in another memory order train like the bare module's.",
+    source="torch 2.13, FlatParamHandle, contiguous and strides",
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_channels_last_weights(ranks: Ranks, orig: bool) -> None:
@@ -313,7 +366,11 @@ def refuse_once(me: Me, strategy: str, orig: bool, with_grad: bool) -> tuple[lis
     return keys, run
 
 
-@covers("fsdp/forward-that-raises")
+@chapter.must(
+    "fsdp/forward-that-raises",
+    "After a forward that raised, the model can be saved and trained as before.",
+    source="derived",
+)
 @world_sizes(2)
 @both_kinds
 @pytest.mark.parametrize("with_grad", [False, True], ids=["no-grad", "grad"])
@@ -335,7 +392,11 @@ def train_in_parts(me: Me, parts: list[list[int]]) -> Run | None:
     return None
 
 
-@covers("fsdp/process-group")
+@chapter.must(
+    "fsdp/process-group",
+    "With a process_group, ranks of that group alone share parameters and gradients.",
+    source=f"{DOCS}, process_group",
+)
 @world_sizes(3, 4)
 def test_groups_train_apart(ranks: Ranks) -> None:
     """The last two ranks are a group, and whoever else there is another one."""
@@ -359,7 +420,12 @@ def train_alone(me: Me, strategy: str) -> tuple[Run, str, list[Issued]]:
     return run, name, [i for i in group.take() if i.operation != "all_reduce"]
 
 
-@covers("fsdp/alone")
+@chapter.must(
+    "fsdp/alone",
+    "In a group of one rank the strategy is NO_SHARD, whatever was asked for, and training "
+    "exchanges nothing.",
+    source="torch 2.13, _init_core_state: FSDP is switching to use NO_SHARD",
+)
 @world_sizes(1, 2)
 def test_a_group_of_one(ranks: Ranks) -> None:
     got = ranks.run(train_alone, "FULL_SHARD")
@@ -380,7 +446,11 @@ def train_single_ranks(me: Me) -> Run:
     return train_custom(me, two_layers, one_pass, "HYBRID_SHARD", kwargs=kwargs)
 
 
-@covers("fsdp/hybrid-of-single-ranks")
+@chapter.must(
+    "fsdp/hybrid-of-single-ranks",
+    "Hybrid sharding over groups of one rank averages gradients over the replicas.",
+    source="derived; torch 2.13 averages over the one rank, so replicas drift apart",
+)
 @world_sizes(2, 3)
 def test_replicas_of_single_ranks(ranks: Ranks) -> None:
     check_runs(

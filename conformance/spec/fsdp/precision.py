@@ -15,7 +15,15 @@ from torch.distributed.fsdp import CPUOffload, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import always_wrap_policy
 from torch.utils.checkpoint import checkpoint
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance import (
+    Chapter,
+    Me,
+    Ranks,
+    assert_same_on_all_ranks,
+    assert_that,
+    covers,
+    world_sizes,
+)
 from conformance.spec.fsdp.custom import inputs, linear
 from conformance.spec.fsdp.models import Net
 from conformance.spec.fsdp.training_runs import (
@@ -30,6 +38,11 @@ from conformance.spec.fsdp.training_runs import (
     train_whole,
     wrap,
 )
+
+DOCS = "torch 2.13 docs, FullyShardedDataParallel"
+
+chapter = Chapter("fsdp")
+
 
 HALF = MixedPrecision(param_dtype=torch.bfloat16)
 
@@ -77,7 +90,19 @@ def check_dtypes(ranks: Ranks, precision: MixedPrecision, **want: str) -> None:
                 assert_that(seen[key] == wanted, f"{name}: {seen[key]}, want {wanted}", rank)
 
 
-@covers("fsdp/param-dtype", "fsdp/cast-inputs", "fsdp/inputs-and-outputs")
+@chapter.must(
+    "fsdp/param-dtype",
+    "With a param_dtype computation is in it, and what the optimizer steps stays in full "
+    "precision.",
+    source=f"{DOCS}, MixedPrecision",
+)
+@chapter.must(
+    "fsdp/cast-inputs",
+    "The root casts floating-point inputs to the param_dtype, in containers too; others, and "
+    "the caller's own tensors, are left.",
+    source=f"{DOCS}, MixedPrecision, cast_root_forward_inputs",
+)
+@covers("fsdp/inputs-and-outputs")
 @world_sizes(1, 2)
 def test_computing_in_low_precision(ranks: Ranks) -> None:
     check_dtypes(
@@ -96,7 +121,11 @@ def test_computing_in_low_precision(ranks: Ranks) -> None:
         assert_that(seen["the caller's"] == "float32", f"the caller's tensor: {seen}")
 
 
-@covers("fsdp/no-cast-inputs")
+@chapter.must(
+    "fsdp/no-cast-inputs",
+    "Without cast_root_forward_inputs inputs keep their dtypes.",
+    source=f"{DOCS}, MixedPrecision, cast_root_forward_inputs",
+)
 @world_sizes(2)
 def test_inputs_that_are_not_cast(ranks: Ranks) -> None:
     precision = MixedPrecision(torch.bfloat16, cast_root_forward_inputs=False)
@@ -111,7 +140,12 @@ def test_gradients_in_low_precision(ranks: Ranks) -> None:
     check_dtypes(ranks, low, gradients="bfloat16", parameters="float32")
 
 
-@covers("fsdp/low-precision-training")
+@chapter.must(
+    "fsdp/low-precision-training",
+    "Training in float32 of parameters in float64 is, to float32's accuracy, the bare module's, "
+    "with every strategy and with accumulation.",
+    source=f"{DOCS}, MixedPrecision",
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_training_in_low_precision(ranks: Ranks, orig: bool) -> None:
@@ -188,7 +222,13 @@ def train_around_unit(me: Me, strategy: str, orig: bool, how: Mapping[str, Any] 
     return Run(losses, full_parameters(model))
 
 
-@covers("fsdp/recomputed-casts")
+@chapter.must(
+    "fsdp/recomputed-casts",
+    "A unit that casts its inputs casts them in a recomputation too: with a checkpoint around "
+    "it, a model trains as without one.",
+    source=f"{DOCS}, MixedPrecision, cast_forward_inputs; torch 2.13 computes gradients from what was not cast",
+    rests_on="fsdp/recomputed-units",
+)
 @world_sizes(2)
 @both_kinds
 @pytest.mark.parametrize(
@@ -217,7 +257,11 @@ def buffer_dtypes(me: Me) -> list[str]:
     return [str(buffer.dtype) for buffer in model.buffers()]
 
 
-@covers("fsdp/buffer-dtype")
+@chapter.must(
+    "fsdp/buffer-dtype",
+    "With a buffer_dtype floating-point buffers have it from the first forward on.",
+    source=f"{DOCS}, MixedPrecision",
+)
 @world_sizes(2)
 def test_buffers(ranks: Ranks) -> None:
     want = ["torch.bfloat16", "torch.int64"]
@@ -240,7 +284,11 @@ def batch_norm_dtypes(me: Me) -> list[str]:
     return seen
 
 
-@covers("fsdp/batch-norm-in-full-precision")
+@chapter.must(
+    "fsdp/batch-norm-in-full-precision",
+    "With auto-wrapping, batch norm layers are units of their own that compute in full precision.",
+    source=f"{DOCS}, MixedPrecision, _module_classes_to_ignore",
+)
 @world_sizes(2)
 def test_batch_norm(ranks: Ranks) -> None:
     want = ["bfloat16", "float32"]
@@ -270,7 +318,12 @@ def evaluate_in_full_precision(me: Me) -> tuple[list[str], float]:
     return kinds, (out - want).abs().max().item()
 
 
-@covers("fsdp/full-precision-eval")
+@chapter.must(
+    "fsdp/full-precision-eval",
+    "With FSDP_USE_FULL_PREC_IN_EVAL=1 eval mode computes in full precision, with the values of "
+    "the last step.",
+    source="torch 2.13, FSDP_USE_FULL_PREC_IN_EVAL",
+)
 @world_sizes(2)
 def test_eval_in_full_precision(ranks: Ranks) -> None:
     for rank, (kinds, distance) in enumerate(ranks.run(evaluate_in_full_precision)):
@@ -281,7 +334,12 @@ def test_eval_in_full_precision(ranks: Ranks) -> None:
 # Offloading
 
 
-@covers("fsdp/cpu-offload")
+@chapter.must(
+    "fsdp/cpu-offload",
+    "With CPU offloading training is the bare module's; parameters and gradients are on the CPU "
+    "between iterations.",
+    source=f"{DOCS}, cpu_offload",
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_offloading(ranks: Ranks, orig: bool) -> None:
@@ -301,7 +359,11 @@ def offloaded(me: Me, orig: bool) -> list[str]:
     return sorted(places | {p.grad.device.type for p in params if p.grad is not None})
 
 
-@covers("fsdp/cpu-offload-accumulates")
+@chapter.must(
+    "fsdp/cpu-offload-accumulates",
+    "With CPU offloading gradients of several synchronized backward passes add up.",
+    source="derived; torch 2.13 keeps the last one's alone",
+)
 @world_sizes(2)
 @both_kinds
 def test_offloaded_gradients_accumulate(ranks: Ranks, orig: bool) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance import Ranks, covers, world_sizes
+from conformance import Chapter, Ranks, world_sizes
 from conformance.spec.fsdp.models import Net
 from conformance.spec.fsdp.training_runs import STRATEGIES, Recipe, check_training
+
+chapter = Chapter("fsdp", source="torch 2.13 docs, FullyShardedDataParallel")
 
 
 @st.composite
@@ -36,7 +38,11 @@ def recipes(draw: st.DrawFn) -> Recipe:
     )
 
 
-@covers("fsdp/any-model")
+@chapter.must(
+    "fsdp/any-model",
+    "Every model, wrapping, strategy and rhythm of accumulation trains like the bare module.",
+    rests_on="fsdp/full-shard",
+)
 @world_sizes(2, 3)
 @given(recipe=recipes())
 @settings(max_examples=25)

@@ -13,10 +13,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy, always_wrap_policy
 
-from conformance import Me, Ranks, assert_that, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_that, covers, world_sizes
 from conformance.spec.fsdp.models import Net
 from conformance.spec.fsdp.training_runs import Recipe, halves, wrap
 from conformance.spec.raising import assert_raised
+
+chapter = Chapter("fsdp", source="observed, torch 2.13.0")
+
 
 HYBRID = ShardingStrategy.HYBRID_SHARD
 
@@ -168,7 +171,12 @@ def hook_for_replicas(me: Me) -> None:
     model.register_comm_hook(None, print)
 
 
-@covers("fsdp/comm-hook-refused")
+@chapter.must(
+    "fsdp/comm-hook-refused",
+    "A hook for an inner instance or for hybrid sharding, or a second one, raises "
+    "AssertionError; what cannot be called raises ValueError.",
+    source="torch 2.13, register_comm_hook",
+)
 @world_sizes(4)
 def test_no_hook_for_hybrid_sharding(ranks: Ranks) -> None:
     words = "not supported for hybrid strategies"
@@ -182,7 +190,10 @@ def warn_of_container(me: Me) -> list[str]:
     return [str(warning.message) for warning in caught]
 
 
-@covers("fsdp/container-without-forward")
+@chapter.should(
+    "fsdp/container-without-forward",
+    "To wrap a ModuleList or ModuleDict warns that it will not be gathered.",
+)
 @world_sizes(2)
 def test_a_container(ranks: Ranks) -> None:
     for rank, said in enumerate(ranks.run(warn_of_container)):
@@ -194,7 +205,11 @@ def without_groups(me: Me) -> None:
     wrap(me, layer())
 
 
-@covers("fsdp/without-default-group")
+@chapter.must(
+    "fsdp/without-default-group",
+    "Without a default group the constructor raises ValueError 'Default process group has not "
+    "been initialized'.",
+)
 @world_sizes(1)
 def test_without_a_default_group(bare_ranks: Ranks) -> None:
     words = "Default process group has not been initialized"

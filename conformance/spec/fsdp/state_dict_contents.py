@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecision
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_that, world_sizes
 from conformance.spec.fsdp.custom import inputs, linear
 from conformance.spec.fsdp.models import Net
 from conformance.spec.fsdp.state_dict_kinds import FULL, ON_DEVICE, SHARDED
@@ -27,6 +27,9 @@ from conformance.spec.fsdp.training_runs import (
     train_whole,
     wrap,
 )
+
+chapter = Chapter("fsdp")
+
 
 full_or_sharded = pytest.mark.parametrize("kind", [FULL, SHARDED], ids=["full", "sharded"])
 
@@ -81,7 +84,12 @@ def saved_buffers(me: Me, kind: Any, orig: bool) -> dict[str, Tensor]:
     return {name: value for name, value in state.items() if ".layer." not in name}
 
 
-@covers("fsdp/buffers-of-several-dtypes")
+@chapter.must(
+    "fsdp/buffers-of-several-dtypes",
+    "With a buffer_dtype each buffer is saved in the dtype that it had, whatever others had.",
+    source="pytorch#93391",
+    rests_on="fsdp/buffers-in-full-precision",
+)
 @world_sizes(2)
 @both_kinds
 @full_or_sharded
@@ -106,7 +114,12 @@ def save_and_load(
     return keys, missing, [part.tag for part in other.modules() if isinstance(part, Tagged)]
 
 
-@covers("fsdp/buffers-that-are-not-persistent")
+@chapter.must(
+    "fsdp/buffers-that-are-not-persistent",
+    "Buffers that are not persistent are in no kind of state dict, and loading misses none.",
+    source="torch 2.13 docs, register_buffer",
+    rests_on=("fsdp/full-state-dict", "fsdp/sharded-state-dict"),
+)
 @world_sizes(2)
 @both_kinds
 @full_or_sharded
@@ -116,7 +129,13 @@ def test_buffers_that_are_not_persistent(ranks: Ranks, kind: Any, orig: bool) ->
     assert_same_on_all_ranks(got, want, what="keys, and missing ones")
 
 
-@covers("fsdp/extra-state")
+@chapter.must(
+    "fsdp/extra-state",
+    "What a module gives as its extra state is in every kind of state dict, and is handed to "
+    "its set_extra_state when that is loaded.",
+    source="torch 2.13 docs, get_extra_state",
+    rests_on=("fsdp/full-state-dict", "fsdp/sharded-state-dict"),
+)
 @world_sizes(2)
 @both_kinds
 @full_or_sharded
@@ -159,7 +178,13 @@ def pass_hooks(me: Me, kind: Any, orig: bool) -> tuple[list[str], int, list[str]
     return keys, sum(part.tag is not None for part in parts), unexpected
 
 
-@covers("fsdp/state-dict-hooks-of-modules")
+@chapter.must(
+    "fsdp/state-dict-hooks-of-modules",
+    "Entries that state dict hooks of wrapped modules add are in the state dict, and their "
+    "hooks before loading see them under their own names.",
+    source="torch 2.13 docs, register_state_dict_post_hook, register_load_state_dict_pre_hook",
+    rests_on="fsdp/full-state-dict",
+)
 @world_sizes(2)
 @both_kinds
 @full_or_sharded
@@ -197,7 +222,13 @@ def train_and_save(me: Me, recipe: Recipe, kind: Any) -> Run:
     return Run(losses, full_parameters(model))
 
 
-@covers("fsdp/saved-while-accumulating")
+@chapter.must(
+    "fsdp/saved-while-accumulating",
+    "A state dict that is taken between backward passes, under no_sync or not, or between a "
+    "forward and its backward, changes nothing about the training.",
+    source="torch 2.13 docs, FullyShardedDataParallel, state_dict_type",
+    rests_on=("fsdp/no-sync", "fsdp/full-state-dict"),
+)
 @world_sizes(2)
 @both_kinds
 @full_or_sharded
@@ -227,7 +258,13 @@ def own_state(me: Me, kind: Any) -> tuple[Any, Any]:
     return there, back["state"].get("statistics")
 
 
-@covers("fsdp/optimizer-state-of-no-parameter")
+@chapter.must(
+    "fsdp/optimizer-state-of-no-parameter",
+    "State that an optimizer keeps under a name of its own, and that belongs to no parameter, "
+    "is in its state dict and comes back from it.",
+    source="pytorch#92744",
+    rests_on="fsdp/full-optimizer-state",
+)
 @world_sizes(2)
 @full_or_sharded
 def test_state_of_no_parameter(ranks: Ranks, kind: Any) -> None:
@@ -252,7 +289,13 @@ def state_in_a_group(me: Me, orig: bool) -> tuple[int, int]:
     return len(state["state"]), len(back["state"])
 
 
-@covers("fsdp/optimizer-state-in-a-group")
+@chapter.must(
+    "fsdp/optimizer-state-in-a-group",
+    "optim_state_dict and optim_state_dict_to_load with a group concern its ranks alone, "
+    "whichever they are.",
+    source="pytorch#155680",
+    rests_on="fsdp/optimizer-state-loads",
+)
 @world_sizes(3)
 @both_kinds
 def test_state_in_a_group_without_rank_0(ranks: Ranks, orig: bool) -> None:

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_that, world_sizes
 from conformance.spec.fsdp.models import Net
 from conformance.spec.fsdp.state_dict_kinds import FULL, LOCAL, SHARDED
 from conformance.spec.fsdp.training_runs import (
@@ -36,6 +36,11 @@ from conformance.spec.fsdp.training_runs import (
 )
 from conformance.spec.raising import assert_raised
 from conformance.target import resolve
+
+DOCS = "torch 2.13 docs, FullyShardedDataParallel"
+
+chapter = Chapter("fsdp")
+
 
 State = dict[str, Any]
 
@@ -58,7 +63,17 @@ def full_state(me: Me, recipe: Recipe, config: Any = None, hybrid: bool = False)
     return state
 
 
-@covers("fsdp/full-state-dict", "fsdp/full-state-dict-is-kept")
+@chapter.must(
+    "fsdp/full-state-dict",
+    "A full state dict has the bare module's keys, in its order, with its shapes, dtypes and "
+    "values, on every rank.",
+    source=f"{DOCS}, state_dict_type; FULL_STATE_DICT is the default",
+)
+@chapter.must(
+    "fsdp/full-state-dict-is-kept",
+    "A full state dict does not change when training goes on.",
+    source="torch 2.13, _full_post_state_dict_hook clones what is sharded",
+)
 @world_sizes(1, 2, 3)
 @both_kinds
 def test_full_state_dicts(ranks: Ranks, orig: bool) -> None:
@@ -79,7 +94,11 @@ def untrained_state(me: Me, recipe: Recipe) -> State:
     return dict(recipe.wrapped(me).state_dict())
 
 
-@covers("fsdp/full-state-dict-hybrid")
+@chapter.must(
+    "fsdp/full-state-dict-hybrid",
+    "With hybrid sharding, too, every rank's full state dict is the bare module's.",
+    source=f"{DOCS}, state_dict_type",
+)
 @world_sizes(4)
 def test_full_state_dicts_of_hybrid_sharding(ranks: Ranks) -> None:
     recipe = Recipe(strategy="HYBRID_SHARD")
@@ -87,7 +106,11 @@ def test_full_state_dicts_of_hybrid_sharding(ranks: Ranks) -> None:
     check_tensors(got, [bare_state(recipe, 4)] * 4)
 
 
-@covers("fsdp/full-state-dict-on-rank-0")
+@chapter.must(
+    "fsdp/full-state-dict-on-rank-0",
+    "With rank0_only the other ranks get an empty state dict, and rank 0 gets all.",
+    source=f"{DOCS}, FullStateDictConfig",
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_full_state_dicts_on_rank_0(ranks: Ranks, orig: bool) -> None:
@@ -104,7 +127,11 @@ def devices(me: Me, config: Any) -> list[str]:
         return sorted({value.device.type for value in model.state_dict().values()})
 
 
-@covers("fsdp/full-state-dict-on-cpu")
+@chapter.must(
+    "fsdp/full-state-dict-on-cpu",
+    "With offload_to_cpu a full state dict's tensors are on the CPU.",
+    source=f"{DOCS}, FullStateDictConfig",
+)
 @world_sizes(2)
 def test_full_state_dicts_on_the_cpu(ranks: Ranks) -> None:
     config = FullStateDictConfig(offload_to_cpu=True)
@@ -113,7 +140,11 @@ def test_full_state_dicts_on_the_cpu(ranks: Ranks) -> None:
     check_tensors(ranks.run(full_state, recipe, config), [bare_state(recipe, 2)] * 2)
 
 
-@covers("fsdp/tied-state-dict")
+@chapter.must(
+    "fsdp/tied-state-dict",
+    "Both names of a tied weight are in a full state dict, with one value.",
+    source="the bare module's state dict",
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_tied_weights(ranks: Ranks, orig: bool) -> None:
@@ -132,7 +163,11 @@ def load_and_train(me: Me, recipe: Recipe, state: dict[str, Tensor]) -> dict[str
     return full_parameters(model)
 
 
-@covers("fsdp/loads-the-bare-state-dict")
+@chapter.must(
+    "fsdp/loads-the-bare-state-dict",
+    "A full state dict of the bare module can be loaded, and training goes on from it.",
+    source=f"{DOCS}, state_dict_type",
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_loading_from_the_bare_module(ranks: Ranks, orig: bool) -> None:
@@ -154,7 +189,12 @@ def exchange_with_ddp(me: Me, recipe: Recipe) -> tuple[State, State]:
     return dict(first.module.state_dict()), dict(second.module.state_dict())
 
 
-@covers("fsdp/exchanges-with-ddp")
+@chapter.must(
+    "fsdp/exchanges-with-ddp",
+    "State dicts go from DistributedDataParallel to FSDP and back.",
+    source="derived: both have the bare module's",
+    rests_on="fsdp/full-state-dict",
+)
 @world_sizes(2)
 @both_kinds
 def test_exchange_with_ddp(ranks: Ranks, orig: bool) -> None:
@@ -179,7 +219,12 @@ def sharded_parts(me: Me, recipe: Recipe) -> dict[str, list[tuple[int, Tensor]]]
     return parts
 
 
-@covers("fsdp/sharded-state-dict")
+@chapter.must(
+    "fsdp/sharded-state-dict",
+    "A sharded state dict has the bare module's keys; what all ranks hold of an entry together "
+    "is the whole, and no rank holds more than its part.",
+    source=f"{DOCS}, SHARDED_STATE_DICT",
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_sharded_state_dicts(ranks: Ranks, orig: bool) -> None:
@@ -212,7 +257,11 @@ def round_trip(me: Me, recipe: Recipe, kind: StateDictType, config: Any) -> tupl
     return full_parameters(model), full_parameters(other)
 
 
-@covers("fsdp/sharded-state-dict-loads")
+@chapter.must(
+    "fsdp/sharded-state-dict-loads",
+    "A sharded state dict can be loaded into another instance, which then has its values.",
+    source=f"{DOCS}, SHARDED_STATE_DICT",
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_sharded_round_trips(ranks: Ranks, orig: bool) -> None:
@@ -234,13 +283,21 @@ def local_entries(me: Me, recipe: Recipe) -> dict[str, int]:
         }
 
 
-@covers("fsdp/local-state-dict")
+@chapter.must(
+    "fsdp/local-state-dict",
+    "A local state dict holds this rank's chunk of each flat parameter, and can be loaded.",
+    source="torch 2.13, LOCAL_STATE_DICT",
+)
 @world_sizes(2, 3)
 def test_local_state_dicts(ranks: Ranks) -> None:
     check_local(ranks, Recipe(steps=1))
 
 
-@covers("fsdp/local-state-dict-original")
+@chapter.must(
+    "fsdp/local-state-dict-original",
+    "With use_orig_params=True, too, a local state dict can be loaded.",
+    source="derived; torch 2.13 calls the flat parameters unexpected keys",
+)
 @world_sizes(2, 3)
 def test_local_state_dicts_of_original_parameters(ranks: Ranks) -> None:
     check_local(ranks, Recipe(orig=True, steps=1))
@@ -280,19 +337,34 @@ def check_exchange(ranks: Ranks, kind: StateDictType, kinds: Sequence[bool]) -> 
                 check_tensors([after], [before], within=0)
 
 
-@covers("fsdp/exchanges-full-with-torch")
+@chapter.must(
+    "fsdp/exchanges-full-with-torch",
+    "Full state dicts go from torch's FSDP to the target's and back, model and optimizer.",
+    source="derived: one format",
+    rests_on="fsdp/full-state-dict",
+)
 @world_sizes(2, 3)
 def test_full_exchange_with_torch(ranks: Ranks) -> None:
     check_exchange(ranks, FULL, (False, True))
 
 
-@covers("fsdp/exchanges-sharded-with-torch")
+@chapter.must(
+    "fsdp/exchanges-sharded-with-torch",
+    "Sharded state dicts go from torch's FSDP to the target's and back, model and optimizer.",
+    source="derived: one format",
+    rests_on="fsdp/sharded-state-dict",
+)
 @world_sizes(2, 3)
 def test_sharded_exchange_with_torch(ranks: Ranks) -> None:
     check_exchange(ranks, SHARDED, (False, True))
 
 
-@covers("fsdp/exchanges-local-with-torch")
+@chapter.must(
+    "fsdp/exchanges-local-with-torch",
+    "Local state dicts go from torch's FSDP to the target's and back.",
+    source="derived: one layout",
+    rests_on="fsdp/local-state-dict",
+)
 @world_sizes(2, 3)
 def test_local_exchange_with_torch(ranks: Ranks) -> None:
     check_exchange(ranks, LOCAL, (False,))
@@ -304,7 +376,12 @@ def local_on_a_mesh(me: Me) -> None:
     model.state_dict()
 
 
-@covers("fsdp/mesh-has-no-local-state-dict")
+@chapter.must(
+    "fsdp/mesh-has-no-local-state-dict",
+    "With a device_mesh, a local state dict of what is sharded is refused with RuntimeError "
+    "'DeviceMesh is not compatible'.",
+    source="observed, torch 2.13.0",
+)
 @world_sizes(2)
 def test_no_local_state_dict_on_a_mesh(ranks: Ranks) -> None:
     assert_raised(
@@ -340,13 +417,22 @@ def types_over_time(me: Me, fails: bool) -> list[str]:
 _TYPES = [kind.name for kind in (FULL, SHARDED, LOCAL, SHARDED, FULL)]
 
 
-@covers("fsdp/state-dict-types")
+@chapter.must(
+    "fsdp/state-dict-types",
+    "state_dict_type applies to all instances below, and not beyond its end; "
+    "get_state_dict_type tells what is set.",
+    source=f"{DOCS}, state_dict_type",
+)
 @world_sizes(1, 2)
 def test_types_of_state_dicts(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(types_over_time, False), _TYPES, what="types")
 
 
-@covers("fsdp/state-dict-types-after-error")
+@chapter.must(
+    "fsdp/state-dict-types-after-error",
+    "state_dict_type ends with an exception that leaves it, too.",
+    source="derived; torch 2.13 leaves the type as it was inside",
+)
 @world_sizes(1)
 def test_types_after_an_error(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(types_over_time, True), _TYPES, what="types")
@@ -362,7 +448,12 @@ def wrong_config(me: Me) -> str:
     return "nothing"
 
 
-@covers("fsdp/state-dict-config-of-another-type")
+@chapter.must(
+    "fsdp/state-dict-config-of-another-type",
+    "A config that does not belong to the type raises RuntimeError 'Expected state_dict_config "
+    "of type', and nothing is changed.",
+    source="observed, torch 2.13.0",
+)
 @world_sizes(1)
 def test_a_config_of_another_type(ranks: Ranks) -> None:
     said = ranks.run(wrong_config)[0]
@@ -386,7 +477,12 @@ def other_kind_of_replicas(
     return kinds, [str(w.message) for w in caught]
 
 
-@covers("fsdp/not-sharded-is-full")
+@chapter.must(
+    "fsdp/not-sharded-is-full",
+    "A sharded or local state dict of what is not sharded is a full one, with a warning that "
+    "says so, with a device_mesh and without.",
+    source="torch 2.13, _set_use_dtensor and _get_state_dict_hooks for NO_SHARD",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("meshed", [False, True], ids=["group", "mesh"])
 def test_other_state_dicts_of_replicas(ranks: Ranks, meshed: bool) -> None:
@@ -409,7 +505,11 @@ def inside_another(me: Me) -> tuple[list[str], bool]:
     return list(state), same
 
 
-@covers("fsdp/outer-module")
+@chapter.must(
+    "fsdp/outer-module",
+    "A module that holds an FSDP instance has its entries under the instance's name.",
+    source="torch.nn.Module.state_dict",
+)
 @world_sizes(2)
 def test_an_outer_module(ranks: Ranks) -> None:
     want = [f"0.{name}" for name in Net().make().state_dict()] + ["1.weight", "1.bias"]
@@ -448,19 +548,32 @@ def check_wrong(ranks: Ranks, what: str, *words: str) -> None:
             assert_that(usable, "the model has another state dict afterwards", rank)
 
 
-@covers("fsdp/missing-key")
+@chapter.must(
+    "fsdp/missing-key",
+    "Loading without one of the keys raises RuntimeError that names it as the bare module does, "
+    "and changes no other instance for the worse: the model stays usable.",
+    source="torch.nn.Module.load_state_dict",
+)
 @world_sizes(2)
 def test_a_missing_key(ranks: Ranks) -> None:
     check_wrong(ranks, "missing", "Missing key", "blocks.1.up.weight")
 
 
-@covers("fsdp/unexpected-key")
+@chapter.must(
+    "fsdp/unexpected-key",
+    "Loading with a key too many raises RuntimeError that names it.",
+    source="torch.nn.Module.load_state_dict",
+)
 @world_sizes(2)
 def test_an_unexpected_key(ranks: Ranks) -> None:
     check_wrong(ranks, "extra", "Unexpected key", "blocks.1.more")
 
 
-@covers("fsdp/wrong-shape")
+@chapter.must(
+    "fsdp/wrong-shape",
+    "Loading an entry of a wrong shape raises RuntimeError 'size mismatch for' with its name.",
+    source="torch.nn.Module.load_state_dict",
+)
 @world_sizes(2)
 def test_a_wrong_shape(ranks: Ranks) -> None:
     check_wrong(ranks, "shape", "size mismatch for", "head.weight")
@@ -478,7 +591,11 @@ def load_partly(me: Me, recipe: Recipe) -> tuple[list[str], list[str], bool]:
     return list(found.missing_keys), list(found.unexpected_keys), same
 
 
-@covers("fsdp/not-strict")
+@chapter.must(
+    "fsdp/not-strict",
+    "With strict=False missing and unexpected keys are told, and what is there is loaded.",
+    source="torch.nn.Module.load_state_dict",
+)
 @world_sizes(2)
 @both_kinds
 def test_loading_partly(ranks: Ranks, orig: bool) -> None:
@@ -494,7 +611,12 @@ def load_sharded_without(me: Me, recipe: Recipe) -> None:
         model.load_state_dict(state)
 
 
-@covers("fsdp/sharded-missing-key")
+@chapter.must(
+    "fsdp/sharded-missing-key",
+    "Loading a sharded state dict without one of the keys raises an error that names it, on "
+    "every rank.",
+    source="torch.nn.Module.load_state_dict",
+)
 @world_sizes(2)
 def test_a_missing_key_of_shards(ranks: Ranks) -> None:
     outcomes = ranks.outcomes(load_sharded_without, Recipe())
@@ -515,7 +637,11 @@ def low_precision_buffers(me: Me) -> tuple[list[str], list[str]]:
     return in_model, saved
 
 
-@covers("fsdp/buffers-in-full-precision")
+@chapter.must(
+    "fsdp/buffers-in-full-precision",
+    "Buffers are saved in the dtype that they had before mixed precision.",
+    source="torch 2.13, _common_unshard_pre_state_dict_hook",
+)
 @world_sizes(2)
 def test_buffers_in_low_precision(ranks: Ranks) -> None:
     want = (["torch.bfloat16"], ["torch.float32"] * 2)
@@ -534,7 +660,11 @@ def ignored_entries(me: Me) -> list[str]:
     return sorted(found)
 
 
-@covers("fsdp/ignored-in-state-dict")
+@chapter.should(
+    "fsdp/ignored-in-state-dict",
+    "Entries of ignored modules are plain tensors in every kind of state dict.",
+    source="torch 2.13, ignored modules are left alone",
+)
 @world_sizes(2)
 def test_ignored_parameters(ranks: Ranks) -> None:
     got = [[k for k in kinds if k != "Parameter"] for kinds in ranks.run(ignored_entries)]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_that, world_sizes
 from conformance.oracle.near import Near
 from conformance.spec.fsdp.custom import (
     Unit,
@@ -34,6 +34,9 @@ from conformance.spec.fsdp.training_runs import (
     wrap,
 )
 from conformance.spec.tolerance import assert_near
+
+chapter = Chapter("fsdp")
+
 
 # Frozen
 
@@ -68,7 +71,12 @@ def around_frozen(unit: Unit) -> Any:
     return unit(AroundFrozen(unit))
 
 
-@covers("fsdp/frozen-unit-with-unused-input")
+@chapter.must(
+    "fsdp/frozen-unit-with-unused-input",
+    "A frozen unit may have an input that requires gradients and that it does not use.",
+    source="pytorch#117510",
+    rests_on="fsdp/frozen-unit",
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_an_input_that_a_frozen_unit_does_not_use(ranks: Ranks, orig: bool) -> None:
@@ -87,7 +95,13 @@ def thawing_after_eval(
     return one_pass(model, rank, step, device, scale)
 
 
-@covers("fsdp/thawed-after-evaluation")
+@chapter.must(
+    "fsdp/thawed-after-evaluation",
+    "With use_orig_params=True, parameters that are frozen or thawed after a forward without "
+    "gradients are so in the next step, whatever the strategy keeps unsharded.",
+    source="pytorch#105371",
+    rests_on="fsdp/freezing-and-thawing",
+)
 @world_sizes(2)
 def test_thawed_after_a_forward_without_gradients(ranks: Ranks) -> None:
     want = train_custom_whole(two_layers, thawing_after_eval, ranks.world_size, 4)
@@ -120,7 +134,12 @@ def ignored_in_units(me: Me, orig: bool) -> tuple[list[list[int]], list[str], in
     return shapes, lost, sum(p.numel() for p in others)
 
 
-@covers("fsdp/ignored-parameters-of-units")
+@chapter.must(
+    "fsdp/ignored-parameters-of-units",
+    "Ignored parameters stay as they are also in modules that a policy makes units of.",
+    source="pytorch#104258",
+    rests_on="fsdp/ignored-parameters",
+)
 @world_sizes(2)
 @both_kinds
 def test_ignored_parameters_of_units(ranks: Ranks, orig: bool) -> None:
@@ -146,7 +165,12 @@ def norm_with_ignored(me: Me, orig: bool) -> list[Tensor]:
     return [norm, model.clip_grad_norm_(1e9), grad.norm()]
 
 
-@covers("fsdp/norm-with-ignored")
+@chapter.must(
+    "fsdp/norm-with-ignored",
+    "Gradients of ignored parameters count in the norm, once, and are clipped as others are.",
+    source="torch 2.13 docs, FullyShardedDataParallel, clip_grad_norm_: the gradients of all parameters",
+    rests_on=("fsdp/norm", "fsdp/ignored-modules"),
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_norms_with_ignored_parameters(ranks: Ranks, orig: bool) -> None:
@@ -172,7 +196,13 @@ def norm_in_low_precision(me: Me, orig: bool) -> tuple[list[Tensor], list[str]]:
     return [norm, model.clip_grad_norm_(1e9).float()], sorted(kinds)
 
 
-@covers("fsdp/norm-of-low-precision-gradients")
+@chapter.must(
+    "fsdp/norm-of-low-precision-gradients",
+    "Gradients that stay in low precision count in the norm, and keep their dtype when they are "
+    "clipped.",
+    source="pytorch#90028",
+    rests_on=("fsdp/norm", "fsdp/keep-low-precision-gradients"),
+)
 @world_sizes(2)
 @both_kinds
 def test_norms_of_gradients_in_low_precision(ranks: Ranks, orig: bool) -> None:
@@ -206,7 +236,13 @@ def show_inner(me: Me, orig: bool, held: bool) -> tuple[list[list[int]], dict[st
     return shapes, full_parameters(model)
 
 
-@covers("fsdp/summon-inner-unit")
+@chapter.must(
+    "fsdp/summon-inner-unit",
+    "summon_full_params of an inner instance, or of a module that holds it, shows it in full "
+    "and keeps what is changed.",
+    source="pytorch#122663",
+    rests_on=("fsdp/summon", "fsdp/summon-writes-back"),
+)
 @world_sizes(2)
 @both_kinds
 @pytest.mark.parametrize("held", [False, True], ids=["unit", "list"])
@@ -237,7 +273,12 @@ def show_on_cpu(me: Me, orig: bool, writeback: bool) -> tuple[list[str], dict[st
     return sorted(places), full_parameters(model)
 
 
-@covers("fsdp/summon-on-cpu")
+@chapter.must(
+    "fsdp/summon-on-cpu",
+    "With offload_to_cpu full parameters are shown on the CPU, and changes to them are kept.",
+    source="pytorch#107081 and pytorch#188989",
+    rests_on=("fsdp/summon", "fsdp/summon-writes-back"),
+)
 @world_sizes(2)
 @both_kinds
 @pytest.mark.parametrize("writeback", [False, True], ids=["discarded", "kept"])
@@ -286,7 +327,13 @@ def dtypes_of_modes(me: Me, strategy: str, orig: bool) -> list[list[str]]:
     return found
 
 
-@covers("fsdp/full-precision-eval-of-units")
+@chapter.must(
+    "fsdp/full-precision-eval-of-units",
+    "With FSDP_USE_FULL_PREC_IN_EVAL=1 units that cast their inputs leave them in full "
+    "precision in eval mode, and cast them again in training.",
+    source="pytorch#103862",
+    rests_on=("fsdp/full-precision-eval", "fsdp/cast-unit-inputs"),
+)
 @world_sizes(2)
 @both_kinds
 def test_units_evaluate_in_full_precision(ranks: Ranks, orig: bool) -> None:

@@ -16,12 +16,26 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance import (
+    Chapter,
+    Me,
+    Ranks,
+    assert_same_on_all_ranks,
+    assert_that,
+    covers,
+    world_sizes,
+)
 from conformance.checks.traces import assert_same_trace
 from conformance.harness.traces import record
 from conformance.spec.fsdp.models import Net, units_of
 from conformance.spec.fsdp.recording import Exchange, exchanges, of_kind, trace_of_a_step
 from conformance.spec.fsdp.training_runs import HYBRIDS, Recipe, both, both_kinds, train_step
+
+TORCH = "observed, torch 2.13.0, a recorded process group"
+DOCS = "torch 2.13 docs, FullyShardedDataParallel"
+
+chapter = Chapter("fsdp")
+
 
 Traces = tuple[list[Exchange], list[Exchange]]
 
@@ -62,7 +76,12 @@ def check_traces(ranks: Ranks, recipe: Recipe, reentrant: bool | None = None) ->
         assert_same_trace(got, want)
 
 
-@covers("fsdp/trace-full-shard")
+@chapter.must(
+    "fsdp/trace-full-shard",
+    "With FULL_SHARD a rank issues the collectives that torch's FSDP issues, in its order and "
+    "with its numbers of elements.",
+    source=TORCH,
+)
 @world_sizes(1, 2, 3)
 @both_kinds
 def test_full_shard(ranks: Ranks, orig: bool) -> None:
@@ -70,14 +89,22 @@ def test_full_shard(ranks: Ranks, orig: bool) -> None:
         check_traces(ranks, Recipe(orig=orig, wrap=wrap, steps=2))
 
 
-@covers("fsdp/trace-shard-grad-op")
+@chapter.must(
+    "fsdp/trace-shard-grad-op",
+    "With SHARD_GRAD_OP a rank issues torch's collectives in torch's order.",
+    source=TORCH,
+)
 @world_sizes(2, 3)
 @both_kinds
 def test_shard_grad_op(ranks: Ranks, orig: bool) -> None:
     check_traces(ranks, Recipe(strategy="SHARD_GRAD_OP", orig=orig, steps=2))
 
 
-@covers("fsdp/trace-no-shard")
+@chapter.must(
+    "fsdp/trace-no-shard",
+    "With NO_SHARD a rank issues torch's collectives in torch's order.",
+    source=TORCH,
+)
 @world_sizes(2)
 @both_kinds
 def test_no_shard(ranks: Ranks, orig: bool) -> None:
@@ -98,7 +125,17 @@ def hybrid_traces(me: Me, recipe: Recipe) -> list[Traces]:
     return found
 
 
-@covers("fsdp/trace-hybrid-shard", "fsdp/hybrid-collectives")
+@chapter.must(
+    "fsdp/trace-hybrid-shard",
+    "With hybrid sharding a rank issues torch's collectives, in each of its two groups.",
+    source=TORCH,
+)
+@chapter.must(
+    "fsdp/hybrid-collectives",
+    "Hybrid sharding gathers and scatters within the first group, and all-reduces one chunk a "
+    "unit in the second.",
+    source=f"{DOCS}, HYBRID_SHARD",
+)
 @world_sizes(4)
 @pytest.mark.parametrize("strategy", HYBRIDS)
 def test_hybrid_sharding(ranks: Ranks, strategy: str) -> None:
@@ -113,7 +150,12 @@ def test_hybrid_sharding(ranks: Ranks, strategy: str) -> None:
         assert_that(between == sorted(2 * chunks), f"all-reduces of {between}, {chunks}", rank)
 
 
-@covers("fsdp/trace-accumulation")
+@chapter.must(
+    "fsdp/trace-accumulation",
+    "Several forwards and backwards before a step, synchronized or not, issue torch's "
+    "collectives in torch's order.",
+    source=TORCH,
+)
 @world_sizes(2)
 @pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP"])
 def test_accumulation(ranks: Ranks, strategy: str) -> None:
@@ -124,7 +166,11 @@ def test_accumulation(ranks: Ranks, strategy: str) -> None:
         check_traces(ranks, replace(recipe, orig=orig, forwards=2))
 
 
-@covers("fsdp/trace-checkpointed")
+@chapter.must(
+    "fsdp/trace-checkpointed",
+    "Units that recompute their activations gather as often as torch's, in the same order.",
+    source=TORCH,
+)
 @world_sizes(2)
 @pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
 def test_checkpointed_units(ranks: Ranks, reentrant: bool) -> None:
@@ -132,7 +178,11 @@ def test_checkpointed_units(ranks: Ranks, reentrant: bool) -> None:
         check_traces(ranks, Recipe(strategy=strategy, steps=2), reentrant)
 
 
-@covers("fsdp/trace-prefetch")
+@chapter.must(
+    "fsdp/trace-prefetch",
+    "Under every setting of prefetching, collectives are issued in torch's order.",
+    source=TORCH,
+)
 @world_sizes(2)
 @pytest.mark.parametrize("forward", [False, True], ids=["", "forward"])
 def test_prefetching(ranks: Ranks, forward: bool) -> None:
@@ -149,7 +199,11 @@ def test_prefetching(ranks: Ranks, forward: bool) -> None:
 # Arithmetic
 
 
-@covers("fsdp/silent-construction")
+@chapter.must(
+    "fsdp/silent-construction",
+    "Without sync_module_states, wrapping exchanges nothing.",
+    source="torch 2.13: chunks are cut locally",
+)
 @world_sizes(2, 3, 4, at_least=2)
 @both_kinds
 def test_construction(ranks: Ranks, orig: bool) -> None:
@@ -157,7 +211,11 @@ def test_construction(ranks: Ranks, orig: bool) -> None:
         assert_same_trace(built, [], "construction")
 
 
-@covers("fsdp/same-calls")
+@chapter.must(
+    "fsdp/same-calls",
+    "All ranks issue the same collectives with the same sizes, whatever their batches.",
+    source="torch 2.13 docs: collectives are called by all ranks",
+)
 @world_sizes(2, 3, 4, at_least=2)
 @both_kinds
 def test_all_ranks_issue_the_same(ranks: Ranks, orig: bool) -> None:
@@ -165,7 +223,16 @@ def test_all_ranks_issue_the_same(ranks: Ranks, orig: bool) -> None:
     assert_same_on_all_ranks(got, what="exchanges")
 
 
-@covers("fsdp/gather-sizes", "fsdp/scatter-sizes")
+@chapter.must(
+    "fsdp/gather-sizes",
+    "Each all-gather of a unit exchanges one padded chunk a rank.",
+    source="torch 2.13, FlatParamHandle: chunks are padded to one size",
+)
+@chapter.must(
+    "fsdp/scatter-sizes",
+    "Each unit's gradient is reduced and scattered once in a backward, one padded chunk a rank.",
+    source="torch 2.13, _reduce_grad",
+)
 @world_sizes(2, 3, 4, at_least=2)
 @both_kinds
 def test_sizes_of_a_step(ranks: Ranks, orig: bool) -> None:
@@ -182,7 +249,9 @@ def test_sizes_of_a_step(ranks: Ranks, orig: bool) -> None:
     assert_that(len(backward) == len(again) + len(scattered), f"the backward issues {backward}")
 
 
-@covers("fsdp/silent-no-sync")
+@chapter.must(
+    "fsdp/silent-no-sync", "A backward under no_sync reduces nothing.", source=f"{DOCS}, no_sync"
+)
 @world_sizes(2)
 @pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"])
 def test_no_sync_reduces_nothing(ranks: Ranks, strategy: str) -> None:
@@ -194,7 +263,11 @@ def test_no_sync_reduces_nothing(ranks: Ranks, strategy: str) -> None:
         assert_that(any(e.kind != "all_gather" for e in backward), "nothing after it", rank)
 
 
-@covers("fsdp/gather-once")
+@chapter.must(
+    "fsdp/gather-once",
+    "With SHARD_GRAD_OP a unit is gathered in the forward alone.",
+    source=f"{DOCS}, SHARD_GRAD_OP: unsharded between forward and backward",
+)
 @world_sizes(2)
 def test_the_backward_gathers_nothing(ranks: Ranks) -> None:
     for rank, (_, forward, backward) in enumerate(
@@ -205,7 +278,11 @@ def test_the_backward_gathers_nothing(ranks: Ranks) -> None:
         assert_that(not again, f"the backward gathers {again}", rank)
 
 
-@covers("fsdp/gather-never")
+@chapter.must(
+    "fsdp/gather-never",
+    "With NO_SHARD nothing is gathered, and each unit's gradient is all-reduced once.",
+    source=f"{DOCS}, NO_SHARD",
+)
 @world_sizes(2)
 def test_nothing_is_gathered(ranks: Ranks) -> None:
     sizes = sorted(unit.unpadded for unit in units_of(Net(), 1))
@@ -250,7 +327,11 @@ def gathers_at_hooks(me: Me, recipe: Recipe) -> tuple[list[int], list[int]]:
     return forwards, backwards
 
 
-@covers("fsdp/prefetch-before")
+@chapter.must(
+    "fsdp/prefetch-before",
+    "BACKWARD_PRE gathers the next unit before the gradients of the current one are computed.",
+    source=f"{DOCS}, backward_prefetch",
+)
 @world_sizes(2)
 def test_gathering_before(ranks: Ranks) -> None:
     recipe = Recipe(net=Net(blocks=3), kwargs={"backward_prefetch": BackwardPrefetch.BACKWARD_PRE})
@@ -258,7 +339,12 @@ def test_gathering_before(ranks: Ranks) -> None:
         assert_that(backwards == [2, 3, 3], f"gathers after each gradient: {backwards}", rank)
 
 
-@covers("fsdp/prefetch-after")
+@chapter.must(
+    "fsdp/prefetch-after",
+    "BACKWARD_POST gathers the next unit after the gradients of the current one, and before its "
+    "own are asked for.",
+    source=f"{DOCS}, backward_prefetch",
+)
 @world_sizes(2)
 def test_gathering_after(ranks: Ranks) -> None:
     """A hook of a block's gradient runs before the block's parameters have theirs."""
@@ -267,7 +353,11 @@ def test_gathering_after(ranks: Ranks) -> None:
         assert_that(backwards == [1, 2, 3], f"gathers after each gradient: {backwards}", rank)
 
 
-@covers("fsdp/no-prefetch")
+@chapter.must(
+    "fsdp/no-prefetch",
+    "Without backward_prefetch a unit is gathered when its gradients are asked for.",
+    source=f"{DOCS}, backward_prefetch",
+)
 @world_sizes(2)
 def test_gathering_when_needed(ranks: Ranks) -> None:
     recipe = Recipe(net=Net(blocks=3), kwargs={"backward_prefetch": None})
@@ -276,7 +366,12 @@ def test_gathering_when_needed(ranks: Ranks) -> None:
         assert_that(backwards == [1, 2, 3], f"gathers after each gradient: {backwards}", rank)
 
 
-@covers("fsdp/forward-prefetch")
+@chapter.must(
+    "fsdp/forward-prefetch",
+    "With forward_prefetch, from the second iteration on, the next unit is gathered before the "
+    "forward of the current one.",
+    source=f"{DOCS}, forward_prefetch",
+)
 @world_sizes(2)
 def test_gathering_in_the_forward(ranks: Ranks) -> None:
     recipe = Recipe(net=Net(blocks=3), kwargs={"forward_prefetch": True})
@@ -287,7 +382,12 @@ def test_gathering_in_the_forward(ranks: Ranks) -> None:
 # What is exchanged
 
 
-@covers("fsdp/gather-dtype", "fsdp/scatter-dtype")
+@chapter.must(
+    "fsdp/gather-dtype",
+    "Parameters are gathered in the param_dtype.",
+    source=f"{DOCS}, MixedPrecision, param_dtype",
+)
+@covers("fsdp/scatter-dtype")
 @world_sizes(2)
 @pytest.mark.parametrize(
     ("param", "reduce", "want"),
@@ -324,7 +424,11 @@ def trace_of_clipping(me: Me) -> list[Exchange]:
     return exchanges(group.take(), me.world_size)
 
 
-@covers("fsdp/norm-is-small")
+@chapter.should(
+    "fsdp/norm-is-small",
+    "clip_grad_norm_ exchanges a few numbers, not gradients.",
+    source="torch 2.13, clip_grad_norm_: one all_reduce of one element for each kind of norm",
+)
 @world_sizes(2)
 def test_clipping_exchanges_little(ranks: Ranks) -> None:
     for rank, trace in enumerate(ranks.run(trace_of_clipping)):
@@ -365,7 +469,13 @@ def differ(me: Me) -> list[str]:
         dist.set_debug_level(dist.DebugLevel.OFF)
 
 
-@covers("fsdp/ranks-that-differ")
+@chapter.must(
+    "fsdp/ranks-that-differ",
+    "Under TORCH_DISTRIBUTED_DEBUG=DETAIL, ranks that gather different units in the first "
+    "iteration all raise RuntimeError 'Forward order differs across ranks', before wrong "
+    "parameters are computed with.",
+    source="torch 2.13, _ExecOrderData; pytorch#170667",
+)
 @world_sizes(2, 3)
 def test_ranks_that_gather_different_units(ranks: Ranks) -> None:
     for rank, messages in enumerate(ranks.run(differ)):
@@ -393,7 +503,12 @@ def change_order(me: Me) -> list[int]:
         dist.set_debug_level(dist.DebugLevel.OFF)
 
 
-@covers("fsdp/order-that-changes")
+@chapter.should(
+    "fsdp/order-that-changes",
+    "Under TORCH_DISTRIBUTED_DEBUG=DETAIL, a forward in another order than the first one's "
+    "warns 'Forward order differs from that of the first iteration', in one iteration only.",
+    source="torch 2.13, _ExecOrderData",
+)
 @world_sizes(2)
 def test_an_order_that_changes(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(change_order), [0, 1, 0], what="iterations that warn")

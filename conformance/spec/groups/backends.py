@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conformance import (
+    Chapter,
     Me,
     Ranks,
     assert_each_rank,
@@ -20,6 +21,8 @@ from conformance import (
     world_sizes,
 )
 from conformance.spec.groups.python_group import CREATED, NAME, NotingGroup, register
+
+chapter = Chapter("groups", source="test_c10d_common.py, Python process groups")
 
 
 def ask_for_backends(me: Me) -> list[Any]:
@@ -37,7 +40,10 @@ def ask_for_backends(me: Me) -> list[Any]:
     ]
 
 
-@covers("backends/registered")
+@chapter.must(
+    "backends/registered",
+    "A registered backend is an attribute of Backend, is available, and can be named in any case.",
+)
 @world_sizes(1)
 def test_a_registered_backend_is_known(bare_ranks: Ranks) -> None:
     [got] = bare_ranks.run(ask_for_backends)
@@ -48,7 +54,11 @@ def ask_for_the_target(me: Me) -> bool:
     return dist.is_backend_available(me.target.backend)
 
 
-@covers("backends/target-is-available")
+@chapter.must(
+    "backends/target-is-available",
+    "is_backend_available is true of the target's backend, once its modules are imported.",
+    source="torch 2.13 docs, is_backend_available",
+)
 @world_sizes(1)
 def test_the_backend_of_the_target_is_available(bare_ranks: Ranks) -> None:
     [available] = bare_ranks.run(ask_for_the_target)
@@ -71,7 +81,12 @@ def read_config_strings(me: Me) -> dict[str, str]:
     return {text: f"{got}, want {good[text]}" for text, got in read.items() if got != good[text]}
 
 
-@covers("backends/config-strings")
+@chapter.must(
+    "backends/config-strings",
+    "A backend string names one backend, or one for each device; malformed strings raise a "
+    "ValueError.",
+    source="test_c10d_common.py, backend config",
+)
 @world_sizes(1)
 def test_backend_strings_name_devices(bare_ranks: Ranks) -> None:
     assert_each_rank(bare_ranks.run(read_config_strings), [{}])
@@ -101,7 +116,12 @@ def look_at_the_creator(me: Me) -> list[Any]:
     return [*seen, apart]
 
 
-@covers("backends/creator-arguments")
+@chapter.must(
+    "backends/creator-arguments",
+    "The creator of a backend is called with a store of the group's own, the group rank, the "
+    "group size and the timeout.",
+    source="torch 2.13 docs, Backend.register_backend",
+)
 @world_sizes(1, 2, 3)
 def test_what_a_creator_is_called_with(bare_ranks: Ranks) -> None:
     n = bare_ranks.world_size
@@ -116,7 +136,12 @@ def look_at_the_default_timeout(me: Me) -> list[float]:
     return [timeout.total_seconds() for _, _, _, timeout in CREATED]
 
 
-@covers("backends/default-timeout")
+@chapter.must(
+    "backends/default-timeout",
+    "Groups made without a timeout have one of 30 minutes.",
+    source="torch 2.13 docs, init_process_group",
+    rests_on="backends/creator-arguments",
+)
 @world_sizes(1)
 def test_the_default_timeout_is_half_an_hour(bare_ranks: Ranks) -> None:
     assert_each_rank(bare_ranks.run(look_at_the_default_timeout), [[1800.0, 1800.0]])
@@ -139,7 +164,12 @@ def look_at_the_extended_creator(me: Me) -> list[Any]:
     ]
 
 
-@covers("backends/extended-creator-arguments")
+@chapter.must(
+    "backends/extended-creator-arguments",
+    "A creator registered with extended_api gets the group's store, rank, size, timeout, name "
+    "and global ranks, and the options that were passed.",
+    source="torch 2.13 docs, Backend.register_backend, extended_api",
+)
 @world_sizes(2, 3)
 def test_what_an_extended_creator_is_called_with(bare_ranks: Ranks) -> None:
     n = bare_ranks.world_size
@@ -204,7 +234,10 @@ def dispatch_in_a_subgroup(me: Me) -> tuple[list[str], bool]:
     return group.calls, isinstance(group, NotingGroup)
 
 
-@covers("backends/dispatch")
+@chapter.must(
+    "backends/dispatch",
+    "Operations on a group that is a Python subclass of ProcessGroup call its methods.",
+)
 @world_sizes(2, 3)
 def test_subgroups_of_a_python_group(bare_ranks: Ranks) -> None:
     n = bare_ranks.world_size
@@ -218,7 +251,7 @@ def name_python_groups(me: Me) -> list[str]:
     return [NotingGroup(0, 1).name(), dist.get_backend(), dist.get_backend_config()]
 
 
-@covers("backends/name")
+@chapter.must("backends/name", "The name of a Python group is what its getBackendName says.")
 @world_sizes(1)
 def test_a_python_group_has_the_name_it_says(bare_ranks: Ranks) -> None:
     got = bare_ranks.run(name_python_groups)

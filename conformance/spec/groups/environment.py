@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conformance import (
+    Chapter,
     Me,
     Ranks,
     assert_each_rank,
@@ -20,6 +21,9 @@ from conformance import (
 )
 from conformance.spec.groups.membership_sums import mark, sum_marks, sum_of_marks
 from conformance.spec.groups.starting import start
+
+chapter = Chapter("groups")
+
 
 _LEVELS = {
     "OFF": "OFF",
@@ -47,7 +51,13 @@ def read_levels(me: Me) -> dict[str, str]:
     return seen
 
 
-@covers("debug_level/from-environment")
+@chapter.must(
+    "debug_level/from-environment",
+    "set_debug_level_from_env takes OFF, INFO and DETAIL in any case from "
+    "TORCH_DISTRIBUTED_DEBUG, OFF where it is not set, and refuses other words with a "
+    "ValueError.",
+    source="test_c10d_common.py, debug level",
+)
 @world_sizes(1)
 def test_the_debug_level_comes_from_the_environment(bare_ranks: Ranks) -> None:
     assert_each_rank(bare_ranks.run(read_levels), [{"not set": "OFF", **_LEVELS}])
@@ -61,7 +71,11 @@ def set_levels(me: Me) -> list[str]:
     return seen
 
 
-@covers("debug_level/set")
+@chapter.must(
+    "debug_level/set",
+    "get_debug_level returns what set_debug_level was given.",
+    source="torch 2.13 docs, set_debug_level",
+)
 @world_sizes(1)
 def test_the_debug_level_is_what_was_set(bare_ranks: Ranks) -> None:
     assert_each_rank(bare_ranks.run(set_levels), [["INFO", "DETAIL", "OFF"]])
@@ -88,7 +102,12 @@ def work_in_detail(me: Me) -> list[Tensor]:
     return [sum_marks(me), sum_marks(me, group), told, got, late]
 
 
-@covers("debug_level/detail")
+@chapter.must(
+    "debug_level/detail",
+    "Groups made at the level DETAIL give the same results.",
+    source="torch 2.13 docs, TORCH_DISTRIBUTED_DEBUG",
+    rests_on=("all_reduce/sum", "p2p/delivers"),
+)
 @world_sizes(1, 2, 3)
 @needs("op:send")
 def test_groups_at_the_level_detail_give_the_same(bare_ranks: Ranks) -> None:
@@ -107,7 +126,12 @@ def ask_for_the_local_rank(me: Me) -> list[int]:
     return [*seen, dist.get_node_local_rank(), dist.get_node_local_rank(fallback_rank=7)]
 
 
-@covers("node_local_rank/from-environment")
+@chapter.must(
+    "node_local_rank/from-environment",
+    "get_node_local_rank is LOCAL_RANK; without it, the fallback that was given; without either "
+    "a RuntimeError that names LOCAL_RANK.",
+    source="test_c10d_common.py, local rank",
+)
 @world_sizes(1, 2)
 def test_the_local_rank_comes_from_the_environment(bare_ranks: Ranks) -> None:
     want = [[7, rank + 2, rank + 2] for rank in range(bare_ranks.world_size)]

@@ -14,11 +14,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conformance import (
+    Chapter,
     Me,
     Ranks,
     assert_same_on_all_ranks,
     assert_that,
-    covers,
     deadline,
     world_sizes,
 )
@@ -27,6 +27,10 @@ from conformance.spec.groups.starting import start
 from conformance.spec.groups.stores import STORES, NobodyElseComes, tcp_store
 from conformance.torch_private import default_store, store_based_barrier
 
+C10D = "torch/distributed/distributed_c10d.py of torch 2.13"
+
+chapter = Chapter("groups")
+
 
 def start_twice(me: Me) -> Tensor:
     with pytest.raises(ValueError, match="twice"):
@@ -34,7 +38,13 @@ def start_twice(me: Me) -> Tensor:
     return sum_marks(me)
 
 
-@covers("init/twice")
+@chapter.must(
+    "init/twice",
+    "init_process_group while there is a default group raises a ValueError that says 'twice', "
+    "and the group goes on working.",
+    source=f"{C10D}, init_process_group",
+    rests_on="all_reduce/sum",
+)
 @world_sizes(1, 2)
 def test_a_second_default_group_is_refused(ranks: Ranks) -> None:
     want = sum_of_marks(range(ranks.world_size))
@@ -69,7 +79,13 @@ def start_badly(me: Me) -> None:
     start(me, "after all")
 
 
-@covers("init/arguments")
+@chapter.must(
+    "init/arguments",
+    "A store without rank or world size, a store together with an init_method, an unknown "
+    "backend, a timeout that is no timedelta and an unknown URL raise, and nothing is "
+    "initialized.",
+    source=f"{C10D}, init_process_group",
+)
 @world_sizes(1)
 def test_bad_arguments_are_refused(bare_ranks: Ranks) -> None:
     bare_ranks.run(start_badly)
@@ -80,7 +96,11 @@ def start_with_a_rank_too_high(me: Me) -> None:
         start(me, "too high", rank=me.world_size + 2, timeout=timedelta(seconds=5))
 
 
-@covers("init/rank-out-of-range")
+@chapter.must(
+    "init/rank-out-of-range",
+    "A rank that is not below the world size is refused at once.",
+    source="gloo: 'rank < size'",
+)
 @world_sizes(1)
 @deadline(10)
 def test_a_rank_beyond_the_world_is_refused(bare_ranks: Ranks) -> None:
@@ -106,7 +126,12 @@ def live_without_a_group(me: Me) -> bool:
     return dist.is_initialized()
 
 
-@covers("init/needed")
+@chapter.must(
+    "init/needed",
+    "Without a default group is_initialized is false, and everything that needs one raises a "
+    "ValueError that says so.",
+    source=f"{C10D}, _get_default_group",
+)
 @world_sizes(1, 2)
 def test_without_a_default_group_nothing_works(bare_ranks: Ranks) -> None:
     assert_same_on_all_ranks(bare_ranks.run(live_without_a_group), want=False)
@@ -121,7 +146,13 @@ def start_on_a_store(me: Me, kind: str, path: str) -> Tensor:
     return total
 
 
-@covers("init/stores")
+@chapter.must(
+    "init/stores",
+    "The default group can be made on a FileStore, a TCPStore, a prefix of one, and a store "
+    "written in Python.",
+    source="torch 2.13 docs, Store",
+    rests_on="all_reduce/sum",
+)
 @world_sizes(1, 2, 3)
 @pytest.mark.parametrize("kind", STORES)
 def test_a_default_group_on_every_kind_of_store(
@@ -159,7 +190,13 @@ def start_by_a_method(me: Me, method: str, path: str) -> Tensor:
     return total
 
 
-@covers("init/methods")
+@chapter.must(
+    "init/methods",
+    "The default group can be made from a store, from a file:// and a tcp:// URL and from "
+    "environment variables.",
+    source="torch 2.13 docs, init_process_group",
+    rests_on="all_reduce/sum",
+)
 @world_sizes(1, 2, 3)
 @pytest.mark.parametrize("method", ["file", "tcp", "env"])
 def test_a_default_group_by_every_method(bare_ranks: Ranks, method: str, tmp_path: Path) -> None:
@@ -189,7 +226,13 @@ def start_together(me: Me, kind: str, path: str) -> list[bool]:
     return seen
 
 
-@covers("init/barrier")
+@chapter.must(
+    "init/barrier",
+    "With TORCH_DIST_INIT_BARRIER=1, init_process_group and new_group return only when all "
+    "their ranks have come, on every kind of store.",
+    source=f"{C10D}, _store_based_barrier; pytorch#49930",
+    rests_on="init/stores",
+)
 @world_sizes(1, 2, 3)
 @pytest.mark.parametrize("kind", STORES)
 def test_a_barrier_after_init_on_every_kind_of_store(
@@ -210,7 +253,12 @@ def wait_for_ranks_that_never_come(me: Me) -> tuple[str, list[int]]:
     return str(caught.value), [len(keys) for keys in store.waits]
 
 
-@covers("init/barrier-timeout")
+@chapter.must(
+    "init/barrier-timeout",
+    "The barrier of a store raises a DistStoreError that counts the ranks that came, when its "
+    "timeout is over.",
+    source="test_c10d_common.py, store based barrier",
+)
 @world_sizes(1)
 def test_the_barrier_of_a_store_says_who_came(bare_ranks: Ranks) -> None:
     [(message, waits)] = bare_ranks.run(wait_for_ranks_that_never_come)
@@ -233,7 +281,12 @@ def wait_for_a_missing_key(me: Me, method: str, path: str) -> float:
     return time.monotonic() - began
 
 
-@covers("init/store-timeout")
+@chapter.must(
+    "init/store-timeout",
+    "The store of a group that was made from a URL with a timeout gives up on a missing key "
+    "after that timeout.",
+    source="test_c10d_common.py, default store timeout",
+)
 @world_sizes(1)
 @deadline(20)
 @pytest.mark.parametrize("method", ["file", "tcp"])

@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conformance import (
+    Chapter,
     Me,
     Ranks,
     assert_each_rank,
     assert_same_on_all_ranks,
-    covers,
     deadline,
     needs,
     world_sizes,
@@ -32,6 +32,10 @@ from conformance.spec.groups.membership_sums import mark, sum_marks, sum_of_mark
 from conformance.spec.groups.starting import start
 from conformance.spec.groups.stores import tcp_store
 from conformance.torch_private import tables_with_entries
+
+C10D = "torch/distributed/distributed_c10d.py of torch 2.13"
+
+chapter = Chapter("groups")
 
 
 def live_three_lives(me: Me) -> tuple[str, ...]:
@@ -51,7 +55,11 @@ def live_three_lives(me: Me) -> tuple[str, ...]:
     return find_leaks(before)
 
 
-@covers("groups/leaves-nothing-behind")
+@chapter.must(
+    "groups/leaves-nothing-behind",
+    "A process holds no thread, descriptor or shared memory of a group that is destroyed.",
+    source="torch 2.13 docs, destroy_process_group",
+)
 @world_sizes(1, 2, 3)
 def test_nothing_is_left_of_destroyed_groups(bare_ranks: Ranks) -> None:
     assert_same_on_all_ranks(bare_ranks.run(live_three_lives), want=())
@@ -75,7 +83,11 @@ def watch_groups_go(me: Me) -> list[str]:
     return [*left, *still_alive([subgroup, default_group])]
 
 
-@covers("groups/is-freed")
+@chapter.must(
+    "groups/is-freed",
+    "The object of a destroyed group is freed once nobody holds it.",
+    source="pytorch#94988",
+)
 @world_sizes(1, 2)
 def test_destroyed_groups_are_freed(bare_ranks: Ranks) -> None:
     assert_same_on_all_ranks(bare_ranks.run(watch_groups_go), want=[])
@@ -98,7 +110,13 @@ def watch_a_store_go(me: Me) -> list[str]:
     return left + [f"entries in {name}" for name in tables_with_entries()]
 
 
-@covers("groups/store-is-freed")
+@chapter.must(
+    "groups/store-is-freed",
+    "Of a destroyed default group nothing holds the store, its connections or an entry in "
+    "torch's tables of groups.",
+    source="pytorch#94988",
+    rests_on="groups/is-freed",
+)
 @world_sizes(1, 2)
 def test_the_store_of_a_destroyed_group_is_freed(bare_ranks: Ranks) -> None:
     assert_same_on_all_ranks(bare_ranks.run(watch_a_store_go), want=[])
@@ -128,7 +146,13 @@ def leave_a_group_to_a_callback(me: Me) -> None:
     assert freed.wait(timeout=10), "nobody holds the group, and it is there"
 
 
-@covers("groups/last-held-by-a-callback")
+@chapter.must(
+    "groups/last-held-by-a-callback",
+    "A callback of an operation may be the last to hold the group, as PowerSGD's may: the group "
+    "is freed in whichever thread runs the callback, and the process goes on.",
+    source="pybind11 shares a group with whoever holds it; found with torch 2.13",
+    rests_on=("destroy/one-group", "groups/is-freed"),
+)
 @world_sizes(1, 2)
 def test_a_callback_is_the_last_to_hold_a_group(ranks: Ranks) -> None:
     got = ranks.run(leave_groups_to_callbacks)
@@ -143,7 +167,12 @@ def destroy_one_of_two(me: Me) -> list[Tensor]:
     return [*sums, sum_marks(me, second), sum_marks(me), sum_marks(me, third)]
 
 
-@covers("destroy/one-group")
+@chapter.must(
+    "destroy/one-group",
+    "Destroying a subgroup leaves the default group and other groups working.",
+    source="torch 2.13 docs, destroy_process_group",
+    rests_on="new_group/members",
+)
 @world_sizes(1, 2, 3)
 def test_other_groups_live_on(ranks: Ranks) -> None:
     want = [sum_of_marks(range(ranks.world_size))] * 5
@@ -158,7 +187,12 @@ def ask_of_a_destroyed_group(me: Me) -> None:
             ask(group)
 
 
-@covers("destroy/unknown-group")
+@chapter.must(
+    "destroy/unknown-group",
+    "A destroyed group is unknown: asking for its rank or backend and destroying it again raise "
+    "a ValueError.",
+    source=f"{C10D}, destroy_process_group",
+)
 @world_sizes(1, 2)
 def test_a_destroyed_group_is_unknown(ranks: Ranks) -> None:
     ranks.run(ask_of_a_destroyed_group)
@@ -172,7 +206,12 @@ def destroy_everything(me: Me) -> list[object]:
     return [dist.is_initialized(), dist.get_pg_count(), dist.group.WORLD]
 
 
-@covers("destroy/default-group")
+@chapter.must(
+    "destroy/default-group",
+    "Destroying the default group destroys all: nothing is initialized, no group is counted, "
+    "and operations raise a ValueError that says 'has not been initialized'.",
+    source="torch 2.13 docs, destroy_process_group",
+)
 @world_sizes(1, 2)
 def test_destroying_the_default_group_destroys_all(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(destroy_everything), want=[False, 0, None])
@@ -184,7 +223,11 @@ def destroy_from_outside(me: Me) -> Tensor:
     return sum_marks(me)
 
 
-@covers("destroy/non-member")
+@chapter.must(
+    "destroy/non-member",
+    "A rank that is no member may destroy the group too: nothing happens.",
+    source=f"{C10D}, destroy_process_group",
+)
 @world_sizes(2, 3)
 def test_a_rank_outside_may_destroy_the_group_too(ranks: Ranks) -> None:
     want = sum_of_marks(range(ranks.world_size))
@@ -206,7 +249,13 @@ def destroy_in_turns(me: Me) -> Tensor:
     return sum_marks(me, groups[3])
 
 
-@covers("destroy/any-order")
+@chapter.must(
+    "destroy/any-order",
+    "Ranks may destroy their groups in different orders and at different times, once the "
+    "groups' operations are over.",
+    source="torch 2.13 docs, shutdown",
+    rests_on="new_group/members",
+)
 @world_sizes(2, 3)
 @deadline(20)
 def test_groups_are_destroyed_in_any_order(ranks: Ranks) -> None:
@@ -240,7 +289,14 @@ def destroy_each_other(me: Me) -> Tensor:
     return sum_marks(me)
 
 
-@covers("destroy/in-callbacks")
+@chapter.must(
+    "destroy/in-callbacks",
+    "Callbacks of two groups' operations may each destroy the other group at the same time: "
+    "both return, and the default group goes on working.",
+    source="derived: who ends a group waits for its threads, which may wait for him",
+    needs="feature:nonblocking",
+    rests_on="destroy/one-group",
+)
 @world_sizes(2, 3)
 def test_callbacks_destroy_each_others_groups(ranks: Ranks) -> None:
     want = sum_of_marks(range(ranks.world_size))
@@ -262,7 +318,13 @@ def ask_handles_afterwards(me: Me) -> list[Any]:
     ]
 
 
-@covers("destroy/handles-still-know")
+@chapter.should(
+    "destroy/handles-still-know",
+    "The handle of an operation that was waited for says the same after its group was "
+    "destroyed: wait returns, it is completed, and successful.",
+    source="derived: a handle is of its operation, which is over",
+    rests_on="destroy/default-group",
+)
 @world_sizes(1, 2)
 def test_handles_outlive_their_group(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(ask_handles_afterwards), want=[True] * 6)
@@ -290,7 +352,12 @@ def leave_after_sending(me: Me, how: str, numel: int) -> Tensor:
     return seen
 
 
-@covers("destroy/what-was-sent-arrives")
+@chapter.must(
+    "destroy/what-was-sent-arrives",
+    "What a rank has sent arrives, although it has destroyed its groups before the others take it.",
+    source="torch 2.13 docs, Work.wait: the operation is complete",
+    rests_on="destroy/default-group",
+)
 @needs("op:barrier")
 @world_sizes(2, 3)
 @pytest.mark.parametrize(
@@ -318,14 +385,25 @@ def start_again(me: Me, places: list[str]) -> list[tuple[Tensor, int]]:
     return seen
 
 
-@covers("init/again")
+@chapter.must(
+    "init/again",
+    "After the default group was destroyed it can be made again, several times, under fresh "
+    "keys of the same store.",
+    source="torch 2.13 docs, destroy_process_group; pytorch#94988",
+    rests_on="all_reduce/sum",
+)
 @world_sizes(1, 2, 3)
 def test_the_default_group_is_made_again(bare_ranks: Ranks) -> None:
     got = bare_ranks.run(start_again, ["first", "second", "third"])
     assert_same_on_all_ranks(got, want=[(2 * sum_of_marks(range(bare_ranks.world_size)), 2)] * 3)
 
 
-@covers("init/again-on-the-same-keys")
+@chapter.should(
+    "init/again-on-the-same-keys",
+    "The default group can be made again on the very store that it was made on before.",
+    source="pytorch#55967",
+    rests_on="init/again",
+)
 @world_sizes(2)
 @deadline(10)
 def test_the_default_group_is_made_again_at_the_same_place(bare_ranks: Ranks) -> None:
@@ -348,7 +426,13 @@ def go_on_without_rank_0(me: Me) -> list[Any]:
     return sums
 
 
-@covers("init/again-with-fewer-ranks")
+@chapter.must(
+    "init/again-with-fewer-ranks",
+    "After the default group was destroyed, some of its ranks can make a smaller one, with new "
+    "numbers.",
+    source="torch elastic, restarts with another world size",
+    rests_on="init/again",
+)
 @world_sizes(2, 3, 4, at_least=2)
 def test_some_ranks_go_on_without_the_others(bare_ranks: Ranks) -> None:
     n = bare_ranks.world_size

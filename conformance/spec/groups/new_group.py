@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conformance import (
+    Chapter,
     Me,
     Ranks,
     assert_each_rank,
@@ -24,6 +25,11 @@ from conformance import (
 )
 from conformance.spec.groups.membership_sums import mark, sum_marks, sum_of_marks
 from conformance.spec.torch_versions import needs_argument
+
+C10D = "torch/distributed/distributed_c10d.py of torch 2.13"
+
+chapter = Chapter("groups")
+
 
 _keeps_order = needs_argument(dist.new_group, "sort_ranks")
 
@@ -38,7 +44,12 @@ def sum_in_new_group(me: Me, members: list[int] | None) -> Tensor:
     return sum_marks(me, dist.new_group(members))
 
 
-@covers("new_group/members")
+@chapter.must(
+    "new_group/members",
+    "A collective in a new group takes the contributions of its members, and of nobody else.",
+    source="torch 2.13 docs, new_group",
+    rests_on="all_reduce/sum",
+)
 @world_sizes(2, 3, 4, at_least=2)
 @pytest.mark.parametrize("which", _MEMBERS)
 def test_only_members_contribute(ranks: Ranks, which: str) -> None:
@@ -61,7 +72,12 @@ def compare_with_the_default_group(me: Me) -> tuple[Tensor, bool, int]:
     return first, group is dist.group.WORLD, dist.get_rank(group)
 
 
-@covers("new_group/all-ranks")
+@chapter.must(
+    "new_group/all-ranks",
+    "new_group without ranks makes a group of all of them, apart from the default group.",
+    source="torch 2.13 docs, new_group: 'If None, will be set to all ranks'",
+    rests_on="new_group/members",
+)
 @world_sizes(1, 2, 3)
 def test_a_group_of_all_ranks(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -79,7 +95,12 @@ def look_at_the_order(me: Me, members: list[int], arguments: dict[str, Any]) -> 
     return [dist.get_process_group_ranks(group), dist.get_rank(group), gathered]
 
 
-@covers("new_group/sorted-ranks")
+@chapter.must(
+    "new_group/sorted-ranks",
+    "Ranks given in any order become group ranks in ascending order.",
+    source="torch 2.13 docs, new_group, sort_ranks",
+    rests_on=("new_group/members", "all_gather_object/gathers"),
+)
 @world_sizes(2, 3, 4, at_least=2)
 def test_ranks_are_sorted(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -88,7 +109,13 @@ def test_ranks_are_sorted(ranks: Ranks) -> None:
     assert_each_rank(got, [[order, rank, order] for rank in order])
 
 
-@covers("new_group/given-order")
+@chapter.must(
+    "new_group/given-order",
+    "With sort_ranks=False the order of the list is the order of the group, in every collective "
+    "and as root.",
+    source="pytorch#192777; torch 2.13 docs, new_group, sort_ranks",
+    rests_on=("new_group/members", "all_gather_object/gathers"),
+)
 @world_sizes(2, 3, 4, at_least=2)
 @_keeps_order
 def test_the_given_order_is_kept(ranks: Ranks) -> None:
@@ -153,7 +180,14 @@ def send_along_the_given_order(me: Me, order: list[int], by_group_rank: bool) ->
     return got, source
 
 
-@covers("new_group/given-order-of-peers")
+@chapter.must(
+    "new_group/given-order-of-peers",
+    "With sort_ranks=False messages go to and come from the ranks that the order of the list "
+    "makes of group_dst and group_src; dst and src are global ranks.",
+    source="torch 2.13 docs, new_group, sort_ranks",
+    needs="op:send",
+    rests_on=("new_group/given-order", "p2p/subgroup-peers"),
+)
 @world_sizes(3, 4)
 @pytest.mark.parametrize("by_group_rank", [False, True], ids=["global", "of the group"])
 @_keeps_order
@@ -233,7 +267,12 @@ def everything_alone(me: Me) -> list[Tensor]:
     return [reduced, told, *gathered]
 
 
-@covers("new_group/of-one")
+@chapter.must(
+    "new_group/of-one",
+    "In a group of one rank every collective ends at once with the rank's own contribution.",
+    source="gloo#154 and gloo#209",
+    rests_on="new_group/members",
+)
 @world_sizes(1, 2, 3)
 @needs("op:broadcast", "op:all_gather", "op:barrier")
 def test_a_group_of_one_rank(ranks: Ranks) -> None:
@@ -252,7 +291,13 @@ def make_bad_groups(me: Me) -> tuple[Tensor, int]:
     return sum_marks(me, dist.new_group()), dist.get_pg_count() - before
 
 
-@covers("new_group/bad-ranks")
+@chapter.must(
+    "new_group/bad-ranks",
+    "Ranks that occur twice, do not exist, or are more than the world has, raise a ValueError "
+    "on every rank, and groups made afterwards work.",
+    source=f"{C10D}, _new_group_with_tag",
+    rests_on="new_group/members",
+)
 @world_sizes(1, 2, 3)
 def test_bad_ranks_are_refused(ranks: Ranks) -> None:
     got = ranks.run(make_bad_groups)
@@ -267,7 +312,12 @@ def pass_bad_arguments(me: Me) -> None:
         new_group(backend="no_such_backend")
 
 
-@covers("new_group/bad-arguments")
+@chapter.must(
+    "new_group/bad-arguments",
+    "A timeout that is no timedelta raises a TypeError; an unknown backend raises an error that "
+    "names it.",
+    source=f"{C10D}, _new_group_with_tag and _new_process_group_helper",
+)
 @world_sizes(1, 2)
 def test_bad_arguments_are_refused(ranks: Ranks) -> None:
     ranks.run(pass_bad_arguments)
@@ -292,7 +342,13 @@ def use_two_backends(me: Me, default: str, other: str) -> list[Tensor]:
     return sums
 
 
-@covers("new_group/another-backend")
+@chapter.must(
+    "new_group/another-backend",
+    "The default group and another group may be of different backends, the target's and gloo, "
+    "whichever of them is the default group's.",
+    source="torch 2.13 docs, new_group, backend",
+    rests_on="new_group/members",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("is_default", [False, True], ids=["in a world of gloo", "beside gloo"])
 def test_groups_may_be_of_two_backends(bare_ranks: Ranks, is_default: bool) -> None:
@@ -317,7 +373,12 @@ def use_before_others_have_come(me: Me) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-@covers("new_group/used-at-once")
+@chapter.must(
+    "new_group/used-at-once",
+    "A member may use a new group at once, although other members make it only later.",
+    source="torchft#83",
+    rests_on="new_group/members",
+)
 @world_sizes(2, 3, 4, at_least=2)
 @needs("op:broadcast")
 def test_a_new_group_may_be_used_at_once(ranks: Ranks) -> None:
@@ -339,7 +400,13 @@ def make_local_groups(me: Me, count: int) -> tuple[list[Tensor], int]:
     return tensors, len({group.group_name for group in groups})
 
 
-@covers("new_group/local-synchronization")
+@chapter.must(
+    "new_group/local-synchronization",
+    "With use_local_synchronization the members alone make a group; any other rank that takes "
+    "part gets None.",
+    source="torch 2.13 docs, new_group, use_local_synchronization",
+    rests_on="new_group/members",
+)
 @world_sizes(2, 3, 4, at_least=2)
 def test_members_alone_make_a_group(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -359,7 +426,14 @@ def test_a_stranger_gets_none(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(join_without_being_a_member), want=True)
 
 
-@covers("new_group/local-synchronization-twice")
+@chapter.must(
+    "new_group/local-synchronization-twice",
+    "Several groups of the same members may be made with use_local_synchronization; they are "
+    "apart from each other.",
+    source="test_c10d_common.py, groups of the same members",
+    needs="feature:nonblocking",
+    rests_on="new_group/local-synchronization",
+)
 @world_sizes(2, 4)
 def test_the_same_members_make_several_groups(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -380,7 +454,13 @@ def names_of_groups(me: Me, memberships: list[list[int]]) -> list[str | None]:
     return [dist.group.WORLD.group_name, *names]
 
 
-@covers("new_group/names")
+@chapter.must(
+    "new_group/names",
+    "Groups that live at the same time have different names, and a group's name is the same on "
+    "all of its members.",
+    source=f"{C10D}, _process_group_name",
+    rests_on="all_gather_object/gathers",
+)
 @world_sizes(2, 3, 4, at_least=2)
 def test_names_are_shared_by_members_and_by_nobody_else(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -404,7 +484,12 @@ def climb_a_staircase(me: Me) -> list[Tensor]:
     return [sum_marks(me, everybody), sum_marks(me, ends)]
 
 
-@covers("new_group/different-memberships")
+@chapter.must(
+    "new_group/different-memberships",
+    "Groups work although their members belong to different numbers of groups made before.",
+    source="pytorch#189073 and pytorch#190431",
+    rests_on="new_group/members",
+)
 @world_sizes(2, 3, 4, 5)
 def test_ranks_with_different_memberships_meet_again(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -421,7 +506,13 @@ def meet_by_a_hashed_name(me: Me) -> tuple[str, Tensor]:
     return group.group_name, sum_marks(me, group)
 
 
-@covers("new_group/different-memberships-synchronized-locally")
+@chapter.should(
+    "new_group/different-memberships-synchronized-locally",
+    "With use_local_synchronization too, a group can be made of ranks in different numbers of "
+    "groups made before.",
+    source="pytorch#189073 and pytorch#190431",
+    rests_on=("new_group/different-memberships", "new_group/local-synchronization"),
+)
 @world_sizes(2, 3)
 @deadline(20)
 def test_ranks_with_different_memberships_agree_on_a_hashed_name(ranks: Ranks) -> None:
@@ -439,7 +530,12 @@ def make_many_groups(me: Me, count: int) -> list[Tensor]:
     return [sum_marks(me, group) for group in groups]
 
 
-@covers("new_group/many")
+@chapter.must(
+    "new_group/many",
+    "Dozens of groups can live at the same time.",
+    source="torch 2.13 docs, new_group",
+    rests_on="new_group/members",
+)
 @world_sizes(3)
 def test_many_groups_live_at_once(ranks: Ranks) -> None:
     count, n = 24, ranks.world_size
@@ -459,7 +555,11 @@ def describe_groups(me: Me) -> list[str]:
     return [dist.group.WORLD.group_desc, group.group_desc]
 
 
-@covers("new_group/description")
+@chapter.must(
+    "new_group/description",
+    "group_desc of new_group is the description of the group; the default group's is 'default_pg'.",
+    source="torch 2.13 docs, new_group, group_desc",
+)
 @world_sizes(1, 2)
 def test_groups_have_descriptions(ranks: Ranks) -> None:
     got = ranks.run(describe_groups)
@@ -474,7 +574,11 @@ def count_groups(me: Me) -> list[int]:
     return counts
 
 
-@covers("new_group/count")
+@chapter.must(
+    "new_group/count",
+    "get_pg_count counts the groups that were made, on members and others alike.",
+    source=f"{C10D}, get_pg_count",
+)
 @world_sizes(1, 2, 3)
 def test_groups_are_counted(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(count_groups), want=[1, 2, 3, 4])

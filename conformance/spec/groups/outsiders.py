@@ -11,8 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_each_rank, covers, deadline, needs, world_sizes
+from conformance import Chapter, Me, Ranks, assert_each_rank, deadline, needs, world_sizes
 from conformance.spec.groups.membership_sums import mark, sum_of_marks
+
+chapter = Chapter("groups")
+
 
 # The calls of a rank that is not in the group: group, a tensor, n like it, 3 * n elements.
 _Call = Callable[[Any, Tensor, list[Tensor], Tensor], object]
@@ -69,7 +72,13 @@ def call_from_outside(me: Me, name: str) -> tuple[str, list[Tensor]] | None:
     return "told", [x, *xs, flat]
 
 
-@covers("groups/outsiders-are-told")
+@chapter.must(
+    "groups/outsiders-are-told",
+    "An operation of a rank that is not in the group warns that it 'does not belong' or raises, "
+    "returns at once and leaves its tensors as they were.",
+    source="pytorch#67600; torch 2.13, _warn_not_in_group",
+    rests_on="new_group/members",
+)
 @world_sizes(3)
 @deadline(10)
 @pytest.mark.parametrize("name", _OPERATIONS)
@@ -105,7 +114,11 @@ def name_a_root_outside(me: Me) -> None:
         pytest.fail(f"{name} was accepted")
 
 
-@covers("groups/root-outside")
+@chapter.must(
+    "groups/root-outside",
+    "A root that is not in the group raises a ValueError on the members.",
+    source="torch/distributed/distributed_c10d.py of torch 2.13, _canonicalize_group_rank",
+)
 @world_sizes(2, 3)
 def test_a_root_outside_the_group_is_refused(ranks: Ranks) -> None:
     ranks.run(name_a_root_outside)
@@ -131,7 +144,13 @@ def use_roots(me: Me, by_group_rank: bool) -> list[Any] | None:
     return [told, total if is_root else None, gathered, share]
 
 
-@covers("groups/roots-are-global")
+@chapter.must(
+    "groups/roots-are-global",
+    "In a group without rank 0, src and dst of collectives are global ranks, group_src and "
+    "group_dst are ranks of the group.",
+    source="torchrec#4601; torch 2.13 docs, broadcast",
+    rests_on="new_group/members",
+)
 @world_sizes(2, 3, 4, at_least=2)
 @needs("op:broadcast", "op:reduce", "op:gather", "op:scatter")
 @pytest.mark.parametrize("by_group_rank", [False, True], ids=["global rank", "group rank"])

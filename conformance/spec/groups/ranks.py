@@ -10,15 +10,17 @@ import torch
 import torch.distributed as dist
 
 from conformance import (
+    Chapter,
     Me,
     Ranks,
     assert_each_rank,
     assert_same_on_all_ranks,
     assert_that,
-    covers,
     not_probed,
     world_sizes,
 )
+
+chapter = Chapter("groups")
 
 
 def translate(me: Me, members: list[int]) -> list[Any]:
@@ -31,7 +33,17 @@ def translate(me: Me, members: list[int]) -> list[Any]:
     return [to_group, back, dist.get_process_group_ranks(group), dist.get_rank(group)]
 
 
-@covers("ranks/translation", "ranks/non-member")
+@chapter.must(
+    "ranks/translation",
+    "get_group_rank and get_global_rank are each other's inverse on the members, and "
+    "get_process_group_ranks lists the global ranks in the order of the group.",
+    source="torch 2.13 docs, get_group_rank, get_global_rank, get_process_group_ranks",
+)
+@chapter.must(
+    "ranks/non-member",
+    "For a rank that is no member, get_rank and get_world_size of the group are -1.",
+    source="torch 2.13 docs, get_rank: '-1, if not part of the group'",
+)
 @world_sizes(2, 3, 4, at_least=2)
 def test_ranks_are_translated_there_and_back(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -56,7 +68,12 @@ def translate_in_the_default_group(me: Me) -> list[Any]:
     ]
 
 
-@covers("ranks/default-group")
+@chapter.must(
+    "ranks/default-group",
+    "In the default group, however it is named, global ranks are group ranks.",
+    source="torch 2.13 docs, get_group_rank: 'calling this function on the default process group "
+    "returns identity'",
+)
 @world_sizes(1, 2, 3)
 def test_in_the_default_group_all_ranks_are_themselves(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -81,7 +98,12 @@ def translate_wrongly(me: Me) -> None:
         dist.get_global_rank(stranger, 0)
 
 
-@covers("ranks/translation-errors")
+@chapter.must(
+    "ranks/translation-errors",
+    "A rank that is not in the group raises a ValueError that says 'not part of group', and a "
+    "group that torch does not know one that says 'not registered'.",
+    source="test_c10d_common.py, rank membership",
+)
 @world_sizes(2, 3)
 def test_ranks_outside_are_refused(ranks: Ranks) -> None:
     ranks.run(translate_wrongly)
@@ -99,7 +121,12 @@ def ask_for_backends(me: Me) -> list[str]:
     return [*names, dist.get_backend(group), dist.get_backend_config(group)]
 
 
-@covers("groups/backend-name")
+@chapter.must(
+    "groups/backend-name",
+    "get_backend of the default group and of a group made from it is the target's backend; "
+    "get_backend_config names it for the target's device; both refuse a rank that is no member.",
+    source="torch 2.13 docs, get_backend and get_backend_config",
+)
 @world_sizes(2, 3)
 def test_groups_know_their_backend(ranks: Ranks) -> None:
     backend = ranks.target.backend.lower()
@@ -143,7 +170,20 @@ def mix_dtypes(me: Me) -> None:
 
 
 @not_probed()
-@covers("groups/mixed-dtypes-refused")
+@chapter.must(
+    "groups/mixed-dtypes-refused",
+    "Tensors of different dtypes in one call raise a ValueError that says 'tensors with "
+    "different dtypes', before anything is sent.",
+    source="test_c10d_common.py, dtype mismatch",
+    needs=(
+        "op:all_gather",
+        "op:reduce_scatter",
+        "op:all_to_all",
+        "op:all_to_all_single",
+        "op:gather",
+        "op:scatter",
+    ),
+)
 @world_sizes(1, 2, 3)
 def test_mixed_dtypes_are_refused(ranks: Ranks) -> None:
     ranks.run(mix_dtypes)
@@ -160,7 +200,12 @@ def world_by_name(me: Me) -> list[bool]:
     ]
 
 
-@covers("init/world")
+@chapter.must(
+    "init/world",
+    "dist.group.WORLD is the default group, and passing it is the same as passing none.",
+    source="torch/distributed/distributed_c10d.py of torch 2.13, group.WORLD",
+    rests_on="all_reduce/sum",
+)
 @world_sizes(1, 2, 3)
 def test_world_is_the_default_group(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(world_by_name), want=[True, True])

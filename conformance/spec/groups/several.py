@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conformance import (
+    Chapter,
     Me,
     Ranks,
     assert_each_rank,
@@ -24,6 +25,8 @@ from conformance import (
 )
 from conformance.spec.groups.membership_sums import mark, sum_marks, sum_of_marks
 from conformance.torch_private import sequence_number
+
+chapter = Chapter("groups", source="test_c10d_common.py, sequence numbers")
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,13 @@ def _results(program: Program, world_size: int) -> list[dict[int, Tensor]]:
     ]
 
 
-@covers("groups/several-at-once")
+@chapter.must(
+    "groups/several-at-once",
+    "Operations under way in several groups at once, overlapping ones included, do not mix, "
+    "whatever the order in which their handles are waited for.",
+    source="torch 2.13 docs, new_group: 'Safe concurrent usage'",
+    rests_on="new_group/members",
+)
 @world_sizes(2, 3, 4, at_least=2)
 def test_overlapping_groups_at_once(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -110,7 +119,14 @@ def begin_with_another_group(me: Me) -> list[Tensor]:
     return tensors
 
 
-@covers("groups/in-any-order")
+@chapter.should(
+    "groups/in-any-order",
+    "Ranks may issue the operations of several groups in different orders: an operation waits "
+    "for ranks of its own group alone.",
+    source="torch 2.13 docs, new_group: 'Safe concurrent usage' asks for one order with NCCL alone",
+    needs="feature:nonblocking",
+    rests_on="groups/several-at-once",
+)
 @world_sizes(2, 3, at_least=2)
 @deadline(20)
 def test_each_rank_begins_with_another_group(ranks: Ranks) -> None:
@@ -138,7 +154,13 @@ def count_differently(me: Me) -> list[Tensor]:
     return seen
 
 
-@covers("groups/different-numbers-of-operations")
+@chapter.must(
+    "groups/different-numbers-of-operations",
+    "A group's operations match by their order in that group, however many operations each of "
+    "its ranks has issued in other groups.",
+    source="derived: one counter for all groups would deliver across them",
+    rests_on="groups/several-at-once",
+)
 @world_sizes(2, 3, 4, at_least=2)
 def test_groups_count_their_own_operations(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -174,7 +196,13 @@ def count_operations(me: Me) -> list[int]:
     return seen
 
 
-@covers("sequence_numbers/counted")
+@chapter.must(
+    "sequence_numbers/counted",
+    "Each collective raises the group's sequence number by one, asynchronous ones when they are "
+    "issued.",
+    needs="feature:sequence_numbers",
+    rests_on="all_reduce/sum",
+)
 @world_sizes(1, 2, 3)
 def test_each_collective_is_counted(ranks: Ranks) -> None:
     for rank, seen in enumerate(ranks.run(count_operations)):
@@ -182,7 +210,12 @@ def test_each_collective_is_counted(ranks: Ranks) -> None:
         assert_that(set(steps) == {1}, f"the numbers were {seen}, not one more each time", rank)
 
 
-@covers("sequence_numbers/agree")
+@chapter.must(
+    "sequence_numbers/agree",
+    "A new group's sequence number is the same on all members, and stays so.",
+    needs="feature:sequence_numbers",
+    rests_on="sequence_numbers/counted",
+)
 @world_sizes(2, 3, 4, at_least=2)
 def test_members_agree_on_the_number(ranks: Ranks) -> None:
     by_rank = ranks.run(count_operations)
@@ -208,7 +241,12 @@ def count_two_groups(me: Me) -> list[list[int]]:
     ]
 
 
-@covers("sequence_numbers/of-each-group")
+@chapter.must(
+    "sequence_numbers/of-each-group",
+    "Collectives of one group do not change the sequence number of another.",
+    needs="feature:sequence_numbers",
+    rests_on="sequence_numbers/counted",
+)
 @world_sizes(2, 3)
 def test_each_group_has_its_own_number(ranks: Ranks) -> None:
     got = ranks.run(count_two_groups)
@@ -233,7 +271,13 @@ def fall_behind(me: Me) -> tuple[int, int]:
     return early - start, sequence_number(group) - start
 
 
-@covers("sequence_numbers/show-who-is-behind")
+@chapter.must(
+    "sequence_numbers/show-who-is-behind",
+    "While some ranks have issued a collective that others have not, their sequence numbers "
+    "differ by one.",
+    needs="feature:sequence_numbers",
+    rests_on="sequence_numbers/agree",
+)
 @world_sizes(2, 3, 4, at_least=2)
 def test_the_number_shows_who_is_behind(ranks: Ranks) -> None:
     n = ranks.world_size

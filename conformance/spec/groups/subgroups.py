@@ -10,17 +10,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from conformance import (
-    Me,
-    Ranks,
-    assert_each_rank,
-    covers,
-    deadline,
-    not_probed,
-    world_sizes,
-)
+from conformance import Chapter, Me, Ranks, assert_each_rank, deadline, not_probed, world_sizes
 from conformance.spec.groups.membership_sums import sum_marks, sum_of_marks
 from conformance.spec.groups.starting import start
+
+C10D = "torch/distributed/distributed_c10d.py of torch 2.13"
+
+chapter = Chapter("groups")
 
 
 def divide(me: Me, sizes: list[int]) -> list[tuple[Tensor, int, bool]]:
@@ -32,7 +28,13 @@ def divide(me: Me, sizes: list[int]) -> list[tuple[Tensor, int, bool]]:
     return seen
 
 
-@covers("new_subgroups/equal-parts")
+@chapter.must(
+    "new_subgroups/equal-parts",
+    "new_subgroups divides the world into consecutive groups of one size, and returns this "
+    "rank's and all of them.",
+    source="torch 2.13 docs, new_subgroups",
+    rests_on="new_group/members",
+)
 @world_sizes(1, 2, 3, 4, at_least=1)
 def test_the_world_is_divided_into_equal_parts(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -51,7 +53,11 @@ def divide_badly(me: Me) -> None:
             dist.new_subgroups(group_size=size)
 
 
-@covers("new_subgroups/arguments")
+@chapter.must(
+    "new_subgroups/arguments",
+    "A size that is not positive, exceeds the world or does not divide it raises a ValueError.",
+    source=f"{C10D}, new_subgroups",
+)
 @world_sizes(3)
 def test_unequal_parts_are_refused(ranks: Ranks) -> None:
     ranks.run(divide_badly)
@@ -62,7 +68,12 @@ def enumerate_parts(me: Me, lists: list[list[int]]) -> tuple[Tensor | None, int]
     return (None if own is None else sum_marks(me, own)), len(parts)
 
 
-@covers("new_subgroups_by_enumeration/parts")
+@chapter.must(
+    "new_subgroups_by_enumeration/parts",
+    "new_subgroups_by_enumeration makes one group for each list; a rank in none of them gets None.",
+    source="torch 2.13 docs, new_subgroups_by_enumeration",
+    rests_on="new_group/members",
+)
 @world_sizes(3, 4)
 def test_each_list_makes_a_group(ranks: Ranks) -> None:
     got = ranks.run(enumerate_parts, [[0, 2], [1]])
@@ -82,7 +93,11 @@ def enumerate_badly(me: Me) -> None:
             dist.new_subgroups_by_enumeration(lists)
 
 
-@covers("new_subgroups_by_enumeration/arguments")
+@chapter.must(
+    "new_subgroups_by_enumeration/arguments",
+    "No lists at all, and a rank in two of them, raise a ValueError.",
+    source=f"{C10D}, new_subgroups_by_enumeration",
+)
 @world_sizes(2, 3)
 def test_bad_lists_are_refused(ranks: Ranks) -> None:
     ranks.run(enumerate_badly)
@@ -105,7 +120,14 @@ def split_the_world(me: Me, times_before: int) -> tuple[Tensor, int, int] | None
 
 
 @not_probed()
-@covers("split_group/parts")
+@chapter.should(
+    "split_group/parts",
+    "split_group of a group makes a group of the given group ranks for its members, and None "
+    "for the others.",
+    source="torch 2.13, ProcessGroup.split_group",
+    needs="feature:split_group",
+    rests_on="all_reduce/sum",
+)
 @world_sizes(2, 3, 4, at_least=2)
 @deadline(20)
 @pytest.mark.parametrize("times_before", [0, 1], ids=["at first", "later"])
@@ -125,7 +147,12 @@ def split_badly(me: Me) -> None:
             dist.split_group(split_ranks=[[0]])
 
 
-@covers("split_group/arguments")
+@chapter.must(
+    "split_group/arguments",
+    "dist.split_group without ranks raises a ValueError; where no device is bound to the "
+    "default group it raises a RuntimeError.",
+    source=f"{C10D}, split_group",
+)
 @world_sizes(1, 2)
 def test_splitting_without_ranks_is_refused(ranks: Ranks) -> None:
     ranks.run(split_badly)
@@ -160,7 +187,12 @@ def _peers(rank: int, world_size: int, dimension: int) -> list[int]:
     return [r for r in range(world_size) if _coordinates(r, world_size)[1 - dimension] == mine]
 
 
-@covers("device_mesh/dimensions")
+@chapter.must(
+    "device_mesh/dimensions",
+    "Each dimension of a mesh has a group of the ranks that differ in this coordinate alone.",
+    source="torch 2.13 docs, init_device_mesh and DeviceMesh.get_group",
+    rests_on="new_group/members",
+)
 @world_sizes(1, 2, 3, 4, at_least=1)
 def test_each_dimension_of_a_mesh_has_its_groups(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -188,7 +220,13 @@ def slice_a_mesh(me: Me) -> list[Any]:
     ]
 
 
-@covers("device_mesh/slices")
+@chapter.must(
+    "device_mesh/slices",
+    "A slice of a mesh by name has the group of its dimension, and a one-dimensional mesh of a "
+    "group has that group.",
+    source="torch 2.13 docs, DeviceMesh.__getitem__ and DeviceMesh.from_group",
+    rests_on="device_mesh/dimensions",
+)
 @world_sizes(2, 4)
 def test_slices_of_a_mesh_and_meshes_of_groups(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -207,7 +245,11 @@ def make_bad_meshes(me: Me) -> None:
         _mesh(me)["nowhere"]
 
 
-@covers("device_mesh/arguments")
+@chapter.must(
+    "device_mesh/arguments",
+    "A mesh larger than the world, names that repeat or are too few, and an unknown name, raise.",
+    source="torch/distributed/device_mesh.py of torch 2.13",
+)
 @world_sizes(1, 2)
 def test_bad_meshes_are_refused(ranks: Ranks) -> None:
     ranks.run(make_bad_meshes)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conformance import (
+    Chapter,
     Me,
     Ranks,
     assert_each_rank,
@@ -22,6 +23,8 @@ from conformance import (
 )
 from conformance.spec.objects.payloads import things_of
 
+chapter = Chapter("objects")
+
 
 def gather_everywhere(me: Me, objects: list[Any]) -> list[Any]:
     got: list[Any] = [None] * me.world_size
@@ -29,14 +32,25 @@ def gather_everywhere(me: Me, objects: list[Any]) -> list[Any]:
     return got
 
 
-@covers("all_gather_object/gathers")
+@chapter.must(
+    "all_gather_object/gathers",
+    "all_gather_object leaves the object of group rank i at index i of every rank's list.",
+    source="torch 2.13 docs, all_gather_object",
+    needs=("op:all_gather", "dtype:uint8", "dtype:int64"),
+)
 @world_sizes(1, 2, 3, 5, at_least=1)
 def test_every_rank_has_every_object(ranks: Ranks) -> None:
     objects = [{"from": rank, "text": "x" * rank} for rank in range(ranks.world_size)]
     assert_same_on_all_ranks(ranks.run(gather_everywhere, objects), want=objects)
 
 
-@covers("all_gather_object/differing-sizes")
+@chapter.must(
+    "all_gather_object/differing-sizes",
+    "Objects whose pickles differ in size, by a little or by a megabyte, are gathered whole.",
+    source="torch 2.13 docs, all_gather_object: any picklable object",
+    needs="op:all_gather",
+    rests_on="all_gather_object/gathers",
+)
 @world_sizes(2, 3, 4, at_least=2)
 @pytest.mark.parametrize("largest_on", ["first", "last"])
 def test_objects_of_very_different_sizes(ranks: Ranks, largest_on: str) -> None:
@@ -58,7 +72,15 @@ def gather_into_a_short_list(me: Me) -> None:
         dist.all_gather_object(got, me.rank)
 
 
-@covers("all_gather_object/list-length")
+@chapter.must(
+    "all_gather_object/list-length",
+    "A list with more entries than ranks keeps the rest of its entries; one with fewer raises "
+    "an IndexError.",
+    source="torch/distributed/distributed_c10d.py of torch 2.13, all_gather_object: 'It should be "
+    "correctly sized'",
+    needs="op:all_gather",
+    rests_on="all_gather_object/gathers",
+)
 @world_sizes(1, 2, 3)
 def test_lists_of_the_wrong_length(ranks: Ranks) -> None:
     got = ranks.run(gather_into_a_long_list)
@@ -93,7 +115,13 @@ def gather_and_broadcast_things(me: Me) -> tuple[list[Any], list[Any]]:
     return got, last
 
 
-@covers("objects/anything-picklable")
+@chapter.must(
+    "objects/anything-picklable",
+    "Every value that can be pickled arrives equal to the original: nested containers, tensors, "
+    "instances of classes, None, bytes, an empty list.",
+    source="torch 2.13 docs, all_gather_object: 'Pickable Python object'",
+    rests_on=("all_gather_object/gathers", "broadcast_object_list/broadcasts"),
+)
 @world_sizes(1, 2, 3)
 def test_things_of_every_kind_arrive(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -133,7 +161,13 @@ def gather_what_cannot_be_pickled(me: Me) -> Tensor:
     return x
 
 
-@covers("objects/unpicklable")
+@chapter.must(
+    "objects/unpicklable",
+    "An object that cannot be pickled raises where it was given, before anything is sent, so "
+    "that the group is as good as before.",
+    source="observed, torch 2.13.0 gloo",
+    rests_on=("all_gather_object/gathers", "all_reduce/sum"),
+)
 @world_sizes(1, 2, 3)
 def test_what_cannot_be_pickled_raises_before_anything_is_sent(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -154,7 +188,13 @@ def change_what_was_received(me: Me) -> list[Any]:
     return [second, mine]
 
 
-@covers("objects/received-are-copies")
+@chapter.must(
+    "objects/received-are-copies",
+    "What is received belongs to the receiver: changing it changes no other rank's, no earlier "
+    "result and nothing that was given.",
+    source="torch 2.13 docs, all_gather_object: objects are pickled",
+    rests_on="all_gather_object/gathers",
+)
 @world_sizes(1, 2, 3)
 def test_changing_what_was_received_changes_nothing_else(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -179,7 +219,12 @@ def mix_objects_and_tensors(me: Me) -> list[Any]:
     return [first, second[:2].clone(), third, gathered, told]
 
 
-@covers("objects/between-collectives")
+@chapter.must(
+    "objects/between-collectives",
+    "Object collectives and collectives of tensors in any sequence do not disturb each other.",
+    source="torch 2.13 docs, object collectives",
+    rests_on=("all_gather_object/gathers", "broadcast_object_list/broadcasts", "all_reduce/sum"),
+)
 @world_sizes(2, 3)
 def test_objects_and_tensors_in_turns(ranks: Ranks) -> None:
     n = ranks.world_size

@@ -9,6 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from conformance import (
+    Chapter,
     Me,
     Ranks,
     assert_each_rank,
@@ -20,6 +21,10 @@ from conformance import (
     world_sizes,
 )
 from conformance.spec.raising import assert_raised
+
+C10D = "torch/distributed/distributed_c10d.py of torch 2.13"
+
+chapter = Chapter("objects")
 
 
 def gather_at(me: Me, dst: int | None) -> list[Any] | None:
@@ -33,7 +38,13 @@ def gather_at(me: Me, dst: int | None) -> list[Any] | None:
     return got
 
 
-@covers("gather_object/gathers")
+@chapter.must(
+    "gather_object/gathers",
+    "gather_object leaves the object of group rank i at index i of the destination's list; "
+    "other ranks pass None.",
+    source="torch 2.13 docs, gather_object",
+    needs=("op:all_gather", "op:gather", "dtype:uint8", "dtype:int64"),
+)
 @world_sizes(1, 2, 3, 5, at_least=1)
 @pytest.mark.parametrize("root", ["default", "last"])
 def test_the_destination_has_every_object(ranks: Ranks, root: str) -> None:
@@ -54,7 +65,11 @@ def gather_with_wrong_lists(me: Me) -> None:
             dist.gather_object(1, [None] * me.world_size, dst=0)
 
 
-@covers("gather_object/arguments")
+@chapter.must(
+    "gather_object/arguments",
+    "The destination without a list, and any other rank with one, get a ValueError.",
+    source=f"{C10D}, gather_object",
+)
 @world_sizes(1, 2, 3)
 def test_only_the_destination_passes_a_list(ranks: Ranks) -> None:
     ranks.run(gather_with_wrong_lists)
@@ -74,7 +89,12 @@ def _told_by(rank: int) -> list[Any]:
     return [{"from": rank}, None, "y" * (5000 * rank), [rank] * rank]
 
 
-@covers("broadcast_object_list/broadcasts")
+@chapter.must(
+    "broadcast_object_list/broadcasts",
+    "broadcast_object_list replaces every entry of the other ranks' lists by the source's.",
+    source="torch 2.13 docs, broadcast_object_list",
+    needs=("op:broadcast", "dtype:uint8", "dtype:int64"),
+)
 @world_sizes(1, 2, 3, 5, at_least=1)
 @pytest.mark.parametrize("root", ["default", "last"])
 def test_every_list_holds_the_objects_of_the_source(ranks: Ranks, root: str) -> None:
@@ -82,7 +102,13 @@ def test_every_list_holds_the_objects_of_the_source(ranks: Ranks, root: str) -> 
     assert_same_on_all_ranks(ranks.run(broadcast_from, src, False), want=_told_by(src or 0))
 
 
-@covers("broadcast_object_list/device")
+@chapter.must(
+    "broadcast_object_list/device",
+    "With device given, the objects travel by way of that device and arrive unchanged.",
+    source="torch 2.13 docs, broadcast_object_list",
+    needs="op:broadcast",
+    rests_on="broadcast_object_list/broadcasts",
+)
 @world_sizes(2, 3)
 def test_objects_travel_by_way_of_a_device(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(broadcast_from, 1, True), want=_told_by(1))
@@ -98,7 +124,13 @@ def keep_the_own_objects(me: Me) -> tuple[bool, list[Any]]:
     return all(a is b for a, b in zip(mine, told, strict=True)), told
 
 
-@covers("broadcast_object_list/source-keeps-its-own")
+@chapter.must(
+    "broadcast_object_list/source-keeps-its-own",
+    "The source's list still holds the very objects that it held before.",
+    source=f"{C10D}, broadcast_object_list",
+    needs="op:broadcast",
+    rests_on="broadcast_object_list/broadcasts",
+)
 @world_sizes(1, 2, 3)
 def test_the_source_keeps_its_very_objects(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -113,7 +145,13 @@ def broadcast_lists_of_differing_lengths(me: Me) -> list[Any]:
     return told
 
 
-@covers("broadcast_object_list/lists-of-differing-lengths")
+@chapter.should(
+    "broadcast_object_list/lists-of-differing-lengths",
+    "Lists that are longer on one rank than on another raise on every rank, and no process ends.",
+    source="torch 2.13 docs, broadcast_object_list: 'each rank must provide lists of equal sizes'",
+    needs=("op:broadcast", "feature:mismatch_errors"),
+    rests_on="broadcast_object_list/broadcasts",
+)
 @world_sizes(2, 3)
 @deadline(5)
 @not_probed()
@@ -135,7 +173,13 @@ def scatter_from(me: Me, src: int | None, junk_elsewhere: bool) -> list[Any]:
     return out
 
 
-@covers("scatter_object_list/scatters")
+@chapter.must(
+    "scatter_object_list/scatters",
+    "scatter_object_list puts the source's object for this rank into the first entry of the "
+    "output list, and leaves the other entries alone.",
+    source="torch 2.13 docs, scatter_object_list",
+    needs=("op:broadcast", "op:scatter", "dtype:uint8", "dtype:int64"),
+)
 @world_sizes(1, 2, 3, 5, at_least=1)
 @pytest.mark.parametrize("root", ["default", "last"])
 def test_every_rank_gets_its_own_object(ranks: Ranks, root: str) -> None:
@@ -144,7 +188,13 @@ def test_every_rank_gets_its_own_object(ranks: Ranks, root: str) -> None:
     assert_each_rank(got, [[{"for": r, "pad": "z" * (700 * r)}, "kept"] for r in range(n)])
 
 
-@covers("scatter_object_list/input-of-others")
+@chapter.must(
+    "scatter_object_list/input-of-others",
+    "What other ranks than the source pass as input is ignored.",
+    source="torch 2.13 docs, scatter_object_list: 'Only objects on the src rank will be scattered'",
+    needs=("op:broadcast", "op:scatter"),
+    rests_on="scatter_object_list/scatters",
+)
 @world_sizes(2, 3)
 def test_the_input_of_other_ranks_is_ignored(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -190,7 +240,11 @@ def scatter_with_wrong_arguments(me: Me) -> None:
             scatter([None], None, src=0)
 
 
-@covers("scatter_object_list/arguments")
+@chapter.must(
+    "scatter_object_list/arguments",
+    "An output that is no list with an entry, and a source without input, raise a ValueError.",
+    source=f"{C10D}, scatter_object_list",
+)
 @world_sizes(1, 2)
 def test_wrong_lists_are_refused(ranks: Ranks) -> None:
     ranks.run(scatter_with_wrong_arguments)
@@ -214,7 +268,12 @@ def use_roots_in_a_subgroup(me: Me, by_group_rank: bool) -> list[Any] | None:
     return [told, share, gathered]
 
 
-@covers("objects/roots-in-subgroups")
+@chapter.must(
+    "objects/roots-in-subgroups",
+    "In a subgroup, src and dst are global ranks, group_src and group_dst are ranks of the group.",
+    source="pytorch#74602, pytorch#149200; torch 2.13 docs, broadcast_object_list",
+    rests_on=("broadcast_object_list/broadcasts", "scatter_object_list/scatters"),
+)
 @world_sizes(2, 3, 4, at_least=2)
 @pytest.mark.parametrize("by_group_rank", [False, True], ids=["global rank", "group rank"])
 def test_roots_in_a_subgroup_without_rank_0(ranks: Ranks, by_group_rank: bool) -> None:
@@ -247,7 +306,12 @@ def use_wrong_roots(me: Me) -> None:
             call(**{name: 1, f"group_{name}": 0})
 
 
-@covers("objects/root-arguments")
+@chapter.must(
+    "objects/root-arguments",
+    "A root given in both ways raises a ValueError, as does one outside of the group, and the "
+    "default root, global rank 0, in a group without it.",
+    source=f"{C10D}, _canonicalize_group_rank",
+)
 @world_sizes(2, 3)
 def test_wrong_roots_are_refused(ranks: Ranks) -> None:
     ranks.run(use_wrong_roots)

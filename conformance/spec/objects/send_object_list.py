@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from conformance import Me, Ranks, assert_each_rank, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_each_rank, covers, world_sizes
 from conformance.spec.objects.payloads import things_of
 from conformance.spec.torch_versions import needs_argument
+
+chapter = Chapter("objects")
 
 
 def pass_things_on(me: Me, arguments: dict[str, Any]) -> tuple[int, list[Any]] | None:
@@ -24,14 +26,26 @@ def pass_things_on(me: Me, arguments: dict[str, Any]) -> tuple[int, list[Any]] |
     return None
 
 
-@covers("send_object_list/delivers")
+@chapter.must(
+    "send_object_list/delivers",
+    "recv_object_list fills its list with the objects that send_object_list was given, and "
+    "returns the global rank of the sender.",
+    source="torch 2.13 docs, send_object_list and recv_object_list",
+    needs=("dtype:uint8", "dtype:int64"),
+    rests_on=("p2p/delivers", "p2p/order"),
+)
 @world_sizes(2, 3)
 def test_objects_are_sent_and_received(ranks: Ranks) -> None:
     last = ranks.world_size - 1
     assert_each_rank(ranks.run(pass_things_on, {})[-1:], [(0, things_of(0))], ranks=[last])
 
 
-@covers("send_object_list/batch")
+@chapter.must(
+    "send_object_list/batch",
+    "use_batch sends and receives the same objects by batch_isend_irecv.",
+    source="torch 2.13 docs, send_object_list",
+    rests_on=("send_object_list/delivers", "p2p/batch"),
+)
 @world_sizes(2, 3)
 @needs_argument(dist.send_object_list, "use_batch")
 def test_objects_are_sent_in_batches(ranks: Ranks) -> None:
@@ -91,7 +105,11 @@ def name_no_peer(me: Me) -> None:
         dist.send_object_list([1])
 
 
-@covers("send_object_list/arguments")
+@chapter.must(
+    "send_object_list/arguments",
+    "The own rank as peer, and no peer at all, raise a ValueError.",
+    source="torch/distributed/distributed_c10d.py of torch 2.13, send_object_list and recv_object_list",
+)
 @world_sizes(1, 2)
 def test_wrong_peers_are_refused(ranks: Ranks) -> None:
     ranks.run(name_no_peer)

@@ -6,8 +6,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_each_rank, assert_that, covers, not_probed, world_sizes
+from conformance import (
+    Chapter,
+    Me,
+    Ranks,
+    assert_each_rank,
+    assert_that,
+    covers,
+    not_probed,
+    world_sizes,
+)
 from conformance.oracle.messages import content
+
+chapter = Chapter("p2p", needs="feature:any_source")
 
 
 def one_from_each(me: Me) -> dict[int, Tensor]:
@@ -24,7 +35,13 @@ def one_from_each(me: Me) -> dict[int, Tensor]:
 
 
 @not_probed()
-@covers("p2p/any-source")
+@chapter.must(
+    "p2p/any-source",
+    "recv without a source takes a message from whichever rank sent one, and returns the global "
+    "rank of the sender.",
+    source="torch 2.13 docs, recv: 'Will receive from any process if unspecified'",
+    rests_on="p2p/delivers",
+)
 @world_sizes(2, 3, 4, at_least=2)
 def test_recv_from_anybody_returns_the_sender(ranks: Ranks) -> None:
     got = ranks.run(one_from_each)
@@ -68,7 +85,13 @@ def a_stream_from_each(me: Me, count: int) -> dict[int, list[Tensor]]:
 
 
 @not_probed()
-@covers("p2p/any-source-each-once")
+@chapter.must(
+    "p2p/any-source-each-once",
+    "Receives without a source get every message of every sender once, those of one sender in "
+    "their order.",
+    source="torch 2.13 docs, recv",
+    rests_on=("p2p/any-source", "p2p/order"),
+)
 @world_sizes(2, 3, 4, at_least=2)
 def test_messages_from_anybody_come_once_and_in_order(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -94,7 +117,12 @@ def anybody_under_a_tag(me: Me) -> list[Tensor]:
 
 
 @not_probed()
-@covers("p2p/any-source-tag")
+@chapter.must(
+    "p2p/any-source-tag",
+    "A receive without a source takes only messages of its own tag.",
+    source="torch 2.13 docs, irecv",
+    rests_on=("p2p/any-source", "p2p/tags"),
+)
 @world_sizes(2)
 def test_a_receive_from_anybody_keeps_to_its_tag(ranks: Ranks) -> None:
     got = ranks.run(anybody_under_a_tag)
@@ -135,7 +163,13 @@ def anybody_in_a_subgroup(me: Me) -> tuple[int, int] | None:
 
 
 @not_probed()
-@covers("p2p/any-source-in-a-subgroup")
+@chapter.must(
+    "p2p/any-source-in-a-subgroup",
+    "In a subgroup, recv without a source returns the sender's global rank, while the handle of "
+    "an irecv knows its rank in the group.",
+    source="torch/distributed/distributed_c10d.py of torch 2.13, recv",
+    rests_on=("p2p/any-source", "p2p/subgroup-peers"),
+)
 @world_sizes(3, 4)
 def test_the_source_in_a_subgroup_is_a_global_rank(ranks: Ranks) -> None:
     got = ranks.run(anybody_in_a_subgroup)[-1]

@@ -10,8 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_each_rank, covers, deadline, world_sizes
+from conformance import Chapter, Me, Ranks, assert_each_rank, covers, deadline, world_sizes
 from conformance.oracle.messages import content
+
+chapter = Chapter("p2p", source="torch 2.13 docs, batch_isend_irecv")
 
 
 def ring(me: Me, receive_first: bool) -> Tensor:
@@ -25,7 +27,12 @@ def ring(me: Me, receive_first: bool) -> Tensor:
     return got
 
 
-@covers("p2p/batch")
+@chapter.must(
+    "p2p/batch",
+    "batch_isend_irecv carries out every operation of its list and returns handles that can be "
+    "waited for.",
+    rests_on="p2p/delivers",
+)
 @world_sizes(2, 3, 5, at_least=2)
 @pytest.mark.parametrize("receive_first", [False, True], ids=["send first", "receive first"])
 def test_a_batch_goes_around_a_ring(ranks: Ranks, receive_first: bool) -> None:
@@ -78,7 +85,12 @@ def several_in_one_direction(me: Me) -> list[Tensor]:
     return got
 
 
-@covers("p2p/batch-order")
+@chapter.must(
+    "p2p/batch-order",
+    "Receives before sends in a batch do not deadlock, and operations between one pair of ranks "
+    "in one direction match in their order.",
+    rests_on=("p2p/batch", "p2p/order"),
+)
 @world_sizes(2)
 @deadline(20)
 def test_a_batch_keeps_the_order_of_each_direction(ranks: Ranks) -> None:
@@ -112,7 +124,12 @@ def batch_in_a_subgroup(me: Me, by_group_rank: bool) -> Tensor:
     return got
 
 
-@covers("p2p/batch-in-a-subgroup")
+@chapter.must(
+    "p2p/batch-in-a-subgroup",
+    "P2POp takes its peer as a global rank or as group_peer, a rank of its group.",
+    source="torch 2.13 docs, P2POp",
+    rests_on=("p2p/batch", "p2p/subgroup-peers"),
+)
 @world_sizes(3, 4)
 @pytest.mark.parametrize("by_group_rank", [False, True], ids=["global ranks", "group ranks"])
 def test_a_batch_in_a_subgroup(ranks: Ranks, by_group_rank: bool) -> None:
@@ -151,7 +168,12 @@ def batch_badly(me: Me) -> None:
         pytest.fail(f"call {number} was accepted")
 
 
-@covers("p2p/batch-arguments")
+@chapter.must(
+    "p2p/batch-arguments",
+    "P2POp and batch_isend_irecv refuse other operations than isend and irecv, things that are "
+    "no P2POp, and operations of different groups, with a ValueError.",
+    source="torch/distributed/distributed_c10d.py of torch 2.13, _check_op and _check_p2p_op_list",
+)
 @world_sizes(2)
 def test_bad_batches_are_refused(ranks: Ranks) -> None:
     ranks.run(batch_badly)

@@ -7,9 +7,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_each_rank, assert_that, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_each_rank, assert_that, covers, world_sizes
 from conformance.oracle.data import sample
 from conformance.oracle.lazy_bits import plain, with_conj_bit, with_neg_bit
+
+chapter = Chapter("p2p")
+
 
 _HUGE = (1 << 24) + 3  # elements of int32: a little more than 64 MiB
 
@@ -25,7 +28,14 @@ def huge(me: Me) -> list[int]:
     return (got != index).nonzero().flatten()[:1].tolist()
 
 
-@covers("p2p/larger-than-buffers")
+@chapter.must(
+    "p2p/larger-than-buffers",
+    "A message of 64 MiB, larger than any buffer or segment, arrives whole, from its first "
+    "element to its last.",
+    source="derived: activations between the stages of a pipeline",
+    needs="dtype:int32",
+    rests_on="p2p/delivers",
+)
 @world_sizes(2)
 def test_a_message_of_64_mib(ranks: Ranks) -> None:
     wrong = ranks.run(huge)[1]
@@ -80,7 +90,13 @@ def check_transfer(ranks: Ranks, kind: str, of_sender: bool, says: str) -> None:
     assert_each_rank([sent, got], [values, values], what=kind)
 
 
-@covers("p2p/non-contiguous")
+@chapter.must(
+    "p2p/non-contiguous",
+    "A tensor that is not contiguous is sent or received element by element, or it is refused "
+    "with an error that says 'contiguous'; never is its storage taken as if it were dense.",
+    source="pytorch#24836 and pytorch#158903 for collectives; torch 2.13.0 gloo refuses",
+    rests_on="p2p/delivers",
+)
 @world_sizes(2)
 def test_elements_that_share_memory_are_sent(ranks: Ranks) -> None:
     check_transfer(ranks, "expanded", True, "contiguous")
@@ -93,14 +109,27 @@ def test_a_transposed_matrix(ranks: Ranks, of_sender: bool) -> None:
     check_transfer(ranks, "transposed", of_sender, "contiguous")
 
 
-@covers("p2p/negated")
+@chapter.should(
+    "p2p/negated",
+    "A message to or from a tensor with the neg bit, as x.conj().imag has it, carries the "
+    "values and not the memory, or is refused.",
+    source="torch 2.13 docs, Tensor.resolve_neg",
+    rests_on="p2p/delivers",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("of_sender", [True, False], ids=["sender", "receiver"])
 def test_the_neg_bit(ranks: Ranks, of_sender: bool) -> None:
     check_transfer(ranks, "neg", of_sender, "neg")
 
 
-@covers("p2p/conjugated")
+@chapter.must(
+    "p2p/conjugated",
+    "A message to or from a tensor with the conj bit, as x.conj() has it, carries the values "
+    "and not the memory, or is refused.",
+    source="torch 2.13 docs, Tensor.resolve_conj",
+    needs="dtype:complex64",
+    rests_on="p2p/delivers",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("of_sender", [True, False], ids=["sender", "receiver"])
 def test_the_conj_bit(ranks: Ranks, of_sender: bool) -> None:

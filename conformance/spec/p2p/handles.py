@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conformance import (
+    Chapter,
     Me,
     Ranks,
     assert_each_rank,
@@ -23,6 +24,9 @@ from conformance import (
 from conformance.oracle.messages import content
 from conformance.spec.p2p.posting import post
 from conformance.spec.polling import rounds_of_messages
+
+chapter = Chapter("p2p")
+
 
 _LARGE = 1 << 20
 
@@ -44,7 +48,12 @@ def return_before_the_other_side_comes(me: Me) -> Tensor:
     return got
 
 
-@covers("p2p/does-not-block")
+@chapter.must(
+    "p2p/does-not-block",
+    "isend and irecv return without waiting for the other side, however large the tensor.",
+    source="torch 2.13 docs, isend: 'Send a tensor asynchronously'",
+    rests_on="p2p/delivers",
+)
 @world_sizes(2)
 @deadline(20)
 def test_posting_does_not_wait_for_the_other_side(ranks: Ranks) -> None:
@@ -67,7 +76,12 @@ def everybody_sends_first(me: Me) -> list[Tensor]:
     return got
 
 
-@covers("p2p/both-send-first")
+@chapter.must(
+    "p2p/both-send-first",
+    "Ranks that all isend large tensors to each other before any of them receives do not deadlock.",
+    source="torch 2.13 docs, isend",
+    rests_on="p2p/delivers",
+)
 @world_sizes(2, 4)
 @deadline(20)
 def test_everybody_may_send_before_anybody_receives(ranks: Ranks) -> None:
@@ -95,7 +109,12 @@ def drop_the_handles(me: Me, numel: int) -> list[Tensor]:
     return got
 
 
-@covers("p2p/dropped-handles")
+@chapter.must(
+    "p2p/dropped-handles",
+    "A message whose isend handle was dropped arrives all the same.",
+    source="gloo#308",
+    rests_on="p2p/order",
+)
 @world_sizes(2)
 @deadline(4)
 @pytest.mark.parametrize("numel", [4, _LARGE], ids=["small", "large"])
@@ -121,7 +140,12 @@ def poll_until_completed(me: Me, limit_s: float) -> tuple[bool, bool]:
     return states
 
 
-@covers("p2p/completes-without-wait")
+@chapter.must(
+    "p2p/completes-without-wait",
+    "is_completed of an isend and of an irecv becomes true by itself once the message is over.",
+    source="pytorch#30723",
+    rests_on="p2p/delivers",
+)
 @world_sizes(2)
 def test_polling_sees_the_end_of_a_message(ranks: Ranks) -> None:
     # Five seconds stand for ever: the message itself takes less than a thousandth of that.
@@ -144,7 +168,13 @@ def look_when_it_is_completed(me: Me, limit_s: float) -> tuple[bool, Tensor]:
     return seen
 
 
-@covers("p2p/completed-is-written")
+@chapter.must(
+    "p2p/completed-is-written",
+    "Once is_completed of an irecv is true its tensor holds the whole message, although nobody "
+    "has waited.",
+    source="torch 2.13 docs, Work.is_completed",
+    rests_on="p2p/completes-without-wait",
+)
 @world_sizes(2)
 def test_what_is_completed_has_arrived(ranks: Ranks) -> None:
     got = ranks.run(look_when_it_is_completed, 5.0)
@@ -167,7 +197,12 @@ def ask_before_anything_was_sent(me: Me) -> bool:
     return False
 
 
-@covers("p2p/incomplete-before-the-message")
+@chapter.must(
+    "p2p/incomplete-before-the-message",
+    "is_completed of an irecv is false while nothing has been sent.",
+    source="torch 2.13 docs, Work.is_completed",
+    rests_on="p2p/delivers",
+)
 @world_sizes(2)
 def test_a_receive_is_not_over_before_the_message(ranks: Ranks) -> None:
     early, _ = ranks.run(ask_before_anything_was_sent)
@@ -183,13 +218,23 @@ def look_at_the_handle(me: Me, waits: int) -> list[object]:
     return [work.is_completed(), work.is_success(), work.exception(), x]
 
 
-@covers("p2p/handle-after-wait")
+@chapter.must(
+    "p2p/handle-after-wait",
+    "After wait a handle is completed, successful and without an exception.",
+    source="torch 2.13 docs, Work",
+    rests_on="p2p/delivers",
+)
 @world_sizes(2)
 def test_a_handle_after_wait_is_completed_and_successful(ranks: Ranks) -> None:
     assert_each_rank(ranks.run(look_at_the_handle, 1), [[True, True, None, content(0, 4)]] * 2)
 
 
-@covers("p2p/wait-twice")
+@chapter.should(
+    "p2p/wait-twice",
+    "wait on a handle that was waited for already returns at once.",
+    source="torch 2.13 docs, Work.wait; the handles of torch 2.13.0 gloo's collectives do",
+    rests_on="p2p/handle-after-wait",
+)
 @world_sizes(2)
 @deadline(4)
 def test_waiting_once_more_is_harmless(ranks: Ranks) -> None:
@@ -205,7 +250,12 @@ def ask_for_the_source(me: Me) -> int:
     return receive.source_rank()
 
 
-@covers("p2p/source-rank")
+@chapter.must(
+    "p2p/source-rank",
+    "The handle of a receive knows the rank in the group that the message came from.",
+    source="torch 2.13, Work.source_rank",
+    rests_on="p2p/delivers",
+)
 @world_sizes(2, 3)
 def test_a_receive_knows_its_source(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -221,7 +271,13 @@ def ask_for_future_and_result(me: Me) -> tuple[list[Tensor], bool]:
     return list(work.result()) if me.rank == 1 else [x], future.done()
 
 
-@covers("p2p/future-and-result")
+@chapter.should(
+    "p2p/future-and-result",
+    "A handle's future completes, and its result is the tensor that was received.",
+    source="torch 2.13 docs, Work.get_future and Work.result",
+    needs="feature:work_result",
+    rests_on="p2p/delivers",
+)
 @world_sizes(2)
 def test_a_receive_has_a_future_and_a_result(ranks: Ranks) -> None:
     got = ranks.run(ask_for_future_and_result)
@@ -254,7 +310,14 @@ def wait_for_a_peer_that_never_comes(me: Me, is_send: bool) -> None:
         assert_that(torch.equal(got.cpu(), content(0, numel)), "another message came", me.rank)
 
 
-@covers("p2p/wait-timeout")
+@chapter.must(
+    "p2p/wait-timeout",
+    "wait(timeout) on a receive without a partner raises soon after its timeout, and not "
+    "before; on a send it does so too, or the send is over, where sends are buffered.",
+    source="pytorch#40948 and pytorch#41265; observed, torch 2.13.0 gloo",
+    needs="feature:timeouts",
+    rests_on="p2p/delivers",
+)
 @world_sizes(2)
 @deadline(10)
 @pytest.mark.parametrize("is_send", [True, False], ids=["isend", "irecv"])

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from conformance import Me, Ranks, covers, world_sizes
+from conformance import Chapter, Me, Ranks, world_sizes
 from conformance.spec.p2p.posting import post
 from conformance.spec.retention import Kept, assert_nothing_kept, kept_after
+
+chapter = Chapter("p2p", source="derived: a pipeline sends millions of them")
 
 
 def kept_after_messages(me: Me) -> Kept:
@@ -26,7 +28,12 @@ def kept_after_messages(me: Me) -> Kept:
     return kept_after(me, operation)
 
 
-@covers("p2p/keeps-nothing")
+@chapter.must(
+    "p2p/keeps-nothing",
+    "When messages have arrived and their handles are dropped, the group has let go of their "
+    "tensors, but for a few of the last ones, and memory does not grow with their number.",
+    rests_on="p2p/does-not-block",
+)
 @world_sizes(2)
 def test_past_messages(ranks: Ranks) -> None:
     assert_nothing_kept(ranks.run(kept_after_messages))

@@ -10,9 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_each_rank, covers, deadline, not_probed, world_sizes
+from conformance import Chapter, Me, Ranks, assert_each_rank, deadline, not_probed, world_sizes
 from conformance.oracle.messages import content
 from conformance.spec.p2p.posting import post
+
+chapter = Chapter("p2p")
 
 
 def message_to_myself(me: Me, receive_first: bool) -> Tensor:
@@ -25,7 +27,12 @@ def message_to_myself(me: Me, receive_first: bool) -> Tensor:
     return got
 
 
-@covers("p2p/to-oneself")
+@chapter.should(
+    "p2p/to-oneself",
+    "isend and irecv deliver a message from a rank to itself.",
+    source="torch 2.13 docs, isend: 'Unlike send, which is blocking, isend allows src == dst rank'",
+    rests_on="p2p/delivers",
+)
 @world_sizes(1, 2)
 @deadline(10)
 @pytest.mark.parametrize("receive_first", [False, True], ids=["isend first", "irecv first"])
@@ -42,7 +49,12 @@ def block_on_myself(me: Me) -> None:
         dist.send(x, group_dst=me.rank)
 
 
-@covers("p2p/blocking-to-oneself")
+@chapter.must(
+    "p2p/blocking-to-oneself",
+    "send and recv with the rank itself as peer raise a ValueError that says which rank is "
+    "invalid.",
+    source="torch/distributed/distributed_c10d.py of torch 2.13, send and recv",
+)
 @world_sizes(1, 2)
 def test_a_blocking_send_to_oneself_is_refused(ranks: Ranks) -> None:
     ranks.run(block_on_myself)
@@ -62,7 +74,12 @@ def name_the_peer_wrongly(me: Me) -> None:
             receive(x, 1 - me.rank, group_src=1 - me.rank)
 
 
-@covers("p2p/peer-arguments")
+@chapter.must(
+    "p2p/peer-arguments",
+    "A peer is given as a global rank or as a rank of the group: both at once, or neither for a "
+    "send, raise a ValueError.",
+    source="torch 2.13 docs, send: 'Invalid to specify both dst and group_dst'",
+)
 @world_sizes(2)
 def test_a_peer_is_named_in_one_way(ranks: Ranks) -> None:
     ranks.run(name_the_peer_wrongly)
@@ -76,7 +93,11 @@ def send_no_tensor(me: Me) -> None:
                 call(value, 1 - me.rank)
 
 
-@covers("p2p/needs-a-tensor")
+@chapter.must(
+    "p2p/needs-a-tensor",
+    "Anything but a tensor is refused with a TypeError.",
+    source="torch/distributed/distributed_c10d.py of torch 2.13, isend and irecv",
+)
 @world_sizes(2)
 def test_only_tensors_can_be_sent(ranks: Ranks) -> None:
     ranks.run(send_no_tensor)
@@ -88,7 +109,12 @@ def use_a_negative_tag(me: Me, is_send: bool) -> None:
         post(x, 1 - me.rank, -1, is_send=is_send)
 
 
-@covers("p2p/negative-tag")
+@chapter.must(
+    "p2p/negative-tag",
+    "A negative tag is refused with a RuntimeError that says 'Tag must be nonnegative'.",
+    source="observed, torch 2.13.0 gloo",
+    needs="op:send",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("is_send", [True, False], ids=["isend", "irecv"])
 def test_a_negative_tag_is_refused(ranks: Ranks, is_send: bool) -> None:
@@ -107,7 +133,12 @@ def send_after_what_is_no_tag(me: Me, tag: Any) -> float:
     return received.item()
 
 
-@covers("p2p/no-tag")
+@chapter.must(
+    "p2p/no-tag",
+    "A tag that is no integer of 32 bits is refused with a TypeError, and the group goes on.",
+    source="observed, torch 2.13.0 gloo: 'incompatible function arguments'",
+    rests_on="p2p/delivers",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("tag", [1.0, "1", 1 << 31], ids=["float", "text", "of 33 bits"])
 def test_what_is_no_tag_is_refused(ranks: Ranks, tag: Any) -> None:
@@ -119,7 +150,11 @@ def talk_to_nobody(me: Me, peer: int, is_send: bool) -> None:
         post(torch.zeros(1, device=me.device), peer, is_send=is_send).wait()
 
 
-@covers("p2p/peer-out-of-range")
+@chapter.must(
+    "p2p/peer-out-of-range",
+    "A peer that the world does not have is refused with an error, and the process lives on.",
+    source="torch 2.13 docs, isend; torch 2.13.0 gloo reads past its table of peers",
+)
 @world_sizes(2)
 @deadline(4)
 @pytest.mark.parametrize(
@@ -145,7 +180,13 @@ def messages_of_another_size(me: Me, sent: int, received: int) -> None:
         me.store.set("receiver is done", "1")
 
 
-@covers("p2p/longer-message")
+@chapter.must(
+    "p2p/longer-message",
+    "A receive whose tensor is smaller than the message raises, and the process lives on.",
+    source="gloo: 'Received data size doesn't match expected size', which ends the process",
+    needs="feature:mismatch_errors",
+    rests_on="p2p/delivers",
+)
 @world_sizes(2)
 @deadline(5)
 @not_probed()
@@ -153,7 +194,14 @@ def test_a_message_longer_than_the_tensor_is_refused(ranks: Ranks) -> None:
     ranks.run(messages_of_another_size, 8, 4)
 
 
-@covers("p2p/shorter-message")
+@chapter.must(
+    "p2p/shorter-message",
+    "A receive whose tensor is larger than the message raises instead of leaving its end as it "
+    "was.",
+    source="torch 2.13 docs, recv; torch 2.13.0 gloo accepts it without a word",
+    needs="feature:mismatch_errors",
+    rests_on="p2p/delivers",
+)
 @world_sizes(2)
 @deadline(5)
 @not_probed()
@@ -186,7 +234,13 @@ def exchange_in_a_subgroup(me: Me, by_group_rank: bool) -> Tensor:
     return got
 
 
-@covers("p2p/subgroup-peers")
+@chapter.must(
+    "p2p/subgroup-peers",
+    "In a subgroup dst and src are global ranks, group_dst and group_src are ranks of the group.",
+    source="torch 2.13 docs, send: 'Destination rank on global process group (regardless of group "
+    "argument)'",
+    rests_on="p2p/delivers",
+)
 @world_sizes(3, 4)
 @pytest.mark.parametrize("by_group_rank", [False, True], ids=_HOW_TO_NAME)
 def test_peers_in_a_subgroup(ranks: Ranks, by_group_rank: bool) -> None:
@@ -208,7 +262,12 @@ def talk_past_the_group(me: Me) -> None:
             call(x, 0, group=group)
 
 
-@covers("p2p/peer-outside-the-group")
+@chapter.must(
+    "p2p/peer-outside-the-group",
+    "A global rank outside the subgroup is refused with a ValueError that says 'not part of "
+    "group'.",
+    source="torch/distributed/distributed_c10d.py of torch 2.13, get_group_rank",
+)
 @world_sizes(2, 3)
 def test_a_peer_outside_the_group_is_refused(ranks: Ranks) -> None:
     ranks.run(talk_past_the_group)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conformance import (
+    Chapter,
     Me,
     Ranks,
     assert_each_rank,
@@ -20,6 +21,8 @@ from conformance import (
 )
 from conformance.capabilities import DTYPES
 from conformance.oracle.messages import content
+
+chapter = Chapter("p2p", source="torch 2.13 docs, send and recv")
 
 
 def exchange_around_a_ring(me: Me, sent: Tensor, empty: Tensor) -> Tensor:
@@ -35,7 +38,11 @@ def exchange_around_a_ring(me: Me, sent: Tensor, empty: Tensor) -> Tensor:
     return got
 
 
-@covers("p2p/delivers")
+@chapter.must(
+    "p2p/delivers",
+    "recv fills the tensor with the elements that send was given on the source rank.",
+    needs="op:send",
+)
 @world_sizes(2, 3, 5, at_least=2)
 def test_messages_go_around_a_ring(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -94,7 +101,12 @@ def _random_bits(dtype: torch.dtype) -> Tensor:
     return numbers
 
 
-@covers("p2p/dtypes")
+@chapter.must(
+    "p2p/dtypes",
+    "Tensors of every dtype arrive bit for bit.",
+    source="observed, torch 2.13.0 gloo: a message is bytes",
+    rests_on="p2p/delivers",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=needs(f"dtype:{n}")) for n in DTYPES])
 def test_every_dtype_arrives_bit_for_bit(ranks: Ranks, name: str) -> None:
@@ -108,7 +120,12 @@ def _bytes(x: Tensor) -> Tensor:
     return x.reshape(-1).view(torch.uint8)
 
 
-@covers("p2p/shapes")
+@chapter.must(
+    "p2p/shapes",
+    "Tensors of any shape arrive whole, from zero dimensions and a single element to several "
+    "megabytes.",
+    rests_on="p2p/delivers",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize(
     "shape",
@@ -133,7 +150,13 @@ def receive_into_the_middle(me: Me) -> tuple[Tensor, Tensor]:
     return whole, sent
 
 
-@covers("p2p/touches-nothing-else")
+@chapter.must(
+    "p2p/touches-nothing-else",
+    "A receive writes into its tensor alone: the storage around a view, the tensor that was "
+    "sent and the tensors of other ranks keep their values.",
+    source="torch 2.13 docs, recv: 'Tensor to fill with received data'",
+    rests_on="p2p/delivers",
+)
 @world_sizes(2, 3)
 def test_the_neighbours_of_a_received_view_stay(ranks: Ranks) -> None:
     got = ranks.run(receive_into_the_middle)
@@ -157,7 +180,11 @@ def send_a_row(me: Me) -> Tensor:
     return matrix
 
 
-@covers("p2p/storage-offset")
+@chapter.must(
+    "p2p/storage-offset",
+    "A contiguous view is sent from and received at its own place in its storage.",
+    rests_on="p2p/delivers",
+)
 @world_sizes(2)
 def test_a_view_is_sent_from_its_own_place(ranks: Ranks) -> None:
     got = ranks.run(send_a_row)
@@ -219,7 +246,13 @@ def empty_then_full(me: Me) -> list[Tensor]:
     return got
 
 
-@covers("p2p/zero-elements")
+@chapter.must(
+    "p2p/zero-elements",
+    "A message of zero elements is a message: it is waited for, and takes its place in the "
+    "order of those of its tag.",
+    source="gloo, messages of zero bytes do the whole exchange; observed, torch 2.13.0 gloo",
+    rests_on=("p2p/delivers", "p2p/order"),
+)
 @world_sizes(2, 3)
 def test_empty_messages_keep_their_place(ranks: Ranks) -> None:
     got = ranks.run(empty_then_full)
@@ -277,7 +310,14 @@ def overwrite_after_sending(me: Me, numel: int, asynchronous: bool) -> Tensor:
     return x
 
 
-@covers("p2p/buffer-is-free")
+@chapter.must(
+    "p2p/buffer-is-free",
+    "After send has returned, or isend was waited for, the tensor may be changed without "
+    "changing what arrives.",
+    source="torch 2.13 docs, isend: 'Modifying tensor before the request completes causes undefined "
+    "behavior'",
+    rests_on="p2p/delivers",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("numel", [5, 1 << 19], ids=["small", "large"])
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["send", "isend"])
@@ -294,7 +334,12 @@ def recv_from_a_named_source(me: Me) -> list[int]:
     return []
 
 
-@covers("p2p/recv-returns-the-source")
+@chapter.must(
+    "p2p/recv-returns-the-source",
+    "recv returns the global rank of the sender, also where it was given.",
+    source="torch 2.13 docs, recv: 'Returns: Sender rank'",
+    rests_on="p2p/delivers",
+)
 @world_sizes(2, 3)
 def test_recv_returns_the_source_that_it_was_given(ranks: Ranks) -> None:
     got = ranks.run(recv_from_a_named_source)

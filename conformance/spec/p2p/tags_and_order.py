@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_each_rank, covers, deadline, world_sizes
+from conformance import Chapter, Me, Ranks, assert_each_rank, covers, deadline, world_sizes
 from conformance.oracle.messages import Message, Post, content, posts, received
 from conformance.spec.p2p.posting import post
+
+chapter = Chapter("p2p")
 
 
 def receive_the_later_tag_first(me: Me, tags: tuple[int, ...]) -> list[Tensor]:
@@ -31,7 +33,12 @@ def receive_the_later_tag_first(me: Me, tags: tuple[int, ...]) -> list[Tensor]:
     return got
 
 
-@covers("p2p/tags")
+@chapter.must(
+    "p2p/tags",
+    "A receive takes a message of its own tag, although messages of other tags came before.",
+    source="torch 2.13 docs, send: 'Tag to match send with remote recv'; pytorch#94819",
+    rests_on="p2p/delivers",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("tags", [(1, 2), (0, 7, 3), (1, 257, 65537), (2**31 - 1, 0)], ids=str)
 def test_a_receive_takes_its_own_tag(ranks: Ranks, tags: tuple[int, ...]) -> None:
@@ -54,7 +61,13 @@ def three_messages(me: Me, numel: int) -> list[Tensor]:
     return buffers
 
 
-@covers("p2p/order")
+@chapter.must(
+    "p2p/order",
+    "Messages from one rank to another under one tag arrive in the order in which they were sent.",
+    source="torch 2.13 docs, batch_isend_irecv: 'The ordering does matter for multiple operations "
+    "between the same pair of ranks in the same direction'",
+    rests_on="p2p/delivers",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("numel", [1, 100_000], ids=["small", "large"])
 def test_messages_of_one_tag_keep_their_order(ranks: Ranks, numel: int) -> None:
@@ -100,7 +113,13 @@ def many_pending(me: Me, first: int) -> Tensor:
     return buffers
 
 
-@covers("p2p/many-pending")
+@chapter.must(
+    "p2p/many-pending",
+    "Hundreds of messages between two ranks may be under way at once, whichever side posts its "
+    "part first.",
+    source="derived: order/many-pending, for messages",
+    rests_on=("p2p/order", "p2p/does-not-block"),
+)
 @world_sizes(2)
 @pytest.mark.parametrize("first", [0, 1], ids=["sends first", "receives first"])
 def test_hundreds_of_messages_at_once(ranks: Ranks, first: int) -> None:
@@ -116,7 +135,12 @@ def many_in_a_row(me: Me) -> Tensor:
     return elements
 
 
-@covers("p2p/many-in-a-row")
+@chapter.must(
+    "p2p/many-in-a-row",
+    "After a thousand messages between two ranks the next one arrives as the first did.",
+    source="derived: order/many-in-a-row, for messages",
+    rests_on="p2p/many-pending",
+)
 @world_sizes(2)
 def test_a_thousand_messages_in_a_row(ranks: Ranks) -> None:
     assert_each_rank(ranks.run(many_in_a_row), [torch.arange(1100.0)] * 2)
@@ -143,7 +167,13 @@ def messages(draw: st.DrawFn, world_size: int) -> list[Message]:
     return [Message(src, dst, tag, draw(numel)) for src, dst, tag in found if src != dst]
 
 
-@covers("p2p/any-order-of-posts")
+@chapter.must(
+    "p2p/any-order-of-posts",
+    "Sends and receives that match each other complete in whatever order each rank posts them "
+    "and waits for them.",
+    source="torch 2.13 docs, isend and irecv",
+    rests_on=("p2p/delivers", "p2p/tags", "p2p/order"),
+)
 @world_sizes(2, 3, 4, at_least=2)
 @given(data=st.data())
 @settings(max_examples=20)
@@ -173,7 +203,13 @@ def send_in_two_groups(me: Me) -> list[Tensor]:
     return buffers
 
 
-@covers("p2p/groups-are-apart")
+@chapter.must(
+    "p2p/groups-are-apart",
+    "Messages between the same ranks under the same tag do not mix when they are sent in "
+    "different groups.",
+    source="torch 2.13 docs, new_group",
+    rests_on="p2p/delivers",
+)
 @world_sizes(2, 3)
 def test_messages_of_two_groups_do_not_mix(ranks: Ranks) -> None:
     sent = [content(i, 3) for i in range(2)]
@@ -195,7 +231,13 @@ def collectives_between(me: Me, tag: int) -> tuple[Tensor, list[Tensor]]:
     return got, sums
 
 
-@covers("p2p/beside-collectives")
+@chapter.must(
+    "p2p/beside-collectives",
+    "Messages and collectives under way in one group at the same time do not disturb each "
+    "other, whatever the tag.",
+    source="torch 2.13 docs, send: 'Tag to match send with remote recv'",
+    rests_on=("p2p/delivers", "all_reduce/sum"),
+)
 @world_sizes(2, 3, 4, at_least=2)
 @pytest.mark.parametrize("tag", [0, 1, 2], ids=lambda tag: f"tag{tag}")
 def test_messages_and_collectives_do_not_disturb_each_other(ranks: Ranks, tag: int) -> None:
@@ -226,7 +268,12 @@ def exchange_from_threads(me: Me, threads: int, rounds: int) -> list[list[Tensor
     return got
 
 
-@covers("p2p/threads")
+@chapter.should(
+    "p2p/threads",
+    "Threads of one process may exchange messages at once, each under a tag of its own.",
+    source="observed, torch 2.13.0 gloo",
+    rests_on="p2p/tags",
+)
 @world_sizes(2)
 @deadline(20)
 def test_threads_exchange_messages_under_tags_of_their_own(ranks: Ranks) -> None:

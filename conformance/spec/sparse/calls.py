@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conformance import (
+    Chapter,
     Me,
     Ranks,
     assert_each_rank,
     assert_same_on_all_ranks,
-    covers,
     deadline,
     not_probed,
     world_sizes,
@@ -24,6 +24,8 @@ from conformance.harness.failure import RanksFailed
 from conformance.harness.outcome import Outcome, Raised, Returned
 from conformance.oracle.sparse import Entries, dense_sum
 from conformance.spec.raising import assert_raised
+
+chapter = Chapter("sparse", needs=("op:all_reduce", "feature:sparse"))
 
 
 def _entries(rank: int, number: int) -> Entries:
@@ -41,7 +43,13 @@ def reduce_several(me: Me) -> list[Tensor]:
     return [x.to_dense() if x.is_sparse else x for x in mixed]
 
 
-@covers("sparse/several-at-once")
+@chapter.must(
+    "sparse/several-at-once",
+    "Several reductions of sparse and dense tensors under way at once keep their indices and "
+    "values apart.",
+    source="horovod#3813",
+    rests_on=("sparse/sum", "all_reduce/sum"),
+)
 @world_sizes(1, 2, 3)
 def test_several_reductions_at_once(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -65,7 +73,14 @@ def one_rank_goes_ahead(me: Me, ahead: int) -> Tensor:
     return x.to_dense()
 
 
-@covers("sparse/async")
+@chapter.must(
+    "sparse/async",
+    "With async_op the call returns before the other ranks have joined in, and the tensor holds "
+    "the sum once wait has returned.",
+    source="torch 2.13 docs, all_reduce: 'Async work handle, if async_op is set to True'",
+    needs=("op:all_reduce", "feature:sparse", "feature:nonblocking"),
+    rests_on="sparse/sum",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("ahead", ["first", "last"])
 def test_the_call_returns_before_the_others_have_come(ranks: Ranks, ahead: str) -> None:
@@ -85,7 +100,12 @@ def reduce_in_a_subgroup(me: Me) -> Tensor | None:
     return x.to_dense()
 
 
-@covers("sparse/subgroup")
+@chapter.must(
+    "sparse/subgroup",
+    "In a subgroup the members' tensors alone are summed.",
+    source="torch 2.13 docs, all_reduce: 'The process group to work on'",
+    rests_on="sparse/sum",
+)
 @world_sizes(2, 3, 4)
 def test_a_subgroup_sums_its_own(ranks: Ranks) -> None:
     tensors = [_entries(rank, 5).tensor() for rank in range(ranks.world_size)]
@@ -103,7 +123,12 @@ def ask_the_handle(me: Me) -> list[Tensor]:
     return [work.result()[0].to_dense(), value.to_dense(), x.to_dense()]
 
 
-@covers("sparse/result")
+@chapter.must(
+    "sparse/result",
+    "The result of the handle and the value of its future are the reduced tensor.",
+    source="pytorch#22036, which added Work.result for it",
+    rests_on="sparse/sum",
+)
 @world_sizes(1, 2, 3)
 def test_the_handle_has_the_result(ranks: Ranks) -> None:
     want = dense_sum([_entries(rank, 5).tensor() for rank in range(ranks.world_size)])
@@ -121,7 +146,12 @@ def reduce_a_gradient(me: Me) -> tuple[bool, Tensor]:
     return gradient.is_sparse, gradient.to_dense()
 
 
-@covers("sparse/gradients")
+@chapter.must(
+    "sparse/gradients",
+    "The sparse gradient of an embedding is reduced in place, without a detour by its dense form.",
+    source="pytorch#22037, sparse gradients",
+    rests_on=("sparse/hybrid", "sparse/in-place"),
+)
 @world_sizes(1, 2, 3)
 def test_the_gradient_of_an_embedding(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -154,7 +184,13 @@ def _elementwise(name: str, world_size: int, dtype: str) -> Tensor:
             return x.prod(0)
 
 
-@covers("sparse/other-operations")
+@chapter.must(
+    "sparse/other-operations",
+    "Any operation but SUM either gives what it gives for dense tensors or is refused on every "
+    "rank with a RuntimeError that says that only SUM works.",
+    source="horovod#2279; torch/csrc/distributed/c10d/ProcessGroupGloo.cpp",
+    rests_on="sparse/sum",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("dtype", ["int64", "float32"])
 @pytest.mark.parametrize("name", ["AVG", "MIN", "MAX", "PRODUCT"])
@@ -181,7 +217,13 @@ _DIFFERENT_SHAPES = {
 }
 
 
-@covers("sparse/shapes-differ")
+@chapter.must(
+    "sparse/shapes-differ",
+    "Ranks whose tensors differ in shape or in the number of sparse dimensions all get an error "
+    "that names shapes or dimensions.",
+    source="torch/csrc/distributed/c10d/ProcessGroupGloo.cpp",
+    rests_on="sparse/sum",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("what", _DIFFERENT_SHAPES)
 @not_probed()
@@ -192,7 +234,13 @@ def test_different_shapes_raise_everywhere(ranks: Ranks, what: str) -> None:
     assert_raised(outcomes, match="(?i)dimension|shape")
 
 
-@covers("sparse/dtypes-differ")
+@chapter.must(
+    "sparse/dtypes-differ",
+    "Ranks whose tensors differ in dtype all get an error, and no process ends.",
+    source="observed, torch 2.13.0 gloo, which ends a process",
+    needs=("op:all_reduce", "feature:sparse", "feature:mismatch_errors"),
+    rests_on="sparse/sum",
+)
 @world_sizes(2, 3)
 @deadline(5)
 @not_probed()
@@ -229,7 +277,14 @@ def _elsewhere(name: str, world_size: int) -> list[list[Tensor] | None]:
     return [[own[0]] for _ in own]
 
 
-@covers("sparse/other-collectives")
+@chapter.must(
+    "sparse/other-collectives",
+    "broadcast, reduce, all_gather and send of a sparse tensor are right, or refused before "
+    "anything is sent.",
+    source="observed, torch 2.13.0: no kernel for sparse tensors",
+    needs="feature:sparse",
+    rests_on="sparse/sum",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("name", ["broadcast", "reduce", "all_gather", "send"])
 @not_probed()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conformance import (
+    Chapter,
     Me,
     Ranks,
     assert_each_rank,
@@ -22,6 +23,10 @@ from conformance import (
 from conformance.harness.failure import RanksFailed
 from conformance.harness.outcome import Raised, Returned
 from conformance.oracle.sparse import Entries, dense_sum
+
+PULL = "pytorch#22036, sparse all_reduce of gloo"
+
+chapter = Chapter("sparse", needs=("op:all_reduce", "feature:sparse"))
 
 
 def reduce_one(me: Me, inputs: list[Tensor]) -> Tensor:
@@ -40,7 +45,11 @@ def _two_a_rank(n: int) -> list[Entries]:
     return [Entries((n + 2,), 1, ((r,), (r + 1,)), (r + 1, 10 * r + 3)) for r in range(n)]
 
 
-@covers("sparse/sum")
+@chapter.must(
+    "sparse/sum",
+    "all_reduce of sparse COO tensors leaves the sum of all ranks' tensors on every rank.",
+    source=PULL,
+)
 @world_sizes(1, 2, 3, 5, at_least=1)
 def test_sparse_tensors_are_summed(ranks: Ranks) -> None:
     inputs = [entries.tensor().coalesce() for entries in _two_a_rank(ranks.world_size)]
@@ -58,7 +67,13 @@ def reduce_and_look(me: Me) -> tuple[bool, int, int, tuple[int, ...], str]:
     return summed, held.sparse_dim(), held.dense_dim(), tuple(held.shape), str(held.dtype)
 
 
-@covers("sparse/in-place")
+@chapter.must(
+    "sparse/in-place",
+    "The tensor object that was passed holds the sum afterwards, and it is still sparse, of its "
+    "shape, sparse dimensions and dtype.",
+    source="pytorch#31413 and pytorch#31511",
+    rests_on="sparse/sum",
+)
 @world_sizes(1, 2, 3)
 def test_the_tensor_that_was_passed_holds_the_sum(ranks: Ranks) -> None:
     got = ranks.run(reduce_and_look)
@@ -75,13 +90,23 @@ def reduce_to_parts(me: Me) -> tuple[Tensor, Tensor]:
     return x.indices(), x.values()
 
 
-@covers("sparse/same-bits")
+@chapter.must(
+    "sparse/same-bits",
+    "Every rank ends with the same indices in the same order and the same bits of values.",
+    source="torch 2.13 docs, all_reduce: 'bitwise identical in all processes'",
+    rests_on="sparse/sum",
+)
 @world_sizes(2, 3, 4, at_least=2)
 def test_every_rank_ends_with_the_same_bits(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(reduce_to_parts))
 
 
-@covers("sparse/uncoalesced")
+@chapter.must(
+    "sparse/uncoalesced",
+    "An index that a rank's tensor holds several times counts with the sum of its values.",
+    source="torch 2.13 docs, sparse COO tensors: uncoalesced tensors",
+    rests_on="sparse/sum",
+)
 @world_sizes(1, 2, 3)
 def test_an_index_may_stand_several_times(ranks: Ranks) -> None:
     inputs = [
@@ -92,7 +117,12 @@ def test_an_index_may_stand_several_times(ranks: Ranks) -> None:
     assert_same_on_all_ranks(_densely(got), want=dense_sum(inputs))
 
 
-@covers("sparse/hybrid")
+@chapter.must(
+    "sparse/hybrid",
+    "Tensors with dense dimensions besides sparse ones are summed as well.",
+    source=PULL,
+    rests_on="sparse/sum",
+)
 @world_sizes(1, 2, 3)
 @pytest.mark.parametrize("sparse_dim", [1, 2], ids=lambda dim: f"{dim} sparse")
 def test_dense_dimensions_are_summed_too(ranks: Ranks, sparse_dim: int) -> None:
@@ -126,7 +156,13 @@ def reduce_strided(me: Me, how: str) -> Tensor:
     return x.to_dense()
 
 
-@covers("sparse/strided")
+@chapter.must(
+    "sparse/strided",
+    "Indices and values may have any strides, as the values of a gradient have whose output was "
+    "transposed or summed.",
+    source="torch 2.13 docs, sparse COO tensors: constructed of any tensors",
+    rests_on="sparse/hybrid",
+)
 @world_sizes(1, 2, 3)
 @pytest.mark.parametrize("how", ["columns", "gaps", "one", "expanded"])
 def test_parts_of_any_strides(ranks: Ranks, how: str) -> None:
@@ -134,7 +170,12 @@ def test_parts_of_any_strides(ranks: Ranks, how: str) -> None:
     assert_same_on_all_ranks(ranks.run(reduce_strided, how), want=dense_sum(inputs))
 
 
-@covers("sparse/differing-counts")
+@chapter.must(
+    "sparse/differing-counts",
+    "Ranks may hold different numbers of elements, none at all included.",
+    source="pytorch#23917",
+    rests_on="sparse/sum",
+)
 @world_sizes(2, 3, 4, at_least=2)
 @pytest.mark.parametrize("most_on", ["first", "last"])
 @pytest.mark.parametrize(("name", "least"), [("float32", 0), ("int64", 2**40)])
@@ -158,7 +199,12 @@ def test_ranks_hold_different_numbers_of_elements(
     assert_same_on_all_ranks(_densely(got), want=dense_sum(tensors))
 
 
-@covers("sparse/all-empty")
+@chapter.must(
+    "sparse/all-empty",
+    "If no rank holds an element, the result holds none; shapes with a zero are no exception.",
+    source="observed, torch 2.13.0 gloo",
+    rests_on="sparse/differing-counts",
+)
 @world_sizes(1, 2, 3)
 @pytest.mark.parametrize(
     ("shape", "sparse_dim"),
@@ -182,7 +228,12 @@ def _sum_of(ranks: Ranks, name: str) -> None:
     assert_same_on_all_ranks(_densely(got), want=dense_sum(inputs))
 
 
-@covers("sparse/dtypes")
+@chapter.must(
+    "sparse/dtypes",
+    "Sums of float32, float64, bfloat16 and of integers of 8, 32 and 64 bits are right.",
+    source="observed, torch 2.13.0 gloo",
+    rests_on="sparse/sum",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize(
     "name", ["float32", "float64", "bfloat16", "uint8", "int8", "int32", "int64"]
@@ -191,13 +242,25 @@ def test_sums_of_every_dtype(ranks: Ranks, name: str) -> None:
     _sum_of(ranks, name)
 
 
-@covers("sparse/float16")
+@chapter.should(
+    "sparse/float16",
+    "float16 is reduced as a sparse tensor too, as it is as a dense one.",
+    source="torch 2.13 docs, all_reduce names no dtypes; torch 2.13.0 gloo refuses it",
+    needs=("op:all_reduce", "feature:sparse", "dtype:float16"),
+    rests_on="sparse/sum",
+)
 @world_sizes(2, 3)
 def test_sums_of_float16(ranks: Ranks) -> None:
     _sum_of(ranks, "float16")
 
 
-@covers("sparse/complex")
+@chapter.must(
+    "sparse/complex",
+    "Sums of complex tensors are right, or refused on every rank.",
+    source="torch 2.13, all_reduce takes dense complex tensors for pairs of real ones",
+    needs=("op:all_reduce", "feature:sparse", "dtype:complex64"),
+    rests_on="sparse/sum",
+)
 @world_sizes(2, 3)
 @not_probed()
 def test_sums_of_complex_numbers_are_right_or_refused(ranks: Ranks) -> None:
@@ -213,7 +276,12 @@ def test_sums_of_complex_numbers_are_right_or_refused(ranks: Ranks) -> None:
     assert_same_on_all_ranks(_densely(got), want=want)
 
 
-@covers("sparse/many-dimensions")
+@chapter.should(
+    "sparse/many-dimensions",
+    "There is no limit of four sparse and four dense dimensions.",
+    source="pytorch#19146 assumes it; torch 2.13.0 gloo fails an internal assertion",
+    rests_on="sparse/hybrid",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("sparse_dim", [1, 5], ids=["5 dense", "5 sparse"])
 def test_more_than_four_dimensions(ranks: Ranks, sparse_dim: int) -> None:
@@ -235,7 +303,12 @@ def keep_the_parts(me: Me) -> tuple[Tensor, Tensor]:
     return indices, values
 
 
-@covers("sparse/parts-untouched")
+@chapter.must(
+    "sparse/parts-untouched",
+    "The tensors of indices and values that the sparse tensor was built from keep their values.",
+    source="observed, torch 2.13.0 gloo",
+    rests_on="sparse/sum",
+)
 @world_sizes(1, 2, 3)
 def test_indices_and_values_keep_their_values(ranks: Ranks) -> None:
     want = [
@@ -253,7 +326,12 @@ def reduce_many(me: Me, numel: int) -> Tensor:
     return x.to_dense()
 
 
-@covers("sparse/many-elements")
+@chapter.must(
+    "sparse/many-elements",
+    "Tensors of many thousand elements are summed, also where one rank has few of them.",
+    source="derived: a batch of words",
+    rests_on="sparse/sum",
+)
 @world_sizes(2, 3)
 def test_many_elements(ranks: Ranks) -> None:
     n, numel = ranks.world_size, 100_003
@@ -275,7 +353,12 @@ def reduce_far_apart(me: Me) -> tuple[Tensor, Tensor]:
     return x.indices(), x.values()
 
 
-@covers("sparse/large-indices")
+@chapter.must(
+    "sparse/large-indices",
+    "Indices have 64 bits: a dimension may be larger than 2**32.",
+    source="torch 2.13 docs, sparse COO tensors: indices are int64",
+    rests_on="sparse/sum",
+)
 @world_sizes(1, 2, 3)
 def test_indices_beyond_32_bits(ranks: Ranks) -> None:
     n = ranks.world_size

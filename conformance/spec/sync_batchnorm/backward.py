@@ -8,7 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance import (
+    Chapter,
+    Me,
+    Ranks,
+    assert_same_on_all_ranks,
+    assert_that,
+    covers,
+    world_sizes,
+)
 from conformance.harness.failure import RanksFailed
 from conformance.harness.outcome import Raised, Returned
 from conformance.oracle.batchnorm import Expected, Running, whole_batch
@@ -30,10 +38,21 @@ from conformance.spec.sync_batchnorm.training import (
 )
 from conformance.spec.tolerance import assert_near
 
+DOCS = "torch 2.13 docs, SyncBatchNorm"
+
+chapter = Chapter("sync_batchnorm", needs="feature:sync_batchnorm_on_cpu")
+
+
 _DOUBLE = Layer(dtype="float64")
 
 
-@covers("sync_batchnorm/input-gradient")
+@chapter.must(
+    "sync_batchnorm/input-gradient",
+    "The gradient of a rank's input is its part of the gradient of the whole batch: it counts "
+    "how the input moves the statistics, and with them the outputs of all ranks.",
+    source=f"{DOCS}; pytorch#14267, the first version",
+    rests_on="sync_batchnorm/output",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_inputs_get_their_part_of_the_whole_gradient(ranks: Ranks, dtype: str) -> None:
@@ -41,7 +60,13 @@ def test_inputs_get_their_part_of_the_whole_gradient(ranks: Ranks, dtype: str) -
     train(ranks, Layer(dtype=dtype), xs).check_input_grads()
 
 
-@covers("sync_batchnorm/parameter-gradients")
+@chapter.must(
+    "sync_batchnorm/parameter-gradients",
+    "The gradients of weight and bias are the rank's own part, for DDP to average; added up "
+    "over the ranks they are those of the whole batch.",
+    source="torch 2.13, _functions.py: 'synchronizing of grad_weight / grad_bias is not needed'",
+    rests_on="sync_batchnorm/output",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_parameters_get_the_ranks_own_part(ranks: Ranks, dtype: str) -> None:
@@ -49,7 +74,12 @@ def test_parameters_get_the_ranks_own_part(ranks: Ranks, dtype: str) -> None:
     train(ranks, Layer(dtype=dtype), xs).check_parameter_grads()
 
 
-@covers("sync_batchnorm/unequal-gradients")
+@chapter.must(
+    "sync_batchnorm/unequal-gradients",
+    "Means over gradients weigh each rank by its number of values.",
+    source="pytorch#22192 and its fix for backward, pytorch#36382",
+    rests_on=("sync_batchnorm/input-gradient", "sync_batchnorm/unequal-batches"),
+)
 @world_sizes(2, 3, 4)
 def test_gradients_count_by_their_number_of_values(ranks: Ranks) -> None:
     trained = train(ranks, _DOUBLE, batches([1, 5, 2, 3][: ranks.world_size], (2, 2), "float64"))
@@ -57,7 +87,13 @@ def test_gradients_count_by_their_number_of_values(ranks: Ranks) -> None:
     trained.check_parameter_grads()
 
 
-@covers("sync_batchnorm/empty-gradients")
+@chapter.must(
+    "sync_batchnorm/empty-gradients",
+    "A rank whose batch is empty takes part in backward; its input's gradient is an empty "
+    "tensor, not None, and its parameters' gradients are zero or None.",
+    source="pytorch#36530 and pytorch#74944",
+    rests_on=("sync_batchnorm/input-gradient", "sync_batchnorm/empty-on-some-ranks"),
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("empty", ["first", "last"])
 def test_an_empty_rank_takes_part_in_backward(ranks: Ranks, empty: str) -> None:
@@ -77,7 +113,13 @@ def train_frozen(me: Me, frozen: str, x: Tensor, dy: Tensor) -> list[Tensor | No
     return [step.input_grad, step.weight_grad, step.bias_grad, step.mean]
 
 
-@covers("sync_batchnorm/frozen-parameters")
+@chapter.must(
+    "sync_batchnorm/frozen-parameters",
+    "A weight or bias that requires no gradient gets none, and the other gradients and the "
+    "running statistics are as ever.",
+    source="torch 2.13, requires_grad",
+    rests_on=("sync_batchnorm/input-gradient", "sync_batchnorm/parameter-gradients"),
+)
 @world_sizes(2)
 @pytest.mark.parametrize("frozen", ["weight", "bias", "weight bias"])
 def test_frozen_parameters_get_no_gradient(ranks: Ranks, frozen: str) -> None:
@@ -104,7 +146,13 @@ def train_with_a_zero_weight(me: Me, x: Tensor, dy: Tensor) -> Step:
     return take_step(me, layer, x, dy)
 
 
-@covers("sync_batchnorm/zero-weight")
+@chapter.must(
+    "sync_batchnorm/zero-weight",
+    "A weight may be zero, as new residual networks have it: gradients of weight and bias are "
+    "as ever, and the input's is zero.",
+    source="torchvision, zero_init_residual",
+    rests_on=("sync_batchnorm/input-gradient", "sync_batchnorm/parameter-gradients"),
+)
 @world_sizes(2, 3)
 def test_a_weight_of_zero(ranks: Ranks) -> None:
     xs = batches([3, 2, 4][: ranks.world_size], (2, 2), "float64")
@@ -125,7 +173,12 @@ def train_first_layer(me: Me, x: Tensor, dy: Tensor) -> list[Tensor]:
     return [layer.weight.grad, layer.bias.grad]
 
 
-@covers("sync_batchnorm/input-without-gradient")
+@chapter.must(
+    "sync_batchnorm/input-without-gradient",
+    "The first layer of a model, whose input requires no gradient, gives weight and bias theirs.",
+    source="PaddlePaddle#67182; torch 2.13, requires_grad",
+    rests_on="sync_batchnorm/parameter-gradients",
+)
 @world_sizes(2, 3)
 def test_the_first_layer_of_a_model(ranks: Ranks) -> None:
     xs = batches([3, 1, 2][: ranks.world_size], (2, 2), "float64")
@@ -136,7 +189,12 @@ def test_the_first_layer_of_a_model(ranks: Ranks) -> None:
     assert_near([grads[1] for grads in got], want.bias_grads, "gradient of bias")
 
 
-@covers("sync_batchnorm/transposed-neighbours")
+@chapter.must(
+    "sync_batchnorm/transposed-neighbours",
+    "Between layers that hand on transposed tensors, gradients are right as well.",
+    source="pytorch#64039",
+    rests_on=("sync_batchnorm/input-gradient", "sync_batchnorm/non-contiguous"),
+)
 @world_sizes(2)
 @pytest.mark.parametrize("dimensions", [1, 2])
 def test_neighbours_that_transpose(ranks: Ranks, dimensions: int) -> None:
@@ -145,7 +203,13 @@ def test_neighbours_that_transpose(ranks: Ranks, dimensions: int) -> None:
     assert_near_gradients(got, whole_gradients(Transposing, (dimensions,), xs))
 
 
-@covers("sync_batchnorm/network")
+@chapter.must(
+    "sync_batchnorm/network",
+    "In a network with several such layers between others, all parameters have, added up over "
+    "the ranks, the gradients of the whole batch.",
+    source=DOCS,
+    rests_on=("sync_batchnorm/input-gradient", "sync_batchnorm/parameter-gradients"),
+)
 @world_sizes(2, 3)
 def test_a_network_of_several_layers(ranks: Ranks) -> None:
     xs = [normal((2 + rank, 2, 5, 5), rank, "float64") for rank in range(ranks.world_size)]
@@ -186,7 +250,13 @@ def train_with_gradient_layout(
     return x.grad
 
 
-@covers("sync_batchnorm/gradient-layout")
+@chapter.must(
+    "sync_batchnorm/gradient-layout",
+    "The gradient of the output may have any strides, whatever the input's: expanded, as of "
+    "sum(), channels-last next to contiguous, and the other way round.",
+    source="pytorch#64039; torch 2.13, autograd promises no strides",
+    rests_on="sync_batchnorm/input-gradient",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("input_format", sorted(_FORMATS))
 @pytest.mark.parametrize("grad", ["contiguous", "channels-last", "expanded", "transposed"])
@@ -215,7 +285,13 @@ def train_used_twice(me: Me, xs: list[Tensor], dys: list[Tensor]) -> list[Tensor
     return [grads[0], grads[1], layer.weight.grad, layer.bias.grad, layer.running_mean]
 
 
-@covers("sync_batchnorm/used-twice")
+@chapter.must(
+    "sync_batchnorm/used-twice",
+    "A layer that one forward pass runs twice gives right gradients, and its running statistics "
+    "take in both batches.",
+    source="torch 2.13, modules may be called several times",
+    rests_on=("sync_batchnorm/input-gradient", "sync_batchnorm/running-statistics"),
+)
 @world_sizes(2)
 def test_a_layer_that_runs_twice(ranks: Ranks) -> None:
     first, second = batches([3, 1], (2, 2), "float64"), batches([2, 4], (2, 2), "float64", seed=1)
@@ -258,7 +334,12 @@ def backward_twice(me: Me, x: Tensor, dy: Tensor) -> list[tuple[Tensor, Tensor]]
     return passes
 
 
-@covers("sync_batchnorm/backward-twice")
+@chapter.must(
+    "sync_batchnorm/backward-twice",
+    "A second backward pass through a graph that was retained gives the same gradients again.",
+    source="torch 2.13, retain_graph",
+    rests_on="sync_batchnorm/input-gradient",
+)
 @world_sizes(2)
 def test_a_second_backward_pass_gives_the_same(ranks: Ranks) -> None:
     xs = batches([3, 2], (2, 2), "float64")
@@ -282,7 +363,13 @@ def change_bias(me: Me, x: Tensor, dy: Tensor) -> list[Tensor]:
     return [x.grad, layer.weight.grad, layer.bias.grad]
 
 
-@covers("sync_batchnorm/bias-changed-before-backward")
+@chapter.must(
+    "sync_batchnorm/bias-changed-before-backward",
+    "A bias may be changed in place between forward and backward: no gradient depends on its "
+    "values.",
+    source="torch 2.13, _functions.py: bias is not among what SyncBatchNorm saves for backward",
+    rests_on=("sync_batchnorm/input-gradient", "sync_batchnorm/parameter-gradients"),
+)
 @world_sizes(2, 3)
 def test_a_bias_that_changes_before_backward(ranks: Ranks) -> None:
     xs = batches([3, 2, 4][: ranks.world_size], (2, 2), "float64")
@@ -303,7 +390,14 @@ def change_output(me: Me, x: Tensor, dy: Tensor) -> list[Tensor]:
     return [x.grad, layer.weight.grad, layer.bias.grad]
 
 
-@covers("sync_batchnorm/output-changed-in-place")
+@chapter.must(
+    "sync_batchnorm/output-changed-in-place",
+    "The output may be changed in place before backward, as an activation in place does.",
+    source="torch 2.13: no batch norm needs its output in backward; torchvision's models have "
+    "ReLU(inplace=True) behind it",
+    needs=(),
+    rests_on="sync_batchnorm/input-gradient",
+)
 @world_sizes(2)
 def test_an_output_that_is_changed_in_place(ranks: Ranks) -> None:
     xs = batches([3, 2], (2, 2), "float64")
@@ -328,7 +422,14 @@ def change_and_go_backward(me: Me, what: str, x: Tensor, dy: Tensor) -> list[Ten
     return [leaf.grad, layer.weight.grad]
 
 
-@covers("sync_batchnorm/changed-before-backward")
+@chapter.must(
+    "sync_batchnorm/changed-before-backward",
+    "If the input or the weight is changed in place between forward and backward, gradients are "
+    "those of the values before, or backward raises RuntimeError.",
+    source="torch 2.13 docs, Autograd mechanics: in-place correctness checks",
+    needs=(),
+    rests_on="sync_batchnorm/input-gradient",
+)
 @world_sizes(1, 2)
 @pytest.mark.parametrize("what", ["input", "weight"])
 def test_what_changes_before_backward(ranks: Ranks, what: str) -> None:
@@ -355,7 +456,13 @@ def differentiate_twice(me: Me, x: Tensor) -> Tensor:
     return second
 
 
-@covers("sync_batchnorm/second-derivative")
+@chapter.must(
+    "sync_batchnorm/second-derivative",
+    "A gradient of a gradient is right, or it is refused with an error; it never leaves out "
+    "other ranks without a word.",
+    source="torch 2.13, create_graph; torch's kernels have no second derivative",
+    rests_on="sync_batchnorm/input-gradient",
+)
 @world_sizes(2)
 def test_a_second_derivative_is_right_or_refused(ranks: Ranks) -> None:
     xs = batches([3, 2], (2,), "float64")

@@ -10,7 +10,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance import (
+    Chapter,
+    Me,
+    Ranks,
+    assert_same_on_all_ranks,
+    assert_that,
+    covers,
+    world_sizes,
+)
 from conformance.harness.traces import Issued, record
 from conformance.oracle.batchnorm import whole_batch
 from conformance.spec.raising import assert_raised
@@ -23,6 +31,9 @@ from conformance.spec.sync_batchnorm.training import (
     train,
 )
 from conformance.spec.tolerance import assert_near
+
+chapter = Chapter("sync_batchnorm", needs="feature:sync_batchnorm_on_cpu")
+
 
 _DOUBLE = Layer(dtype="float64")
 
@@ -37,7 +48,13 @@ def evaluate_on_the_last_rank(me: Me, track: bool) -> None:
     me.store.wait(["evaluated"])
 
 
-@covers("sync_batchnorm/silent-eval")
+@chapter.must(
+    "sync_batchnorm/silent-eval",
+    "Eval mode exchanges nothing, with statistics or without, forward or backward: one rank can "
+    "evaluate while the others do something else.",
+    source="pytorch#56982",
+    needs=(),
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("track", [True, False], ids=["tracked", "untracked"])
 def test_one_rank_evaluates_alone(ranks: Ranks, track: bool) -> None:
@@ -72,7 +89,12 @@ def traces_of_training(
     return forward, group.take()
 
 
-@covers("sync_batchnorm/one-collective-each-way")
+@chapter.should(
+    "sync_batchnorm/one-collective-each-way",
+    "Forward is one collective, and so is backward.",
+    source="torch 2.13: one all_gather and one all_reduce; latency is what a small layer costs",
+    rests_on="sync_batchnorm/output",
+)
 @world_sizes(2, 3)
 def test_one_collective_each_way(ranks: Ranks) -> None:
     xs = batches([3, 1, 2][: ranks.world_size], (4, 2))
@@ -84,7 +106,12 @@ def test_one_collective_each_way(ranks: Ranks) -> None:
             assert_that(len(trace) == 1, f"{way} issued {issued}", rank)
 
 
-@covers("sync_batchnorm/small-messages")
+@chapter.must(
+    "sync_batchnorm/small-messages",
+    "What is exchanged grows with the number of channels, not with the batch.",
+    source="torch 2.13: 2C + 1 numbers forward, 2C backward",
+    rests_on="sync_batchnorm/output",
+)
 @world_sizes(2)
 def test_messages_do_not_grow_with_the_batch(ranks: Ranks) -> None:
     small, large = (
@@ -100,14 +127,25 @@ def test_messages_do_not_grow_with_the_batch(ranks: Ranks) -> None:
             assert_that(operation.numel <= limit, what, 0)
 
 
-@covers("sync_batchnorm/silent-backward")
+@chapter.should(
+    "sync_batchnorm/silent-backward",
+    "If no rank's input requires a gradient, backward exchanges nothing.",
+    source="torch 2.13, _functions.py: it depends on needs_input_grad",
+    rests_on="sync_batchnorm/input-without-gradient",
+)
 @world_sizes(2)
 def test_nobody_asks_for_gradients_of_the_input(ranks: Ranks) -> None:
     got = ranks.run_each(traces_of_training, [(x, False) for x in batches([3, 1], (2, 2))])
     assert_same_on_all_ranks([backward for _, backward in got], [], what="operations of backward")
 
 
-@covers("sync_batchnorm/same-calls")
+@chapter.must(
+    "sync_batchnorm/same-calls",
+    "All ranks issue the same collectives with the same sizes, whatever the sizes of their "
+    "batches.",
+    source="torch 2.13 docs: collectives are called by all ranks; pytorch#36530",
+    rests_on="sync_batchnorm/output",
+)
 @world_sizes(2, 3)
 def test_all_ranks_issue_the_same(ranks: Ranks) -> None:
     xs = batches([3, 0, 1][: ranks.world_size], (2, 2))
@@ -125,7 +163,13 @@ def train_in_halves(me: Me, x: Tensor, dy: Tensor) -> Step:
     return take_step(me, _DOUBLE.make(me, groups[me.rank % 2]), x, dy)
 
 
-@covers("sync_batchnorm/group")
+@chapter.must(
+    "sync_batchnorm/group",
+    "With a process_group, the batches of that group's ranks are normalised together, and those "
+    "of other groups apart from them.",
+    source="torch 2.13 docs, SyncBatchNorm, argument process_group",
+    rests_on="sync_batchnorm/output",
+)
 @world_sizes(4, 5)
 def test_two_groups_at_once(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -156,7 +200,12 @@ def test_a_group_without_rank_0(ranks: Ranks) -> None:
     assert_near([mine.output for mine in got[1:]], want.outputs, "output in the group", [1, 2])
 
 
-@covers("sync_batchnorm/outside-of-the-group")
+@chapter.should(
+    "sync_batchnorm/outside-of-the-group",
+    "On a rank that is not in its group, a layer is plain batch norm.",
+    source="torch 2.13: the size of a group for ranks outside of it is -1, hence no exchange",
+    rests_on="sync_batchnorm/group",
+)
 @world_sizes(3)
 def test_a_rank_that_is_not_in_the_group(ranks: Ranks) -> None:
     xs = batches([3, 2, 1], (2, 2), "float64")
@@ -204,7 +253,11 @@ def train_alone(me: Me, x: Tensor, dy: Tensor) -> tuple[Step, list[Issued]]:
     return step, groups[me.rank].take()
 
 
-@covers("sync_batchnorm/alone")
+@chapter.must(
+    "sync_batchnorm/alone",
+    "In a group of one rank a layer is plain batch norm, and exchanges nothing.",
+    source="torch 2.13, SyncBatchNorm.forward: need_sync",
+)
 @world_sizes(1, 2)
 def test_a_group_of_one(ranks: Ranks) -> None:
     xs = batches([3, 2][: ranks.world_size], (2, 2), "float64")
@@ -229,7 +282,13 @@ def train_without_groups(me: Me, x: Tensor, dy: Tensor) -> tuple[Step, Step]:
     return before, take_step(me, _DOUBLE.make(me), x, dy)
 
 
-@covers("sync_batchnorm/without-groups")
+@chapter.must(
+    "sync_batchnorm/without-groups",
+    "Before init_process_group and after destroy_process_group a layer is plain batch norm, on "
+    "any device.",
+    source="torch 2.13, SyncBatchNorm.forward: need_sync",
+    needs=(),
+)
 @world_sizes(1, 2)
 def test_without_a_default_group(bare_ranks: Ranks) -> None:
     xs = batches([3, 2][: bare_ranks.world_size], (2, 2), "float64")
@@ -259,7 +318,13 @@ def make_before_groups(me: Me, how: str, x: Tensor) -> Tensor:
     return y
 
 
-@covers("sync_batchnorm/made-before-groups")
+@chapter.must(
+    "sync_batchnorm/made-before-groups",
+    "A layer that was made or converted before init_process_group normalises over all ranks "
+    "from then on.",
+    source="torch 2.13, SyncBatchNorm.forward asks for the group whenever it runs",
+    rests_on=("sync_batchnorm/output", "sync_batchnorm/without-groups"),
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("how", ["made", "converted"])
 def test_a_layer_older_than_its_group(bare_ranks: Ranks, how: str) -> None:
@@ -281,7 +346,13 @@ def train_refused(me: Me, x: Tensor) -> None:
         raise
 
 
-@covers("sync_batchnorm/more-than-one-value")
+@chapter.should(
+    "sync_batchnorm/more-than-one-value",
+    "If all ranks together have one value per channel, training raises ValueError 'Expected "
+    "more than 1 value per channel when training' on every rank, and changes no statistics.",
+    source="torch 2.13, batch norm; by its message the rule is about the batch",
+    rests_on=("sync_batchnorm/one-value-a-rank", "sync_batchnorm/empty-on-some-ranks"),
+)
 @world_sizes(1, 2, 3)
 @pytest.mark.parametrize("where", ["first", "last"])
 @pytest.mark.parametrize("rest", [(), (1, 1)], ids=["2d", "4d"])

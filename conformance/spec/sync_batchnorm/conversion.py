@@ -10,12 +10,24 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance import (
+    Chapter,
+    Me,
+    Ranks,
+    assert_same_on_all_ranks,
+    assert_that,
+    covers,
+    world_sizes,
+)
 from conformance.oracle.near import Near
 from conformance.spec.sync_batchnorm.networks import deep_network, seeded
 from conformance.spec.sync_batchnorm.sentences import assert_all_true
 from conformance.spec.sync_batchnorm.training import normal
 from conformance.spec.tolerance import assert_near
+
+DOCS = "torch 2.13 docs, SyncBatchNorm.convert_sync_batchnorm"
+
+chapter = Chapter("sync_batchnorm")
 
 
 class Nested(nn.Module):
@@ -44,7 +56,12 @@ def kinds_of_layers(me: Me) -> list[tuple[str, str]]:
     ]
 
 
-@covers("convert_sync_batchnorm/every-layer")
+@chapter.must(
+    "convert_sync_batchnorm/every-layer",
+    "Every BatchNorm1d, BatchNorm2d and BatchNorm3d inside of a module, however deep, is "
+    "replaced, and nothing else is.",
+    source=f"{DOCS}: 'converts all BatchNorm*D layers in the model'",
+)
 @world_sizes(1)
 def test_every_batch_norm_is_replaced_and_nothing_else(ranks: Ranks) -> None:
     want = [
@@ -76,7 +93,11 @@ def what_is_returned(me: Me) -> dict[str, bool]:
     }
 
 
-@covers("convert_sync_batchnorm/returns")
+@chapter.must(
+    "convert_sync_batchnorm/returns",
+    "It returns the module that it was given, or a new layer if that is itself a batch norm.",
+    source=f"{DOCS}, Returns",
+)
 @world_sizes(1)
 def test_a_module_is_converted_in_place(ranks: Ranks) -> None:
     assert_all_true(ranks.run(what_is_returned))
@@ -109,7 +130,13 @@ def keep_tensors(me: Me) -> dict[str, bool]:
     }
 
 
-@covers("convert_sync_batchnorm/keeps-tensors")
+@chapter.must(
+    "convert_sync_batchnorm/keeps-tensors",
+    "The very parameters and buffers are taken over, with dtype, device and requires_grad, so "
+    "that an optimizer that was made before goes on working.",
+    source="torch 2.13, convert_sync_batchnorm assigns them",
+    rests_on="convert_sync_batchnorm/every-layer",
+)
 @world_sizes(1)
 def test_tensors_are_taken_over(ranks: Ranks) -> None:
     assert_all_true(ranks.run(keep_tensors))
@@ -139,7 +166,13 @@ def _attributes(layer: Any) -> dict[str, Any]:
     }
 
 
-@covers("convert_sync_batchnorm/keeps-options")
+@chapter.must(
+    "convert_sync_batchnorm/keeps-options",
+    "num_features, eps, momentum, affine, bias, track_running_stats and training or eval mode "
+    "stay as they were.",
+    source="torch 2.13, convert_sync_batchnorm hands them on",
+    rests_on="convert_sync_batchnorm/every-layer",
+)
 @world_sizes(1)
 @pytest.mark.parametrize("training", [True, False], ids=["training", "eval"])
 @pytest.mark.parametrize("options", _OPTIONS, ids=lambda o: ", ".join(o))
@@ -186,7 +219,19 @@ def groups_of_layers(me: Me) -> dict[str, bool]:
     }
 
 
-@covers("convert_sync_batchnorm/group", "convert_sync_batchnorm/twice")
+@chapter.must(
+    "convert_sync_batchnorm/group",
+    "Every layer gets the process_group that is given, None by default.",
+    source=f"{DOCS}, argument process_group; pytorch#19240",
+    rests_on="convert_sync_batchnorm/every-layer",
+)
+@chapter.must(
+    "convert_sync_batchnorm/twice",
+    "A model that was converted may be converted again; the second process_group holds, and "
+    "tensors are still the same.",
+    source="observed, torch 2.13.0: SyncBatchNorm is a batch norm layer too",
+    rests_on=("convert_sync_batchnorm/group", "convert_sync_batchnorm/keeps-tensors"),
+)
 @world_sizes(2)
 def test_every_layer_gets_the_group(ranks: Ranks) -> None:
     assert_all_true(ranks.run(groups_of_layers))
@@ -207,7 +252,12 @@ def share_layers(me: Me) -> dict[str, bool]:
     }
 
 
-@covers("convert_sync_batchnorm/shared-layer")
+@chapter.must(
+    "convert_sync_batchnorm/shared-layer",
+    "A layer that a model holds in several places is replaced in all of them, by one layer.",
+    source="torch 2.13 converts it under one name alone, and leaves plain batch norm elsewhere",
+    rests_on="convert_sync_batchnorm/every-layer",
+)
 @world_sizes(1)
 def test_a_shared_layer_stays_shared(ranks: Ranks) -> None:
     assert_all_true(ranks.run(share_layers))
@@ -230,7 +280,13 @@ def convert_a_class_of_ones_own(me: Me) -> tuple[bool, int]:
     return bool((y >= 0).all()), len(caught)
 
 
-@covers("convert_sync_batchnorm/more-than-batch-norm")
+@chapter.should(
+    "convert_sync_batchnorm/more-than-batch-norm",
+    "A batch norm of a class whose forward does more keeps doing so, or a warning says that it "
+    "is reduced to plain batch norm.",
+    source="pytorch#187298",
+    rests_on="convert_sync_batchnorm/every-layer",
+)
 @world_sizes(1)
 def test_what_a_class_of_ones_own_does_is_not_lost_in_silence(ranks: Ranks) -> None:
     for rank, (kept, warned) in enumerate(ranks.run(convert_a_class_of_ones_own)):
@@ -244,7 +300,14 @@ def forward_converted(me: Me, x: Tensor) -> Tensor:
     return y.detach()
 
 
-@covers("convert_sync_batchnorm/trains")
+@chapter.must(
+    "convert_sync_batchnorm/trains",
+    "A converted model's layers normalise over all ranks: forward equals that of the model as "
+    "it was on the whole batch.",
+    source=DOCS,
+    needs="feature:sync_batchnorm_on_cpu",
+    rests_on=("convert_sync_batchnorm/every-layer", "sync_batchnorm/output"),
+)
 @world_sizes(2, 3)
 def test_a_converted_model_normalises_over_all_ranks(ranks: Ranks) -> None:
     sizes = [2, 3, 1][: ranks.world_size]

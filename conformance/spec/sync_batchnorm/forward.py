@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_each_rank, assert_that, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_each_rank, assert_that, covers, world_sizes
 from conformance.oracle.batchnorm import Running, whole_batch
 from conformance.oracle.layout import Layout
 from conformance.oracle.near import Near
@@ -20,10 +20,20 @@ from conformance.spec.sync_batchnorm.training import (
 )
 from conformance.spec.tolerance import assert_near
 
+DOCS = "torch 2.13 docs, SyncBatchNorm"
+
+chapter = Chapter("sync_batchnorm", needs="feature:sync_batchnorm_on_cpu")
+
+
 _DOUBLE = Layer(dtype="float64")
 
 
-@covers("sync_batchnorm/output")
+@chapter.must(
+    "sync_batchnorm/output",
+    "In training every rank's output is what batch norm makes of its part of one batch that "
+    "holds the batches of all ranks.",
+    source=f"{DOCS}: mean and deviation 'over all mini-batches of the same process groups'",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_all_ranks_batches_are_one_batch(ranks: Ranks, dtype: str) -> None:
@@ -31,7 +41,12 @@ def test_all_ranks_batches_are_one_batch(ranks: Ranks, dtype: str) -> None:
     train(ranks, Layer(dtype=dtype), xs, backward=False).check_outputs()
 
 
-@covers("sync_batchnorm/unequal-batches")
+@chapter.must(
+    "sync_batchnorm/unequal-batches",
+    "Ranks may have batches of different sizes, and each counts by its number of values.",
+    source="pytorch#22192; PaddlePaddle#32464",
+    rests_on="sync_batchnorm/output",
+)
 @world_sizes(2, 3, 4)
 def test_batches_count_by_their_number_of_values(ranks: Ranks) -> None:
     xs = batches([1, 3, 2, 7][: ranks.world_size], (2, 2), "float64")
@@ -59,14 +74,25 @@ def forward_as_rows(me: Me, x: Tensor) -> Tensor:
     return as_rows(y.detach())
 
 
-@covers("sync_batchnorm/variance-between-ranks")
+@chapter.must(
+    "sync_batchnorm/variance-between-ranks",
+    "The variance counts how far the ranks' means are apart, also where no rank's own batch "
+    "varies at all.",
+    source="leggedrobotics/rsl_rl#226",
+    rests_on="sync_batchnorm/output",
+)
 @world_sizes(2, 3)
 def test_ranks_that_do_not_vary_vary_between_them(ranks: Ranks) -> None:
     xs = [torch.full((3, 2), 10.0 * rank, dtype=torch.float64) for rank in range(ranks.world_size)]
     train(ranks, _DOUBLE, xs, backward=False).check_outputs()
 
 
-@covers("sync_batchnorm/one-value-a-rank")
+@chapter.must(
+    "sync_batchnorm/one-value-a-rank",
+    "Several ranks with a single value per channel each are a batch like any other.",
+    source=f"{DOCS}: the statistics are those of all ranks; observed, torch 2.13.0",
+    rests_on="sync_batchnorm/output",
+)
 @world_sizes(2, 3, 4, at_least=2)
 def test_one_value_on_each_rank(ranks: Ranks) -> None:
     xs = batches([1] * ranks.world_size, (2,), "float64")
@@ -75,7 +101,12 @@ def test_one_value_on_each_rank(ranks: Ranks) -> None:
     trained.check_input_grads()
 
 
-@covers("sync_batchnorm/dimensions")
+@chapter.must(
+    "sync_batchnorm/dimensions",
+    "Inputs have two to five dimensions, and all but the second are averaged over.",
+    source=f"{DOCS}: 'at least 2D input'",
+    rests_on="sync_batchnorm/output",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("rest", [(3,), (3, 4), (3, 2, 4), (3, 2, 3, 2)], ids=str)
 def test_inputs_of_two_to_five_dimensions(ranks: Ranks, rest: tuple[int, ...]) -> None:
@@ -83,7 +114,13 @@ def test_inputs_of_two_to_five_dimensions(ranks: Ranks, rest: tuple[int, ...]) -
     train(ranks, layer, batches([2, 3], rest, "float64"), backward=False).check_outputs()
 
 
-@covers("sync_batchnorm/empty-on-some-ranks")
+@chapter.must(
+    "sync_batchnorm/empty-on-some-ranks",
+    "A rank whose batch is empty takes part, changes nothing for the others and gets an empty "
+    "output of its input's shape.",
+    source="pytorch#36530 and pytorch#74944",
+    rests_on="sync_batchnorm/output",
+)
 @world_sizes(2, 3, 4, at_least=2)
 @pytest.mark.parametrize("empty", ["first", "last", "all but one"])
 def test_some_ranks_have_nothing(ranks: Ranks, empty: str) -> None:
@@ -97,7 +134,13 @@ def test_some_ranks_have_nothing(ranks: Ranks, empty: str) -> None:
     train(ranks, _DOUBLE, xs, backward=False).check_outputs()
 
 
-@covers("sync_batchnorm/empty-on-all-ranks")
+@chapter.must(
+    "sync_batchnorm/empty-on-all-ranks",
+    "If all ranks' batches are empty, in any dimension but that of the channels, forward and "
+    "backward give empty tensors.",
+    source="pytorch#36530",
+    rests_on="sync_batchnorm/empty-on-some-ranks",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("shape", [(0, 2), (0, 2, 3), (4, 2, 0), (0, 2, 3, 3)], ids=str)
 def test_nobody_has_anything(ranks: Ranks, shape: tuple[int, ...]) -> None:
@@ -123,7 +166,13 @@ def train_channels_last(me: Me, kind: str, x: Tensor, dy: Tensor) -> tuple[Tenso
     return y.detach(), x.grad, in_format
 
 
-@covers("sync_batchnorm/channels-last")
+@chapter.must(
+    "sync_batchnorm/channels-last",
+    "For channels-last input, values and gradients are right, and the output and the gradient "
+    "of the input are channels-last too.",
+    source="pytorch#46906; observed, torch 2.13.0",
+    rests_on=("sync_batchnorm/output", "sync_batchnorm/input-gradient"),
+)
 @world_sizes(2)
 @pytest.mark.parametrize("kind", sorted(_CHANNELS_LAST))
 def test_channels_last_stays_channels_last(ranks: Ranks, kind: str) -> None:
@@ -139,7 +188,12 @@ def test_channels_last_stays_channels_last(ranks: Ranks, kind: str) -> None:
     assert_each_rank([in_format for _, _, in_format in got], [True, True], what="format is kept")
 
 
-@covers("sync_batchnorm/non-contiguous")
+@chapter.must(
+    "sync_batchnorm/non-contiguous",
+    "An input with gaps, an offset or its dimensions in another order is taken element by element.",
+    source="pytorch#62967",
+    rests_on="sync_batchnorm/output",
+)
 @world_sizes(2)
 @pytest.mark.parametrize(
     "layout",
@@ -158,7 +212,13 @@ def test_any_strides_are_followed(ranks: Ranks, layout: Layout) -> None:
 _HALVES = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 
 
-@covers("sync_batchnorm/half-input")
+@chapter.must(
+    "sync_batchnorm/half-input",
+    "float16 and bfloat16 input under float32 parameters gives output of its own type, computed "
+    "with statistics in float32 or better.",
+    source="torch 2.13, batch norm of mixed types; observed, torch 2.13.0",
+    rests_on="sync_batchnorm/output",
+)
 @world_sizes(2)
 @_HALVES
 def test_half_input_under_float32_parameters(ranks: Ranks, dtype: str) -> None:
@@ -167,7 +227,13 @@ def test_half_input_under_float32_parameters(ranks: Ranks, dtype: str) -> None:
     trained.check_input_grads()
 
 
-@covers("sync_batchnorm/half-model")
+@chapter.must(
+    "sync_batchnorm/half-model",
+    "A layer that was itself converted to float16 or bfloat16 runs forward and backward, and "
+    "all that comes of it has its type.",
+    source="pytorch#96203",
+    rests_on="sync_batchnorm/half-input",
+)
 @world_sizes(2)
 @_HALVES
 def test_a_half_model_keeps_its_type(ranks: Ranks, dtype: str) -> None:
@@ -178,7 +244,12 @@ def test_a_half_model_keeps_its_type(ranks: Ranks, dtype: str) -> None:
     trained.check_running_statistics()
 
 
-@covers("sync_batchnorm/half-does-not-overflow")
+@chapter.must(
+    "sync_batchnorm/half-does-not-overflow",
+    "Sums over a batch of float16 may exceed what float16 can hold.",
+    source="torch 2.13, batch norm computes float16 in float32",
+    rests_on="sync_batchnorm/half-input",
+)
 @world_sizes(2)
 def test_sums_of_half_input_are_wider(ranks: Ranks) -> None:
     # Of 60000s, two are too many for float16; squares of them, one.
@@ -187,7 +258,12 @@ def test_sums_of_half_input_are_wider(ranks: Ranks) -> None:
     train(ranks, Layer(channels=1), xs, backward=False).check_outputs()
 
 
-@covers("sync_batchnorm/half-counts")
+@chapter.must(
+    "sync_batchnorm/half-counts",
+    "A batch of float16 or bfloat16 may have more values per channel than its type can count.",
+    source="torch 2.13, SyncBatchNorm.forward counts in the statistics' type; pytorch#96203",
+    rests_on=("sync_batchnorm/half-input", "sync_batchnorm/running-statistics"),
+)
 @world_sizes(2)
 @pytest.mark.parametrize(
     ("dtype", "sizes"),
@@ -210,7 +286,14 @@ def train_without_gradients(me: Me, mode: str, x: Tensor) -> Step:
         return take_step(me, layer, x, None)
 
 
-@covers("sync_batchnorm/without-gradients")
+@chapter.must(
+    "sync_batchnorm/without-gradients",
+    "In training mode, under no_grad or inference_mode too, a layer normalises over all ranks "
+    "and moves its statistics.",
+    source="torch 2.13, SyncBatchNorm.forward asks for training, not for gradients; "
+    "torch.optim.swa_utils.update_bn runs under no_grad",
+    rests_on=("sync_batchnorm/output", "sync_batchnorm/running-statistics"),
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
 def test_training_mode_without_gradients(ranks: Ranks, mode: str) -> None:
@@ -236,7 +319,13 @@ def train_under_autocast(me: Me, x: Tensor) -> tuple[str, str, str]:
     return str(y.dtype), str(x.grad.dtype), str(weight.grad.dtype)
 
 
-@covers("sync_batchnorm/autocast")
+@chapter.must(
+    "sync_batchnorm/autocast",
+    "Under autocast the layer keeps the type of its input, and its parameters' gradients have "
+    "theirs.",
+    source="torch 2.13, batch norm is on none of autocast's lists; observed on CPU",
+    rests_on="sync_batchnorm/half-input",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_autocast_leaves_the_layer_alone(ranks: Ranks, dtype: str) -> None:
@@ -244,7 +333,12 @@ def test_autocast_leaves_the_layer_alone(ranks: Ranks, dtype: str) -> None:
     assert_each_rank(got, [(f"torch.{dtype}", f"torch.{dtype}", "torch.float32")] * 2)
 
 
-@covers("sync_batchnorm/not-affine")
+@chapter.must(
+    "sync_batchnorm/not-affine",
+    "With affine=False there is neither weight nor bias, and the output is the normalised input.",
+    source=f"{DOCS}, argument affine",
+    rests_on="sync_batchnorm/output",
+)
 @world_sizes(2)
 def test_without_parameters_the_input_is_only_normalised(ranks: Ranks) -> None:
     trained = train(ranks, Layer(affine=False, dtype="float64"), batches([3, 2], (2,), "float64"))
@@ -253,7 +347,12 @@ def test_without_parameters_the_input_is_only_normalised(ranks: Ranks) -> None:
     trained.check_parameter_grads()
 
 
-@covers("sync_batchnorm/no-bias")
+@chapter.should(
+    "sync_batchnorm/no-bias",
+    "With bias=False there is a weight alone.",
+    source="torch 2.13, signature of SyncBatchNorm; earlier versions lack the argument",
+    rests_on="sync_batchnorm/output",
+)
 @world_sizes(2)
 def test_a_weight_alone(ranks: Ranks) -> None:
     trained = train(ranks, Layer(bias=False, dtype="float64"), batches([3, 2], (2,), "float64"))
@@ -262,7 +361,13 @@ def test_a_weight_alone(ranks: Ranks) -> None:
     trained.check_parameter_grads()
 
 
-@covers("sync_batchnorm/eps")
+@chapter.must(
+    "sync_batchnorm/eps",
+    "eps is added to the variance of the whole batch under the root, once, however many ranks "
+    "there are, and is not in running_var.",
+    source=f"{DOCS}, argument eps",
+    rests_on="sync_batchnorm/output",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("eps", [0.5, 1e-12])
 def test_eps_is_added_once(ranks: Ranks, eps: float) -> None:
@@ -272,7 +377,13 @@ def test_eps_is_added_once(ranks: Ranks, eps: float) -> None:
     trained.check_running_statistics()
 
 
-@covers("sync_batchnorm/large-mean")
+@chapter.must(
+    "sync_batchnorm/large-mean",
+    "A mean that is thousands of times the deviation costs no more digits than the rounding of "
+    "the mean does.",
+    source="Chan, Golub and LeVeque 1979, on merging variances; torch 2.13 merges them so",
+    rests_on="sync_batchnorm/output",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize(("dtype", "mean"), [("float32", 1e4), ("float64", 1e9)])
 def test_a_large_mean_leaves_the_digits_of_the_variance(
@@ -284,7 +395,12 @@ def test_a_large_mean_leaves_the_digits_of_the_variance(
     trained.check_running_statistics()
 
 
-@covers("sync_batchnorm/channels-apart")
+@chapter.must(
+    "sync_batchnorm/channels-apart",
+    "Each channel is normalised by itself: another one's size, infinities and NaNs leave it alone.",
+    source=f"{DOCS}: 'per-dimension'",
+    rests_on="sync_batchnorm/output",
+)
 @world_sizes(2)
 def test_channels_of_any_size_side_by_side(ranks: Ranks) -> None:
     sizes = torch.tensor([1e-6, 1.0, 1e6], dtype=torch.float64).view(3, 1)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance import (
+    Chapter,
     Me,
     Ranks,
     assert_each_rank,
@@ -27,6 +28,8 @@ from conformance.spec.sync_batchnorm.sentences import assert_all_true
 from conformance.spec.sync_batchnorm.training import Layer, batches
 from conformance.torch_private import BatchNormBase
 
+chapter = Chapter("sync_batchnorm")
+
 
 def signature(me: Me) -> list[tuple[str, str, Any]]:
     """Name, kind and default of each argument."""
@@ -34,7 +37,12 @@ def signature(me: Me) -> list[tuple[str, str, Any]]:
     return [(p.name, p.kind.name, None if p.default is p.empty else p.default) for p in parameters]
 
 
-@covers("sync_batchnorm/signature")
+@chapter.must(
+    "sync_batchnorm/signature",
+    "Names, order and defaults of the arguments are torch's, and the attributes of the same "
+    "names hold what was given.",
+    source="torch 2.13 docs, SyncBatchNorm, parameters",
+)
 @world_sizes(1)
 def test_the_signature_is_torchs(ranks: Ranks) -> None:
     parameters = inspect.signature(nn.SyncBatchNorm).parameters.values()
@@ -68,7 +76,12 @@ def is_batch_norm(me: Me) -> bool:
     return isinstance(me.sync_batchnorm()(2), BatchNormBase)
 
 
-@covers("sync_batchnorm/is-batch-norm")
+@chapter.should(
+    "sync_batchnorm/is-batch-norm",
+    "The layer is an instance of the class that all of torch's batch norm layers share, by "
+    "which tools such as FSDP's mixed precision find them.",
+    source="torch 2.13, torch.nn.modules.batchnorm._BatchNorm",
+)
 @world_sizes(1)
 def test_the_layer_is_a_batch_norm(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(is_batch_norm), True)
@@ -79,7 +92,11 @@ def call_with(me: Me, shape: tuple[int, ...], track: bool) -> None:
     Layer(track=track).make(me)(torch.ones(shape, device=me.device))
 
 
-@covers("sync_batchnorm/two-dimensions-at-least")
+@chapter.must(
+    "sync_batchnorm/two-dimensions-at-least",
+    "An input with fewer dimensions raises ValueError 'expected at least 2D input'.",
+    source="observed, torch 2.13.0",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("shape", [(), (2,)], ids=str)
 def test_too_few_dimensions(ranks: Ranks, shape: tuple[int, ...]) -> None:
@@ -87,7 +104,11 @@ def test_too_few_dimensions(ranks: Ranks, shape: tuple[int, ...]) -> None:
     assert_raised(outcomes, ValueError, match=r"expected at least 2D input \(got \dD input\)")
 
 
-@covers("sync_batchnorm/no-channels")
+@chapter.must(
+    "sync_batchnorm/no-channels",
+    "An input of zero channels raises ValueError 'number of input channels should be non-zero'.",
+    source="observed, torch 2.13.0",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("shape", [(3, 0), (3, 0, 2)], ids=str)
 def test_no_channels(ranks: Ranks, shape: tuple[int, ...]) -> None:
@@ -95,7 +116,13 @@ def test_no_channels(ranks: Ranks, shape: tuple[int, ...]) -> None:
     assert_raised(outcomes, ValueError, match="number of input channels should be non-zero")
 
 
-@covers("sync_batchnorm/other-channels")
+@chapter.must(
+    "sync_batchnorm/other-channels",
+    "An input with another number of channels than num_features raises RuntimeError that says "
+    "how many elements which tensor should contain; no rank hangs.",
+    source="observed, torch 2.13.0: 'running_mean should contain 3 elements not 2'",
+    needs="feature:sync_batchnorm_on_cpu",
+)
 @world_sizes(1, 2)
 @pytest.mark.parametrize("track", [True, False], ids=["tracked", "untracked"])
 def test_another_number_of_channels(ranks: Ranks, track: bool) -> None:
@@ -112,7 +139,14 @@ def call_in(me: Me, dtype: str, held: str, track: bool) -> None:
     layer(torch.ones(4, 2, dtype=dtype_named(dtype), device=me.device))
 
 
-@covers("sync_batchnorm/other-dtype")
+@chapter.should(
+    "sync_batchnorm/other-dtype",
+    "In training, an input in float32 under parameters in float64, or the reverse, raises "
+    "RuntimeError about the dtypes, in a group as for one rank alone; no rank hangs.",
+    source="torch's cuda/Normalization.cu: 'expected scalar type Double but found Float'; observed on "
+    "CPU, torch 2.13.0, BatchNorm: 'mixed dtype'",
+    needs="feature:sync_batchnorm_on_cpu",
+)
 @world_sizes(1, 2)
 @pytest.mark.parametrize(
     ("dtype", "held"), [("float32", "float64"), ("float64", "float32")], ids=["wider", "narrower"]
@@ -151,7 +185,12 @@ def exchange_state(
     return theirs.state_dict(), ours.state_dict(), again.state_dict()
 
 
-@covers("sync_batchnorm/state-dict")
+@chapter.must(
+    "sync_batchnorm/state-dict",
+    "State dicts go to torch's BatchNorm and SyncBatchNorm and come from them, with the same "
+    "keys, shapes, dtypes and values.",
+    source="torch 2.13, a checkpoint outlives the choice of the layer",
+)
 @world_sizes(1)
 @pytest.mark.parametrize("other", sorted(_OTHERS))
 @pytest.mark.parametrize(
@@ -177,7 +216,12 @@ def load_an_old_state(me: Me) -> dict[str, Tensor]:
     return dict(model.state_dict())
 
 
-@covers("sync_batchnorm/old-state-dict")
+@chapter.must(
+    "sync_batchnorm/old-state-dict",
+    "A state dict from before num_batches_tracked existed is loaded strictly.",
+    source="torch 2.13, batch norm's state dict of version 1",
+    rests_on="sync_batchnorm/state-dict",
+)
 @world_sizes(1)
 def test_a_state_without_counts(ranks: Ranks) -> None:
     want = dict(filled(nn.Sequential(nn.BatchNorm1d(2))).state_dict())
@@ -207,7 +251,12 @@ def copy_a_layer(me: Me, how: str, x: Tensor) -> dict[str, bool]:
     }
 
 
-@covers("sync_batchnorm/copies")
+@chapter.must(
+    "sync_batchnorm/copies",
+    "A layer of the default group can be deep-copied and pickled; the copy has tensors of its "
+    "own and goes on like the original.",
+    source="torch 2.13, test suite: models with the layer are saved whole",
+)
 @world_sizes(2)
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_copies_are_independent(ranks: Ranks, how: str) -> None:
@@ -230,7 +279,13 @@ def what_is_alive(me: Me, training: bool, x: Tensor) -> list[bool]:
     return alive
 
 
-@covers("sync_batchnorm/outputs-are-let-go")
+@chapter.must(
+    "sync_batchnorm/outputs-are-let-go",
+    "The layer keeps no input or output alive, and with it the graph, when the user lets go of it.",
+    source="observed, torch 2.13.0",
+    needs="feature:sync_batchnorm_on_cpu",
+    rests_on=("sync_batchnorm/output", "sync_batchnorm/eval"),
+)
 @world_sizes(2)
 @pytest.mark.parametrize("training", [True, False], ids=["training", "eval"])
 def test_batches_are_let_go(ranks: Ranks, training: bool) -> None:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from conformance import (
+    Chapter,
     Me,
     Ranks,
     assert_each_rank,
     assert_same_on_all_ranks,
     assert_that,
-    covers,
     world_sizes,
 )
 from conformance.oracle.batchnorm import Running, evaluated, whole_batch
@@ -23,10 +23,21 @@ from conformance.oracle.near import Near
 from conformance.spec.sync_batchnorm.training import Layer, batches, normal, take_step, train
 from conformance.spec.tolerance import assert_near
 
+DOCS = "torch 2.13 docs, SyncBatchNorm"
+
+chapter = Chapter("sync_batchnorm", needs="feature:sync_batchnorm_on_cpu")
+
+
 _DOUBLE = Layer(dtype="float64")
 
 
-@covers("sync_batchnorm/running-statistics")
+@chapter.must(
+    "sync_batchnorm/running-statistics",
+    "Training moves running_mean and running_var by momentum towards the mean and the unbiased "
+    "variance of the whole batch.",
+    source=f"{DOCS}, argument momentum; pytorch#22192",
+    rests_on="sync_batchnorm/output",
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize("momentum", [0.1, 0.75, 1.0, 0.0])
 def test_statistics_move_by_momentum(ranks: Ranks, momentum: float) -> None:
@@ -36,7 +47,13 @@ def test_statistics_move_by_momentum(ranks: Ranks, momentum: float) -> None:
     trained.check_running_statistics()
 
 
-@covers("sync_batchnorm/same-statistics")
+@chapter.must(
+    "sync_batchnorm/same-statistics",
+    "Every rank ends with the same bits in its running statistics, however different the ranks' "
+    "batches are.",
+    source="pytorch#22192",
+    rests_on="sync_batchnorm/output",
+)
 @world_sizes(2, 3, 4)
 @pytest.mark.parametrize("sizes", [(5, 1, 3, 2), (0, 4, 1, 7)], ids=str)
 def test_statistics_are_the_same_bits_everywhere(ranks: Ranks, sizes: tuple[int, ...]) -> None:
@@ -45,7 +62,12 @@ def test_statistics_are_the_same_bits_everywhere(ranks: Ranks, sizes: tuple[int,
     assert_same_on_all_ranks([(step.mean, step.var, step.batches) for step in trained.got[0]])
 
 
-@covers("sync_batchnorm/cumulative-average")
+@chapter.must(
+    "sync_batchnorm/cumulative-average",
+    "With momentum None, running statistics are the plain average over all batches so far.",
+    source=f"{DOCS}, argument momentum: 'cumulative moving average'",
+    rests_on="sync_batchnorm/running-statistics",
+)
 @world_sizes(2, 3)
 def test_without_momentum_all_batches_count_alike(ranks: Ranks) -> None:
     sizes = [3, 2, 1][: ranks.world_size]
@@ -67,7 +89,12 @@ def average_on(me: Me, xs: list[Tensor]) -> Tensor:
     return mean
 
 
-@covers("sync_batchnorm/cumulative-average-resumed")
+@chapter.must(
+    "sync_batchnorm/cumulative-average-resumed",
+    "With momentum None, a layer that loads a state goes on from as many batches as that counts.",
+    source="torch 2.13, batch norm's factor is 1 / num_batches_tracked",
+    rests_on=("sync_batchnorm/cumulative-average", "sync_batchnorm/state-dict"),
+)
 @world_sizes(2)
 def test_an_average_goes_on_from_a_state(ranks: Ranks) -> None:
     steps = [batches([3, 2], (2,), "float64", seed=i, mean=5 * i) for i in range(4)]
@@ -89,7 +116,13 @@ def hold_buffers(me: Me, x: Tensor) -> list[str]:
     return [name for name, value in before.items() if not torch.equal(value, after[name])]
 
 
-@covers("sync_batchnorm/statistics-in-place")
+@chapter.must(
+    "sync_batchnorm/statistics-in-place",
+    "Statistics and the count of batches change in place: who holds the buffers, as a state "
+    "dict does, sees them change.",
+    source="torch 2.13, SyncBatchNorm.forward: num_batches_tracked.add_; pytorch#63916",
+    rests_on=("sync_batchnorm/running-statistics", "sync_batchnorm/counts-batches"),
+)
 @world_sizes(1, 2)
 def test_statistics_stay_in_their_buffers(ranks: Ranks) -> None:
     xs = batches([3, 2][: ranks.world_size], (2,))
@@ -105,7 +138,12 @@ def change_options(me: Me, xs: list[Tensor]) -> tuple[Tensor, Tensor]:
     return layer(xs[1].to(me.device)).detach(), layer.running_mean
 
 
-@covers("sync_batchnorm/options-changed")
+@chapter.must(
+    "sync_batchnorm/options-changed",
+    "Another momentum, eps or process_group that is set on a layer holds from the next batch on.",
+    source="torch 2.13, SyncBatchNorm.forward reads them; torch.optim.swa_utils.update_bn sets momentum",
+    rests_on="sync_batchnorm/running-statistics",
+)
 @world_sizes(1, 2)
 def test_options_that_are_set_later(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -130,14 +168,25 @@ def count_batches(me: Me, x: Tensor) -> list[tuple[int, str]]:
     return [(int(count), str(count.dtype)) for count in counts]
 
 
-@covers("sync_batchnorm/counts-batches")
+@chapter.must(
+    "sync_batchnorm/counts-batches",
+    "num_batches_tracked is an int64 that grows by one with each batch of training, and by none "
+    "in eval mode.",
+    source="torch 2.13, batch norm's num_batches_tracked",
+    rests_on="sync_batchnorm/output",
+)
 @world_sizes(2)
 def test_batches_of_training_are_counted(ranks: Ranks) -> None:
     got = ranks.run_each(count_batches, [(x,) for x in batches([3, 2], (2,))])
     assert_same_on_all_ranks(got, [(count, "torch.int64") for count in (0, 1, 2, 2)])
 
 
-@covers("sync_batchnorm/empty-statistics")
+@chapter.must(
+    "sync_batchnorm/empty-statistics",
+    "A batch that is empty on all ranks leaves running_mean and running_var alone.",
+    source="pytorch#36530; torch 2.13, BatchNorm of an empty batch",
+    rests_on=("sync_batchnorm/running-statistics", "sync_batchnorm/empty-on-all-ranks"),
+)
 @world_sizes(2)
 @pytest.mark.parametrize("momentum", [0.1, None], ids=["momentum", "average"])
 def test_nothing_moves_no_statistics(ranks: Ranks, momentum: float | None) -> None:
@@ -150,7 +199,12 @@ def test_nothing_moves_no_statistics(ranks: Ranks, momentum: float | None) -> No
             assert_that(same, f"an empty batch moved running_{name}", rank)
 
 
-@covers("sync_batchnorm/untracked")
+@chapter.must(
+    "sync_batchnorm/untracked",
+    "A layer with track_running_stats=False trains like any other and has no statistics.",
+    source="pytorch#40147",
+    rests_on="sync_batchnorm/output",
+)
 @world_sizes(2)
 def test_a_layer_without_statistics_trains(ranks: Ranks) -> None:
     layer = Layer(track=False, dtype="float64")
@@ -171,7 +225,13 @@ def switch_tracking_off(me: Me, xs: list[Tensor]) -> list[Tensor]:
     return [trained.detach(), evaluated.detach(), layer.num_batches_tracked]
 
 
-@covers("sync_batchnorm/tracking-switched-off")
+@chapter.must(
+    "sync_batchnorm/tracking-switched-off",
+    "Statistics of a layer whose track_running_stats was set to False stay as they are in "
+    "training, and serve in eval mode.",
+    source="torch 2.13, SyncBatchNorm.forward: 'ensure that they won't be updated'",
+    rests_on="sync_batchnorm/output",
+)
 @world_sizes(2)
 def test_statistics_that_are_not_tracked_any_more(ranks: Ranks) -> None:
     first = batches([3, 2], (2,), "float64")
@@ -205,7 +265,13 @@ def evaluate(me: Me, x: Tensor) -> tuple[Tensor, list[Tensor], dict[str, Tensor]
     return y.detach(), grads, {k: v.detach() for k, v in layer.state_dict().items()}
 
 
-@covers("sync_batchnorm/eval")
+@chapter.must(
+    "sync_batchnorm/eval",
+    "In eval mode a layer normalises by its running statistics, changes nothing in itself and "
+    "has gradients that take the statistics for constants.",
+    source=f"{DOCS}: 'during evaluation'",
+    needs=(),
+)
 @world_sizes(1, 2)
 def test_eval_mode_takes_the_running_statistics(ranks: Ranks) -> None:
     xs = batches([3, 2][: ranks.world_size], (2, 3), "float64")
@@ -240,7 +306,13 @@ def evaluate_formats(me: Me, dtype: str) -> tuple[str, bool]:
     return str(y.dtype), y.is_contiguous(memory_format=torch.channels_last)
 
 
-@covers("sync_batchnorm/eval-formats")
+@chapter.must(
+    "sync_batchnorm/eval-formats",
+    "In eval mode too, the output has the type of the input and is channels-last if that is.",
+    source="torch 2.13, batch norm; observed on CPU",
+    needs=(),
+    rests_on="sync_batchnorm/eval",
+)
 @world_sizes(1, 2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_eval_mode_keeps_type_and_format(ranks: Ranks, dtype: str) -> None:
@@ -256,7 +328,12 @@ def evaluate_untracked(me: Me, x: Tensor) -> tuple[Tensor, Tensor]:
     return step.output, step.input_grad
 
 
-@covers("sync_batchnorm/eval-untracked")
+@chapter.must(
+    "sync_batchnorm/eval-untracked",
+    "In eval mode a layer without running statistics normalises by those of the rank's own batch.",
+    source="pytorch#56982; torch 2.13, 'Don't sync batchnorm stats in inference mode'",
+    needs=(),
+)
 @world_sizes(1, 2)
 def test_eval_mode_without_statistics_takes_the_ranks_batch(ranks: Ranks) -> None:
     xs = batches([3, 2][: ranks.world_size], (2, 3), "float64")
@@ -279,7 +356,13 @@ def train_and_evaluate(me: Me, xs: list[Tensor], probe: Tensor) -> tuple[Tensor,
     return seen, layer.running_mean
 
 
-@covers("sync_batchnorm/eval-after-training")
+@chapter.must(
+    "sync_batchnorm/eval-after-training",
+    "After training, eval mode gives all ranks the same output for the same input, and training "
+    "goes on afterwards where it stopped.",
+    source="torch 2.13, Module.train and Module.eval",
+    rests_on=("sync_batchnorm/eval", "sync_batchnorm/running-statistics"),
+)
 @world_sizes(2, 3)
 def test_eval_mode_between_two_batches(ranks: Ranks) -> None:
     n = ranks.world_size
@@ -309,7 +392,13 @@ def reset(me: Me) -> list[list[Tensor]]:
     return seen
 
 
-@covers("sync_batchnorm/reset")
+@chapter.must(
+    "sync_batchnorm/reset",
+    "reset_running_stats gives statistics, reset_parameters also weight and bias, the values of "
+    "a new layer.",
+    source="torch 2.13, batch norm's reset_parameters",
+    needs=(),
+)
 @world_sizes(1)
 def test_a_layer_that_is_reset_is_a_new_one(ranks: Ranks) -> None:
     weight, bias = Layer().weight, Layer().bias_vector

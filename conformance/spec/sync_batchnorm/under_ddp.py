@@ -8,12 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that, covers, world_sizes
+from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_that, world_sizes
 from conformance.oracle.near import Near
 from conformance.spec.sync_batchnorm.networks import deep_network, loss_of, seeded
 from conformance.spec.sync_batchnorm.training import normal
 from conformance.spec.tolerance import assert_near
 from conformance.spec.wrappers import in_ddp
+
+chapter = Chapter("sync_batchnorm", needs="feature:sync_batchnorm_on_cpu")
+
 
 _LEARNING_RATE = 0.01
 
@@ -42,7 +45,13 @@ def train_whole(steps: list[list[Tensor]]) -> dict[str, Tensor]:
     return dict(network.state_dict())
 
 
-@covers("sync_batchnorm/under-ddp")
+@chapter.must(
+    "sync_batchnorm/under-ddp",
+    "Under DistributedDataParallel, steps of an optimizer leave the parameters and statistics "
+    "that training on the whole batch in one process does, on every rank.",
+    source="torch 2.13 docs, SyncBatchNorm: 'used with DistributedDataParallel'",
+    rests_on=("sync_batchnorm/input-gradient", "sync_batchnorm/parameter-gradients"),
+)
 @world_sizes(2, 3)
 @pytest.mark.parametrize(
     "kwargs", [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}], ids=str
@@ -81,7 +90,13 @@ def train_with_little(me: Me, sizes: list[int]) -> tuple[list[list[str]], dict[s
     return spoilt, dict(model.module.state_dict())
 
 
-@covers("sync_batchnorm/empty-under-ddp")
+@chapter.must(
+    "sync_batchnorm/empty-under-ddp",
+    "Under DistributedDataParallel a rank, or all of them, may have an empty batch: no rank "
+    "waits in vain, and no number becomes NaN.",
+    source="pytorch#36530 and pytorch#74944",
+    rests_on=("sync_batchnorm/under-ddp", "sync_batchnorm/empty-gradients"),
+)
 @world_sizes(2, 3)
 def test_empty_batches_in_ddp(ranks: Ranks) -> None:
     """Rank 0's is empty first, then everybody's, then nobody's."""

@@ -1,8 +1,0 @@
-"""CUDA: what stream order means for collectives, and what wrappers do on devices.
-
-An operation of a process group is issued by the host, and its tensors are written and read by
-kernels on streams that the host does not wait for. These requirements say what is ordered.
-"""
-
-NOTES = "torch 2.13 docs, distributed: 'Synchronous and asynchronous collective operations'"
-SEMANTICS = "torch 2.13 docs, CUDA semantics: 'CUDA streams'"

@@ -1,1 +1,0 @@
-"""Groups: making, naming, using and destroying them."""
