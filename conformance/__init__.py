@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from conformance.chapter import Chapter
     from conformance.checks import (
         CheckFailed,
         assert_each_rank,
@@ -15,11 +16,14 @@ if TYPE_CHECKING:
     from conformance.harness.me import Me
     from conformance.harness.ranks import Ranks
     from conformance.markers import adapts, covers, deadline, gpu, needs, not_probed, world_sizes
+    from conformance.rule import Requirement
 
 __all__ = [
+    "Chapter",
     "CheckFailed",
     "Me",
     "Ranks",
+    "Requirement",
     "adapts",
     "assert_each_rank",
     "assert_same_on_all_ranks",
@@ -35,6 +39,8 @@ __all__ = [
 # Imported when asked for: most of them import torch, which takes a second that not every command
 # needs.
 _HOMES = (
+    "conformance.chapter",
+    "conformance.rule",
     "conformance.markers",
     "conformance.checks",
     "conformance.harness.me",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import multiprocessing
 import os
 import signal
@@ -19,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from conformance.catalogue.chapters import chapter_files
 from conformance.catalogue.rules import catalogue
 from conformance.harness.pool import SHARED_POOL, WorldSpec
 from conformance.harness.rank import FOR_TRAINING, HarnessFault, fork_server_context
@@ -150,6 +152,8 @@ def _folder_of_tmp_path(option: Any) -> Path:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    for file in chapter_files():
+        config.addinivalue_line("python_files", glob.escape(str(file)))
     for documented in DOCUMENTED.values():
         config.addinivalue_line("markers", documented)
     if SETTINGS not in config.stash:  # pytest is about to show its help

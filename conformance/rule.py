@@ -1,4 +1,4 @@
-"""What a requirement is, and the catalogue of all of them."""
+"""What a rule (a requirement) is, what those of a chapter share, and how one is looked up."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
-from types import ModuleType
 from typing import Any
 
 PROFILES = (
@@ -93,6 +92,40 @@ class Requirement:
 _LISTS = ("needs", "rests_on")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """What the rules of a chapter have in common: each may say something else of its own."""
+
+    profile: str
+    source: str = ""
+    needs: str | tuple[str, ...] = ()
+
+    def rule(
+        self,
+        level: Level,
+        id: str,
+        says: str,
+        *,
+        source: str | None = None,
+        needs: str | tuple[str, ...] | None = None,
+        rests_on: str | tuple[str, ...] = (),
+    ) -> Requirement:
+        """A rule of the chapter. A single need, or a single root, is a string."""
+        return Requirement(
+            id=id,
+            level=level,
+            profile=self.profile,
+            says=says,
+            source=self.source if source is None else source,
+            needs=_tuple(self.needs if needs is None else needs),
+            rests_on=_tuple(rests_on),
+        )
+
+
+def _tuple(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else names
+
+
 class UnknownRequirement(LookupError):
     """An id or a pattern that names no requirement."""
 
@@ -158,8 +191,3 @@ class Catalogue(Mapping[str, Requirement]):
     def _did_you_mean(self, id: str) -> str:
         close = difflib.get_close_matches(id, self._by_id, n=3)
         return f"; did you mean {', '.join(close)}?" if close else ""
-
-
-def requirements_of(module: ModuleType) -> list[Requirement]:
-    """The requirements that a profile's module defines, in the order of their definition."""
-    return [value for value in vars(module).values() if isinstance(value, Requirement)]

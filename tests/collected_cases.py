@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from conformance.catalogue.chapters import CASES
+from conformance.catalogue.chapters import PACKAGE
 from conformance.cli.certify import suite_arguments
 
 
@@ -62,7 +62,7 @@ def _case(items: Sequence[pytest.Item]) -> CollectedCase:
     sizes = {_parameters(item).get("world_size") for item in items}
     doc = inspect.getdoc(getattr(items[0], "obj", None)) or ""
     return CollectedCase(
-        path=items[0].path.relative_to(CASES.parents[1]),
+        path=items[0].path.relative_to(PACKAGE.parent),
         name=items[0].name.partition("[")[0],
         line=(line or 0) + 1,
         covers=frozenset(name if isinstance(name, str) else name.id for name in named),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conformance.catalogue.cases import cases_in
-from conformance.catalogue.chapters import CASES, case_files, ids_in
+from conformance.catalogue.chapters import PACKAGE, chapter_files, ids_in
 from conformance.catalogue.rules import catalogue
 from conformance.rule import PROFILES
 from conformance.run.settings import read_settings
@@ -69,7 +69,7 @@ def test_every_case_covers_requirements_of_the_suite(cases: list[CollectedCase])
 
 def test_a_file_names_every_requirement_that_its_cases_cover(cases: list[CollectedCase]) -> None:
     """So that a selection need not import the others."""
-    by_file = {file.relative_to(CASES.parents[1]): ids_in(file) for file in case_files()}
+    by_file = {file.relative_to(PACKAGE.parent): ids_in(file) for file in chapter_files()}
     for case in cases:
         assert case.covers <= by_file[case.path], f"{case.name}: write the id as a literal"
 
@@ -94,7 +94,7 @@ def test_sources_tell_of_cases_what_pytest_finds(cases: list[CollectedCase]) -> 
             world_sizes=tuple(sorted(settings.sizes_for(case.world_sizes, case.at_least))),
             says=case.says,
         )
-        for file in case_files()
+        for file in chapter_files()
         for case in cases_in(file)
     ]
     found = {(case.path, case.name): case for case in cases}

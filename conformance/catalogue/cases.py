@@ -1,4 +1,4 @@
-"""What the source of the suite's cases says of them: which requirements they cover, and where.
+"""What the sources of the suite's cases say of them: which rules they cover, and where.
 
 Nothing is imported, and torch least of all. `tests/test_tidiness.py` holds that pytest finds the
 same.
@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from conformance.catalogue.chapters import CASES, QUOTED_ID, case_files, ids_in
+from conformance.catalogue.chapters import PACKAGE, chapter_files, ids_in, text_of
+from conformance.catalogue.rules import rules_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,28 +37,32 @@ class Case:
 
 def cases_covering(id: str) -> list[Case]:
     """The cases that cover a requirement, in the order of their files."""
-    named = (file for file in case_files() if id in ids_in(file))
+    named = (file for file in chapter_files() if id in ids_in(file))
     return [case for file in named for case in cases_in(file) if id in case.covers]
 
 
 def cases_in(file: Path) -> Iterator[Case]:
     """Every case of a file of the suite."""
-    module = ast.parse(file.read_text(encoding="utf-8"))
+    module = ast.parse(text_of(file))
     values = dict(_assigned(module))
+    written: dict[int, set[str]] = {}
+    for rule in rules_in(file):
+        written.setdefault(rule.line, set()).add(rule.requirement.id)
     for node in module.body:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-            yield _case(file, node, values)
+            covers = {id for mark in node.decorator_list for id in _ids(mark, values, written)}
+            yield _case(file, node, frozenset(covers))
 
 
-def _case(file: Path, node: ast.FunctionDef, values: Mapping[str, ast.expr]) -> Case:
+def _case(file: Path, node: ast.FunctionDef, covers: frozenset[str]) -> Case:
     marks = {_name(mark.func): mark for mark in node.decorator_list if isinstance(mark, ast.Call)}
     sizes = marks.get("world_sizes")
     doc = ast.get_docstring(node) or ""
     return Case(
-        path=file.relative_to(CASES.parents[1]),
+        path=file.relative_to(PACKAGE.parent),
         name=node.name,
         line=min([node.lineno, *(mark.lineno for mark in node.decorator_list)]),
-        covers=frozenset(id for mark in node.decorator_list for id in _ids(mark, values)),
+        covers=covers,
         world_sizes=tuple(map(ast.literal_eval, sizes.args)) if sizes else (),
         at_least=next((ast.literal_eval(k.value) for k in sizes.keywords), None) if sizes else None,
         says=" ".join(doc.partition("\n\n")[0].split()),
@@ -73,15 +78,23 @@ def _assigned(module: ast.Module) -> Iterator[tuple[str, ast.expr]]:
             yield _name(node.target), node.value
 
 
-def _ids(mark: ast.expr, values: Mapping[str, ast.expr]) -> set[str]:
-    """Ids in a mark, and in all that the module's names in it stand for."""
+def _ids(
+    mark: ast.expr, values: Mapping[str, ast.expr], written: Mapping[int, set[str]]
+) -> set[str]:
+    """Ids of the rules that are written in a mark or that it covers, and in all that the module's
+    names in it stand for.
+
+    written: line -> ids of the rules that are written there.
+    """
     found: set[str] = set()
     names: set[str] = set()
     waiting: list[ast.expr] = [mark]
     while waiting:
         for node in ast.walk(waiting.pop()):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.update(QUOTED_ID.findall(f'"{node.value}"'))
+            if isinstance(node, ast.Call) and _name(node.func) == "covers":
+                found.update(map(ast.literal_eval, node.args))
+            elif isinstance(node, ast.Call):
+                found.update(written.get(node.lineno, ()))
             elif isinstance(node, ast.Name) and node.id in values.keys() - names:
                 names.add(node.id)
                 waiting.append(values[node.id])

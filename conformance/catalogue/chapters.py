@@ -1,7 +1,7 @@
-"""Which of the suite's files hold cases of which requirements, read from their text.
+"""Which of the suite's modules hold cases, and of which rules, told from their text.
 
-To import a file takes a hundred times as long as to read it. The ids of the requirements that a
-case covers stand in its file as they are: `tests/test_tidiness.py` holds that.
+To import a module takes a hundred times as long as to read it. The ids of the rules that a case
+covers stand in its file as they are: `tests/test_tidiness.py` holds that.
 """
 
 from __future__ import annotations
@@ -10,18 +10,30 @@ import re
 from functools import cache
 from pathlib import Path
 
-CASES = Path(__file__).parent / "cases"
+PACKAGE = Path(__file__).parents[1]
+SPEC = PACKAGE / "spec"
 
-QUOTED_ID = re.compile(r'"([a-z][a-z0-9_]*(?:/[a-z0-9][a-z0-9_.-]*)+)"')
+_CASE = re.compile(r"^def test_", re.MULTILINE)
+_ID = re.compile(r'"([a-z][a-z0-9_]*(?:/[a-z0-9][a-z0-9_.-]*)+)"')
+_RESTS_ON = re.compile(r"rests_on=(\([^)]*\)|[^,)]*)")
 
 
 @cache
-def case_files() -> tuple[Path, ...]:
-    """Every file of the suite in which pytest looks for cases, sorted."""
-    return tuple(sorted(CASES.rglob("test_*.py")))
+def text_of(file: Path) -> str:
+    """What a file of the suite holds; it is read once."""
+    return file.read_text(encoding="utf-8")
+
+
+@cache
+def chapter_files() -> tuple[Path, ...]:
+    """Every module of a profile that holds a case, sorted. What else lies there helps them."""
+    return tuple(file for file in sorted(SPEC.glob("*/*.py")) if _CASE.search(text_of(file)))
 
 
 @cache
 def ids_in(file: Path) -> frozenset[str]:
-    """The ids that a file names. It may name some that none of its cases covers."""
-    return frozenset(QUOTED_ID.findall(file.read_text(encoding="utf-8")))
+    """The ids that a file names, except as what a rule rests on.
+
+    It may name some that none of its cases covers.
+    """
+    return frozenset(_ID.findall(_RESTS_ON.sub("", text_of(file))))

@@ -10,14 +10,11 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-import conformance
-from conformance.catalogue.chapters import CASES, case_files
+from conformance.catalogue.chapters import PACKAGE, SPEC, chapter_files
 from conformance.exit_codes import EXIT_USAGE
 from conformance.run.options import OPTIONS
 from conformance.run.selection import is_asked_for
 from conformance.run.settings import UsageError, read_settings
-
-PACKAGE = Path(conformance.__file__).parent
 
 _CERTIFICATE = "certificate/{target}"
 _WORKERS_MAX = 8
@@ -61,7 +58,7 @@ def suite_arguments() -> list[str]:
         *("-o", f"cache_dir={Path.cwd() / '.pytest_cache'}", "-o", "xfail_strict=true"),
         # Hypothesis and the suite are imported by now, and contain nothing to rewrite.
         *("-W", "ignore::pytest.PytestAssertRewriteWarning"),
-        *("-p", "conformance.plugin", "--strict-markers", str(CASES)),
+        *("-p", "conformance.plugin", "--strict-markers", str(SPEC)),
     ]
 
 
@@ -85,7 +82,7 @@ def _workers_for(arguments: argparse.Namespace) -> int:
         )
     except UsageError:
         return 0  # pytest will say so
-    files = sum(is_asked_for(file, settings) for file in case_files())
+    files = sum(is_asked_for(file, settings) for file in chapter_files())
     return min(default_workers(), files) if files > 1 else 0
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from conformance.catalogue.cases import Case, cases_covering
-from conformance.catalogue.chapters import CASES
+from conformance.catalogue.chapters import PACKAGE
 from conformance.catalogue.rules import catalogue
 from conformance.rule import Requirement, UnknownRequirement
 from conformance.run.settings import DEFAULT_WORLD_SIZES, UsageError
@@ -54,7 +54,7 @@ def _explained(requirement: Requirement, cases: list[Case]) -> Iterator[str]:
             yield from textwrap.indent(deviation.example.rstrip(), "    ").splitlines()
     for case in cases:
         yield ""
-        yield f"case       {_near(CASES.parents[1] / case.path)}:{case.line}"
+        yield f"case       {_near(PACKAGE.parent / case.path)}:{case.line}"
         yield f"  {case.name}"
         yield from _wrapped(case.says, "  ")
         yield from _world_sizes(case)

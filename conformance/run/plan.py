@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from types import ModuleType
 
 import pytest
 
 from conformance.capabilities import DETECTING
-from conformance.catalogue.rules import catalogue
-from conformance.rule import PART_OF_PROFILE, Requirement, UnknownRequirement, requirements_of
+from conformance.catalogue.rules import catalogue, rules
+from conformance.chapter import Chapter
+from conformance.rule import PART_OF_PROFILE, Requirement, UnknownRequirement
 from conformance.run.settings import Settings, UsageError
 from conformance.target import Target
 from conformance.verdict import Verdict
@@ -128,11 +131,19 @@ def adopt_own(item: pytest.Item) -> None:
     Raises UsageError for one whose name is taken.
     """
     module = getattr(item, "module", None)
-    for requirement in [*_marked(item), *(requirements_of(module) if module else ())]:
+    for requirement in [*_marked(item), *(_written(module) if module else ())]:
         try:
             catalogue().add(requirement)
         except ValueError as error:
             raise UsageError(f"{item.nodeid}: {error}") from error
+
+
+def _written(module: ModuleType) -> Iterator[Requirement]:
+    for value in vars(module).values():
+        if isinstance(value, Requirement):
+            yield value
+        elif isinstance(value, Chapter):
+            yield from value.rules
 
 
 def _marked(item: pytest.Item) -> list[Requirement]:
@@ -140,7 +151,8 @@ def _marked(item: pytest.Item) -> list[Requirement]:
 
 
 def _own(item: pytest.Item) -> tuple[Requirement, ...]:
-    ids = [id for r in _marked(item) for id in (r.id, *catalogue().roots(r.id))]
+    others = [r for r in _marked(item) if r.id not in rules()]
+    ids = [id for r in others for id in (r.id, *catalogue().roots(r.id))]
     return tuple(catalogue()[id] for id in dict.fromkeys(ids))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.catalogue.chapters import CASES, case_files, ids_in
+from conformance.catalogue.chapters import PACKAGE, chapter_files, ids_in
 from conformance.catalogue.rules import catalogue
 from conformance.rule import PART_OF_PROFILE
 from conformance.run.plan import Plan, select
@@ -41,7 +41,7 @@ def is_asked_for(file: Path, settings: Settings) -> bool:
 
     They leave every file that is not the suite's: its requirements may come with its cases.
     """
-    if not settings.is_selective or file not in case_files():
+    if not settings.is_selective or file not in chapter_files():
         return True
     known = catalogue()
     return any(id in known and settings.selects(id) for id in ids_in(file))
@@ -54,7 +54,7 @@ def trains_models(named: Iterable[Path], settings: Settings) -> bool | None:
     """
     trains = False
     for path in named:
-        files = [file for file in case_files() if file == path or path in file.parents]
+        files = [file for file in chapter_files() if file == path or path in file.parents]
         if not files:
             return None
         trains |= any(f.parent.name in _TRAINING and is_asked_for(f, settings) for f in files)
@@ -67,5 +67,5 @@ def files_left_out(found: Iterable[pytest.Item], settings: Settings) -> list[str
     Those that the suite's own options do not ask for are not missed.
     """
     seen = {item.path for item in found}
-    missed = (f for f in case_files() if f not in seen and is_asked_for(f, settings))
-    return [str(file.relative_to(CASES.parents[1])) for file in missed]
+    missed = (f for f in chapter_files() if f not in seen and is_asked_for(f, settings))
+    return [str(file.relative_to(PACKAGE.parent)) for file in missed]

@@ -1,1 +1,4 @@
-"""The specification: one folder a profile, one module a chapter; a rule's sentence stands on its case."""
+"""The specification: a folder for each profile, a module for each chapter.
+
+A rule is written on the case that checks it. What has no case helps the chapters beside it.
+"""

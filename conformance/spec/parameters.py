@@ -24,5 +24,13 @@ def reduce_ops(*names: str) -> list[Any]:
     return _each("reduce_op", names)
 
 
+def by_operation(*rules: pytest.MarkDecorator) -> list[Any]:
+    """As parameters, one for each rule: the operation that its id begins with.
+
+    rules: what `must`, `should` or `may` of a chapter give.
+    """
+    return [pytest.param(rule.args[0].id.partition("/")[0], marks=rule) for rule in rules]
+
+
 def _each(kind: str, names: tuple[str, ...]) -> list[Any]:
     return [pytest.param(name, marks=needs(f"{kind}:{name}")) for name in names]

@@ -16,7 +16,7 @@ import pytest
 
 from conformance.__main__ import COMMANDS, main
 from conformance.capabilities import VOCABULARY
-from conformance.catalogue.chapters import CASES
+from conformance.catalogue.chapters import SPEC
 from conformance.catalogue.rules import catalogue
 from conformance.cli.certify import default_workers
 from conformance.report.certificate import CERTIFICATE, JUNIT, write_certificate
@@ -228,7 +228,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pytest]:
 def test_certify_runs_the_suites_cases_alone(call: Called, stand_in: Pytest) -> None:
     assert call("certify")[0] == 0
     given = stand_in.arguments
-    assert str(CASES) in given
+    assert str(SPEC) in given
     assert given[given.index("--rootdir") + 1] == str(ROOT)
     assert given[given.index("-c") + 1] == os.devnull
     assert {"--target=impl", "--certificate=certificate/{target}", "--deadline=60.0"} <= set(given)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from conformance import case_files as suite
+from conformance.catalogue import chapters as suite
 from conformance.report.conclusion import Conclusion
 from conformance.report.folder import newest_in
 from conformance.report.terminal import verdict_line
@@ -173,16 +173,16 @@ def test_a_selection_imports_only_the_files_that_it_needs(
     chosen: dict[str, Any], names: set[str]
 ) -> None:
     settings = settings_for(**chosen)
-    asked_for = [file for file in suite.case_files() if is_asked_for(file, settings)]
+    asked_for = [file for file in suite.chapter_files() if is_asked_for(file, settings)]
     assert {file.name for file in asked_for} == names
     own = Path(__file__)  # its requirements may come with its cases
     assert is_asked_for(own, settings)
     missed = files_left_out([], settings)
-    assert missed == [str(file.relative_to(suite.CASES.parents[1])) for file in asked_for]
+    assert missed == [str(file.relative_to(suite.PACKAGE.parent)) for file in asked_for]
 
 
 def test_pytest_collects_no_case_of_other_files(outside: Outside) -> None:
-    folder = str(suite.CASES / "collectives")
+    folder = str(suite.SPEC / "collectives")
     run = outside.run("-q", "--collect-only", "--requirement=all_reduce/async", folder)
     collected = {line.partition("::")[0] for line in run.out.splitlines() if "::" in line}
     assert {Path(file).name for file in collected} == {"test_async.py"}
@@ -194,9 +194,7 @@ def test_pytest_collects_no_case_of_other_files(outside: Outside) -> None:
 def test_a_named_file_without_a_case_of_the_selection_is_no_mistake_of_its_name(
     outside: Outside,
 ) -> None:
-    run = outside.run(
-        "--requirement=all_reduce/async", str(suite.CASES / "collectives" / "test_work.py")
-    )
+    run = outside.run("--requirement=all_reduce/async", str(suite.SPEC / "collectives" / "work.py"))
     assert (run.exit_status, run.certificate) == (2, None)
     assert run.err.splitlines() == ["ERROR: no case was selected"]
 
@@ -215,7 +213,7 @@ def test_a_named_file_without_a_case_of_the_selection_is_no_mistake_of_its_name(
 def test_only_ranks_that_may_train_models_get_what_that_takes(
     named: str, chosen: dict[str, Any], may_train: bool | None
 ) -> None:
-    assert trains_models([suite.CASES / named], settings_for(**chosen)) is may_train
+    assert trains_models([suite.SPEC / named], settings_for(**chosen)) is may_train
 
 
 def test_a_case_that_does_not_exist_is_told_in_one_line(outside: Outside) -> None:

@@ -124,8 +124,8 @@ def train_on_constants(me: Me, how: str) -> dict[str, Tensor]:
     "checkpointing/input-without-gradient",
     "A non-reentrant checkpoint around the first layer, whose input requires no gradient, gives "
     "that layer's parameters theirs.",
-    source="torch 2.13 docs, torch.utils.checkpoint: use_reentrant=True needs an input that requires a "
-    "gradient",
+    source="torch 2.13 docs, torch.utils.checkpoint: use_reentrant=True needs an input that "
+    "requires a gradient",
     rests_on="checkpointing/every-layer",
 )
 @world_sizes(2)

@@ -73,8 +73,8 @@ OPS = by_operation(
     ),
     chapter.must(
         "reduce_scatter_tensor/async",
-        "reduce_scatter_tensor with async_op returns a handle, and the output holds the result once "
-        "wait has returned.",
+        "reduce_scatter_tensor with async_op returns a handle, and the output holds the result "
+        "once wait has returned.",
         needs=("op:reduce_scatter_tensor", "reduce_op:sum"),
         rests_on="reduce_scatter_tensor/concatenated",
     ),
@@ -93,73 +93,20 @@ OPS = by_operation(
         rests_on="all_to_all_single/even",
     ),
 )
+OPERATIONS = (
+    *("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "gather"),
+    *("scatter", "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single"),
+)
 NONBLOCKING = by_operation(
-    chapter.must(
-        "all_reduce/nonblocking",
-        "all_reduce with async_op returns before the other ranks have joined in.",
-        needs="feature:nonblocking",
-        rests_on="all_reduce/async",
-    ),
-    chapter.must(
-        "reduce/nonblocking",
-        "reduce with async_op returns before the other ranks have joined in.",
-        needs="feature:nonblocking",
-        rests_on="reduce/async",
-    ),
-    chapter.must(
-        "broadcast/nonblocking",
-        "broadcast with async_op returns before the other ranks have joined in.",
-        needs="feature:nonblocking",
-        rests_on="broadcast/async",
-    ),
-    chapter.must(
-        "all_gather/nonblocking",
-        "all_gather with async_op returns before the other ranks have joined in.",
-        needs="feature:nonblocking",
-        rests_on="all_gather/async",
-    ),
-    chapter.must(
-        "all_gather_into_tensor/nonblocking",
-        "all_gather_into_tensor with async_op returns before the other ranks have joined in.",
-        needs="feature:nonblocking",
-        rests_on="all_gather_into_tensor/async",
-    ),
-    chapter.must(
-        "gather/nonblocking",
-        "gather with async_op returns before the other ranks have joined in.",
-        needs="feature:nonblocking",
-        rests_on="gather/async",
-    ),
-    chapter.must(
-        "scatter/nonblocking",
-        "scatter with async_op returns before the other ranks have joined in.",
-        needs="feature:nonblocking",
-        rests_on="scatter/async",
-    ),
-    chapter.must(
-        "reduce_scatter/nonblocking",
-        "reduce_scatter with async_op returns before the other ranks have joined in.",
-        needs="feature:nonblocking",
-        rests_on="reduce_scatter/async",
-    ),
-    chapter.must(
-        "reduce_scatter_tensor/nonblocking",
-        "reduce_scatter_tensor with async_op returns before the other ranks have joined in.",
-        needs="feature:nonblocking",
-        rests_on="reduce_scatter_tensor/async",
-    ),
-    chapter.must(
-        "all_to_all/nonblocking",
-        "all_to_all with async_op returns before the other ranks have joined in.",
-        needs="feature:nonblocking",
-        rests_on="all_to_all/async",
-    ),
-    chapter.must(
-        "all_to_all_single/nonblocking",
-        "all_to_all_single with async_op returns before the other ranks have joined in.",
-        needs="feature:nonblocking",
-        rests_on="all_to_all_single/async",
-    ),
+    *[
+        chapter.must(
+            f"{op}/nonblocking",
+            f"{op} with async_op returns before the other ranks have joined in.",
+            needs="feature:nonblocking",
+            rests_on=f"{op}/async",
+        )
+        for op in OPERATIONS
+    ]
 )
 
 

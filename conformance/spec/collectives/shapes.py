@@ -65,8 +65,8 @@ OPS = by_operation(
     ),
     chapter.must(
         "scatter/shapes",
-        "scatter takes tensors of every shape, zero-dimensional ones included, and every dtype that "
-        "the target claims.",
+        "scatter takes tensors of every shape, zero-dimensional ones included, and every dtype "
+        "that the target claims.",
         source="torch 2.13 docs, scatter",
         needs="op:scatter",
         rests_on="scatter/values",
@@ -81,8 +81,8 @@ OPS = by_operation(
     ),
     chapter.must(
         "reduce_scatter_tensor/shapes",
-        "reduce_scatter_tensor takes tensors of every shape with a first dimension, and every dtype "
-        "that the target claims.",
+        "reduce_scatter_tensor takes tensors of every shape with a first dimension, and every "
+        "dtype that the target claims.",
         source="torch 2.13 docs, reduce_scatter_single",
         needs=("op:reduce_scatter_tensor", "reduce_op:sum"),
         rests_on="reduce_scatter_tensor/concatenated",

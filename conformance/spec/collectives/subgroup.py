@@ -47,8 +47,8 @@ OPS = by_operation(
     ),
     chapter.must(
         "all_gather_into_tensor/subgroup",
-        "all_gather_into_tensor in a group gathers from its members, in the order of their ranks in "
-        "it.",
+        "all_gather_into_tensor in a group gathers from its members, in the order of their "
+        "ranks in it.",
         needs="op:all_gather_into_tensor",
         rests_on="all_gather_into_tensor/concatenated",
     ),
@@ -76,7 +76,8 @@ OPS = by_operation(
     ),
     chapter.must(
         "reduce_scatter_tensor/subgroup",
-        "reduce_scatter_tensor in a group reduces over its members; the i-th one gets the i-th part.",
+        "reduce_scatter_tensor in a group reduces over its members; the i-th one gets the i-th "
+        "part.",
         needs=("op:reduce_scatter_tensor", "reduce_op:sum"),
         rests_on="reduce_scatter_tensor/concatenated",
     ),
@@ -88,8 +89,8 @@ OPS = by_operation(
     ),
     chapter.must(
         "all_to_all_single/subgroup",
-        "all_to_all_single in a group exchanges between its members, in the order of their ranks in "
-        "it.",
+        "all_to_all_single in a group exchanges between its members, in the order of their "
+        "ranks in it.",
         needs="op:all_to_all_single",
         rests_on="all_to_all_single/even",
     ),

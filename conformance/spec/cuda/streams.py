@@ -87,7 +87,8 @@ def call_after_late_kernels(me: Me, call: Call, async_op: bool) -> Seen:
                     "cuda/after-the-call",
                     "Kernels that are put on the current stream after a synchronous call see its "
                     "results.",
-                    source=f"{NOTES}: 'function calls utilizing the output on the same CUDA stream will behave as expected'",
+                    source=f"{NOTES}: 'function calls utilizing the output on the same CUDA "
+                    "stream will behave as expected'",
                     rests_on="cuda/reads-after-the-stream",
                 ),
             ),

@@ -219,7 +219,8 @@ def test_a_hook_sees_all_that_was_added_up(ranks: Ranks) -> None:
 @chapter.must(
     "ddp/backward/without-zero-grad",
     "Synchronised backward passes without zero_grad between them add up their means.",
-    source=f"{REDUCER}: what is there already is the same on all ranks, so its mean is itself; open-instruct#1498",
+    source=f"{REDUCER}: what is there already is the same on all ranks, so its mean is itself; "
+    "open-instruct#1498",
     rests_on="ddp/average",
 )
 @world_sizes(2, 3)

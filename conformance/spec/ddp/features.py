@@ -527,7 +527,8 @@ def sampled_at(me: Me, rate: int) -> list[int]:
     "ddp/logging/sample-rate",
     "After ten steps they are taken once in as many steps as "
     "_set_ddp_runtime_logging_sample_rate says, which refuses numbers below 1.",
-    source="torch, reducer.cpp, should_collect_runtime_stats; torch 2.13 docs, DistributedDataParallel",
+    source="torch, reducer.cpp, should_collect_runtime_stats; torch 2.13 docs, "
+    "DistributedDataParallel",
     rests_on="ddp/logging/steps",
 )
 @world_sizes(1)

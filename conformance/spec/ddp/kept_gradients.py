@@ -113,7 +113,8 @@ def walk_again(me: Me, steps: list[Tensor]) -> list[list[Tensor | None]]:
     "ddp/backward/autograd-grad-of-an-averaged-graph",
     "After torch.autograd.grad of a graph whose gradients were averaged already, and after a "
     "backward pass to an input alone, the next steps are right.",
-    source="torch 2.13 docs, autograd.grad and backward: leaves that are not asked for are left alone",
+    source="torch 2.13 docs, autograd.grad and backward: leaves that are not asked for are left "
+    "alone",
     rests_on="ddp/backward/autograd-grad-is-local",
 )
 @world_sizes(2)

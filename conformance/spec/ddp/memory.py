@@ -210,8 +210,8 @@ def steps_taken(me: Me, options: Options, hooked: bool = False) -> float:
 @chapter.must(
     "ddp/steady-memory",
     "Steps of training take no more memory from one to the next, whatever the options.",
-    source="observed, torch 2.13.0; torch 2.13 docs, DistributedDataParallel: memory of gradients and "
-    "buckets",
+    source="observed, torch 2.13.0; torch 2.13 docs, DistributedDataParallel: memory of "
+    "gradients and buckets",
     rests_on="ddp/average",
 )
 @world_sizes(2)

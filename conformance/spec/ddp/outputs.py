@@ -129,8 +129,8 @@ def test_gradients_of_dataclasses(ranks: Ranks, options: Options) -> None:
     "ddp/dataclass-output-of-a-static-graph",
     "Gradients are averaged if the module returns a dataclass and the graph is static, in the "
     "first step as well.",
-    source="torch 2.13 docs, DistributedDataParallel, argument static_graph: any graph that does not "
-    "change",
+    source="torch 2.13 docs, DistributedDataParallel, argument static_graph: any graph that "
+    "does not change",
     rests_on="ddp/dataclass-output",
 )
 @world_sizes(2)

@@ -138,7 +138,8 @@ def test_strides(ranks: Ranks) -> None:
 @chapter.should(
     "ddp/verify/dtypes",
     "If a parameter's dtype differs, every rank raises; no rank trains with garbage.",
-    source=f"{DOCS}: the model is the same in all processes; {REDUCER} compares sizes and strides alone",
+    source=f"{DOCS}: the model is the same in all processes; {REDUCER} compares sizes and "
+    "strides alone",
     rests_on="ddp/verify/shapes",
 )
 @world_sizes(2)

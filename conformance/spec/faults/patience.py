@@ -120,8 +120,8 @@ def have_all_the_time(me: Me, days: int) -> list[Tensor]:
 @chapter.must(
     "timeouts/of-days",
     "A timeout of days, or of a year, is as long as it says.",
-    source="derived: the seconds of a timedelta leave out its days, and 32 bits of milliseconds hold "
-    "25 days",
+    source="derived: the seconds of a timedelta leave out its days, and 32 bits of milliseconds "
+    "hold 25 days",
     rests_on="all_reduce/sum",
 )
 @world_sizes(2)

@@ -119,7 +119,8 @@ def lose_the_last_rank_in_all_groups(me: Me) -> list[str]:
     "peer_loss/every-rank",
     "In a larger group every rank that is left gets a RuntimeError soon after one has died, "
     "whether or not it talks to the dead one.",
-    source="derived: Gloo tells the neighbours of a dead rank alone, the others wait for the timeout",
+    source="derived: Gloo tells the neighbours of a dead rank alone, the others wait for the "
+    "timeout",
     rests_on="peer_loss/of-a-pair",
 )
 @world_sizes(3, 4)

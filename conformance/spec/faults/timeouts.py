@@ -376,7 +376,8 @@ def test_a_longer_timeout_counts(bare_ranks: Ranks) -> None:
 @chapter.should(
     "timeouts/lengthened-for-messages",
     "A longer timeout by set_timeout counts for a recv that follows.",
-    source="torch 2.13, ProcessGroup.set_timeout: 'Sets the default timeout for all future operations.'",
+    source="torch 2.13, ProcessGroup.set_timeout: 'Sets the default timeout for all future "
+    "operations.'",
     rests_on=("timeouts/changed", "timeouts/point-to-point"),
 )
 @world_sizes(2)

@@ -226,7 +226,8 @@ def train_around_unit(me: Me, strategy: str, orig: bool, how: Mapping[str, Any] 
     "fsdp/recomputed-casts",
     "A unit that casts its inputs casts them in a recomputation too: with a checkpoint around "
     "it, a model trains as without one.",
-    source=f"{DOCS}, MixedPrecision, cast_forward_inputs; torch 2.13 computes gradients from what was not cast",
+    source=f"{DOCS}, MixedPrecision, cast_forward_inputs; torch 2.13 computes gradients from "
+    "what was not cast",
     rests_on="fsdp/recomputed-units",
 )
 @world_sizes(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -128,42 +129,137 @@ def numbered_state(me: Me) -> None:
     type(model).optim_state_dict_to_load(model, optimizer, state)
 
 
+# What the ranks do, the exception that each of them gets, and words of it.
+Refusal = tuple[Callable[[Me], object], type[Exception], str]
+
+
+def refused(rule: pytest.MarkDecorator, *refusals: Refusal) -> Any:
+    """A parameter, named as the rule is."""
+    return pytest.param(refusals, marks=rule, id=rule.args[0].id.split("/")[1])
+
+
 REFUSED = [
-    ("fsdp/mesh-and-group", mesh_and_group, ValueError, "Cannot pass both process_group and"),
-    ("fsdp/hybrid-needs-groups", hybrid_without_groups, ValueError, "requires explicit"),
-    ("fsdp/hybrid-needs-groups", hybrid_with_one_group, ValueError, "Expected process_group to be"),
-    ("fsdp/hybrid-needs-groups", hybrid_on_a_line, ValueError, "Expected device_mesh to have ndim"),
-    ("fsdp/wrapped-twice", wrapped_twice, ValueError, ""),
-    ("fsdp/auto-wrapped-twice", auto_wrapped_twice, ValueError, "to not already have FSDP applied"),
-    ("fsdp/ignored-instance", instance_ignored, ValueError, "should not include FSDP modules"),
-    ("fsdp/mixed-dtypes", mixed_dtypes, ValueError, "Must flatten tensors with uniform dtype"),
-    ("fsdp/mixed-requires-grad", mixed_requires_grad, ValueError, "uniform `requires_grad` when"),
-    ("fsdp/homogeneous-settings", mixed_limits, ValueError, "one homogeneous value for limit_all"),
-    ("fsdp/homogeneous-settings", mixed_kinds, ValueError, "Expects one homogeneous value for"),
-    ("fsdp/root-becomes-part", root_becomes_part, AssertionError, "_is_root"),
-    ("fsdp/strategy-changes", strategy_changes, RuntimeError, "cannot change"),
-    ("fsdp/tied-across-units", tied_units, ValueError, "shared"),
-    ("fsdp/comm-hook-refused", hook_for_inner, AssertionError, "only be called on a root"),
-    ("fsdp/comm-hook-refused", two_hooks, AssertionError, "already registered"),
-    ("fsdp/comm-hook-refused", hook_that_is_none, ValueError, "must be callable"),
-    ("fsdp/optimizer-state-by-number", numbered_state, Exception, ""),
+    refused(
+        chapter.must(
+            "fsdp/mesh-and-group",
+            "A device_mesh and a process_group together raise ValueError 'Cannot pass both "
+            "process_group and device_mesh'.",
+        ),
+        (mesh_and_group, ValueError, "Cannot pass both process_group and"),
+    ),
+    refused(
+        chapter.must(
+            "fsdp/hybrid-needs-groups",
+            "Hybrid sharding without a policy needs groups, and takes neither one group nor a "
+            "mesh of one dimension: ValueError.",
+        ),
+        (hybrid_without_groups, ValueError, "requires explicit"),
+        (hybrid_with_one_group, ValueError, "Expected process_group to be"),
+        (hybrid_on_a_line, ValueError, "Expected device_mesh to have ndim"),
+    ),
+    refused(
+        chapter.must(
+            "fsdp/wrapped-twice",
+            "To wrap a module that an instance has wrapped already raises ValueError.",
+            source="derived; torch 2.13 says so of auto wrapping, and otherwise fails in the first "
+            "forward",
+        ),
+        (wrapped_twice, ValueError, ""),
+    ),
+    refused(
+        chapter.must(
+            "fsdp/auto-wrapped-twice",
+            "Auto wrapping of a module that holds an instance raises ValueError 'FSDP auto "
+            "wrapping requires modules to not already have FSDP applied'.",
+        ),
+        (auto_wrapped_twice, ValueError, "to not already have FSDP applied"),
+    ),
+    refused(
+        chapter.must(
+            "fsdp/ignored-instance",
+            "An instance among ignored_modules raises ValueError 'should not include FSDP "
+            "modules'.",
+        ),
+        (instance_ignored, ValueError, "should not include FSDP modules"),
+    ),
+    refused(
+        chapter.must(
+            "fsdp/mixed-dtypes",
+            "Parameters of several dtypes in one unit raise ValueError 'Must flatten tensors "
+            "with uniform dtype'.",
+        ),
+        (mixed_dtypes, ValueError, "Must flatten tensors with uniform dtype"),
+    ),
+    refused(
+        chapter.must(
+            "fsdp/mixed-requires-grad",
+            "Without original parameters, frozen and trained ones in a unit raise ValueError "
+            "'Must flatten tensors with uniform `requires_grad` when `use_orig_params=False`'.",
+        ),
+        (mixed_requires_grad, ValueError, "uniform `requires_grad` when"),
+    ),
+    refused(
+        chapter.must(
+            "fsdp/homogeneous-settings",
+            "Instances under one root that differ in limit_all_gathers or use_orig_params "
+            "raise ValueError 'Expects one homogeneous value for' at the first forward.",
+            source="torch 2.13, HOMOGENEOUS_ATTR_NAMES",
+        ),
+        (mixed_limits, ValueError, "one homogeneous value for limit_all"),
+        (mixed_kinds, ValueError, "Expects one homogeneous value for"),
+    ),
+    refused(
+        chapter.must(
+            "fsdp/root-becomes-part",
+            "An instance that ran as a root raises AssertionError if it is then part of another.",
+            source="torch 2.13, _share_state_and_init_handle_attrs",
+        ),
+        (root_becomes_part, AssertionError, "_is_root"),
+    ),
+    refused(
+        chapter.must(
+            "fsdp/strategy-changes",
+            "Another sharding_strategy for an instance that exists raises RuntimeError.",
+            source="derived; torch 2.13 takes it without a word and goes on with the old one",
+        ),
+        (strategy_changes, RuntimeError, "cannot change"),
+    ),
+    refused(
+        chapter.must(
+            "fsdp/tied-across-units",
+            "A parameter in two units raises ValueError.",
+            source="derived; torch 2.13 makes two parameters of it, which drift apart",
+        ),
+        (tied_units, ValueError, "shared"),
+    ),
+    refused(
+        chapter.must(
+            "fsdp/comm-hook-refused",
+            "A hook for an inner instance or for hybrid sharding, or a second one, raises "
+            "AssertionError; what cannot be called raises ValueError.",
+            source="torch 2.13, register_comm_hook",
+        ),
+        (hook_for_inner, AssertionError, "only be called on a root"),
+        (two_hooks, AssertionError, "already registered"),
+        (hook_that_is_none, ValueError, "must be callable"),
+    ),
+    refused(
+        chapter.must(
+            "fsdp/optimizer-state-by-number",
+            "optim_state_dict_to_load raises an error on every rank if the state has numbers "
+            "as keys instead of names: the optimizer would take them for its own.",
+            source="torch 2.13, _rekey_sharded_optim_state_dict",
+        ),
+        (numbered_state, Exception, ""),
+    ),
 ]
 
 
-def _check(ranks: Ranks, requirement: str) -> None:
-    for id, function, kind, words in REFUSED:
-        if id == requirement:
-            assert_raised(ranks.outcomes(function), kind, match=words, what=function.__name__)
-
-
-def _case(requirement: str) -> Any:
-    return pytest.param(requirement, marks=covers(requirement), id=requirement.split("/")[1])
-
-
 @world_sizes(2)
-@pytest.mark.parametrize("requirement", [_case(id) for id in dict.fromkeys(r[0] for r in REFUSED)])
-def test_refused(ranks: Ranks, requirement: str) -> None:
-    _check(ranks, requirement)
+@pytest.mark.parametrize("refusals", REFUSED)
+def test_refused(ranks: Ranks, refusals: tuple[Refusal, ...]) -> None:
+    for function, kind, words in refusals:
+        assert_raised(ranks.outcomes(function), kind, match=words, what=function.__name__)
 
 
 def hook_for_replicas(me: Me) -> None:
@@ -171,12 +267,7 @@ def hook_for_replicas(me: Me) -> None:
     model.register_comm_hook(None, print)
 
 
-@chapter.must(
-    "fsdp/comm-hook-refused",
-    "A hook for an inner instance or for hybrid sharding, or a second one, raises "
-    "AssertionError; what cannot be called raises ValueError.",
-    source="torch 2.13, register_comm_hook",
-)
+@covers("fsdp/comm-hook-refused")
 @world_sizes(4)
 def test_no_hook_for_hybrid_sharding(ranks: Ranks) -> None:
     words = "not supported for hybrid strategies"

@@ -168,7 +168,8 @@ def norm_with_ignored(me: Me, orig: bool) -> list[Tensor]:
 @chapter.must(
     "fsdp/norm-with-ignored",
     "Gradients of ignored parameters count in the norm, once, and are clipped as others are.",
-    source="torch 2.13 docs, FullyShardedDataParallel, clip_grad_norm_: the gradients of all parameters",
+    source="torch 2.13 docs, FullyShardedDataParallel, clip_grad_norm_: the gradients of all "
+    "parameters",
     rests_on=("fsdp/norm", "fsdp/ignored-modules"),
 )
 @world_sizes(2, 3)

@@ -108,7 +108,8 @@ def name_no_peer(me: Me) -> None:
 @chapter.must(
     "send_object_list/arguments",
     "The own rank as peer, and no peer at all, raise a ValueError.",
-    source="torch/distributed/distributed_c10d.py of torch 2.13, send_object_list and recv_object_list",
+    source="torch/distributed/distributed_c10d.py of torch 2.13, send_object_list and "
+    "recv_object_list",
 )
 @world_sizes(1, 2)
 def test_wrong_peers_are_refused(ranks: Ranks) -> None:

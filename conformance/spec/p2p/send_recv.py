@@ -314,8 +314,8 @@ def overwrite_after_sending(me: Me, numel: int, asynchronous: bool) -> Tensor:
     "p2p/buffer-is-free",
     "After send has returned, or isend was waited for, the tensor may be changed without "
     "changing what arrives.",
-    source="torch 2.13 docs, isend: 'Modifying tensor before the request completes causes undefined "
-    "behavior'",
+    source="torch 2.13 docs, isend: 'Modifying tensor before the request completes causes "
+    "undefined behavior'",
     rests_on="p2p/delivers",
 )
 @world_sizes(2)

@@ -143,8 +143,8 @@ def call_in(me: Me, dtype: str, held: str, track: bool) -> None:
     "sync_batchnorm/other-dtype",
     "In training, an input in float32 under parameters in float64, or the reverse, raises "
     "RuntimeError about the dtypes, in a group as for one rank alone; no rank hangs.",
-    source="torch's cuda/Normalization.cu: 'expected scalar type Double but found Float'; observed on "
-    "CPU, torch 2.13.0, BatchNorm: 'mixed dtype'",
+    source="torch's cuda/Normalization.cu: 'expected scalar type Double but found Float'; "
+    "observed on CPU, torch 2.13.0, BatchNorm: 'mixed dtype'",
     needs="feature:sync_batchnorm_on_cpu",
 )
 @world_sizes(1, 2)

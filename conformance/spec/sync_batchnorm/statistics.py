@@ -141,7 +141,8 @@ def change_options(me: Me, xs: list[Tensor]) -> tuple[Tensor, Tensor]:
 @chapter.must(
     "sync_batchnorm/options-changed",
     "Another momentum, eps or process_group that is set on a layer holds from the next batch on.",
-    source="torch 2.13, SyncBatchNorm.forward reads them; torch.optim.swa_utils.update_bn sets momentum",
+    source="torch 2.13, SyncBatchNorm.forward reads them; torch.optim.swa_utils.update_bn sets "
+    "momentum",
     rests_on="sync_batchnorm/running-statistics",
 )
 @world_sizes(1, 2)
