@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from impl.sync_batchnorm import SyncBatchNorm
-from tests.faults.kit import Patch, breaks
-from tests.faults.parts import LayerFault
-from tests.faults.sync_batchnorm_passes import Gradients, ReadsGradientsInMemoryOrder, backward_as
+from tests.mutants.kit import Patch, breaks
+from tests.mutants.wrappers import LayerFault
+from tests.mutants.sync_batchnorm.backward import Gradients, ReadsGradientsInMemoryOrder, backward_as
 
 
 @breaks("sync_batchnorm/dimensions", says=r"expected 2D, 3D or 4D input")

@@ -14,7 +14,7 @@ from torch import Tensor
 from conformance.capabilities import Capabilities
 from conformance.harness.forwarding import OPERATIONS
 from conformance.target import Target, load_target
-from tests.faults.kit import ForwardingGroup
+from tests.mutants.kit import ForwardingGroup
 
 Op = dist.ReduceOp
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from conformance.capabilities import OPS, REDUCE_OPS
 from conformance.harness.forwarding import OPERATIONS
 from conformance.target import Target, load_target
-from tests.faults.kit import ForwardingGroup
+from tests.mutants.kit import ForwardingGroup
 
 _DTYPES = ("bool", "uint8", "int8", "int32", "int64", "float16", "bfloat16", "float64", "complex64")
 _SAME = {"recv": "send", "all_gather_into_tensor_coalesced": "all_gather_into_tensor"}

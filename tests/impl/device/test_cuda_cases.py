@@ -11,7 +11,7 @@ from conformance.report.results import Results
 from conformance.run.first_look import FirstLook
 from conformance.session.certifier import Certifier
 from conformance.verdict import Verdict
-from tests.faults.anywhere import AnyMachine
+from tests.mutants.any_machine import AnyMachine
 
 CASES = Path(conformance.spec.cuda.__file__).parent
 

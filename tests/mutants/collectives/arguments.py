@@ -1,0 +1,203 @@
+"""Wrong calls that are taken, right ones that are not, and refusals that say too little."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.mutants.kit import ForwardingGroup, breaks
+from tests.mutants.replacing import Replacing
+
+
+@breaks("arguments/not-a-tensor", says=r"dist\.all_reduce\(wrong\)\nshould raise .*was taken")
+class TakesListsOfOne(Replacing):
+    """A list of one tensor is as good as the tensor."""
+
+    @staticmethod
+    def all_reduce(right: Any, tensor: Any, *args: Any, **how: Any) -> Any:
+        if isinstance(tensor, list):
+            [tensor] = tensor
+        return right(tensor, *args, **how)
+
+
+@breaks("arguments/mixed-dtypes", says=r"should raise ValueError with .*was taken")
+class ConvertsDtypes(Replacing):
+    """all_gather converts what it is given to the dtype of the outputs."""
+
+    @staticmethod
+    def all_gather(right: Any, tensors: Any, tensor: Any, *args: Any, **how: Any) -> Any:
+        if isinstance(tensor, torch.Tensor) and tensors and isinstance(tensors, list):
+            tensor = tensor.to(tensors[0].dtype)
+        return right(tensors, tensor, *args, **how)
+
+
+@breaks("arguments/complex-and-its-parts", says=r"raised ValueError: .* different dtypes")
+class ComplexIsNotReal(Replacing):
+    """Complex numbers and their parts are different dtypes like any others."""
+
+    @staticmethod
+    def _ensure_all_tensors_same_dtype(right: Any, *tensors: Any) -> None:
+        right(*tensors)
+        lists = [x if isinstance(x, list) else [x] for x in tensors]
+        if len({x.dtype for one in lists for x in one}) > 1:
+            raise ValueError("Invalid usage of tensors with different dtypes")
+
+
+@breaks("arguments/one-root", says=r"group_src=0\)\nshould raise ValueError .*was taken")
+class GroupRanksWin(Replacing):
+    """Of a global and a group rank, the group rank counts."""
+
+    @staticmethod
+    def _canonicalize_group_rank(
+        right: Any, group: Any, global_rank: Any = None, group_rank: Any = None, **how: Any
+    ) -> Any:
+        if group_rank is not None:
+            global_rank = None
+        return right(group, global_rank, group_rank, **how)
+
+
+@breaks("arguments/root-in-group", says=r"dist\.broadcast\(k\.x\(\), k\.n\)\nshould .*was taken")
+class RootsWrapAround(ForwardingGroup):
+    """Root n of n ranks is root 0."""
+
+    def broadcast(self, tensors: Any, opts: Any) -> Any:
+        opts.rootRank %= self.size()
+        return super().broadcast(tensors, opts)
+
+
+@breaks("arguments/all_gather", says=r"k\.n - 1\), k\.x\(\)\)\nshould raise .*was taken")
+class AllGathersFromSome(ForwardingGroup):
+    """What there is no output for is thrown away."""
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        missing = self.size() - len(outputs[0])
+        spare = [torch.empty_like(inputs[0]) for _ in range(missing)]
+        return super().allgather([[*outputs[0], *spare]], inputs, opts)
+
+
+@breaks("arguments/all_gather_into_tensor", says=r"k\.n \+ 1\), k\.x\(\)\)\nshould .*was taken")
+class FillsTheBeginning(ForwardingGroup):
+    """An output may be longer than what is gathered."""
+
+    def all_gather_single(self, output: Any, tensor: Any, opts: Any) -> Any:
+        needed = self.size() * tensor.numel()
+        if output.numel() > needed:
+            output = output.view(-1)[:needed]
+        return super().all_gather_single(output, tensor, opts)
+
+
+@breaks("arguments/gather", says=r"dist\.gather\(k\.x\(\), None, k\.rank\)\nshould .*was taken")
+class GathersForNobody(Replacing):
+    """A destination without a list gathers nothing."""
+
+    @staticmethod
+    def gather(right: Any, tensor: Any, outputs: Any = None, dst: Any = None, **how: Any) -> Any:
+        if not outputs and dst == dist.get_rank():
+            return None
+        return right(tensor, outputs, dst, **how)
+
+
+@breaks("arguments/scatter", says=r"dist\.scatter\(k\.x\(\), None, k\.rank\)\nshould .*was taken")
+class ScattersNothing(Replacing):
+    """A source without a list scatters nothing."""
+
+    @staticmethod
+    def scatter(right: Any, tensor: Any, inputs: Any = None, src: Any = None, **how: Any) -> Any:
+        if not inputs and src == dist.get_rank():
+            return None
+        return right(tensor, inputs, src, **how)
+
+
+@breaks("arguments/reduce_scatter", says=r"k\.xs\(k\.n - 1\)\)\nshould raise .*was taken")
+@breaks("arguments/reduce_scatter-output", says=r"range\(k\.n\)\]\)\nshould .*was taken")
+class ReduceScattersWhatFits(ForwardingGroup):
+    """Missing inputs are zeros, and longer ones are cut."""
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        numel = outputs[0].numel()
+        parts = [x if x.numel() <= numel else x.view(-1)[:numel] for x in inputs[0]]
+        missing = self.size() - len(parts)
+        zeros = [torch.zeros_like(outputs[0]) for _ in range(missing)]
+        return super().reduce_scatter(outputs, [[*parts, *zeros]], opts)
+
+
+@breaks("arguments/reduce_scatter_tensor", says=r"k\.n \+ 1\)\)\nshould raise .*was taken")
+class ReduceScattersTheBeginning(ForwardingGroup):
+    """An input may be longer than what is scattered."""
+
+    def reduce_scatter_single(self, output: Any, tensor: Any, opts: Any) -> Any:
+        needed = self.size() * output.numel()
+        if tensor.numel() > needed:
+            tensor = tensor.view(-1)[:needed]
+        return super().reduce_scatter_single(output, tensor, opts)
+
+
+@breaks("arguments/all_to_all", says=r"k\.xs\(k\.n - 1\)\)\nshould raise .*was taken")
+class ExchangesWithSome(ForwardingGroup):
+    """Who is not in the lists is sent zeros, and what it sends is thrown away."""
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        return super().alltoall(self._filled(outputs), self._filled(inputs), opts)
+
+    def _filled(self, tensors: Any) -> Any:
+        missing = self.size() - len(tensors)
+        return [*tensors, *(torch.zeros_like(tensors[0]) for _ in range(missing))]
+
+
+@breaks("arguments/splits", says=r"\[2\] \* k\.n \+ \[0\]\)\nshould raise .*was taken")
+class SplitsMayBeLonger(ForwardingGroup):
+    """What lies behind the last rank's split size is not looked at."""
+
+    def all_to_all_single(self, output: Any, tensor: Any, out: Any, into: Any, opts: Any) -> Any:
+        n = self.size()
+        return super().all_to_all_single(output, tensor, out[:n], into[:n], opts)
+
+
+@breaks("arguments/even-splits", says=r"2 \* k\.n \+ 1\)\)\nshould raise .*was taken")
+class LeavesTheOddRows(ForwardingGroup):
+    """Rows that the number of ranks does not divide are left out."""
+
+    def all_to_all_single(self, output: Any, tensor: Any, out: Any, into: Any, opts: Any) -> Any:
+        if not out and not into:
+            output, tensor = (x[: len(x) // self.size() * self.size()] for x in (output, tensor))
+        return super().all_to_all_single(output, tensor, out, into, opts)
+
+
+@breaks("arguments/timeout", says=r"got 'taken', want 'TypeError'")
+class AnyTimeoutWillDo(ForwardingGroup):
+    """What is no timeout means the usual one."""
+
+    def monitored_barrier(self, timeout: Any, wait_all_ranks: bool = False) -> None:
+        if not isinstance(timeout, timedelta | int | float):
+            timeout = timedelta(minutes=30)
+        super().monitored_barrier(timeout, wait_all_ranks)
+
+
+@breaks("arguments/group-survives", says=r"raised RuntimeError: the group has failed before")
+class OneRefusalIsTheEnd(ForwardingGroup):
+    """After a refusal, the group refuses everything."""
+
+    has_failed = False
+
+    def forward(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        if self.has_failed:
+            raise RuntimeError("the group has failed before")
+        try:
+            return super().forward(method, *args, **kwargs)
+        except (ValueError, RuntimeError):
+            self.has_failed = True
+            raise
+
+
+@breaks("arguments/torch-words", says=r"with 'invalid root rank', and raised RuntimeError: wrong")
+class SaysOnlyThatItIsWrong(ForwardingGroup):
+    """A refusal does not say what is wrong."""
+
+    def forward(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().forward(method, *args, **kwargs)
+        except (ValueError, RuntimeError) as error:
+            raise RuntimeError("wrong arguments") from error

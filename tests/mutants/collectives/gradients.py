@@ -1,0 +1,190 @@
+"""Gradients that do not come back from all ranks that have used a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.nn import functional as nn
+
+from tests.mutants.collectives.functional import Functional
+from tests.mutants.kit import Patch, breaks
+
+
+class Backward(Patch):
+    """`backward` takes the place of that of one of torch.distributed.nn's functions."""
+
+    function: ClassVar[type[Any]]
+    backward: ClassVar[Callable[..., Any]]
+
+    @classmethod
+    @contextmanager
+    def patched(cls) -> Iterator[None]:
+        with mock.patch.object(cls.function, "backward", staticmethod(cls.backward)):
+            yield
+
+
+@breaks("autograd/all_reduce", says=r"rank 0 is wrong")
+class TheSumIsItsOwn(Backward):
+    """Only this rank's gradient for the sum counts."""
+
+    function = nn._AllReduce
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return None, None, gradient
+
+
+@breaks("autograd/reduce_scatter", says=r"rank \d is wrong")
+class ItsPartIsAll(Backward):
+    """Every part's gradient is that of this rank's part."""
+
+    function = nn._Reduce_Scatter
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return None, None, None, *[gradient] * dist.get_world_size(ctx.group)
+
+
+@breaks("autograd/broadcast", says=r"rank \d is wrong")
+class NobodyElseHasUsedIt(Backward):
+    """The source's own gradient alone counts."""
+
+    function = nn._Broadcast
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return None, None, gradient if ctx.src == ctx.rank else torch.zeros_like(gradient)
+
+
+@breaks("autograd/reduce", says=r"rank 0 is wrong")
+class EverybodyHasTheSum(Backward):
+    """Every rank's own gradient counts, although the destination alone has the sum."""
+
+    function = nn._Reduce
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return None, None, None, gradient
+
+
+@breaks("autograd/gather", says=r"rank 0 is wrong")
+class EverybodyHasGathered(Backward):
+    """Every rank's own gradient for its part counts."""
+
+    function = nn._Gather
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return None, None, gradients[dist.get_rank(ctx.group)]
+
+
+@breaks("autograd/scatter", says=r"rank \d is wrong")
+class EveryPartIsTheSources(Backward):
+    """The source takes its own part's gradient for that of all parts."""
+
+    function = nn._Scatter
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        own = gradient if dist.get_rank(ctx.group) == ctx.src else torch.zeros_like(gradient)
+        return None, None, *[own] * dist.get_world_size(ctx.group)
+
+
+@breaks("autograd/all_to_all", says=r"rank \d is wrong")
+class GradientsStay(Backward):
+    """Gradients are not sent back to where the parts came from."""
+
+    function = nn._AlltoAll
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return None, None, *gradients
+
+
+_exchanged_back: Any = nn._AlltoAllSingle.backward
+
+
+@breaks("autograd/all_to_all_single", says=r"Split sizes doesn't match total dim 0 size")
+class GoesBackByTheSameSplits(Backward):
+    """What goes out on the way back has the sizes of what went out."""
+
+    function = nn._AlltoAllSingle
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        sizes = ctx.output_split_sizes, ctx.input_split_sizes
+        ctx.input_split_sizes, ctx.output_split_sizes = sizes
+        return _exchanged_back(ctx, gradient)
+
+
+class _Wrongly(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, call: Any, back: Any) -> Any:
+        ctx.back = back
+        return functional.wait_tensor(call(x))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return ctx.back(*gradients), None, None
+
+
+def with_gradient(
+    call: Callable[[Tensor], Tensor], x: Tensor, back: Callable[[Tensor], Tensor]
+) -> Any:
+    """call(x), whose gradient is what `back` makes of that of the result."""
+    return _Wrongly.apply(x, call, back)  # type: ignore[no-untyped-call]  # torch's
+
+
+@breaks("functional/all_reduce-gradient", says=r"rank 0 is wrong")
+class TheFunctionalSumIsItsOwn(Functional):
+    """Only this rank's gradient for the sum counts."""
+
+    @staticmethod
+    def all_reduce(right: Any, x: Tensor, *args: Any) -> Any:
+        return with_gradient(lambda y: right(y, *args), x, lambda gradient: gradient)
+
+
+@breaks("functional/all_gather-gradient", says=r"rank 0 is wrong")
+class NobodyElseHasUsedItsPart(Functional):
+    """Only this rank's gradient for its part counts."""
+
+    @staticmethod
+    def all_gather_tensor_autograd(right: Any, x: Tensor, dim: int, group: Any) -> Any:
+        def own(gradient: Tensor) -> Tensor:
+            return gradient.chunk(dist.get_world_size(group), dim)[dist.get_rank(group)]
+
+        return with_gradient(lambda y: right(y, dim, group), x, own)
+
+
+@breaks("functional/reduce_scatter-gradient", says=r"rank \d is wrong")
+class ItsFunctionalPartIsAll(Functional):
+    """Every part's gradient is that of this rank's part."""
+
+    @staticmethod
+    def reduce_scatter_tensor_autograd(right: Any, x: Tensor, op: str, dim: int, group: Any) -> Any:
+        def repeated(gradient: Tensor) -> Tensor:
+            return torch.cat([gradient] * dist.get_world_size(group), dim)
+
+        return with_gradient(lambda y: right(y, op, dim, group), x, repeated)
+
+
+@breaks("functional/all_to_all-gradient", says=r"rank \d is wrong")
+class FunctionalGradientsStay(Functional):
+    """Rows that come back are joined as if every rank had sent the same."""
+
+    @staticmethod
+    def all_to_all_single_autograd(
+        right: Any, x: Tensor, received: Any, sent: Any, group: Any
+    ) -> Any:
+        def back(gradient: Tensor) -> Tensor:
+            returned = right(gradient.contiguous(), sent, received, group)
+            return functional.wait_tensor(returned).flip(0)  # type: ignore[no-any-return]
+
+        return with_gradient(lambda y: right(y, received, sent, group), x, back)

@@ -1,0 +1,102 @@
+"""Collectives that treat large tensors otherwise than small ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from impl.gloo import ProcessGroupGloo
+from tests.mutants.kit import ForwardingGroup, GroupFault, breaks
+
+
+def _is_large(x: Tensor) -> bool:
+    return x.numel() * x.element_size() > 1 << 16
+
+
+@breaks("order/large-of-any-kind", says=r"reduce_op='(?!sum)\w+'[\s\S]*rank \d is wrong")
+class WhatIsLargeIsAdded(ForwardingGroup):
+    """The algorithm for large tensors knows one reduction."""
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        if _is_large(tensors[0]):
+            opts.reduceOp = dist.ReduceOp.SUM
+        return super().allreduce(tensors, opts)
+
+
+@breaks("order/large-of-any-kind", says=r"rank \d is wrong\nat \[0\]: 1 of \d+ elements differ")
+class SkipsWhatIsNotAligned(ForwardingGroup):
+    """What is large is reduced from the next 16 bytes on."""
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        [x] = tensors
+        if not _is_large(x) or x.data_ptr() % 16 == 0:
+            return super().allreduce(tensors, opts)
+        first = x.view(-1)[0].clone()
+        work = super().allreduce(tensors, opts)
+        work.wait()
+        x.view(-1)[0] = first
+        return work
+
+
+@breaks("order/large-of-any-kind", says=r"op='broadcast'[\s\S]*root=[12][\s\S]*rank \d is wrong")
+class WhatIsLargeComesFromTheFirst(ForwardingGroup):
+    """The chain that large tensors go along begins at rank 0."""
+
+    def broadcast(self, tensors: Any, opts: Any) -> Any:
+        if _is_large(tensors[0]):
+            opts.rootRank = 0
+        return super().broadcast(tensors, opts)
+
+
+@breaks("order/large-strided", says=r"rank \d is wrong\nat \[0\]: \d+ of \d+ elements differ")
+class BringsBackTheFirstPiece(GroupFault, ProcessGroupGloo):
+    """A dense copy of a large view is reduced, and one piece of it is copied back."""
+
+    base = "impl"
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        [x] = tensors
+        if not _is_large(x) or x.is_contiguous():
+            return super().allreduce(tensors, opts)
+        piece = 1 << 14
+        dense = x.flatten()
+        total = dense.clone()
+        work = super().allreduce([total], opts)
+        work.wait()
+        dense[:piece] = total[:piece]
+        x.copy_(dense.view(x.shape))
+        return work
+
+
+@breaks("order/large-in-groups", says=r"op='all_gather'[\s\S]*rank \d is wrong")
+class LooksForPiecesByGlobalRank(ForwardingGroup):
+    """Where a large block lies is worked out from the global rank of its owner."""
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        work = super().allgather(outputs, inputs, opts)
+        if _is_large(inputs[0]) and dist.get_rank() != self.rank():
+            work.wait()
+            turned = [x.clone() for x in (*outputs[0][1:], outputs[0][0])]
+            for x, y in zip(outputs[0], turned, strict=True):
+                x.copy_(y)
+        return work
+
+
+@breaks("order/large-at-once", says=r"rank \d is wrong\nat \[\d\]: \d+ of 100003 elements differ")
+class OnePieceOfMemoryForLargeTensors(ForwardingGroup):
+    """A large reduction that is issued while another one is under way leaves the other's result."""
+
+    last: tuple[Any, Tensor] | None = None
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        [x] = tensors
+        work = super().allreduce(tensors, opts)
+        if _is_large(x):
+            if opts.asyncOp and self.last is not None and self.last[1].shape == x.shape:
+                work.wait()
+                self.last[0].wait()
+                x.copy_(self.last[1])
+            self.last = work, x
+        return work

@@ -1,0 +1,108 @@
+"""Groups that compare the calls of their ranks too little, or say too little of what differs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+from zlib import crc32
+
+from impl import errors
+from impl.errors import CollectiveMismatch
+from impl.gloo import ProcessGroupGloo
+from impl.gloo.queue.issuing import Described
+from tests.mutants.collectives.kit import AroundImpl
+from tests.mutants.ddp.kit import swap
+from tests.mutants.kit import GroupFault, Patch, breaks
+from tests.mutants.handles import Done
+
+
+@breaks("mismatch/broadcast-numel", says=r"returned as if all ranks had made the same call")
+@breaks("mismatch/gathered-sizes", says=r"returned as if all ranks had made the same call")
+@breaks("mismatch/splits", says=r"returned as if all ranks had made the same call")
+class DoesNotTellRankZero(AroundImpl):
+    """All calls are compared with rank 0's, which is right by definition."""
+
+    def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
+        try:
+            return right(taken, *rest)
+        except CollectiveMismatch:
+            if self.rank() == 0:
+                return Done()
+            raise
+
+
+class Forgetful(GroupFault, ProcessGroupGloo):
+    """Compares no more of the calls than it remembers.
+
+    forgotten: a pattern of what is left out of the signatures.
+    """
+
+    base = "impl"
+    forgotten: ClassVar[str]
+
+    def _issue(self, operation: str, described: Described, *rest: Any, **more: Any) -> Any:
+        signature = re.sub(self.forgotten, "", described.signature)
+        return super()._issue(operation, described._replace(signature=signature), *rest, **more)
+
+
+@breaks("mismatch/dtype", says=r"returned as if all ranks had made the same call")
+class ForgetsTheDtype(Forgetful):
+    """Ranks that agree on the bytes agree."""
+
+    forgotten = r"dtype=\S+"
+
+
+@breaks("mismatch/reduce-op", says=r"returned as if all ranks had made the same call")
+class ForgetsTheReduceOp(Forgetful):
+    forgotten = r"op=\S+"
+
+
+@breaks("mismatch/root", says=r"returned as if all ranks had made the same call")
+class ForgetsTheRoot(Forgetful):
+    forgotten = r"root=\S+"
+
+
+@breaks("mismatch/debug-detail", says=r"was told nothing of '100'")
+@breaks("mismatch/names-the-ranks", says=r"was told nothing of 'float32'")
+class ShowsNoCalls(GroupFault, ProcessGroupGloo):
+    """The error says that calls differ, but not what they were."""
+
+    base = "impl"
+
+    def _issue(self, operation: str, described: Described, *rest: Any, **more: Any) -> Any:
+        call = f"call={crc32(described.signature.encode())}"
+        return super()._issue(operation, Described(call, ""), *rest, **more)
+
+
+@breaks("mismatch/operation", says=r"was told nothing of 'all_reduce'")
+class CallsEverythingACollective(GroupFault, ProcessGroupGloo):
+    """The name of the operation is compared, but not told."""
+
+    base = "impl"
+
+    def _issue(self, operation: str, described: Described, *rest: Any, **more: Any) -> Any:
+        signature = f"of={crc32(operation.encode())} {described.signature}"
+        described = described._replace(signature=signature)
+        return super()._issue("collective", described, *rest, **more)
+
+
+def _without_tensors(right: Callable[..., str]) -> Callable[..., str]:
+    def message(
+        where: str, operations: Sequence[str], signatures: Sequence[str], shown: Sequence[str]
+    ) -> str:
+        if len(set(operations)) > 1:
+            shown = [""] * len(operations)
+        return right(where, operations, signatures, shown)
+
+    return message
+
+
+@breaks("mismatch/debug-detail", says=r"was told nothing of '.*float")
+@breaks("mismatch/debug-detail-of-other-dimensions", says=r"was told nothing of '.*float")
+@breaks("mismatch/names-the-ranks", says=r"was told nothing of '.*float")
+class ShowsOperationsAlone(Patch):
+    """Where operations differ, the error names these, and neither dtypes nor shapes."""
+
+    base = "impl"
+    patched = swap(errors, "mismatch_message", _without_tensors)

@@ -1,0 +1,89 @@
+"""Barriers that wait for the wrong ones, say too little, or get into the way of collectives."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from tests.mutants.kit import ForwardingGroup, breaks
+from tests.mutants.handles import Relayed
+
+
+@breaks("barrier/async", says=r"rank 0 is wrong\nat \[0\]: got True, want False")
+class BarriersAreCompleteAtOnce(ForwardingGroup):
+    """The handle of a barrier says that it is complete."""
+
+    def barrier(self, opts: Any) -> Any:
+        return _Complete(super().barrier(opts))
+
+
+class _Complete(Relayed):
+    def is_completed(self) -> bool:
+        return True
+
+
+@breaks("monitored_barrier/passes", says=r"raised RuntimeError: nobody to wait for")
+class WantsSomebodyToWaitFor(ForwardingGroup):
+    """A group of one rank has no monitored barrier."""
+
+    def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
+        if self.size() == 1:
+            raise RuntimeError("nobody to wait for")
+        super().monitored_barrier(timeout, wait_all_ranks)
+
+
+@breaks("monitored_barrier/healthy-ranks-are-told", says=r"rank 1 was told 'timed out'")
+class TellsRankZeroAlone(ForwardingGroup):
+    """Ranks that did come hear nothing but that the time is over."""
+
+    def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
+        try:
+            super().monitored_barrier(timeout, wait_all_ranks)
+        except RuntimeError as error:
+            raise error if self.rank() == 0 else RuntimeError("timed out") from error
+
+
+@breaks("monitored_barrier/subgroup", says=r"raised RuntimeError: rank [13] is no rank of this")
+class MonitorsGlobalRanks(ForwardingGroup):
+    """A rank reports by its global rank, which its group does not know."""
+
+    def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
+        if dist.get_rank() != self.rank():
+            raise RuntimeError(f"rank {dist.get_rank()} is no rank of this group")
+        super().monitored_barrier(timeout, wait_all_ranks)
+
+
+@breaks("monitored_barrier/between-collectives", says=r"rank 0 is wrong")
+class MonitorsInTheBufferOfTheLastSum(ForwardingGroup):
+    """What ranks report goes through the memory of the collective before."""
+
+    last: Any = None
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        work = super().allreduce(tensors, opts)
+        self.last = tensors[0], work
+        return work
+
+    def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
+        super().monitored_barrier(timeout, wait_all_ranks)
+        if self.last is not None:
+            tensor, work = self.last
+            work.wait()
+            tensor.fill_(1)
+
+
+@breaks("monitored_barrier/names-ranks-of-the-group", says=r"was told 'Rank 3 failed")
+class NamesRanksOfTheWorld(ForwardingGroup):
+    """The missing rank of a group has its global number."""
+
+    def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
+        members = dist.get_process_group_ranks(self)
+        try:
+            super().monitored_barrier(timeout, wait_all_ranks)
+        except RuntimeError as error:
+            ranks = re.findall(r"Rank (\d+) failed", str(error))
+            named = " ".join(f"Rank {members[int(rank)]} failed" for rank in ranks)
+            raise RuntimeError(named) from error

@@ -1,0 +1,362 @@
+"""Communication hooks that are called wrongly, or whose results are taken wrongly."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+from impl.ddp.buckets.bucket import GradBucket
+from impl.ddp.iteration import comm_hooks, reduction
+from impl.ddp.iteration.comm_hooks import BUILTIN_HOOKS, sum_hook
+from impl.ddp.iteration.grad_copy import GradientCopier
+from impl.ddp.iteration.reducer import Reducer
+from impl.ddp.iteration.reduction import BucketReduction
+from impl.ddp.wrapper import hook_registration
+from impl.ddp.wrapper.logging_data import Logger
+from tests.mutants.ddp.kit import DDPFault, beforehand, instead, swap, together
+from tests.mutants.kit import breaks
+
+
+def completed(value: Any) -> Any:
+    future: Any = torch.futures.Future()
+    future.set_result(value)
+    return future
+
+
+@breaks("comm_hooks/called-for-each-bucket", says=r"calls of step \d")
+class CallsTheHookTwice(DDPFault):
+    patched = swap(
+        BucketReduction,
+        "run_hook",
+        lambda right: lambda *args: (right(*args).wait(), right(*args))[1],
+    )
+
+
+@breaks("comm_hooks/gradients-are-not-divided", says="gradient on rank")
+@breaks("comm_hooks/library/zero", says="parameter 0")
+class DividesBeforeTheHook(DDPFault):
+    patched = instead(BucketReduction, "_divisor", lambda self: self.group.size())
+
+
+def _divided(right: Any) -> Any:
+    def fill_one(self: Any, param: Any, view: Any) -> None:
+        right(self, param, view)
+        view.div_(self.group.size())
+
+    return fill_one
+
+
+@breaks("comm_hooks/gradients-are-not-divided", says="gradient on rank")
+class DividesLargeGradientsBeforeTheHook(DDPFault):
+    patched = swap(BucketReduction, "fill_one", _divided)
+
+
+@breaks("comm_hooks/bucket/index", says=r"calls of step \d")
+class CountsBucketsFromOne(DDPFault):
+    patched = swap(GradBucket, "index", lambda right: lambda self: right(self) + 1)
+
+
+@breaks("comm_hooks/bucket/is-last", says=r"calls of step \d")
+class TheFirstIsTheLast(DDPFault):
+    patched = instead(GradBucket, "is_last", lambda self: self.index() == 0)
+
+
+def _without_counting(right: Any) -> Any:
+    def delay_all_reduce(self: Any) -> None:
+        with mock.patch.object(GradBucket, "index", return_value=0):
+            right(self)
+
+    return delay_all_reduce
+
+
+@breaks("comm_hooks/bucket/index-of-a-static-graph", says="calls of step 1")
+class CountsNoBucketsInTheFirstStepOfAStaticGraph(DDPFault):
+    patched = swap(Reducer, "_delay_all_reduce", _without_counting)
+
+
+@breaks("comm_hooks/bucket/buffer", says="not the flat gradients")
+class BuffersAreMatrices(DDPFault):
+    patched = swap(GradBucket, "buffer", lambda right: lambda self: right(self).view(1, -1))
+
+
+@breaks("comm_hooks/bucket/gradients", says="same memory")
+class GradientsAreCopies(DDPFault):
+    patched = swap(
+        GradBucket, "gradients", lambda right: lambda self: [grad.clone() for grad in right(self)]
+    )
+
+
+@breaks("comm_hooks/library/hook-then-optimizer", says="The size of tensor a")
+@breaks("comm_hooks/bucket/parameters", says="gradient on rank")
+class ParametersInReverse(DDPFault):
+    patched = swap(GradBucket, "parameters", lambda right: lambda self: right(self)[::-1])
+
+
+@breaks("comm_hooks/bucket/set-buffer", says="buffer: rank 0 is wrong")
+class BuffersCannotBeSet(DDPFault):
+    patched = instead(GradBucket, "set_buffer", lambda self, buffer: None)
+
+
+@breaks("comm_hooks/bucket/gradients-of-channels-last", says="gradient: rank 0 is wrong")
+class GradientsInMemoryOrder(DDPFault):
+    patched = beforehand(
+        GradBucket, "gradients", lambda self: setattr(self, "_gradients_in_memory_order", True)
+    )
+
+
+@breaks("comm_hooks/bucket/complex", says="gradient: rank 0 is wrong|raised")
+class ComplexResultsAreHalved(DDPFault):
+    @staticmethod
+    def _half(right: Any) -> Any:
+        def result_of(bucket: Any, **options: Any) -> Any:
+            result = right(bucket, **options).clone()
+            if any(param.is_complex() for param in bucket.params):
+                result[1::2] = 0
+            return result
+
+        return result_of
+
+    patched = swap(reduction, "result_of", _half)
+
+
+def _ignoring(right: Any) -> Any:
+    def result_of(bucket: Any, **options: Any) -> Any:
+        right(bucket, **options)
+        return bucket.buffer
+
+    return result_of
+
+
+@breaks("comm_hooks/result", says="gradients: rank 0 is wrong")
+class IgnoresTheResult(DDPFault):
+    patched = swap(reduction, "result_of", _ignoring)
+
+
+@breaks("comm_hooks/result-in-later-steps", says="gradients: rank 0 is wrong")
+class TakesTheFirstResultAgain(DDPFault):
+    @staticmethod
+    def _first(right: Any) -> Any:
+        kept: dict[int, Any] = {}
+
+        def result_of(bucket: Any, **options: Any) -> Any:
+            result = right(bucket, **options)
+            return kept.setdefault(result.numel(), result)
+
+        return result_of
+
+    patched = swap(reduction, "result_of", _first)
+
+
+@breaks("comm_hooks/future-is-awaited", says="gradients: rank 0 is wrong")
+class DoesNotWait(DDPFault):
+    @staticmethod
+    def _hasty(right: Any) -> Any:
+        def result_of(bucket: Any, **options: Any) -> Any:
+            return right(bucket, **options) if bucket.future.done() else bucket.buffer
+
+        return result_of
+
+    patched = swap(reduction, "result_of", _hasty)
+
+
+@breaks("comm_hooks/registered-twice", says="was to raise")
+class TakesASecondHook(DDPFault):
+    patched = beforehand(
+        BucketReduction, "set_hook", lambda self, *_, **__: setattr(self, "hook", None)
+    )
+
+
+def _waits_for_the_last(right: Any) -> Any:
+    def result_of(bucket: Any, **options: Any) -> Any:
+        return right(bucket, **options) if bucket.future.done() else bucket.buffer
+
+    return result_of
+
+
+@breaks("comm_hooks/future-is-awaited", says="gradients: rank 0 is wrong")
+class TakesFuturesForComplete(DDPFault):
+    """What is not complete when the last bucket's future is awaited is left out."""
+
+    @staticmethod
+    def _last(reducer: Any) -> None:
+        reducer.buckets[-1].future.wait()
+
+    patched = together(
+        beforehand(Reducer, "_deliver", _last), swap(reduction, "result_of", _waits_for_the_last)
+    )
+
+
+def _from_the_beginning(buffer: Any, layout: Any) -> list[Any]:
+    return [buffer.as_strided(slot.shape, slot.strides, slot.offset) for slot in layout.slots]
+
+
+@breaks("comm_hooks/result-inside-another-tensor", says="gradients: rank 0 is wrong")
+class ReadsResultsFromTheBeginning(DDPFault):
+    """A result is read from where its storage begins."""
+
+    patched = instead(reduction, "view_gradients", _from_the_beginning)
+
+
+def _strict(right: Any) -> Any:
+    def result_of(bucket: Any, **options: Any) -> Any:
+        result = right(bucket, **options)
+        if result.dtype != bucket.buffer.dtype:
+            raise RuntimeError(f"a result in {result.dtype}")
+        return result
+
+    return result_of
+
+
+@breaks("comm_hooks/result-of-another-dtype", says=r"a result in torch\.float16")
+class WantsTheBucketsDtype(DDPFault):
+    patched = swap(reduction, "result_of", _strict)
+
+
+def _leaves_what_was_there(right: Any) -> Any:
+    def copy(self: Any, slots: Any, divisor: Any) -> None:
+        absent = [
+            (view, view.clone())
+            for param, view in zip(slots.params, slots.views, strict=True)
+            if param.grad is None
+        ]
+        right(self, slots, divisor)
+        for view, before in absent:
+            view.copy_(before)
+
+    return copy
+
+
+@breaks("comm_hooks/bucket/unused-parameters", says="step 2: not zeros for")
+class LeavesOldGradientsInBuckets(DDPFault):
+    """The slot of a parameter that went unused holds what an earlier step left there."""
+
+    patched = swap(GradientCopier, "_copy_odd_ones_in", _leaves_what_was_there)
+
+
+@breaks("comm_hooks/unused-everywhere", says="gradients: rank 0 is wrong")
+class HooksAreForEveryParameter(DDPFault):
+    """What a hook returns goes to all parameters of the bucket, used or not."""
+
+    patched = swap(
+        BucketReduction,
+        "_gets_no_gradient",
+        lambda right: lambda self, index: self.hook is None and right(self, index),
+    )
+
+
+@breaks("comm_hooks/not-callable", says="was to raise|does not match")
+class TakesNumbersForHooks(DDPFault):
+    patched = instead(hook_registration, "why_unusable", lambda *args: None)
+
+
+@breaks("comm_hooks/annotations", says="was to raise")
+class DoesNotReadAnnotations(DDPFault):
+    patched = instead(hook_registration, "why_unusable", lambda *args: None)
+
+
+def _lenient(state_of: Any) -> Any:
+    """A way to run hooks in which what goes wrong becomes the bucket's buffer."""
+
+    def run(hook: Any, state: Any, bucket: Any) -> Any:
+        try:
+            future = hook(state, bucket)
+        except ArithmeticError:
+            return completed(bucket.buffer())
+        return future if isinstance(future, torch.futures.Future) else completed(bucket.buffer())
+
+    return run
+
+
+@breaks("comm_hooks/returns-no-future", says="was to raise")
+class NumbersMeanUnchanged(DDPFault):
+    patched = swap(reduction, "run_hook", _lenient)
+
+
+@breaks("comm_hooks/returns-none", says="was to raise")
+class NoneMeansUnchanged(DDPFault):
+    patched = swap(reduction, "run_hook", _lenient)
+
+
+@breaks("comm_hooks/raises", says="was to raise")
+class HidesErrorsOfHooks(DDPFault):
+    patched = swap(reduction, "run_hook", _lenient)
+
+
+def _forgiving(right: Any) -> Any:
+    def result_of(bucket: Any, **options: Any) -> Any:
+        try:
+            return right(bucket, **options)
+        except (RuntimeError, ArithmeticError):
+            return bucket.buffer
+
+    return result_of
+
+
+@breaks("comm_hooks/future-of-no-tensor", says="was to raise")
+class TextMeansUnchanged(DDPFault):
+    patched = swap(reduction, "result_of", _forgiving)
+
+
+@breaks("comm_hooks/future-raises", says="was to raise")
+class HidesErrorsOfCallbacks(DDPFault):
+    patched = swap(reduction, "result_of", _forgiving)
+
+
+def builtin(kind: str, wrong: Any) -> Any:
+    """Another function in place of a builtin hook."""
+    member = getattr(dist.BuiltinCommHookType, kind)
+    return staticmethod(lambda: mock.patch.dict(BUILTIN_HOOKS, {member: wrong}))
+
+
+@breaks("comm_hooks/builtin/allreduce", says="gradient . of step 1")
+class BuiltinDoesNotDivide(DDPFault):
+    patched = builtin("ALLREDUCE", sum_hook)
+
+
+def _compress_first(group: Any, bucket: Any) -> Any:
+    compressed = bucket.buffer().to(torch.float16)
+    future = comm_hooks.all_reduce(group, compressed).get_future()
+    return future.then(lambda f: bucket.buffer().copy_(f.value()[0].div_(group.size())))
+
+
+@breaks("comm_hooks/builtin/fp16", says="gradient: rank 0 is wrong")
+class BuiltinDividesAfterwards(DDPFault):
+    patched = builtin("FP16_COMPRESS", _compress_first)
+
+
+@breaks("comm_hooks/library/fp16-on-the-wire", says="'float32'. travelled")
+class DoesNotCompress(DDPFault):
+    patched = instead(default_hooks, "fp16_compress_hook", default_hooks.allreduce_hook)
+
+
+@breaks("comm_hooks/library/noop", says="backward issued")
+class AlwaysReduces(DDPFault):
+    patched = swap(
+        BucketReduction,
+        "run_hook",
+        lambda right: (
+            lambda self, bucket: (
+                self.group.allreduce([torch.zeros(1)]).wait(),
+                right(self, bucket),
+            )[1]
+        ),
+    )
+
+
+@breaks("comm_hooks/library/allreduce", says="gradient . of step 1")
+class HooksSeeDividedGradients(DDPFault):
+    patched = instead(BucketReduction, "_divisor", lambda self: self.group.size())
+
+
+@breaks("comm_hooks/library/post-local-sgd", says="gradients .* want")
+class NoBucketIsLast(DDPFault):
+    patched = instead(GradBucket, "is_last", lambda self: False)
+
+
+@breaks("comm_hooks/logged", says="KeyError|name")
+class DoesNotLogTheName(DDPFault):
+    patched = instead(Logger, "_set_comm_hook_name", lambda self, name: None)

@@ -1,0 +1,88 @@
+"""DDP that loses gradients which are moved, or keeps memory that nobody needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from impl.ddp.buckets.bucket import GradientSlots
+from impl.ddp.iteration import grad_copy
+from impl.ddp.iteration.reduction import BucketReduction
+from impl.ddp.wrapper.api import DistributedDataParallel
+from tests.mutants.ddp.kit import DDPFault, afterwards, beforehand, instead, together
+from tests.mutants.kit import breaks
+
+_kept: list[Any] = []
+
+
+@breaks("ddp/gradients/other-memory", says=r"gradient 0 in step \d: rank 0 is wrong")
+class HandsOutItsOwnViews(DDPFault):
+    """Whoever moves a gradient moves the bucket's view with it."""
+
+    patched = instead(GradientSlots, "lend", lambda self: self.views)
+
+
+@breaks("ddp/gradients/memory-format-later", says="gradient 0 in step 1")
+class CopiesMemoryAsItLies(DDPFault):
+    """Gradients are read in the order that their parameters had at construction."""
+
+    @staticmethod
+    def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source.as_strided(source.shape, target.stride()))
+
+    patched = instead(grad_copy, "foreach_copy_", _copy)
+
+
+@breaks("ddp/parameters-in-other-memory", says="gradient 0 in step 2: rank 0 is wrong")
+class KeepsParametersWhereTheyWere(DDPFault):
+    """Each forward pass puts them back into the memory that they had at construction."""
+
+    @staticmethod
+    def _note(ddp: Any, *_: Any, **__: Any) -> None:
+        ddp.memory = [param.data for param in ddp.module.parameters()]
+
+    @staticmethod
+    def _put_back(ddp: Any, *_: Any, **__: Any) -> None:
+        for param, data in zip(ddp.module.parameters(), ddp.memory, strict=True):
+            param.data = data
+
+    patched = together(
+        afterwards(DistributedDataParallel, "__init__", _note),
+        beforehand(DistributedDataParallel, "_pre_forward", _put_back),
+    )
+
+
+@breaks("ddp/freed-with-its-user", says="still there: the wrapper")
+class KeepsAListOfWrappers(DDPFault):
+    patched = afterwards(
+        DistributedDataParallel, "__init__", lambda self, *_, **__: _kept.append(self)
+    )
+
+
+@breaks("comm_hooks/freed", says="still there: the wrapper")
+class AHookKeepsTheWrapper(DDPFault):
+    patched = afterwards(
+        DistributedDataParallel, "register_comm_hook", lambda self, *_: _kept.append(self)
+    )
+
+
+@breaks("comm_hooks/steady-memory", says="32 steps have left memory")
+class KeepsResultsOfHooks(DDPFault):
+    @staticmethod
+    def _keep(self: BucketReduction, bucket: Any) -> None:
+        if self.hook is not None:
+            _kept.append(bucket.buffer.clone())
+
+    patched = beforehand(BucketReduction, "deliver", _keep)
+
+
+@breaks("ddp/steady-memory", says="32 steps have left memory")
+class KeepsWhatItSent(DDPFault):
+    @staticmethod
+    def _keep(self: BucketReduction, bucket: Any, _: int) -> None:
+        if not bucket.sparse:
+            _kept.append(bucket.buffer.clone())
+
+    patched = afterwards(BucketReduction, "start", _keep)

@@ -1,0 +1,48 @@
+"""DDP that is less of an nn.Module than it should be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from impl.ddp.wrapper.api import DistributedDataParallel
+from tests.mutants.ddp.kit import DDPFault, swap
+from tests.mutants.kit import breaks
+
+
+@breaks("ddp/modes-return-the-wrapper", says="modes: rank 0 is wrong")
+class TrainReturnsTheModule(DDPFault):
+    patched = swap(
+        DistributedDataParallel,
+        "train",
+        lambda right: lambda self, mode=True: right(self, mode).module,
+    )
+
+
+@breaks("ddp/state-dict-metadata", says="metadata: rank 0 is wrong")
+class StateWithoutVersions(DDPFault):
+    """The state is made anew, with the same names and tensors."""
+
+    @staticmethod
+    def _without(right: Any) -> Any:
+        def state_dict(self: Any, *args: Any, **how: Any) -> Any:
+            state = right(self, *args, **how)
+            plain = type(state)(state)
+            plain._metadata = {"": {"version": 1}}
+            return plain
+
+        return state_dict
+
+    patched = swap(DistributedDataParallel, "state_dict", _without)
+
+
+@breaks("ddp/none-arguments", says="arguments: rank 0 is wrong|missing 1 required")
+class LeavesOutWhatIsNone(DDPFault):
+    patched = swap(
+        DistributedDataParallel,
+        "forward",
+        lambda right: (
+            lambda self, *args, **kwargs: right(
+                self, *args, **{name: value for name, value in kwargs.items() if value is not None}
+            )
+        ),
+    )

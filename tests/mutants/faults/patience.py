@@ -1,0 +1,81 @@
+"""Faults of timeouts that are too short: what was meant for something else, or is read wrongly."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from impl.gloo import ProcessGroupGloo
+from tests.mutants.kit import ForwardingGroup, GroupFault, breaks
+from tests.mutants.handles import Relayed
+
+
+@breaks("timeouts/for-one-operation", says=r"parameters  how=barrier")
+class BarriersChangeTheTimeout(GroupFault, ProcessGroupGloo):
+    """The group remembers the timeout of a barrier as its own."""
+
+    base = "impl"
+
+    def barrier(self, opts: Any = None, *, timeout: timedelta | None = None) -> Any:
+        work = super().barrier(opts, timeout=timeout)
+        if opts.timeout > timedelta(0):
+            self.set_timeout(opts.timeout)
+        return work
+
+
+@breaks("timeouts/for-one-operation", says=r"parameters  how=wait")
+class WaitChangesTheTimeout(GroupFault, ProcessGroupGloo):
+    """The group remembers the timeout of a wait as its own."""
+
+    base = "impl"
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        return _Remembered(super().allreduce(tensors, opts), self)
+
+
+class _Remembered(Relayed):
+    def __init__(self, inner: Any, group: ProcessGroupGloo) -> None:
+        super().__init__(inner)
+        self.group = group
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if timeout:
+            self.group.set_timeout(timeout)
+        return super().wait(timeout)
+
+
+@breaks("timeouts/joining-late", says=r"where=init_process_group")
+class JoinersHaveASecond(ForwardingGroup):
+    """Whoever makes a group waits for the others for a second, whatever its timeout."""
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
+        store.set(f"rank {rank} is here", "1")
+        everybody = [f"rank {other} is here" for other in range(world_size)]
+        store.wait(everybody, timedelta(seconds=1))
+        super().__init__(store, rank, world_size, timeout)
+
+
+@breaks("timeouts/of-days", says=r"days=1\b")
+class ForgetsTheDays(GroupFault, ProcessGroupGloo):
+    """Takes the seconds of a timeout for all of it."""
+
+    base = "impl"
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
+        super().__init__(
+            store, rank, world_size, timedelta(milliseconds=timeout.seconds * 1000 + 1)
+        )
+
+
+@breaks("timeouts/of-days", says=r"days=30\b")
+class CountsMillisecondsIn32Bits(GroupFault, ProcessGroupGloo):
+    """A timeout of more than 25 days is negative, which it takes for none at all."""
+
+    base = "impl"
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
+        is_too_long = timeout.total_seconds() * 1000 >= 2**31
+        given = timedelta(milliseconds=1) if is_too_long else timeout
+        super().__init__(store, rank, world_size, given)

@@ -1,0 +1,283 @@
+"""Faults of FSDP with units that differ, replicas, meshes, and groups that are not everybody."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from impl.fsdp import api, common
+from impl.fsdp.checkpoint import optim_names, optim_save, sharded_values, state_dict
+from impl.fsdp.flat_param import gradients
+from impl.fsdp.step import buffers, forward, grad_norm, reduction, tree, unshard_params
+from tests.mutants.fsdp.kit import Swapped
+from tests.mutants.kit import breaks
+
+# Strategies
+
+
+def _unless_the_root_is_sharded(right: Any) -> Any:
+    def wrong(state: Any, handle: Any, computed: torch.Tensor) -> None:
+        if state.shared.root.handle.config.uses_sharding:
+            reduction._publish(state, handle, computed)
+        else:
+            right(state, handle, computed)
+
+    return wrong
+
+
+@breaks("fsdp/mixed-strategies", says="is wrong")
+class ReplicasInShardedModelsDrift(Swapped):
+    """The root's strategy is taken for that of all units."""
+
+    swaps = ((reduction, "_all_reduce_in_place", _unless_the_root_is_sharded),)
+
+
+def _all_as_shards(right: Any) -> Any:
+    def wrong(state: Any) -> Any:
+        found = right(state)
+        found.sharded += found.replicated
+        found.replicated = []
+        return found
+
+    return wrong
+
+
+@breaks("fsdp/norm-of-mixed-strategies", says="norms .* is wrong")
+class NormCountsWhatIsReplicatedOnEveryRank(Swapped):
+    swaps = ((grad_norm, "_collect", _all_as_shards),)
+
+
+@breaks("fsdp/norm-of-mixed-strategies", says="norms .* is wrong")
+class ClipsWhatIsShardedAlone(Swapped):
+    swaps = (
+        (
+            grad_norm._Parameters,
+            "grads",
+            lambda _: property(lambda self: [p.grad for p in self.sharded if p.grad is not None]),
+        ),
+    )
+
+
+@breaks("fsdp/checkpointed-names", says="names: rank . is wrong")
+class OptimizerStateTellsOfCheckpoints(Swapped):
+    swaps = (
+        (
+            optim_names,
+            "clean_tensor_name",
+            lambda _: lambda name: name.replace(common.FSDP_PREFIX, ""),
+        ),
+    )
+
+
+# Precision
+
+
+@breaks("fsdp/cast-unit-inputs", says="raised|dtypes of inputs")
+class TheRootAloneCastsInputs(Swapped):
+    swaps = ((forward, "_cast_inputs", lambda _: lambda state, args, kwargs: (args, kwargs)),)
+
+
+def _of_detached(right: Any) -> Any:
+    def wrong(inputs: Any, dtype: Any) -> Any:
+        cast = right(inputs, dtype)
+        return tree.map_tensors(torch.Tensor.detach, cast) if dtype is not None else cast
+
+    return wrong
+
+
+@breaks("fsdp/cast-unit-inputs", says="raised|is wrong")
+class GradientsEndAtTheCast(Swapped):
+    swaps = ((tree, "cast_floating", _of_detached),)
+
+
+def _rounded(right: Any) -> Any:
+    def wrong(state: Any, handle: Any, *streams: Any) -> None:
+        right(state, handle, *streams)
+        state.device_handle.flush()
+        whole = handle.flat_param.data
+        whole.copy_(whole.to(handle.dtypes.compute))
+
+    return wrong
+
+
+@breaks("fsdp/state-dict-in-full-precision", says="is wrong")
+class StateDictsAreGatheredInLowPrecision(Swapped):
+    swaps = ((unshard_params, "unshard", _rounded),)
+
+
+def _decided_by_the_outermost(right: Any) -> Any:
+    return lambda states: right(list(states)[:1])
+
+
+@breaks("fsdp/buffer-dtype-of-units", says="dtypes of buffers")
+class TheRootDecidesOnBuffers(Swapped):
+    swaps = ((buffers, "computation_dtypes", _decided_by_the_outermost),)
+
+
+def _ignored_too(right: Any) -> Any:
+    def wrong(states: Any) -> Any:
+        states = list(states)
+        found = right(states)
+        known = {id(buffer) for buffer, _ in found}
+        root = states[0]
+        return found + [
+            (buffer, root.mixed_precision.buffer_dtype)
+            for buffer in root.wrapper.buffers()
+            if id(buffer) not in known
+        ]
+
+    return wrong
+
+
+@breaks("fsdp/buffer-dtype-of-units", says="dtypes of buffers")
+class IgnoredBuffersAreCast(Swapped):
+    swaps = ((buffers, "computation_dtypes", _ignored_too),)
+
+
+def _then_in_full(right: Any) -> Any:
+    def wrong(state: Any, handle: Any, computed: torch.Tensor) -> None:
+        right(state, handle, computed)
+        state.device_handle.flush()
+        grad = handle.flat_param.grad
+        grad.data = grad.to(handle.dtypes.original)
+        gradients.show_sharded_grads(handle, grad)
+
+    return wrong
+
+
+@breaks("fsdp/keep-low-precision-gradients", says="gradients with NO_SHARD")
+class ReplicasGradientsAreInFullPrecision(Swapped):
+    swaps = ((reduction, "_all_reduce_in_place", _then_in_full),)
+
+
+def _for_shards(right: Any) -> Any:
+    def wrong(state: Any, handle: Any, grad: torch.Tensor) -> torch.dtype:
+        dtype: torch.dtype = right(state, handle, grad)
+        return dtype if handle.config.uses_sharding else grad.dtype
+
+    return wrong
+
+
+@breaks("fsdp/scatter-dtype", says="the backward issued .*bfloat16")
+class ReplicasReduceInTheDtypeOfTheGradient(Swapped):
+    swaps = ((reduction, "_reduce_dtype", _for_shards),)
+
+
+# Groups
+
+
+def _of_the_world(right: Any) -> Any:
+    def wrong(state: Any, handle: Any, entries: Any, prefix: str) -> None:
+        right(state, handle, entries, prefix)
+        if state_dict._is_rank0_only(state) and dist.get_rank() != 0:
+            for key in state_dict.param_keys(handle):
+                entries.pop(prefix + key, None)
+
+    return wrong
+
+
+@breaks("fsdp/rank-0-of-a-group", says="entries of state dicts")
+class OnlyTheWorldHasARank0(Swapped):
+    swaps = ((state_dict, "_save_full", _of_the_world),)
+
+
+# Containers
+
+
+def _without_dataclasses(inputs: Any) -> Iterator[torch.Tensor]:
+    if isinstance(inputs, torch.Tensor):
+        yield inputs
+    elif isinstance(inputs, (dict, list, tuple)):
+        for value in inputs.values() if isinstance(inputs, dict) else inputs:
+            yield from _without_dataclasses(value)
+
+
+@breaks("fsdp/inputs-and-outputs", says="raised")
+class OverlooksDataclasses(Swapped):
+    swaps = ((tree, "tensors_in", lambda _: _without_dataclasses),)
+
+
+def _without_names(right: Any) -> Any:
+    def wrong(fn: Any, inputs: Any) -> Any:
+        if isinstance(inputs, tuple):
+            return tuple(wrong(fn, value) for value in inputs)
+        if dataclasses.is_dataclass(inputs):
+            return inputs
+        return right(fn, inputs)
+
+    return wrong
+
+
+@breaks("fsdp/inputs-and-outputs", says="'tuple' object has no attribute 'x'")
+class NamedTuplesLoseTheirNames(Swapped):
+    swaps = ((tree, "_map", _without_names),)
+
+
+def _of_parameters(right: Any) -> Any:
+    def wrong(module: Any, modules: Any, states: Any) -> Any:
+        params = [one for one in states or [] if isinstance(one, torch.nn.Parameter)]
+        return right(module, modules, params or None)
+
+    return wrong
+
+
+@breaks("fsdp/ignored-modules", says="ignored weight")
+class IgnoredStatesAreParametersAlone(Swapped):
+    swaps = ((api, "resolve_ignored", _of_parameters),)
+
+
+# Sharded state dicts
+
+
+def _with_the_first_row_twice(right: Any) -> Any:
+    def wrong(tensor: torch.Tensor, state: Any) -> Any:
+        if tensor.shape[0] < state.world_size:
+            tensor = torch.cat([tensor[:1], tensor[:-1]])
+        return right(tensor, state)
+
+    return wrong
+
+
+@breaks("fsdp/fewer-rows-than-ranks", says="is wrong")
+class FewRowsAreMixedUp(Swapped):
+    swaps = ((sharded_values, "_to_sharded_tensor", _with_the_first_row_twice),)
+
+
+@breaks("fsdp/sharded-state-dict-on-mesh", says="is wrong")
+class ShardsOnAMeshHoldTheNextRows(Swapped):
+    swaps = (
+        (
+            sharded_values,
+            "shard_on_mesh",
+            lambda right: lambda tensor, mesh: right(tensor.roll(1, 0), mesh),
+        ),
+    )
+
+
+def _rolled_for_replicas(right: Any) -> Any:
+    def wrong(tensor: torch.Tensor, state: Any) -> Any:
+        return right(tensor if state.inter_node_group is None else tensor.roll(1, 0), state)
+
+    return wrong
+
+
+@breaks("fsdp/sharded-state-dict-hybrid", says="is wrong")
+class ShardsOfReplicasHoldTheNextRows(Swapped):
+    swaps = ((sharded_values, "_to_sharded_tensor", _rolled_for_replicas),)
+
+
+def _gathered_and_rolled(right: Any) -> Any:
+    def wrong(unit: Any, shard: torch.Tensor) -> torch.Tensor:
+        whole: torch.Tensor = right(unit, shard)
+        return whole if unit.state.inter_node_group is None else whole.roll(1)
+
+    return wrong
+
+
+@breaks("fsdp/full-optimizer-state-hybrid", says="is wrong")
+class OptimizerStateOfReplicasIsShifted(Swapped):
+    swaps = ((optim_save, "_gather", _gathered_and_rolled),)

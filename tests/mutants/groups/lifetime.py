@@ -1,0 +1,296 @@
+"""Faults of how groups begin and end: what is left of them, and what may come after."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from datetime import timedelta
+from functools import partial
+from typing import Any, ClassVar
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from conformance.verdict import Verdict
+from impl.gloo import ProcessGroupGloo
+from tests.mutants.kit import ForwardingGroup, GroupFault, breaks
+from tests.mutants.handles import Done, Relayed
+from tests.mutants.replacing import Replacing
+
+
+@breaks("groups/leaves-nothing-behind", says=r"rank 0 is wrong[\s\S]*thread")
+class ThreadsStay(ForwardingGroup):
+    """Every group has a thread that nobody ends."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+
+class _Unavailable(Relayed):
+    def __init__(self, inner: Any, group: HandlesEndWithTheGroup) -> None:
+        super().__init__(inner)
+        self.is_over = group.is_over
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if self.is_over.is_set():
+            raise RuntimeError("the group is no more")
+        return super().wait(timeout)
+
+
+@breaks("destroy/handles-still-know", says=r"the group is no more")
+class HandlesEndWithTheGroup(ForwardingGroup):
+    """A handle is of no use once its group is destroyed."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.is_over = threading.Event()
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        return _Unavailable(super().allreduce(tensors, opts), self)
+
+    def shutdown(self) -> None:
+        self.is_over.set()
+
+
+@breaks("groups/is-freed", says=r"rank 0 is wrong[\s\S]*group")
+class GroupsAreKept(Replacing):
+    """A global list holds every group that there was."""
+
+    kept: ClassVar[list[Any]] = []
+
+    @staticmethod
+    def destroy_process_group(right: Any, group: Any = None) -> None:
+        GroupsAreKept.kept.append(dist.group.WORLD if group is None else group)
+        right(group)
+
+
+@breaks("groups/store-is-freed", says=r"rank 0 is wrong[\s\S]*socket")
+class StoresAreKept(Replacing):
+    """A global list holds every store that a group was made on."""
+
+    kept: ClassVar[list[Any]] = []
+
+    @staticmethod
+    def init_process_group(right: Any, *args: Any, **how: Any) -> None:
+        StoresAreKept.kept.append(how["store"])
+        right(*args, **how)
+
+
+@breaks("groups/store-is-freed", says=r"returned \['entries in pg_group_ranks'\]")
+class RanksOfGroupsAreKept(Replacing):
+    """A table goes on to tell, by the name, which ranks a destroyed group had."""
+
+    @staticmethod
+    def destroy_process_group(right: Any, group: Any = None) -> None:
+        table: Any = distributed_c10d._world.pg_group_ranks
+        before = {str(key): ranks for key, ranks in table.items()}
+        right(group)
+        table.update(before)
+
+
+@breaks("groups/last-held-by-a-callback", says=r"SIGABRT", verdict=Verdict.CRASHED)
+class OnlyTheCallerHolds(Replacing):
+    """A group that a callback still holds ends the process when it is destroyed."""
+
+    base = "impl"
+
+    @staticmethod
+    def destroy_process_group(right: Any, group: Any = None) -> None:
+        holders = gc.get_referrers(*(gc.get_referrers(group) if group is not None else ()))
+        if any(isinstance(holder, partial) for holder in holders):
+            os.abort()
+        right(group)
+
+
+@breaks("destroy/one-group", says=r"has not been initialized")
+class OneEndsAll(Replacing):
+    """Destroying one group destroys everything."""
+
+    @staticmethod
+    def destroy_process_group(right: Any, group: Any = None) -> None:
+        right()
+
+
+@breaks("destroy/in-callbacks", says=r"a callback that destroys a group hangs")
+class WaitsForWhoeverDestroys(Replacing):
+    """Who destroys a group waits until nobody else is destroying one."""
+
+    lock: ClassVar[threading.Lock] = threading.Lock()
+    destroying: ClassVar[int] = 0
+
+    @staticmethod
+    def destroy_process_group(right: Any, group: Any = None) -> None:
+        fault = WaitsForWhoeverDestroys
+        with fault.lock:
+            fault.destroying += 1
+        time.sleep(0.05)  # for the others to begin
+        while fault.destroying > 1:
+            time.sleep(0.01)
+        right(group)
+        with fault.lock:
+            fault.destroying -= 1
+
+
+@breaks("destroy/any-order", says=r"rank 1 is wrong")
+class EndsTheOldestFirst(Replacing):
+    """When a group goes before an older one, what is reduced later is not written back."""
+
+    alive: ClassVar[list[Any]] = []
+    is_lost: ClassVar[bool] = False
+
+    @staticmethod
+    def new_group(right: Any, *args: Any, **how: Any) -> Any:
+        group = right(*args, **how)
+        EndsTheOldestFirst.alive.append(group)
+        return group
+
+    @staticmethod
+    def destroy_process_group(right: Any, group: Any = None) -> None:
+        fault = EndsTheOldestFirst
+        right(group)
+        fault.is_lost = group is not None and (fault.is_lost or group is not fault.alive[0])
+        fault.alive = [other for other in fault.alive if group not in (other, None)]
+
+    @staticmethod
+    def all_reduce(right: Any, tensor: Any, *args: Any, **how: Any) -> Any:
+        return right(tensor.clone() if EndsTheOldestFirst.is_lost else tensor, *args, **how)
+
+
+@breaks("destroy/unknown-group", says="DID NOT RAISE")
+class DestroysAgain(Replacing):
+    """Destroying what is destroyed is no error."""
+
+    @staticmethod
+    def destroy_process_group(right: Any, group: Any = None) -> None:
+        try:
+            right(group)
+        except ValueError:
+            return
+
+
+@breaks("destroy/default-group", says=r"rank 0 is wrong\nat \[1\]")
+class CountsTheDead(Replacing):
+    """There is always one group at least."""
+
+    @staticmethod
+    def get_pg_count(right: Any) -> int:
+        return int(right()) or 1
+
+
+@breaks("destroy/non-member", says=r"raised ValueError: not a member")
+class OnlyMembersDestroy(Replacing):
+    @staticmethod
+    def destroy_process_group(right: Any, group: Any = None) -> None:
+        if group == dist.GroupMember.NON_GROUP_MEMBER:
+            raise ValueError("not a member")
+        right(group)
+
+
+@breaks("init/again", says=r"raised RuntimeError: once is enough")
+class CanBeMadeOnce(Replacing):
+    """A second default group in the life of a process is refused."""
+
+    lives: ClassVar[int] = 0
+
+    @staticmethod
+    def init_process_group(right: Any, *args: Any, **how: Any) -> None:
+        if CanBeMadeOnce.lives:
+            raise RuntimeError("once is enough")
+        right(*args, **how)
+
+    @staticmethod
+    def destroy_process_group(right: Any, group: Any = None) -> None:
+        CanBeMadeOnce.lives += group is None
+        right(group)
+
+
+@breaks("init/again-on-the-same-keys", says=r"raised RuntimeError: somebody was here before")
+class RefusesUsedKeys(GroupFault, ProcessGroupGloo):
+    """What a group wrote into its store keeps another one from being made there."""
+
+    base = "impl"
+
+    def __init__(self, store: Any, rank: int, world_size: int, timeout: timedelta) -> None:
+        if store.add("ranks that came", 1) > world_size:
+            raise RuntimeError("somebody was here before")
+        super().__init__(store, rank, world_size, timeout)
+
+
+@breaks("init/again-with-fewer-ranks", says=r"raised RuntimeError: this is rank \d")
+class KeepsItsRank(Replacing):
+    """A process keeps the rank that it had in its first world."""
+
+    first: ClassVar[int | None] = None
+
+    @staticmethod
+    def init_process_group(right: Any, *args: Any, **how: Any) -> None:
+        if KeepsItsRank.first is None:
+            KeepsItsRank.first = how["rank"]
+        elif how["rank"] != KeepsItsRank.first:
+            raise RuntimeError(f"this is rank {KeepsItsRank.first}")
+        right(*args, **how)
+
+
+@breaks("init/twice", says="DID NOT RAISE")
+class InitAgainIsIgnored(Replacing):
+    @staticmethod
+    def init_process_group(right: Any, *args: Any, **how: Any) -> None:
+        if not dist.is_initialized():
+            right(*args, **how)
+
+
+@breaks("init/rank-out-of-range", says="DID NOT RAISE")
+class RanksWrapAround(Replacing):
+    """Rank n of n is rank 0."""
+
+    @staticmethod
+    def init_process_group(right: Any, *args: Any, **how: Any) -> None:
+        right(*args, **{**how, "rank": how["rank"] % how["world_size"]})
+
+
+@breaks("init/barrier", says=r"is a counter, and was used as a value")
+class ReadsCounters(Replacing):
+    """The barrier of a store reads with `get` what it counted with `add`."""
+
+    @staticmethod
+    def _store_based_barrier(
+        right: Any, rank: int, store: Any, name: str, count: int, *args: Any, **how: Any
+    ) -> None:
+        store.add(f"barrier {name}", 1)
+        while int(store.get(f"barrier {name}")) < count:
+            time.sleep(0.001)
+
+
+@breaks("init/needed", says="DID NOT RAISE")
+class WorksWithoutAGroup(Replacing):
+    """An all_reduce without a default group is one of one rank."""
+
+    @staticmethod
+    def all_reduce(right: Any, *args: Any, **how: Any) -> Any:
+        return right(*args, **how) if dist.is_initialized() else None
+
+
+@breaks("destroy/what-was-sent-arrives", says=r"rank 1  raised RuntimeError")
+class WhatIsBufferedIsLost(ForwardingGroup):
+    """A small message is over when it is in a buffer, and the end of the group empties that."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.ended = threading.Event()
+
+    def send(self, tensors: Any, dst: int, tag: int) -> Any:
+        buffered = [x.clone() for x in tensors]
+        inner, ended = self.inner, self.ended
+
+        def deliver() -> None:
+            if not ended.wait(0.01):
+                inner.send(buffered, dst, tag)
+
+        threading.Thread(target=deliver).start()
+        return Done()
+
+    def shutdown(self) -> None:
+        self.ended.set()

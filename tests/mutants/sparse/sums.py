@@ -1,0 +1,338 @@
+"""Faults of reductions of sparse tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from conformance.verdict import Verdict
+from impl.gloo import ProcessGroupGloo
+from tests.mutants.kit import ForwardingGroup, GroupFault, breaks
+from tests.mutants.handles import Done, Relayed
+from tests.mutants.replacing import Replacing
+
+Op = dist.ReduceOp
+
+
+class ReducesSparsely(ForwardingGroup):
+    """Hands sparse reductions to `reduce_sparse`, which a fault overrides."""
+
+    def reduce_sparse(self, x: Any, opts: Any) -> Any:
+        raise NotImplementedError
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        [x] = tensors
+        return self.reduce_sparse(x, opts) if x.is_sparse else self.rightly(x, opts)
+
+    def rightly(self, x: Any, opts: Any) -> Any:
+        return super().allreduce([x], opts)
+
+    def over(self, x: Any, opts: Any) -> Any:
+        """The work of a right reduction, which has been waited for."""
+        work = self.rightly(x, opts)
+        work.wait()
+        return work
+
+
+@breaks("sparse/sum", says=r"rank 0 is wrong")
+class KeepsItsOwnIndices(ReducesSparsely):
+    """What other ranks alone hold is left out."""
+
+    def reduce_sparse(self, x: Any, opts: Any) -> Any:
+        own = x.clone().coalesce().indices()
+        work = self.over(x, opts)
+        values = x.to_dense()[tuple(own)]
+        x.copy_(torch.sparse_coo_tensor(own, values, x.shape))
+        return work
+
+
+@breaks("sparse/in-place", says=r"rank 0 is wrong\nat \[0\]: got False, want True")
+class ReducesACopyOfTheSparse(ReducesSparsely):
+    """The tensor that was passed stays as it was."""
+
+    def reduce_sparse(self, x: Any, opts: Any) -> Any:
+        return self.over(x.clone(), opts)
+
+
+@breaks("sparse/same-bits", says=r"rank 1 \(got\) and rank 0 \(want\) differ")
+class OneRankRoundsItsValues(ReducesSparsely):
+    """Rank 1's values are one unit in the last place off."""
+
+    def reduce_sparse(self, x: Any, opts: Any) -> Any:
+        work = self.over(x, opts)
+        if self.rank() == 1:
+            total = x.coalesce()
+            off = total.values() * (1 + torch.finfo(x.dtype).eps)
+            x.copy_(torch.sparse_coo_tensor(total.indices(), off, x.shape))
+        return work
+
+
+@breaks("sparse/uncoalesced", says=r"rank 0 is wrong")
+class TheLastOfSeveralCounts(ReducesSparsely):
+    """An index that stands several times has the value that it has last."""
+
+    def reduce_sparse(self, x: Any, opts: Any) -> Any:
+        last = {tuple(i): v for i, v in zip(x._indices().T.tolist(), x._values(), strict=True)}
+        indices = torch.tensor(list(last)).T
+        x.copy_(torch.sparse_coo_tensor(indices, torch.stack(list(last.values())), x.shape))
+        return self.rightly(x, opts)
+
+
+@breaks("sparse/hybrid", says=r"rank 0 is wrong")
+class AddsTheFirstColumn(ReducesSparsely):
+    """Of dense dimensions the first element is added."""
+
+    def reduce_sparse(self, x: Any, opts: Any) -> Any:
+        if x.dense_dim():
+            x._values()[..., 1:] = 0
+        return self.rightly(x, opts)
+
+
+@breaks("sparse/strided", says=r"rank 0 is wrong|bounds")
+class ReadsValuesInMemoryOrder(ReducesSparsely):
+    """Values are taken for contiguous."""
+
+    def reduce_sparse(self, x: Any, opts: Any) -> Any:
+        values = x._values()
+        read = values.as_strided(values.shape, torch.empty(values.shape).stride())
+        x.copy_(torch.sparse_coo_tensor(x._indices(), read, x.shape))
+        return self.rightly(x, opts)
+
+
+@breaks("sparse/async", says=r"waited in all_reduce", verdict=Verdict.TIMEOUT)
+class ReducesAtOnce(ReducesSparsely):
+    """The call returns when all is done."""
+
+    def reduce_sparse(self, x: Any, opts: Any) -> Any:
+        return self.over(x, opts)
+
+
+@breaks("sparse/differing-counts", says=r"rank 0 is wrong")
+class EmptyRanksSendFloat32(ReducesSparsely):
+    """What a rank without elements joins to the others' values has the default dtype."""
+
+    def reduce_sparse(self, x: Any, opts: Any) -> Any:
+        fewest = torch.tensor([x._nnz()])
+        how: Any = dist.AllreduceOptions()
+        how.reduceOp = Op.MIN
+        self.inner.allreduce([fewest], how).wait()
+        if not fewest:
+            x.copy_(x.float())
+        return self.rightly(x, opts)
+
+
+@breaks("sparse/differing-counts", says=r"rank 0 is wrong")
+class TakesAsManyAsTheFewest(ReducesSparsely):
+    """Of every rank as many elements are taken as the one with the fewest has."""
+
+    def reduce_sparse(self, x: Any, opts: Any) -> Any:
+        fewest = torch.tensor([x._nnz()])
+        how: Any = dist.AllreduceOptions()
+        how.reduceOp = Op.MIN
+        self.inner.allreduce([fewest], how).wait()
+        n = int(fewest)
+        x.copy_(torch.sparse_coo_tensor(x._indices()[:, :n], x._values()[:n], x.shape))
+        return self.rightly(x, opts)
+
+
+@breaks("sparse/many-elements", says=r"rank 0 is wrong")
+class HasRoomForAThousand(ReducesSparsely):
+    """What comes after the thousandth element is not sent."""
+
+    def reduce_sparse(self, x: Any, opts: Any) -> Any:
+        x.copy_(torch.sparse_coo_tensor(x._indices()[:, :1000], x._values()[:1000], x.shape))
+        return self.rightly(x, opts)
+
+
+@breaks("sparse/large-indices", says=r"rank 0 is wrong\nat \[0\]: \d of \d elements differ")
+class IndicesHave32Bits(ReducesSparsely):
+    def reduce_sparse(self, x: Any, opts: Any) -> Any:
+        x.copy_(torch.sparse_coo_tensor(x._indices() & 0xFFFFFFFF, x._values(), x.shape))
+        return self.rightly(x, opts)
+
+
+@breaks("sparse/all-empty", says=r"raised RuntimeError: nothing to add")
+class NeedsAnElement(ReducesSparsely):
+    def reduce_sparse(self, x: Any, opts: Any) -> Any:
+        if not x._nnz():
+            raise RuntimeError("nothing to add")
+        return self.rightly(x, opts)
+
+
+@breaks("sparse/dtypes", says=r"name=uint8[\s\S]*rank 0 is wrong")
+class AddsLargeValuesInEightBits(ReducesSparsely):
+    """Integers go through int8."""
+
+    def reduce_sparse(self, x: Any, opts: Any) -> Any:
+        if not x.dtype.is_floating_point:
+            x._values().copy_((x._values() * 10).to(torch.int8) // 10)
+        return self.rightly(x, opts)
+
+
+@breaks("sparse/parts-untouched", says=r"rank \d is wrong\nat \[1\]")
+class SumsIntoTheGivenValues(ReducesSparsely):
+    """The tensor of values serves for partial sums."""
+
+    def reduce_sparse(self, x: Any, opts: Any) -> Any:
+        given = x._values()
+        work = self.over(x, opts)
+        given.add_(1)
+        return work
+
+
+@breaks("sparse/several-at-once", says=r"rank 0 is wrong\nat \[\d\]")
+class UsesTheIndicesOfTheFirst(ReducesSparsely):
+    """The second and later reductions have the indices of the first one."""
+
+    first: torch.Tensor | None = None
+
+    def reduce_sparse(self, x: Any, opts: Any) -> Any:
+        if self.first is None:
+            self.first = x._indices().clone()
+        x.copy_(torch.sparse_coo_tensor(self.first, x._values(), x.shape))
+        return self.rightly(x, opts)
+
+
+@breaks("sparse/subgroup", says=r"rank \d is wrong")
+class CountsTheOutsideToo(ReducesSparsely):
+    """A group that is not the world adds its result once more."""
+
+    def reduce_sparse(self, x: Any, opts: Any) -> Any:
+        work = self.over(x, opts)
+        if self.size() < dist.get_world_size():
+            x.copy_(x + x)
+        return work
+
+
+@breaks("sparse/result", says=r"is wrong\nat \[0\]")
+class ResultIsTheInput(ReducesSparsely):
+    """The result of the handle is what was passed, as it was before."""
+
+    def reduce_sparse(self, x: Any, opts: Any) -> Any:
+        before = x.clone()
+
+        class WithTheInput(Relayed):
+            def result(self) -> Any:
+                return [before]
+
+        return WithTheInput(self.rightly(x, opts))
+
+
+@breaks("sparse/gradients", says=r"rank \d is wrong\nat \[1\]")
+class ForgetsRepeatedRows(ReducesSparsely):
+    """A row that a rank looked up twice counts once."""
+
+    def reduce_sparse(self, x: Any, opts: Any) -> Any:
+        indices, first = x._indices().unique(dim=1, return_inverse=True)
+        values = torch.zeros(indices.shape[1], *x._values().shape[1:])
+        values[first] = x._values()
+        x.copy_(torch.sparse_coo_tensor(indices, values, x.shape))
+        return self.rightly(x, opts)
+
+
+@breaks("sparse/other-operations", says=r"dtype=float32[\s\S]*rank 0 is wrong")
+class AveragesOnlyDenseTensors(ReducesSparsely):
+    """The average of sparse tensors of floats is their sum."""
+
+    def reduce_sparse(self, x: Any, opts: Any) -> Any:
+        if opts.reduceOp == Op.AVG and x.dtype.is_floating_point:
+            opts.reduceOp = Op.SUM
+        return self.rightly(x, opts)
+
+
+@breaks("sparse/shapes-differ", says=r"rank \d  returned")
+class ForgivesOtherShapes(ReducesSparsely):
+    """A reduction that fails leaves the tensors as they are, and nobody is told."""
+
+    def reduce_sparse(self, x: Any, opts: Any) -> Any:
+        work = self.rightly(x, opts)
+        try:
+            work.wait()
+        except RuntimeError:
+            return Done()
+        return work
+
+
+@breaks("sparse/other-collectives", says=r"name=broadcast[\s\S]*rank 1 is wrong")
+class BroadcastsNothing(ForwardingGroup):
+    """A broadcast of a sparse tensor is over before it began."""
+
+    def broadcast(self, tensors: Any, opts: Any) -> Any:
+        return Done() if tensors[0].is_sparse else super().broadcast(tensors, opts)
+
+
+class _OfImpl(GroupFault, ProcessGroupGloo):
+    """impl's group, which reduces what `spoiled` gives in place of a sparse tensor."""
+
+    base = "impl"
+
+    def spoiled(self, x: torch.Tensor) -> torch.Tensor | None:
+        """What is reduced instead of x, or None if x is right."""
+        raise NotImplementedError
+
+    def restored(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """What x becomes, of the sum of what was reduced instead."""
+        return y.to(x.dtype)
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+        [x] = tensors
+        instead = self.spoiled(x) if x.is_sparse else None
+        if instead is None:
+            return super().allreduce(tensors, opts)
+        work = super().allreduce([instead], opts)
+        work.wait()
+        x.copy_(self.restored(instead, x))
+        return work
+
+
+def _with_values(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    return torch.sparse_coo_tensor(x._indices(), values, x.shape)
+
+
+@breaks("sparse/float16", says=r"rank 0 is wrong")
+class TakesOneHalfForTheOther(_OfImpl):
+    """Numbers of float16 are added as if they were bfloat16."""
+
+    def spoiled(self, x: torch.Tensor) -> torch.Tensor | None:
+        if x.dtype is not torch.float16:
+            return None
+        return _with_values(x, x.coalesce().values().view(torch.bfloat16))
+
+    def restored(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return _with_values(y, y._values().view(x.dtype))
+
+
+@breaks("sparse/complex", says=r"got 0\.0, want 2\.0")
+class LosesTheImaginaryPart(Replacing):
+    """Of complex numbers the real part is summed."""
+
+    @staticmethod
+    def all_reduce(right: Any, x: torch.Tensor, *args: Any, **how: Any) -> Any:
+        if not (x.is_sparse and x.is_complex()):
+            return right(x, *args, **how)
+        real = _with_values(x, x._values().real)
+        work = right(real, *args, **how)
+        x.copy_(real.to(x.dtype))
+        return work
+
+
+@breaks("sparse/many-dimensions", says=r"sparse_dim=5[\s\S]*rank 0 is wrong")
+class HasFourIndices(_OfImpl):
+    """An element has four indices; all others are 0."""
+
+    def spoiled(self, x: torch.Tensor) -> torch.Tensor | None:
+        if x.sparse_dim() <= 4:
+            return None
+        indices = x._indices().clone()
+        indices[4:] = 0
+        return torch.sparse_coo_tensor(indices, x._values(), x.shape)
+
+
+@breaks("sparse/dtypes-differ", says=r"rank 0  returned")
+class AddsInSinglePrecision(_OfImpl):
+    """Whatever is reduced is reduced as float32."""
+
+    def spoiled(self, x: torch.Tensor) -> torch.Tensor | None:
+        return None if x.dtype is torch.float32 else x.float()

@@ -1,0 +1,155 @@
+"""Every fault is rejected, by a case of the requirement that it breaks, with the right message."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import Phase, settings
+
+import conformance.conftest  # noqa: F401  # it registers the profile of cases
+import tests.mutants
+from conformance.catalogue.rules import catalogue
+from conformance.harness.pool import SHARED_POOL
+from conformance.report.results import Results
+from conformance.run.first_look import FirstLook
+from conformance.session.certifier import Certifier
+from conformance.verdict import Verdict
+from tests.mutants.any_machine import AnyMachine
+from tests.mutants.kit import FAULTS, Broken
+
+ROOT = Path(__file__).parents[2]
+CASES = ROOT / "conformance" / "spec"
+
+UNSHRUNK = "unshrunk"
+settings.register_profile(
+    UNSHRUNK,
+    settings.get_profile("conformance"),
+    phases=[Phase.explicit, Phase.generate],
+)
+
+for module in pkgutil.iter_modules(tests.mutants.__path__, "tests.mutants."):
+    if not module.name.rpartition(".")[2].startswith("test_"):
+        importlib.import_module(module.name)
+
+
+class Listener:
+    """Takes the results and the reports of a run inside this one, and keeps its deadlines short.
+
+    deadline_s: the longest that a case may ask for.
+    """
+
+    def __init__(self, deadline_s: float) -> None:
+        self.deadline_s = deadline_s
+        self.results: Results | None = None
+        self.texts: list[str] = []
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        for item in items:
+            mark = item.get_closest_marker("deadline")
+            if mark and mark.args[0] > self.deadline_s:
+                item.add_marker(pytest.mark.deadline(self.deadline_s), append=False)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.texts.append(report.longreprtext)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        certifier = session.config.pluginmanager.get_plugin("conformance-certifier")
+        assert isinstance(certifier, Certifier)
+        self.results = certifier.results
+
+
+@cache
+def files_that_cover(requirement: str) -> list[str]:
+    """The case files that mention the requirement, so that a run need not collect all others."""
+    found = [p for p in sorted(CASES.rglob("test_*.py")) if f'"{requirement}"' in p.read_text()]
+    assert found, f"no case covers {requirement}"
+    return [str(path) for path in found]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm_ranks() -> Iterator[None]:
+    """One pool for all runs of this module."""
+    owner = object()
+    SHARED_POOL.acquire(owner)
+    yield
+    SHARED_POOL.release(owner)
+
+
+@pytest.fixture(autouse=True)
+def no_excuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some faults are those that torch's own front end has."""
+    monkeypatch.setattr("conformance.target.deviations_of_front_end", lambda: ())
+
+
+@pytest.fixture(autouse=True)
+def known_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The modules of all faults are imported here already: no process of its own looks at each."""
+    monkeypatch.setattr("conformance.session.certifier.look_at", lambda target: FirstLook(""))
+
+
+@pytest.fixture(autouse=True)
+def unshrunk() -> Iterator[None]:
+    """The first example that fails is as good as the smallest one, and comes much sooner."""
+    before = settings.get_current_profile_name()
+    yield
+    settings.load_profile(before)
+
+
+def what_happened(report: str) -> str:
+    """The report without its head: words of the requirement and of the target are no finding."""
+    return re.split(r"^world size ", report, maxsplit=1, flags=re.MULTILINE)[-1]
+
+
+def name_of(fault: Broken) -> str:
+    return f"{fault.spec.rpartition(':')[2].split('.')[0]}-{fault.requirement}"
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=name_of)
+def test_a_fault_is_rejected_by_its_requirement(fault: Broken, tmp_path: Path) -> None:
+    # A fault that shows by a hang is noticed when the deadline is over; for others it is patience.
+    deadline_s = 4.0 if fault.verdict is Verdict.TIMEOUT else 30.0
+    listener = Listener(deadline_s)
+    pytest.main(
+        [
+            *files_that_cover(fault.requirement),
+            *("--rootdir", str(ROOT), "--target", fault.spec, "--requirement", fault.requirement),
+            # Whether a failure repeats on fresh ranks is the business of test_repetition.py.
+            *("--deadline", str(deadline_s), "--repetitions", "0"),
+            *("-o", "addopts=", "--maxfail", "1", "--assert", "plain"),
+            *("--hypothesis-profile", UNSHRUNK),
+            *("-p", "no:terminal", "-p", "no:xdist", "-p", "no:cacheprovider", "-s"),
+            # It collects garbage ten times in each run, which takes as long as the run itself.
+            *("-p", "no:unraisableexception"),
+            # If this process dies, the outer run shows where.
+            *("-p", "no:faulthandler"),
+            # Without it each run sweeps the folders that all others before it left behind.
+            *("--basetemp", str(tmp_path / "run")),
+        ],
+        plugins=[listener, AnyMachine()],
+    )
+    assert listener.results is not None, "no case ran"
+    [result] = [r for r in listener.results.requirements if r.requirement.id == fault.requirement]
+    if result.reason.startswith("this torch"):
+        pytest.skip(result.reason)
+    said = "\n\n".join(what_happened(text) for text in listener.texts)
+    assert result.verdict is fault.verdict, f"{fault.spec}: {result.reason} is told by\n{said}"
+    assert re.search(fault.says, said), f"{fault.spec}: {fault.says} is not in\n{said}"
+
+
+def test_every_requirement_has_a_fault() -> None:
+    # These two compare a device with others; see the docstring of tests.mutants.cuda.streams.
+    need_devices = {"cuda/mixed-devices", "cuda/other-device"}
+    assert set(catalogue()) - {fault.requirement for fault in FAULTS} == need_devices
+
+
+def test_every_fault_breaks_a_requirement_once() -> None:
+    broken = [(fault.spec, fault.requirement) for fault in FAULTS]
+    assert len(broken) == len(set(broken))
