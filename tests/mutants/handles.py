@@ -1,4 +1,4 @@
-"""Handles of collectives that faults return instead of the right ones."""
+"""Handles of collectives that mutants return instead of the right ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Done(dist.Work):
 
 
 class Relayed(dist.Work):
-    """Says what another one says; a fault overrides one answer."""
+    """Says what another one says; a mutant overrides one answer."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__()

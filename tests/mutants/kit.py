@@ -1,10 +1,10 @@
 """How a deliberately broken target is written, and how it is shown to be rejected.
 
-[Note: what a fault is]
-A fault is a class that breaks exactly one thing. It is either a process group (a subclass of
+[Note: what a mutant is]
+A mutant is a class that breaks exactly one thing. It is either a process group (a subclass of
 `ForwardingGroup`, or of any other Python process group that takes store, rank, size and timeout),
 or, if it breaks what lies above the groups, a `Patch` that changes functions while a world lives.
-`@breaks` names the requirement that must notice it and what the report must say. A fault that
+`@breaks` names the requirement that must notice it and what the report must say. A mutant that
 breaks several requirements by that one thing has it several times.
 """
 
@@ -27,7 +27,7 @@ from conformance.verdict import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A fault and what must be said of it.
+    """A mutant and what must be said of it.
 
     spec: "module:Class", by which `--target` finds it.
     requirement: the id of the requirement that it breaks.
@@ -41,13 +41,13 @@ class Broken:
     verdict: Verdict
 
 
-FAULTS: list[Broken] = []
+MUTANTS: list[Broken] = []
 
-F = TypeVar("F", bound="type[Fault]")
+F = TypeVar("F", bound="type[Mutant]")
 
 
-class Fault:
-    """What every fault has: a target that is like `base` but for the fault."""
+class Mutant:
+    """What every mutant has: a target that is like `base` but for the mutant."""
 
     base: ClassVar[str] = "torch"
 
@@ -60,22 +60,22 @@ class Fault:
 def breaks(
     requirement: Requirement | str, *, says: str, verdict: Verdict = Verdict.BROKEN
 ) -> Callable[[F], F]:
-    """Register the class as a fault that the cases of this requirement must reject."""
+    """Register the class as a mutant that the cases of this requirement must reject."""
     id = requirement if isinstance(requirement, str) else requirement.id
 
-    def register(fault: F) -> F:
-        spec = f"{fault.__module__}:{fault.__qualname__}.target"
-        is_new = all(known.spec != spec for known in FAULTS)
-        FAULTS.append(Broken(spec, id, says, verdict))
-        if is_new and issubclass(fault, dist.ProcessGroup):
-            dist.Backend.register_backend(_backend(fault), fault, devices=["cpu"])
-        return fault
+    def register(mutant: F) -> F:
+        spec = f"{mutant.__module__}:{mutant.__qualname__}.target"
+        is_new = all(known.spec != spec for known in MUTANTS)
+        MUTANTS.append(Broken(spec, id, says, verdict))
+        if is_new and issubclass(mutant, dist.ProcessGroup):
+            dist.Backend.register_backend(_backend(mutant), mutant, devices=["cpu"])
+        return mutant
 
     return register
 
 
-def _backend(fault: type) -> str:
-    return f"fault_{fault.__module__.rpartition('.')[2]}_{fault.__name__}".lower()
+def _backend(mutant: type) -> str:
+    return f"mutant_{mutant.__module__.rpartition('.')[2]}_{mutant.__name__}".lower()
 
 
 # The names that torch 2.13 gave to methods of a process group, and those by which 2.11 calls them.
@@ -89,7 +89,7 @@ _FORMERLY = {
 _FORMER = {new: old for new, old in _FORMERLY.items() if not hasattr(dist.ProcessGroup, new)}
 
 
-class GroupFault(Fault):
+class GroupMutant(Mutant):
     """A process group that breaks something; mixed into the class of the group.
 
     It has the new names of methods; an older torch finds them by the old ones.
@@ -113,8 +113,8 @@ class GroupFault(Fault):
         )
 
 
-class ForwardingGroup(GroupFault, forwarding.ForwardingGroup):
-    """A group that hands everything to torch's gloo; a fault overrides one operation."""
+class ForwardingGroup(GroupMutant, forwarding.ForwardingGroup):
+    """A group that hands everything to torch's gloo; a mutant overrides one operation."""
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
         super().__init__(rank, world_size, _gloo(store, rank, world_size, timeout))
@@ -142,8 +142,8 @@ def _gloo(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> 
     return group
 
 
-class Patch(Fault):
-    """A fault above the groups: `patched` is a context in which something is wrong.
+class Patch(Mutant):
+    """A mutant above the groups: `patched` is a context in which something is wrong.
 
     `patched` is a static context manager: it makes something wrong, and right again at its end.
     It is entered in every rank, before the default group is made.

@@ -1,4 +1,4 @@
-"""Handles and functions that faults put in place of the right ones."""
+"""Handles and functions that mutants put in place of the right ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.mutants.kit import Patch
 
 
 class Wrapped:
-    """A handle that hands everything to another one; a fault overrides what it breaks."""
+    """A handle that hands everything to another one; a mutant overrides what it breaks."""
 
     def __init__(self, work: Any) -> None:
         self.work = work
@@ -51,7 +51,7 @@ def replaced(**wrappers: Callable[[Any], Any]) -> Iterator[None]:
 
 
 class Replacing(Patch):
-    """Each static method of a fault takes the place of the function of `torch.distributed` that has
+    """Each static method of a mutant takes the place of the function of `torch.distributed` that has
     its name. Its first argument is the right function."""
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Every fault is rejected, by a case of the requirement that it breaks, with the right message."""
+"""Every mutant is rejected, by a case of the requirement that it breaks, with the right message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from conformance.run.first_look import FirstLook
 from conformance.session.certifier import Certifier
 from conformance.verdict import Verdict
 from tests.mutants.any_machine import AnyMachine
-from tests.mutants.kit import FAULTS, Broken
+from tests.mutants.kit import MUTANTS, Broken
 
 ROOT = Path(__file__).parents[2]
 CASES = ROOT / "conformance" / "spec"
@@ -85,13 +85,13 @@ def warm_ranks() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_excuse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some faults are those that torch's own front end has."""
+    """Some mutants are those that torch's own front end has."""
     monkeypatch.setattr("conformance.target.deviations_of_front_end", lambda: ())
 
 
 @pytest.fixture(autouse=True)
 def known_targets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The modules of all faults are imported here already: no process of its own looks at each."""
+    """The modules of all mutants are imported here already: no process of its own looks at each."""
     monkeypatch.setattr("conformance.session.certifier.look_at", lambda target: FirstLook(""))
 
 
@@ -108,19 +108,19 @@ def what_happened(report: str) -> str:
     return re.split(r"^world size ", report, maxsplit=1, flags=re.MULTILINE)[-1]
 
 
-def name_of(fault: Broken) -> str:
-    return f"{fault.spec.rpartition(':')[2].split('.')[0]}-{fault.requirement}"
+def name_of(mutant: Broken) -> str:
+    return f"{mutant.spec.rpartition(':')[2].split('.')[0]}-{mutant.requirement}"
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=name_of)
-def test_a_fault_is_rejected_by_its_requirement(fault: Broken, tmp_path: Path) -> None:
-    # A fault that shows by a hang is noticed when the deadline is over; for others it is patience.
-    deadline_s = 4.0 if fault.verdict is Verdict.TIMEOUT else 30.0
+@pytest.mark.parametrize("fault", MUTANTS, ids=name_of)
+def test_a_fault_is_rejected_by_its_requirement(mutant: Broken, tmp_path: Path) -> None:
+    # A mutant that shows by a hang is noticed when the deadline is over; for others it is patience.
+    deadline_s = 4.0 if mutant.verdict is Verdict.TIMEOUT else 30.0
     listener = Listener(deadline_s)
     pytest.main(
         [
-            *files_that_cover(fault.requirement),
-            *("--rootdir", str(ROOT), "--target", fault.spec, "--requirement", fault.requirement),
+            *files_that_cover(mutant.requirement),
+            *("--rootdir", str(ROOT), "--target", mutant.spec, "--requirement", mutant.requirement),
             # Whether a failure repeats on fresh ranks is the business of test_repetition.py.
             *("--deadline", str(deadline_s), "--repetitions", "0"),
             *("-o", "addopts=", "--maxfail", "1", "--assert", "plain"),
@@ -136,20 +136,20 @@ def test_a_fault_is_rejected_by_its_requirement(fault: Broken, tmp_path: Path) -
         plugins=[listener, AnyMachine()],
     )
     assert listener.results is not None, "no case ran"
-    [result] = [r for r in listener.results.requirements if r.requirement.id == fault.requirement]
+    [result] = [r for r in listener.results.requirements if r.requirement.id == mutant.requirement]
     if result.reason.startswith("this torch"):
         pytest.skip(result.reason)
     said = "\n\n".join(what_happened(text) for text in listener.texts)
-    assert result.verdict is fault.verdict, f"{fault.spec}: {result.reason} is told by\n{said}"
-    assert re.search(fault.says, said), f"{fault.spec}: {fault.says} is not in\n{said}"
+    assert result.verdict is mutant.verdict, f"{mutant.spec}: {result.reason} is told by\n{said}"
+    assert re.search(mutant.says, said), f"{mutant.spec}: {mutant.says} is not in\n{said}"
 
 
 def test_every_requirement_has_a_fault() -> None:
     # These two compare a device with others; see the docstring of tests.mutants.cuda.streams.
     need_devices = {"cuda/mixed-devices", "cuda/other-device"}
-    assert set(catalogue()) - {fault.requirement for fault in FAULTS} == need_devices
+    assert set(catalogue()) - {mutant.requirement for mutant in MUTANTS} == need_devices
 
 
 def test_every_fault_breaks_a_requirement_once() -> None:
-    broken = [(fault.spec, fault.requirement) for fault in FAULTS]
+    broken = [(mutant.spec, mutant.requirement) for mutant in MUTANTS]
     assert len(broken) == len(set(broken))

@@ -8,10 +8,10 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 from conformance.target import Target, load_target
-from tests.mutants.kit import Fault
+from tests.mutants.kit import Mutant
 
 
-class LayerFault(Fault):
+class LayerMutant(Mutant):
     """Mixed into a SyncBatchNorm. Our own is what works on CPU."""
 
     base = "impl"
@@ -28,8 +28,8 @@ class LayerFault(Fault):
         )
 
 
-class WrapperFault(Fault, DistributedDataParallel):
-    """torch's wrapper; a fault overrides what it breaks."""
+class WrapperMutant(Mutant, DistributedDataParallel):
+    """torch's wrapper; a mutant overrides what it breaks."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return super().forward(*args, **kwargs)  # type: ignore[no-untyped-call]

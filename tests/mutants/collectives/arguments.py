@@ -1,8 +1,7 @@
-"""Wrong calls that are taken, right ones that are not, and refusals that say too little."""
+"""Mutants of conformance/spec/collectives/arguments.py."""
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -164,16 +163,6 @@ class LeavesTheOddRows(ForwardingGroup):
         if not out and not into:
             output, tensor = (x[: len(x) // self.size() * self.size()] for x in (output, tensor))
         return super().all_to_all_single(output, tensor, out, into, opts)
-
-
-@breaks("arguments/timeout", says=r"got 'taken', want 'TypeError'")
-class AnyTimeoutWillDo(ForwardingGroup):
-    """What is no timeout means the usual one."""
-
-    def monitored_barrier(self, timeout: Any, wait_all_ranks: bool = False) -> None:
-        if not isinstance(timeout, timedelta | int | float):
-            timeout = timedelta(minutes=30)
-        super().monitored_barrier(timeout, wait_all_ranks)
 
 
 @breaks("arguments/group-survives", says=r"raised RuntimeError: the group has failed before")

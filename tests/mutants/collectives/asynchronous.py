@@ -1,80 +1,16 @@
-"""Faults of what all collectives share, each seen in several of them."""
+"""Mutants of conformance/spec/collectives/asynchronous.py."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from conformance.verdict import Verdict
-from tests.mutants.collectives.kit import AroundImpl, AroundTorch, all_of, mapped
+from tests.mutants.collectives.kit import AroundTorch, mapped
+from tests.mutants.handles import Done
 from tests.mutants.kit import ForwardingGroup, breaks
-
-
-@breaks("all_gather_into_tensor/shapes", says=r"is wrong[\s\S]*Draw 1 \(call\)")
-@breaks("all_reduce/shapes", says=r"is wrong[\s\S]*Draw 1 \(call\)")
-@breaks("broadcast/shapes", says=r"is wrong[\s\S]*Draw 1 \(call\)")
-@breaks("gather/shapes", says=r"is wrong[\s\S]*Draw 1 \(call\)")
-@breaks("reduce/shapes", says=r"is wrong[\s\S]*Draw 1 \(call\)")
-@breaks("reduce_scatter/shapes", says=r"is wrong[\s\S]*Draw 1 \(call\)")
-@breaks("reduce_scatter_tensor/shapes", says=r"is wrong[\s\S]*Draw 1 \(call\)")
-@breaks("scatter/shapes", says=r"is wrong[\s\S]*Draw 1 \(call\)")
-class LeavesTheOddElementOut(AroundImpl):
-    """Works on pairs: of an odd number of elements, the last one is left as it was."""
-
-    def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
-        is_odd = any(x.numel() % 2 for x in all_of(taken, *rest))
-        before = mapped(Tensor.clone, all_of(taken))
-        work = right(taken, *rest)
-        work.wait()
-        for x, old in zip(all_of(taken), before, strict=True):
-            if is_odd and x.numel():
-                last = (-1,) * x.dim()
-                x[last] = old[last]
-        return work
-
-
-@breaks("all_gather_into_tensor/strided", says=r"is wrong")
-@breaks("reduce/strided", says=r"is wrong")
-@breaks("reduce_scatter/strided", says=r"is wrong")
-@breaks("reduce_scatter_tensor/strided", says=r"is wrong")
-class LeavesTheResultInADenseCopy(AroundImpl):
-    """What comes in for a strided view is put into a dense copy of it, and stays there."""
-
-    def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
-        return right(mapped(lambda x: x.contiguous(), taken), *rest)
-
-
-@breaks("all_gather/only-outputs", says=r"the memory around the tensors: rank \d is wrong")
-@breaks("all_reduce/only-outputs", says=r"the memory around the tensors: rank \d is wrong")
-@breaks("broadcast/only-outputs", says=r"the memory around the tensors: rank \d is wrong")
-@breaks("gather/only-outputs", says=r"the memory around the tensors: rank \d is wrong")
-@breaks("reduce/only-outputs", says=r"the memory around the tensors: rank \d is wrong")
-@breaks("reduce_scatter_tensor/only-outputs", says=r"the memory around the tensors: rank \d is")
-@breaks("scatter/only-outputs", says=r"the memory around the tensors: rank \d is wrong")
-class WritesOneElementMore(AroundTorch):
-    """The element behind a result is overwritten, where there is memory behind it."""
-
-    def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
-        work = right(taken, *rest)
-        work.wait()
-        for x in all_of(taken):
-            memory = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())
-            memory[x.storage_offset() + x.numel() :][:1].zero_()
-        return work
-
-
-@breaks("all_gather/in-place", says=r"rank 0 is wrong\nat \[0\]")
-@breaks("reduce_scatter_tensor/in-place", says=r"rank 0 is wrong")
-class ClearsResultsFirst(AroundTorch):
-    """What is to be filled is zeroed before what is given is read."""
-
-    def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
-        has_inputs = len(rest) > 1
-        return right(mapped(Tensor.zero_, taken) if has_inputs else taken, *rest)
 
 
 @breaks("all_reduce/nonblocking", says=r"waited in", verdict=Verdict.TIMEOUT)
@@ -123,58 +59,23 @@ class AsynchronousResultsStayInACopy(AroundTorch):
         return right(mapped(Tensor.clone, taken) if is_async else taken, *rest)
 
 
-@breaks("all_gather_into_tensor/empty", says=r"raised RuntimeError: nothing to send")
-@breaks("broadcast/empty", says=r"raised RuntimeError: nothing to send")
-@breaks("gather/empty", says=r"raised RuntimeError: nothing to send")
-@breaks("reduce_scatter/empty", says=r"raised RuntimeError: nothing to send")
-@breaks("reduce_scatter_tensor/empty", says=r"raised RuntimeError: nothing to send")
-@breaks("scatter/empty", says=r"raised RuntimeError: nothing to send")
-class RefusesTensorsWithoutElements(AroundTorch):
-    def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
-        if any(x.numel() == 0 for x in all_of(taken, *rest)):
-            raise RuntimeError("nothing to send")
-        return right(taken, *rest)
+@breaks("all_to_all/async", says=r"rank \d is wrong")
+@breaks("all_to_all_single/async", says=r"rank \d is wrong")
+class NeverReallyExchanges(ForwardingGroup):
+    """An asynchronous exchange is a handle and nothing more."""
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        return Done() if opts.asyncOp else super().alltoall(outputs, inputs, opts)
+
+    def all_to_all_single(self, output: Any, tensor: Any, out: Any, into: Any, opts: Any) -> Any:
+        if opts.asyncOp:
+            return Done()
+        return super().all_to_all_single(output, tensor, out, into, opts)
 
 
-@breaks("all_gather/subgroup", says=r"rank 1 is wrong\nat \[0\]")
-@breaks("all_gather_into_tensor/subgroup", says=r"rank 1 is wrong")
-@breaks("gather/subgroup", says=r"rank 1 is wrong\nat \[0\]")
-@breaks("reduce/subgroup", says=r"rank 1 is wrong")
-@breaks("reduce_scatter/subgroup", says=r"rank 1 is wrong")
-@breaks("reduce_scatter_tensor/subgroup", says=r"rank 1 is wrong")
-@breaks("scatter/subgroup", says=r"rank 1 is wrong")
-class CountsMembersFromTheEnd(ForwardingGroup):
-    """A group of some ranks has its last member's part first, and reduces to the last one."""
+@breaks("broadcast/async", says=r"rank \d is wrong")
+class NeverReallyBroadcasts(ForwardingGroup):
+    """An asynchronous broadcast is a handle and nothing more."""
 
-    def in_order(self, parts: Any) -> Any:
-        """Of a list, or of a tensor that is made of as many blocks."""
-        if self.size() == dist.get_world_size():
-            return parts
-        if isinstance(parts, Tensor):
-            return parts.view(self.size(), -1).flip(0).view(parts.shape)
-        return list(reversed(parts))
-
-    def allgather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
-        return super().allgather([self.in_order(one) for one in outputs], inputs, opts)
-
-    def all_gather_single(self, output: Any, tensor: Any, opts: Any) -> Any:
-        work = super().all_gather_single(output, tensor, opts)
-        work.wait()
-        output.copy_(self.in_order(output))
-        return work
-
-    def gather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
-        return super().gather([self.in_order(one) for one in outputs], inputs, opts)
-
-    def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
-        return super().scatter(outputs, [self.in_order(one) for one in inputs], opts)
-
-    def reduce(self, tensors: Any, opts: Any) -> Any:
-        opts.rootRank = self.in_order(range(self.size()))[opts.rootRank]
-        return super().reduce(tensors, opts)
-
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
-        return super().reduce_scatter(outputs, [self.in_order(one) for one in inputs], opts)
-
-    def reduce_scatter_single(self, output: Any, tensor: Any, opts: Any) -> Any:
-        return super().reduce_scatter_single(output, self.in_order(tensor), opts)
+    def broadcast(self, tensors: Any, opts: Any) -> Any:
+        return Done() if opts.asyncOp else super().broadcast(tensors, opts)

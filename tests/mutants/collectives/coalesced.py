@@ -1,4 +1,4 @@
-"""Faults of the coalesced forms and of the coalescing manager."""
+"""Mutants of conformance/spec/collectives/coalesced.py."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import torch
+import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from tests.mutants.kit import ForwardingGroup, breaks
 from tests.mutants.handles import Done
+from tests.mutants.kit import ForwardingGroup, breaks
 from tests.mutants.replacing import Replacing
 
 
@@ -39,21 +39,6 @@ class ReducesCopiesOfSeveral(ForwardingGroup):
 
     def allreduce_coalesced(self, tensors: Any, opts: Any) -> Any:
         return super().allreduce_coalesced([x.contiguous() for x in tensors], opts)
-
-
-@breaks("reductions/integers-are-exact", says=r"rank \d is wrong")
-class AddsSeveralIntegersAsFloats(ForwardingGroup):
-    """Several tensors of int64 go through float64."""
-
-    def allreduce_coalesced(self, tensors: Any, opts: Any) -> Any:
-        if tensors[0].dtype is not torch.int64:
-            return super().allreduce_coalesced(tensors, opts)
-        wide = [x.to(torch.float64) for x in tensors]
-        work = super().allreduce_coalesced(wide, opts)
-        work.wait()
-        for x, result in zip(tensors, wide, strict=True):
-            x.copy_(result)
-        return work
 
 
 @breaks("all_reduce_coalesced/future", says=r"rank 0 is wrong\nat \[0\]")
@@ -125,3 +110,75 @@ class LooksAtTheFirst(Replacing):
             yield manager
             calls = distributed_c10d._world.pg_coalesce_state
             _ = calls[distributed_c10d._group_or_default_group(group)][0]
+
+
+@breaks("all_reduce_coalesced/values", says=r"rank 0 is wrong\nat \[1\]")
+class ReducesTheFirstOfSeveral(ForwardingGroup):
+    """Of several tensors the first alone is reduced."""
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any) -> Any:
+        return super().allreduce_coalesced(tensors[:1], opts)
+
+
+@breaks("all_reduce_coalesced/mixed-dtypes-refused", says=r"rank 0 is wrong\nat \[0\]")
+class CoercesMixedDtypes(Replacing):
+    """Tensors of several dtypes go through that of the first."""
+
+    @staticmethod
+    def all_reduce_coalesced(right: Any, tensors: Any, *args: Any, **how: Any) -> Any:
+        same = [x.to(tensors[0].dtype) for x in tensors]
+        future = right(same, *args, **how)
+        for x, y in zip(tensors, same, strict=True):
+            x.copy_(y)
+        return future
+
+
+@breaks("all_gather_coalesced/values", says=r"rank 0 is wrong\nat \[0\]\[0\]")
+class GathersListsBackwards(ForwardingGroup):
+    """The list of the last rank comes first."""
+
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        return super().allgather_coalesced(list(reversed(outputs)), inputs, opts)
+
+
+@breaks("coalescing/all_reduce", says=r"rank 0 is wrong\nat \[0\]")
+class ManagersReduceTheLast(Replacing):
+    """A reduction in a manager takes the place of the one before."""
+
+    @staticmethod
+    def all_reduce(right: Any, tensor: Any, *args: Any, **how: Any) -> Any:
+        work = right(tensor, *args, **how)
+        group = distributed_c10d._group_or_default_group(how.get("group"))
+        collected = distributed_c10d._world.pg_coalesce_state.get(group, [])
+        del collected[:-1]
+        return work
+
+
+@breaks("all_reduce_coalesced/reduce-ops", says=r"rank 0 is wrong")
+@breaks("coalescing/reduce-op", says=r"op=min[\s\S]*rank 0 is wrong")
+class ManagersAlwaysAdd(ForwardingGroup):
+    def allreduce_coalesced(self, tensors: Any, opts: Any) -> Any:
+        opts.reduceOp = dist.ReduceOp.SUM
+        return super().allreduce_coalesced(tensors, opts)
+
+
+@breaks("coalescing/other-operations", says=r"rank 0 is wrong\nat \[0\]")
+class ReducesInManagersAreDoubled(Replacing):
+    """A reduce is made when it is called, and once more at the end of the manager."""
+
+    @staticmethod
+    def reduce(right: Any, tensor: Any, *args: Any, **how: Any) -> Any:
+        work = right(tensor, *args, **how)
+        group = distributed_c10d._group_or_default_group(how.get("group"))
+        if group in distributed_c10d._world.pg_coalesce_state:
+            right(tensor, *args, **how)
+        return work
+
+
+@breaks("all_reduce_coalesced/many", says=r"rank 0 is wrong")
+@breaks("coalescing/many", says=r"rank 0 is wrong")
+class TakesSixteenAtMost(ForwardingGroup):
+    """What lies behind the sixteenth tensor of a list is forgotten."""
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any) -> Any:
+        return super().allreduce_coalesced(tensors[:16], opts)

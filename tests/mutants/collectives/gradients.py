@@ -10,8 +10,10 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import _functional_collectives
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.nn import functional as nn
+from torch.distributed.nn import functional as nn_functional
 
 from tests.mutants.collectives.functional import Functional
 from tests.mutants.kit import Patch, breaks
@@ -188,3 +190,78 @@ class FunctionalGradientsStay(Functional):
             return functional.wait_tensor(returned).flip(0)  # type: ignore[no-any-return]
 
         return with_gradient(lambda y: right(y, received, sent, group), x, back)
+
+
+@breaks("autograd/all_gather", says=r"rank 0 is wrong")
+class KeepsItsOwnGradient(Patch):
+    """Backward of an all_gather takes this rank's own gradient for that of all."""
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        def own(ctx: Any, *gradients: Any) -> Any:
+            return None, gradients[dist.get_rank(ctx.group)]
+
+        with mock.patch.object(nn_functional._AllGather, "backward", staticmethod(own)):
+            yield
+
+
+class _NoGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise RuntimeError("no gradient")
+
+
+@breaks("functional/avg-gradient", says=r"was refused with 'no gradient'")
+class HasNoGradient(Patch):
+    """Backward of a nn_functional average raises, and does not say what is not supported."""
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        right = _functional_collectives.all_reduce
+
+        def all_reduce(x: Any, op: str, *args: Any, **how: Any) -> Any:
+            result = right(x, op, *args, **how)
+            return _NoGradient.apply(result) if op == "avg" else result  # type: ignore[no-untyped-call]  # torch's
+
+        with mock.patch.object(_functional_collectives, "all_reduce", all_reduce):
+            yield
+
+
+class _SumOfGradients(torch.autograd.Function):
+    """A mean over the ranks, whose backward adds up and does not divide."""
+
+    @staticmethod
+    def forward(ctx: Any, _x: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+        return mean.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        total = gradients[0].clone()
+        dist.all_reduce(total)
+        return total, None
+
+
+@breaks("functional/avg-gradient", says=r"rank 0 is wrong")
+@breaks("functional/avg-gradient-works", says=r"rank 0 is wrong")
+class AverageHasTheGradientOfASum(Patch):
+    """The gradient of a nn_functional average is the sum of all ranks' gradients."""
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        right = _functional_collectives.all_reduce
+
+        def all_reduce(x: Any, op: str, *args: Any, **how: Any) -> Any:
+            if op != "avg":
+                return right(x, op, *args, **how)
+            mean = _functional_collectives.wait_tensor(right(x.detach(), op, *args, **how))
+            return _SumOfGradients.apply(x, mean)  # type: ignore[no-untyped-call]  # torch's
+
+        with mock.patch.object(_functional_collectives, "all_reduce", all_reduce):
+            yield

@@ -1,16 +1,19 @@
-"""How a fault gets at every collective of a group at once."""
+"""How a mutant gets at every collective of a group at once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from conformance.harness.forwarding import OPERATIONS
 from impl.gloo import ProcessGroupGloo
-from tests.mutants.kit import ForwardingGroup, GroupFault
+from tests.mutants.kit import ForwardingGroup, GroupMutant
 
 _WITHOUT_RESULT = ("barrier", "recv", "send")
 
@@ -33,7 +36,7 @@ def _through_around(right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Around:
-    """The part that a fault overrides."""
+    """The part that a mutant overrides."""
 
     def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
         """A collective; `right(taken, *rest)` carries it out.
@@ -50,8 +53,8 @@ class AroundTorch(Around, ForwardingGroup):
 
 
 @around_all
-class AroundImpl(Around, GroupFault, ProcessGroupGloo):
-    """Around impl's, for what torch's gloo gets wrong without any fault."""
+class AroundImpl(Around, GroupMutant, ProcessGroupGloo):
+    """Around impl's, for what torch's gloo gets wrong without any mutant."""
 
     base = "impl"
 
@@ -69,3 +72,43 @@ def all_of(*arguments: Any) -> list[Tensor]:
         if isinstance(one, Tensor | list | tuple)
         for x in ([one] if isinstance(one, Tensor) else all_of(*one))
     ]
+
+
+Op = dist.ReduceOp
+
+
+def inputs_mapped(f: Callable[[Tensor], Tensor], *rest: Any) -> list[Any]:
+    """f of the tensors among these arguments of a collective; splits and options stay."""
+    return [mapped(f, one) if all_of(one) else one for one in rest]
+
+
+def zeros_if_expanded(x: Tensor) -> Tensor:
+    shared = any(s == 0 and n > 1 for s, n in zip(x.stride(), x.shape, strict=True))
+    return torch.zeros(x.shape, dtype=x.dtype) if shared else x
+
+
+def without_neg_bit(x: Tensor) -> Tensor:
+    """The memory, as if it held the values."""
+    return torch._neg_view(x) if x.is_neg() else x
+
+
+class Keeps(ForwardingGroup):
+    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
+        super().__init__(store, rank, world_size, timeout)
+        self.kept: list[Tensor] = []
+
+
+def through_half(x: Tensor) -> Tensor:
+    """What is left of float32 in float16."""
+    return x.half().float() if x.dtype is torch.float32 else x
+
+
+def through_float32(x: Tensor) -> Tensor:
+    """What is left of float64 in float32."""
+    return x.float().double() if x.dtype is torch.float64 else x
+
+
+def lose(lossy: Any, tensors: Any) -> None:
+    """In place."""
+    for x in tensors:
+        x.copy_(lossy(x))

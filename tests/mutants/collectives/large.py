@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from impl.gloo import ProcessGroupGloo
-from tests.mutants.kit import ForwardingGroup, GroupFault, breaks
+from tests.mutants.kit import ForwardingGroup, GroupMutant, breaks
 
 
 def _is_large(x: Tensor) -> bool:
@@ -51,7 +51,7 @@ class WhatIsLargeComesFromTheFirst(ForwardingGroup):
 
 
 @breaks("order/large-strided", says=r"rank \d is wrong\nat \[0\]: \d+ of \d+ elements differ")
-class BringsBackTheFirstPiece(GroupFault, ProcessGroupGloo):
+class BringsBackTheFirstPiece(GroupMutant, ProcessGroupGloo):
     """A dense copy of a large view is reduced, and one piece of it is copied back."""
 
     base = "impl"

@@ -1,19 +1,63 @@
-"""Collectives that take views for what they are not, write where they should not, or keep all."""
+"""Mutants of conformance/spec/collectives/layouts.py."""
 
 from __future__ import annotations
 
-import os
-import signal
-from datetime import timedelta
+from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from conformance.verdict import Verdict
 from impl.gloo import ProcessGroupGloo
-from tests.mutants.kit import ForwardingGroup, GroupFault, breaks
+from tests.mutants.collectives.kit import (
+    AroundImpl,
+    AroundTorch,
+    all_of,
+    inputs_mapped,
+    mapped,
+    zeros_if_expanded,
+)
+from tests.mutants.kit import ForwardingGroup, GroupMutant, breaks
+
+
+@breaks("all_gather_into_tensor/strided", says=r"is wrong")
+@breaks("reduce/strided", says=r"is wrong")
+@breaks("reduce_scatter/strided", says=r"is wrong")
+@breaks("reduce_scatter_tensor/strided", says=r"is wrong")
+class LeavesTheResultInADenseCopy(AroundImpl):
+    """What comes in for a strided view is put into a dense copy of it, and stays there."""
+
+    def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
+        return right(mapped(lambda x: x.contiguous(), taken), *rest)
+
+
+@breaks("all_gather/only-outputs", says=r"the memory around the tensors: rank \d is wrong")
+@breaks("all_reduce/only-outputs", says=r"the memory around the tensors: rank \d is wrong")
+@breaks("broadcast/only-outputs", says=r"the memory around the tensors: rank \d is wrong")
+@breaks("gather/only-outputs", says=r"the memory around the tensors: rank \d is wrong")
+@breaks("reduce/only-outputs", says=r"the memory around the tensors: rank \d is wrong")
+@breaks("reduce_scatter_tensor/only-outputs", says=r"the memory around the tensors: rank \d is")
+@breaks("scatter/only-outputs", says=r"the memory around the tensors: rank \d is wrong")
+class WritesOneElementMore(AroundTorch):
+    """The element behind a result is overwritten, where there is memory behind it."""
+
+    def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
+        work = right(taken, *rest)
+        work.wait()
+        for x in all_of(taken):
+            memory = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())
+            memory[x.storage_offset() + x.numel() :][:1].zero_()
+        return work
+
+
+@breaks("all_gather/in-place", says=r"rank 0 is wrong\nat \[0\]")
+@breaks("reduce_scatter_tensor/in-place", says=r"rank 0 is wrong")
+class ClearsResultsFirst(AroundTorch):
+    """What is to be filled is zeroed before what is given is read."""
+
+    def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
+        has_inputs = len(rest) > 1
+        return right(mapped(Tensor.zero_, taken) if has_inputs else taken, *rest)
 
 
 def as_if_dense(x: Tensor) -> Tensor:
@@ -24,8 +68,52 @@ def as_if_dense(x: Tensor) -> Tensor:
     return x.as_strided(x.shape, dense)
 
 
+@breaks("all_to_all/strided", says=r"is wrong")
+@breaks("all_to_all_single/strided", says=r"is wrong")
+class ExchangesAsIfDense(GroupMutant, ProcessGroupGloo):
+    """The inputs' memory is sent in the order in which it lies."""
+
+    base = "impl"
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        return super().alltoall(outputs, [as_if_dense(x) for x in inputs], opts)
+
+    def all_to_all_single(
+        self, output: Any, tensor: Any, out: Any = (), into: Any = (), opts: Any = None
+    ) -> Any:
+        return super().all_to_all_single(output, as_if_dense(tensor), out, into, opts)
+
+
+@breaks("all_to_all/only-outputs", says=r"what was only read: rank \d is wrong")
+@breaks("all_to_all_single/only-outputs", says=r"what was only read: rank \d is wrong")
+class ExchangesInPlace(ForwardingGroup):
+    """What comes in lies in the inputs too."""
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        work = super().alltoall(outputs, inputs, opts)
+        work.wait()
+        for output, tensor in zip(outputs, inputs, strict=True):
+            tensor.copy_(output)
+        return work
+
+    def all_to_all_single(self, output: Any, tensor: Any, out: Any, into: Any, opts: Any) -> Any:
+        work = super().all_to_all_single(output, tensor, out, into, opts)
+        work.wait()
+        rows = min(len(output), len(tensor))
+        tensor[:rows] = output[:rows]
+        return work
+
+
+@breaks("all_gather/strided", says=r"of expanded tensors: rank 0 is wrong")
+@breaks("scatter/strided", says=r"of expanded tensors: rank 0 is wrong")
+@breaks("all_to_all_single/strided", says=r"of expanded tensors: rank 0 is wrong")
+class ReadsZerosForExpandedTensors(AroundImpl):
+    def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
+        return right(taken, *inputs_mapped(zeros_if_expanded, *rest))
+
+
 @breaks("all_reduce/strided", says=r"rank 0 is wrong")
-class ReducesACopy(GroupFault, ProcessGroupGloo):
+class ReducesACopy(GroupMutant, ProcessGroupGloo):
     """The dense copy of a view is reduced, and the view is not."""
 
     base = "impl"
@@ -35,7 +123,7 @@ class ReducesACopy(GroupFault, ProcessGroupGloo):
 
 
 @breaks("broadcast/strided", says=r"is wrong")
-class BroadcastsAsIfDense(GroupFault, ProcessGroupGloo):
+class BroadcastsAsIfDense(GroupMutant, ProcessGroupGloo):
     base = "impl"
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:
@@ -43,7 +131,7 @@ class BroadcastsAsIfDense(GroupFault, ProcessGroupGloo):
 
 
 @breaks("scatter/strided", says=r"is wrong")
-class ScattersAsIfDense(GroupFault, ProcessGroupGloo):
+class ScattersAsIfDense(GroupMutant, ProcessGroupGloo):
     base = "impl"
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
@@ -64,48 +152,6 @@ class AllGathersAsIfDense(ForwardingGroup):
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         return super().allgather(outputs, [as_if_dense(x) for x in inputs], opts)
-
-
-@breaks("reduce/other-ranks-untouched", says=r"rank \d is wrong")
-class LeavesPartialSums(GroupFault, ProcessGroupGloo):
-    """The last element of the other ranks' tensors holds a partial sum."""
-
-    base = "impl"
-
-    def reduce(self, tensors: Any, opts: Any = None) -> Any:
-        work = super().reduce(tensors, opts)
-        work.wait()
-        if self.rank() != opts.rootRank:
-            tensors[0].view(-1)[-1:] += 1
-        return work
-
-
-@breaks("reduce/other-ranks-untouched", says=r"large_reduced_on_each[\s\S]*rank \d is wrong")
-class LeavesPartialSumsOfPieces(GroupFault, ProcessGroupGloo):
-    """What travels in pieces is added up where it passes."""
-
-    base = "impl"
-
-    def reduce(self, tensors: Any, opts: Any = None) -> Any:
-        work = super().reduce(tensors, opts)
-        work.wait()
-        if self.rank() != opts.rootRank and tensors[0].numel() > 1 << 16:
-            tensors[0].add_(1)
-        return work
-
-
-@breaks("reduce/other-ranks-untouched", says=r"reduce[\s\S]*rank \d is wrong")
-class LeavesPartialSumsOfIntegers(GroupFault, ProcessGroupGloo):
-    """Integers are added up where they pass."""
-
-    base = "impl"
-
-    def reduce(self, tensors: Any, opts: Any = None) -> Any:
-        work = super().reduce(tensors, opts)
-        work.wait()
-        if self.rank() != opts.rootRank and tensors[0].dtype is torch.int64:
-            tensors[0].add_(1)
-        return work
 
 
 @breaks("all_gather_into_tensor/only-outputs", says=r"the memory around the tensors: rank \d")
@@ -160,7 +206,7 @@ class ReceivesInTheOutput(ForwardingGroup):
 
 
 @breaks("all_gather/aliased-outputs", says=r"was accepted")
-class TakesOneTensorTwice(GroupFault, ProcessGroupGloo):
+class TakesOneTensorTwice(GroupMutant, ProcessGroupGloo):
     """A list in which one tensor stands for two ranks holds what came last."""
 
     base = "impl"
@@ -172,89 +218,3 @@ class TakesOneTensorTwice(GroupFault, ProcessGroupGloo):
         for output, x in zip(outputs[0], apart, strict=True):
             output.copy_(x)
         return work
-
-
-@breaks("all_gather/empty", says=r"died: SIGFPE", verdict=Verdict.CRASHED)
-class DividesByTheNumberOfElements(ForwardingGroup):
-    """all_gather of nothing ends the process."""
-
-    def allgather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
-        if inputs[0].numel() == 0:
-            os.kill(os.getpid(), signal.SIGFPE)
-        return super().allgather(outputs, inputs, opts)
-
-
-@breaks("reduce/empty", says=r"raised RuntimeError: nothing to reduce")
-class ReducesOnlySomething(ForwardingGroup):
-    """A reduce of no elements is an error."""
-
-    def reduce(self, tensors: Any, opts: Any) -> Any:
-        if tensors[0].numel() == 0:
-            raise RuntimeError("nothing to reduce")
-        return super().reduce(tensors, opts)
-
-
-@breaks("all_reduce/empty", says=r"raised RuntimeError: nothing to reduce")
-class RejectsEmptyTensors(ForwardingGroup):
-    def allreduce(self, tensors: Any, opts: Any) -> Any:
-        if tensors[0].numel() == 0:
-            raise RuntimeError("nothing to reduce")
-        return super().allreduce(tensors, opts)
-
-
-class _Keeps(ForwardingGroup):
-    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
-        super().__init__(store, rank, world_size, timeout)
-        self.kept: list[Tensor] = []
-
-
-@breaks("work/keeps-nothing", says=r"rank 0 still has tensors of 100 of 100 operations")
-class RemembersWhatItReduced(_Keeps):
-    """A list of all that was ever issued, to tell of it when something fails."""
-
-    def allreduce(self, tensors: Any, opts: Any) -> Any:
-        self.kept += tensors
-        return super().allreduce(tensors, opts)
-
-
-@breaks("work/keeps-nothing", says=r"rank 0 has \d\d MiB more after 64 operations of 1 MiB")
-class AStageForEachBroadcast(_Keeps):
-    """What is broadcast is copied to memory that nobody ever frees."""
-
-    def broadcast(self, tensors: Any, opts: Any) -> Any:
-        self.kept += [tensor.clone() for tensor in tensors]
-        return super().broadcast(tensors, opts)
-
-
-@breaks("p2p/keeps-nothing", says=r"rank 0 still has tensors of 100 of 100 operations")
-class RemembersWhatItSent(_Keeps):
-    """A message is kept in case it must be sent again."""
-
-    def send(self, tensors: Any, dst: int, tag: int) -> Any:
-        self.kept += tensors
-        return super().send(tensors, dst, tag)
-
-
-@breaks(
-    "work/leaves-the-process-alone", says="rank 0 finds changed: torch's random generator, grad"
-)
-class DrawsAndStopsGradients(ForwardingGroup):
-    """A broadcast picks its tree at random; an all_reduce runs, and leaves, without gradients."""
-
-    def broadcast(self, tensors: Any, opts: Any) -> Any:
-        torch.rand(())
-        return super().broadcast(tensors, opts)
-
-    def allreduce(self, tensors: Any, opts: Any) -> Any:
-        torch.set_grad_enabled(False)
-        return super().allreduce(tensors, opts)
-
-
-@breaks("work/leaves-the-process-alone", says="rank 0 finds changed: working directory, environ")
-class GoesElsewhere(ForwardingGroup):
-    """A group works in its own directory, and says so."""
-
-    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
-        super().__init__(store, rank, world_size, timeout)
-        os.chdir("/")
-        os.environ["GROUP_AT"] = "/"

@@ -7,14 +7,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 from zlib import crc32
 
+import torch
+import torch.distributed as dist
+
 from impl import errors
 from impl.errors import CollectiveMismatch
 from impl.gloo import ProcessGroupGloo
 from impl.gloo.queue.issuing import Described
 from tests.mutants.collectives.kit import AroundImpl
 from tests.mutants.ddp.kit import swap
-from tests.mutants.kit import GroupFault, Patch, breaks
 from tests.mutants.handles import Done
+from tests.mutants.kit import ForwardingGroup, GroupMutant, Patch, breaks
 
 
 @breaks("mismatch/broadcast-numel", says=r"returned as if all ranks had made the same call")
@@ -32,7 +35,7 @@ class DoesNotTellRankZero(AroundImpl):
             raise
 
 
-class Forgetful(GroupFault, ProcessGroupGloo):
+class Forgetful(GroupMutant, ProcessGroupGloo):
     """Compares no more of the calls than it remembers.
 
     forgotten: a pattern of what is left out of the signatures.
@@ -65,7 +68,7 @@ class ForgetsTheRoot(Forgetful):
 
 @breaks("mismatch/debug-detail", says=r"was told nothing of '100'")
 @breaks("mismatch/names-the-ranks", says=r"was told nothing of 'float32'")
-class ShowsNoCalls(GroupFault, ProcessGroupGloo):
+class ShowsNoCalls(GroupMutant, ProcessGroupGloo):
     """The error says that calls differ, but not what they were."""
 
     base = "impl"
@@ -76,7 +79,7 @@ class ShowsNoCalls(GroupFault, ProcessGroupGloo):
 
 
 @breaks("mismatch/operation", says=r"was told nothing of 'all_reduce'")
-class CallsEverythingACollective(GroupFault, ProcessGroupGloo):
+class CallsEverythingACollective(GroupMutant, ProcessGroupGloo):
     """The name of the operation is compared, but not told."""
 
     base = "impl"
@@ -106,3 +109,21 @@ class ShowsOperationsAlone(Patch):
 
     base = "impl"
     patched = swap(errors, "mismatch_message", _without_tensors)
+
+
+@breaks("mismatch/numel", says=r"returned as if all ranks had made the same call")
+class ReducesWhatFits(ForwardingGroup):
+    """Ranks with different numbers of elements reduce the smaller one.
+
+    It claims what impl claims: torch's gloo does not say that it compares calls.
+    """
+
+    base = "impl"
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        [x] = tensors
+        fewest = torch.tensor([x.numel()])
+        how: Any = dist.AllreduceOptions()
+        how.reduceOp = dist.ReduceOp.MIN
+        self.inner.allreduce([fewest], how).wait()
+        return super().allreduce([x.view(-1)[: int(fewest)]], opts)

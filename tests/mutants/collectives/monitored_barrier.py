@@ -1,4 +1,4 @@
-"""Barriers that wait for the wrong ones, say too little, or get into the way of collectives."""
+"""Mutants of conformance/spec/collectives/monitored_barrier.py."""
 
 from __future__ import annotations
 
@@ -6,23 +6,20 @@ import re
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from tests.mutants.kit import ForwardingGroup, breaks
-from tests.mutants.handles import Relayed
 
 
-@breaks("barrier/async", says=r"rank 0 is wrong\nat \[0\]: got True, want False")
-class BarriersAreCompleteAtOnce(ForwardingGroup):
-    """The handle of a barrier says that it is complete."""
+@breaks("arguments/timeout", says=r"got 'taken', want 'TypeError'")
+class AnyTimeoutWillDo(ForwardingGroup):
+    """What is no timeout means the usual one."""
 
-    def barrier(self, opts: Any) -> Any:
-        return _Complete(super().barrier(opts))
-
-
-class _Complete(Relayed):
-    def is_completed(self) -> bool:
-        return True
+    def monitored_barrier(self, timeout: Any, wait_all_ranks: bool = False) -> None:
+        if not isinstance(timeout, timedelta | int | float):
+            timeout = timedelta(minutes=30)
+        super().monitored_barrier(timeout, wait_all_ranks)
 
 
 @breaks("monitored_barrier/passes", says=r"raised RuntimeError: nobody to wait for")
@@ -87,3 +84,36 @@ class NamesRanksOfTheWorld(ForwardingGroup):
             ranks = re.findall(r"Rank (\d+) failed", str(error))
             named = " ".join(f"Rank {members[int(rank)]} failed" for rank in ranks)
             raise RuntimeError(named) from error
+
+
+@breaks("monitored_barrier/nobody-leaves", says=r"passed although ranks .* never came")
+class HealthyRanksLeave(ForwardingGroup):
+    """Rank 0 alone waits for all; the others leave when they have told it that they are there."""
+
+    def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
+        tag = 98
+        if self.rank():
+            self.inner.send([torch.ones(1)], 0, tag).wait()
+            return
+        for rank in range(1, self.size()):
+            if not self.inner.recv([torch.zeros(1)], rank, tag).wait(timeout):
+                raise RuntimeError(f"[Rank 0]: Rank {rank} failed to pass monitoredBarrier")
+
+
+@breaks("monitored_barrier/names-all-missing-ranks", says=r"rank 0 was told '.*Rank 1 failed")
+class NamesTheFirstAlone(ForwardingGroup):
+    """wait_all_ranks is ignored."""
+
+    def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
+        super().monitored_barrier(timeout, False)
+
+
+@breaks("monitored_barrier/names-a-missing-rank", says=r"rank 0 was told 'a rank failed")
+class NamesNobody(ForwardingGroup):
+    """Does not say who is missing."""
+
+    def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
+        try:
+            super().monitored_barrier(timeout, wait_all_ranks)
+        except RuntimeError as error:
+            raise RuntimeError("a rank failed to pass") from error

@@ -1,4 +1,4 @@
-"""Reductions that are computed in less than the tensors' own dtype."""
+"""Mutants of conformance/spec/collectives/precision.py."""
 
 from __future__ import annotations
 
@@ -6,50 +6,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from tests.mutants.collectives.functional import Functional
-from tests.mutants.collectives.kit import mapped
+from tests.mutants.collectives.kit import lose, mapped, through_float32, through_half
 from tests.mutants.collectives.reductions import reduces_by
 from tests.mutants.kit import ForwardingGroup, breaks
 
 Op = dist.ReduceOp
-
-
-def through_half(x: Tensor) -> Tensor:
-    """What is left of float32 in float16."""
-    return x.half().float() if x.dtype is torch.float32 else x
-
-
-def through_float32(x: Tensor) -> Tensor:
-    """What is left of float64 in float32."""
-    return x.float().double() if x.dtype is torch.float64 else x
-
-
-def lose(lossy: Any, tensors: Any) -> None:
-    """In place."""
-    for x in tensors:
-        x.copy_(lossy(x))
-
-
-@breaks("all_reduce/rounding", says=r"\(524309,\), dtype='float32'[\s\S]*too far off")
-class SumsManyInHalfPrecision(ForwardingGroup):
-    """float32 goes through float16 on its way, if there is much of it."""
-
-    def allreduce(self, tensors: Any, opts: Any) -> Any:
-        if tensors[0].numel() > 1 << 16:
-            lose(through_half, tensors)
-        return super().allreduce(tensors, opts)
-
-
-@breaks("all_reduce/rounding", says=r"\(524309,\), dtype='float64'[\s\S]*too far off")
-class SumsManyInSinglePrecision(ForwardingGroup):
-    """float64 goes through float32 on its way, if there is much of it."""
-
-    def allreduce(self, tensors: Any, opts: Any) -> Any:
-        if tensors[0].numel() > 1 << 16:
-            lose(through_float32, tensors)
-        return super().allreduce(tensors, opts)
 
 
 @breaks("reductions/rounding", says=r"'reduce_scatter', shape=\(262147,\), dtype='float32'")

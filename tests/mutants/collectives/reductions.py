@@ -4,17 +4,101 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from conformance.target import Target
 from impl.gloo import ProcessGroupGloo
 from tests.mutants.collectives.kit import mapped
-from tests.mutants.kit import ForwardingGroup, GroupFault, Patch, breaks
+from tests.mutants.kit import ForwardingGroup, GroupMutant, Patch, breaks
+from tests.mutants.replacing import Replacing
 
 Op = dist.ReduceOp
+
+
+@breaks("reductions/integers-are-exact", says=r"rank \d is wrong")
+class AddsSeveralIntegersAsFloats(ForwardingGroup):
+    """Several tensors of int64 go through float64."""
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any) -> Any:
+        if tensors[0].dtype is not torch.int64:
+            return super().allreduce_coalesced(tensors, opts)
+        wide = [x.to(torch.float64) for x in tensors]
+        work = super().allreduce_coalesced(wide, opts)
+        work.wait()
+        for x, result in zip(tensors, wide, strict=True):
+            x.copy_(result)
+        return work
+
+
+@breaks("reductions/unsigned-order", says=r"(min|max).*: rank 0 is wrong")
+class ComparesBytesAsSigned(ForwardingGroup):
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        op = opts.reduceOp
+        if (op == Op.MIN or op == Op.MAX) and tensors[0].dtype is torch.uint8:
+            tensors = [tensors[0].view(torch.int8)]
+        return super().allreduce(tensors, opts)
+
+
+@breaks("reductions/min", says=r"reduce_op='min'[\s\S]*rank 0 is wrong")
+class MinOfAReduceScatterIsMax(ForwardingGroup):
+    """The table of one collective has the same entry twice."""
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        if opts.reduceOp == Op.MIN:
+            opts.reduceOp = Op.MAX
+        return super().reduce_scatter(outputs, inputs, opts)
+
+
+@breaks("reductions/bor", says=r"reduce_op='bor'[\s\S]*rank 0 is wrong")
+class BitsInBothRanksCancel(ForwardingGroup):
+    """OR is exclusive."""
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        if opts.reduceOp == Op.BOR:
+            opts.reduceOp = Op.BXOR
+        return super().allreduce(tensors, opts)
+
+
+@breaks("reductions/bxor", says=r"reduce_op='bxor'[\s\S]*rank 0 is wrong")
+class BitsInBothRanksStay(ForwardingGroup):
+    """Exclusive OR is not."""
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        if opts.reduceOp == Op.BXOR:
+            opts.reduceOp = Op.BOR
+        return super().allreduce(tensors, opts)
+
+
+@breaks("reductions/premul-sum", says=r"got 3.0, want 1.5")
+class IgnoresTheFactor(ForwardingGroup):
+    """PREMUL_SUM is claimed, and is SUM."""
+
+    @classmethod
+    def target(cls) -> Target:
+        plain = super().target()
+        ops = plain.capabilities.reduce_ops | {"premul_sum"}
+        return replace(plain, capabilities=replace(plain.capabilities, reduce_ops=ops))
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        if opts.reduceOp == Op.PREMUL_SUM:
+            opts.reduceOp = Op.SUM
+        return super().allreduce(tensors, opts)
+
+
+@breaks("reductions/not-an-op", says=r"'sum' was taken")
+class TakesNamesOfOps(Replacing):
+    """What is no operation is looked up by its name, or else SUM."""
+
+    @staticmethod
+    def all_reduce(right: Any, tensor: Any, op: Any = Op.SUM, *args: Any, **how: Any) -> Any:
+        if not isinstance(op, Op):
+            op = getattr(Op, str(op).upper(), Op.SUM)
+        return right(tensor, op, *args, **how)
 
 
 def reduces_by(opts: Any, *ops: Any) -> bool:
@@ -86,7 +170,7 @@ class Saturates(ForwardingGroup):
 
 
 @breaks("reductions/integers-wrap", says=r"got 65535, want \d+")
-class SaturatesUnsignedShorts(GroupFault, ProcessGroupGloo):
+class SaturatesUnsignedShorts(GroupMutant, ProcessGroupGloo):
     """Sums of uint16 stop at the greatest value."""
 
     base = "impl"
@@ -140,7 +224,7 @@ class FlushesToZero(ForwardingGroup):
 
 
 @breaks("reductions/nan-in-min-max", says=r"(min|max): rank 0 is wrong[\s\S]*want nan")
-class SkipsNaN(GroupFault, ProcessGroupGloo):
+class SkipsNaN(GroupMutant, ProcessGroupGloo):
     """MIN and MAX take NaN for an infinity that never wins."""
 
     base = "impl"
@@ -163,7 +247,7 @@ class AddsBoolsModuloTwo(ForwardingGroup):
 
 
 @breaks("reductions/bool-bytes", says=r"sum: rank 0 is wrong[\s\S]*got [23], want 1")
-class LeavesTwosInBools(GroupFault, ProcessGroupGloo):
+class LeavesTwosInBools(GroupMutant, ProcessGroupGloo):
     """A sum of bools is a sum of their bytes."""
 
     base = "impl"
@@ -211,7 +295,7 @@ class ReduceDividesByTheWorld(ForwardingGroup):
 
 
 @breaks("reductions/average-of-integers", says=r"got 0, want \d")
-class AveragesByMultiplying(GroupFault, ProcessGroupGloo):
+class AveragesByMultiplying(GroupMutant, ProcessGroupGloo):
     """Integers are multiplied by 1/n, which is 0."""
 
     base = "impl"
@@ -225,7 +309,7 @@ class AveragesByMultiplying(GroupFault, ProcessGroupGloo):
 
 
 @breaks("reductions/average-of-integers", says=r"avg: rank 0 is wrong[\s\S]*got -\d+, want -\d+")
-class RoundsAveragesDown(GroupFault, ProcessGroupGloo):
+class RoundsAveragesDown(GroupMutant, ProcessGroupGloo):
     """The quotient of a sum below zero is the next integer below."""
 
     base = "impl"
@@ -243,7 +327,7 @@ class RoundsAveragesDown(GroupFault, ProcessGroupGloo):
 
 
 @breaks("reductions/average-in-range", says=r"got inf, want 60000.0")
-class AddsBeforeItDivides(GroupFault, ProcessGroupGloo):
+class AddsBeforeItDivides(GroupMutant, ProcessGroupGloo):
     """The sum of an average is made in float16."""
 
     base = "impl"
@@ -316,7 +400,7 @@ class ReduceScatterTensorComparesParts(_ComparesPartsWith):
 
 
 @breaks("reductions/complex-refused-as-values", says=r"got 'RuntimeError', want 'ValueError'")
-class TellsOfComplexAtRunTime(GroupFault, ProcessGroupGloo):
+class TellsOfComplexAtRunTime(GroupMutant, ProcessGroupGloo):
     """What a reduce cannot do with complex tensors is an error of the run."""
 
     base = "impl"

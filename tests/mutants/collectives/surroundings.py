@@ -12,8 +12,33 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.mutants.kit import ForwardingGroup, breaks
 from tests.mutants.handles import Relayed
+from tests.mutants.kit import ForwardingGroup, breaks
+
+
+@breaks(
+    "work/leaves-the-process-alone", says="rank 0 finds changed: torch's random generator, grad"
+)
+class DrawsAndStopsGradients(ForwardingGroup):
+    """A broadcast picks its tree at random; an all_reduce runs, and leaves, without gradients."""
+
+    def broadcast(self, tensors: Any, opts: Any) -> Any:
+        torch.rand(())
+        return super().broadcast(tensors, opts)
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        torch.set_grad_enabled(False)
+        return super().allreduce(tensors, opts)
+
+
+@breaks("work/leaves-the-process-alone", says="rank 0 finds changed: working directory, environ")
+class GoesElsewhere(ForwardingGroup):
+    """A group works in its own directory, and says so."""
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
+        super().__init__(store, rank, world_size, timeout)
+        os.chdir("/")
+        os.environ["GROUP_AT"] = "/"
 
 
 @breaks("surroundings/defaults", says=r"raised RuntimeError: a buffer of torch\.float64")
@@ -110,6 +135,11 @@ class Selects(ForwardingGroup):
             os.close(writable)
 
 
+def _say_goodbye(group: ChildrenSayGoodbye | None) -> None:
+    if group is not None:
+        os.write(group.writable, b"goodbye")
+
+
 @breaks("surroundings/forked-children", says=r"raised RuntimeError: the connection was closed")
 class ChildrenSayGoodbye(ForwardingGroup):
     """A child that is forked gives back what it has from its parent, as if it were the parent's."""
@@ -129,8 +159,3 @@ class ChildrenSayGoodbye(ForwardingGroup):
     def __del__(self) -> None:
         os.close(self.readable)
         os.close(self.writable)
-
-
-def _say_goodbye(group: ChildrenSayGoodbye | None) -> None:
-    if group is not None:
-        os.write(group.writable, b"goodbye")

@@ -1,17 +1,16 @@
-"""Collectives that are finished by whoever waits, begin there, or keep other threads waiting."""
+"""Mutants of conformance/spec/collectives/unwaited.py."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
 from tests.mutants.collectives.kit import AroundImpl, all_of, mapped
-from tests.mutants.kit import ForwardingGroup, breaks
 from tests.mutants.handles import Relayed
+from tests.mutants.kit import ForwardingGroup, breaks
 
 
 class _CopiesAtWait(Relayed):
@@ -59,25 +58,3 @@ class EntersWhenWaitedFor(ForwardingGroup):
     def barrier(self, opts: Any) -> Any:
         right = super().barrier
         return _BeginsAtWait(lambda: right(opts)) if opts.asyncOp else right(opts)
-
-
-@breaks("order/threads-of-several-groups", says=r"(all_reduce|broadcast).*: rank \d is wrong")
-class OneCollectiveAtATime(ForwardingGroup):
-    """A lock of all groups is held for as long as a collective lasts."""
-
-    lock: ClassVar[threading.Lock] = threading.Lock()
-
-    def allreduce(self, tensors: Any, opts: Any) -> Any:
-        with self.lock:
-            work = super().allreduce(tensors, opts)
-            work.wait()
-            return work
-
-
-@breaks("all_reduce_coalesced/many", says=r"rank 0 is wrong")
-@breaks("coalescing/many", says=r"rank 0 is wrong")
-class TakesSixteenAtMost(ForwardingGroup):
-    """What lies behind the sixteenth tensor of a list is forgotten."""
-
-    def allreduce_coalesced(self, tensors: Any, opts: Any) -> Any:
-        return super().allreduce_coalesced(tensors[:16], opts)

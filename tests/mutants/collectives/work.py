@@ -1,108 +1,22 @@
-"""Collectives that wait too little, too much, or for the wrong ones; and handles that lie."""
+"""Mutants of conformance/spec/collectives/work.py."""
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from functools import partial
 from typing import Any, ClassVar
-from unittest import mock
 
 import torch
-import torch.distributed as dist
-from torch.autograd.profiler import record_function
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from conformance.verdict import Verdict
-from impl.gloo import ProcessGroupGloo
 from tests.mutants.collectives.kit import AroundImpl
-from tests.mutants.kit import ForwardingGroup, GroupFault, Patch, breaks
 from tests.mutants.handles import Done, Relayed
+from tests.mutants.kit import ForwardingGroup, Patch, breaks
 from tests.mutants.replacing import replaced
-
-
-@breaks("broadcast/async", says=r"rank \d is wrong")
-class NeverReallyBroadcasts(ForwardingGroup):
-    """An asynchronous broadcast is a handle and nothing more."""
-
-    def broadcast(self, tensors: Any, opts: Any) -> Any:
-        return Done() if opts.asyncOp else super().broadcast(tensors, opts)
-
-
-@breaks("barrier/waits-for-all", says=r"a rank left the barrier before rank \d had come")
-class WaitsForOnePartner(ForwardingGroup):
-    """Recursive doubling without the ranks beyond a power of two."""
-
-    def barrier(self, opts: Any) -> Any:
-        partner = self.rank() ^ 1
-        if partner < self.size():
-            theirs = self.inner.recv([torch.zeros(1)], partner, 99)
-            self.inner.send([torch.ones(1)], partner, 99).wait()
-            theirs.wait()
-        return Done()
-
-
-@breaks("barrier/repeated", says=r"rank \d is wrong")
-class RunsOutOfRounds(ForwardingGroup):
-    """From the seventh on, barriers do not wait; the last rank is slow, so that it shows."""
-
-    count = 0
-
-    def barrier(self, opts: Any) -> Any:
-        self.count += 1
-        if self.count <= 6:
-            return super().barrier(opts)
-        if self.rank() == self.size() - 1:
-            time.sleep(0.02)
-        return Done()
-
-
-@breaks("barrier/subgroup", says=r"waited in barrier", verdict=Verdict.TIMEOUT)
-class WaitsForTheWorld(ForwardingGroup):
-    """A barrier of some ranks is one of all."""
-
-    world: ClassVar[Any] = None
-
-    def barrier(self, opts: Any) -> Any:
-        if self.size() == 4:
-            type(self).world = self.inner
-        chosen = dist.group.WORLD
-        assert isinstance(chosen, ForwardingGroup)
-        return chosen.inner.barrier(opts)
-
-
-@breaks("monitored_barrier/nobody-leaves", says=r"passed although ranks .* never came")
-class HealthyRanksLeave(ForwardingGroup):
-    """Rank 0 alone waits for all; the others leave when they have told it that they are there."""
-
-    def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
-        tag = 98
-        if self.rank():
-            self.inner.send([torch.ones(1)], 0, tag).wait()
-            return
-        for rank in range(1, self.size()):
-            if not self.inner.recv([torch.zeros(1)], rank, tag).wait(timeout):
-                raise RuntimeError(f"[Rank 0]: Rank {rank} failed to pass monitoredBarrier")
-
-
-@breaks("monitored_barrier/names-all-missing-ranks", says=r"rank 0 was told '.*Rank 1 failed")
-class NamesTheFirstAlone(ForwardingGroup):
-    """wait_all_ranks is ignored."""
-
-    def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
-        super().monitored_barrier(timeout, False)
-
-
-@breaks("monitored_barrier/names-a-missing-rank", says=r"rank 0 was told 'a rank failed")
-class NamesNobody(ForwardingGroup):
-    """Does not say who is missing."""
-
-    def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
-        try:
-            super().monitored_barrier(timeout, wait_all_ranks)
-        except RuntimeError as error:
-            raise RuntimeError("a rank failed to pass") from error
 
 
 class Relaying(AroundImpl):
@@ -279,101 +193,138 @@ class BlockingBarrierReturnsAHandle(Patch):
             yield
 
 
-@breaks("order/blocking-after-async", says=r"rank 0 is wrong\nat \[0\]")
-class OneBufferForAllReductions(ForwardingGroup):
-    """A blocking reduction leaves its result where a pending one has its own."""
+class _FirstFuture(Relayed):
+    """One future is completed; it is handed out once."""
 
-    pending: Any = None
+    handed_out = False
 
-    def allreduce(self, tensors: Any, opts: Any) -> Any:
-        work = super().allreduce(tensors, opts)
-        if opts.asyncOp:
-            self.pending = tensors
-        elif self.pending is not None:
-            work.wait()
-            for x, y in zip(self.pending, tensors, strict=True):
-                x.copy_(y)
-        return work
+    def get_future(self) -> Any:
+        if self.handed_out:
+            return torch.futures.Future()
+        self.handed_out = True
+        return super().get_future()
 
 
-@breaks("order/groups-are-apart", says=r"rank \d is wrong")
-class GroupsShareTheirMessages(ForwardingGroup):
-    """Groups of the same ranks are one group."""
-
-    shared: ClassVar[dict[int, Any]] = {}
-
-    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
-        super().__init__(store, rank, world_size, timeout)
-        # kept: dropped here, it would close its connections while another rank still makes them
-        self.connected = self.inner
-        self.inner = self.shared.setdefault(world_size, self.inner)
-
-
-@breaks("order/many-pending", says=r"raised RuntimeError: 64 are pending")
-class HoldsSixtyFour(ForwardingGroup):
-    """Refuses more pending collectives than its table has room for."""
-
-    count = 0
+@breaks(
+    "work/future-at-any-time",
+    says=r"after all_reduce #1[\s\S]* in futures_at_any_time",
+    verdict=Verdict.TIMEOUT,
+)
+class HasOneFuture(ForwardingGroup):
+    """Nobody completes a second future."""
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
-        self.count += 1
-        if self.count > 64:
-            raise RuntimeError("64 are pending")
-        return super().allreduce(tensors, opts)
+        return _FirstFuture(super().allreduce(tensors, opts))
 
 
-@breaks("order/many-in-a-row", says=r"rank \d is wrong")
-class CountsInElevenBits(ForwardingGroup):
-    """The 2,048th operation takes the number of the first, which was handled long ago."""
+class _Guarded:
+    """A future that tells of callbacks that raise."""
 
-    count = 0
+    def __init__(self, future: Any, on_error: Callable[[], None]) -> None:
+        self.future = future
+        self.on_error = on_error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.future, name)
+
+    def then(self, callback: Callable[[Any], Any]) -> Any:
+        def guarded(done: Any) -> Any:
+            try:
+                return callback(done)
+            except Exception:
+                self.on_error()
+                raise
+
+        return self.future.then(guarded)
+
+
+class _WithGuardedFuture(Relayed):
+    def __init__(self, inner: Any, on_error: Callable[[], None]) -> None:
+        super().__init__(inner)
+        self.on_error = on_error
+
+    def get_future(self) -> Any:
+        return _Guarded(super().get_future(), self.on_error)
+
+
+@breaks("work/callback-that-raises", says=r"raised RuntimeError: the thread of the group has ended")
+class CallbacksEndTheThread(ForwardingGroup):
+    """An exception of a callback ends the thread that carries out what the group does."""
+
+    ended = False
+
+    def end(self) -> None:
+        self.ended = True
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
-        self.count += 1
-        if self.count >= 1 << 11:
-            return super().allreduce([tensor.clone() for tensor in tensors], opts)
-        return super().allreduce(tensors, opts)
+        if self.ended:
+            raise RuntimeError("the thread of the group has ended")
+        return _WithGuardedFuture(super().allreduce(tensors, opts), self.end)
 
 
-class Late(Relayed):
-    """The handle of what is issued when it is waited for, or when `issue` is called before."""
+class _OfOneThread(Relayed):
+    """Other threads than the one that issued the operation have nothing to wait for."""
 
-    def __init__(self, start: Callable[[], Any]) -> None:
-        super().__init__(None)
-        self.start = start
-
-    def issue(self) -> None:
-        if self.inner is None:
-            self.inner = self.start()
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.thread = threading.current_thread()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        self.issue()
+        return threading.current_thread() is not self.thread or super().wait(timeout)
+
+
+@breaks("work/wait-in-threads", says=r"rank 0 is wrong\nat \[0\]: 3 of 3 elements differ")
+class ThreadsWaitForTheirOwn(ForwardingGroup):
+    """What is under way is noted for each thread."""
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        return _OfOneThread(super().allreduce(tensors, opts))
+
+
+class _WokenOnce(Relayed):
+    """Its end wakes one of those who wait."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.lock = threading.Lock()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if not self.inner.is_completed():
+            self.lock.acquire()
         return super().wait(timeout)
 
 
-@breaks("order/issued", says=r"rank \d is wrong")
-class TheSecondOvertakesTheFirst(ForwardingGroup):
-    """Rank 0's first asynchronous reduction of a group is issued after its second."""
-
-    first: Late | None = None
-
+@breaks(
+    "work/wait-in-threads",
+    says=r"rank 0 .*at the deadline\n  rank 1  returned",
+    verdict=Verdict.TIMEOUT,
+)
+class WakesOneThread(ForwardingGroup):
     def allreduce(self, tensors: Any, opts: Any) -> Any:
-        if self.rank() == 0 and self.first is None and opts.asyncOp:
-            self.first = Late(partial(super().allreduce, tensors, opts))
-            return self.first
-        work = super().allreduce(tensors, opts)
-        if self.first is not None:
-            self.first.issue()
-        return work
+        return _WokenOnce(super().allreduce(tensors, opts))
 
 
-@breaks("work/profiler-ranges", says=r"rank 0 is wrong")
-class RangesEndWhenTheCallReturns(GroupFault, ProcessGroupGloo):
-    """A profiler sees how long it took to issue an operation, not how long that took."""
+class _ReadsLate(Relayed):
+    """Takes its input from memory when it is waited for."""
 
-    base = "impl"
+    def __init__(self, given: Tensor, gather: Callable[[Tensor], Any]) -> None:
+        super().__init__(None)
+        self.memory = StorageWeakRef(given.untyped_storage())
+        self.values = given.clone()
+        self.gather = gather
 
-    def _enqueue(self, *args: Any) -> Any:
-        named = record_function(f"{dist.get_backend()}:{args[0].operation}")
-        with named, mock.patch("impl.gloo.queue.issuing.profiled", return_value=None):
-            return super()._enqueue(*args)
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if self.memory.expired():
+            self.values.zero_()
+        return bool(self.gather(self.values).wait())
+
+
+@breaks("work/dropped-inputs", says=r"op='all_gather'[\s\S]*rank \d is wrong\nat \[0\]")
+class KeepsNoInputs(ForwardingGroup):
+    """An asynchronous operation knows where its input was, and does not hold it."""
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        right = super().allgather
+        if not opts.asyncOp:
+            return right(outputs, inputs, opts)
+        return _ReadsLate(inputs[0], lambda values: right(outputs, [values], opts))

@@ -1,4 +1,4 @@
-"""Communication hooks that are called wrongly, or whose results are taken wrongly."""
+"""Mutants of conformance/spec/comm_hooks/hooks.py."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from impl.ddp.buckets.bucket import GradBucket
-from impl.ddp.iteration import comm_hooks, reduction
-from impl.ddp.iteration.comm_hooks import BUILTIN_HOOKS, sum_hook
+from impl.ddp.iteration import reduction
 from impl.ddp.iteration.grad_copy import GradientCopier
 from impl.ddp.iteration.reducer import Reducer
 from impl.ddp.iteration.reduction import BucketReduction
 from impl.ddp.wrapper import hook_registration
-from impl.ddp.wrapper.logging_data import Logger
-from tests.mutants.ddp.kit import DDPFault, beforehand, instead, swap, together
+from tests.mutants.ddp.kit import DDPMutant, beforehand, instead, swap, together
 from tests.mutants.kit import breaks
 
 
@@ -28,7 +25,7 @@ def completed(value: Any) -> Any:
 
 
 @breaks("comm_hooks/called-for-each-bucket", says=r"calls of step \d")
-class CallsTheHookTwice(DDPFault):
+class CallsTheHookTwice(DDPMutant):
     patched = swap(
         BucketReduction,
         "run_hook",
@@ -38,7 +35,7 @@ class CallsTheHookTwice(DDPFault):
 
 @breaks("comm_hooks/gradients-are-not-divided", says="gradient on rank")
 @breaks("comm_hooks/library/zero", says="parameter 0")
-class DividesBeforeTheHook(DDPFault):
+class DividesBeforeTheHook(DDPMutant):
     patched = instead(BucketReduction, "_divisor", lambda self: self.group.size())
 
 
@@ -51,17 +48,17 @@ def _divided(right: Any) -> Any:
 
 
 @breaks("comm_hooks/gradients-are-not-divided", says="gradient on rank")
-class DividesLargeGradientsBeforeTheHook(DDPFault):
+class DividesLargeGradientsBeforeTheHook(DDPMutant):
     patched = swap(BucketReduction, "fill_one", _divided)
 
 
 @breaks("comm_hooks/bucket/index", says=r"calls of step \d")
-class CountsBucketsFromOne(DDPFault):
+class CountsBucketsFromOne(DDPMutant):
     patched = swap(GradBucket, "index", lambda right: lambda self: right(self) + 1)
 
 
 @breaks("comm_hooks/bucket/is-last", says=r"calls of step \d")
-class TheFirstIsTheLast(DDPFault):
+class TheFirstIsTheLast(DDPMutant):
     patched = instead(GradBucket, "is_last", lambda self: self.index() == 0)
 
 
@@ -74,42 +71,36 @@ def _without_counting(right: Any) -> Any:
 
 
 @breaks("comm_hooks/bucket/index-of-a-static-graph", says="calls of step 1")
-class CountsNoBucketsInTheFirstStepOfAStaticGraph(DDPFault):
+class CountsNoBucketsInTheFirstStepOfAStaticGraph(DDPMutant):
     patched = swap(Reducer, "_delay_all_reduce", _without_counting)
 
 
 @breaks("comm_hooks/bucket/buffer", says="not the flat gradients")
-class BuffersAreMatrices(DDPFault):
+class BuffersAreMatrices(DDPMutant):
     patched = swap(GradBucket, "buffer", lambda right: lambda self: right(self).view(1, -1))
 
 
 @breaks("comm_hooks/bucket/gradients", says="same memory")
-class GradientsAreCopies(DDPFault):
+class GradientsAreCopies(DDPMutant):
     patched = swap(
         GradBucket, "gradients", lambda right: lambda self: [grad.clone() for grad in right(self)]
     )
 
 
-@breaks("comm_hooks/library/hook-then-optimizer", says="The size of tensor a")
-@breaks("comm_hooks/bucket/parameters", says="gradient on rank")
-class ParametersInReverse(DDPFault):
-    patched = swap(GradBucket, "parameters", lambda right: lambda self: right(self)[::-1])
-
-
 @breaks("comm_hooks/bucket/set-buffer", says="buffer: rank 0 is wrong")
-class BuffersCannotBeSet(DDPFault):
+class BuffersCannotBeSet(DDPMutant):
     patched = instead(GradBucket, "set_buffer", lambda self, buffer: None)
 
 
 @breaks("comm_hooks/bucket/gradients-of-channels-last", says="gradient: rank 0 is wrong")
-class GradientsInMemoryOrder(DDPFault):
+class GradientsInMemoryOrder(DDPMutant):
     patched = beforehand(
         GradBucket, "gradients", lambda self: setattr(self, "_gradients_in_memory_order", True)
     )
 
 
 @breaks("comm_hooks/bucket/complex", says="gradient: rank 0 is wrong|raised")
-class ComplexResultsAreHalved(DDPFault):
+class ComplexResultsAreHalved(DDPMutant):
     @staticmethod
     def _half(right: Any) -> Any:
         def result_of(bucket: Any, **options: Any) -> Any:
@@ -132,12 +123,12 @@ def _ignoring(right: Any) -> Any:
 
 
 @breaks("comm_hooks/result", says="gradients: rank 0 is wrong")
-class IgnoresTheResult(DDPFault):
+class IgnoresTheResult(DDPMutant):
     patched = swap(reduction, "result_of", _ignoring)
 
 
 @breaks("comm_hooks/result-in-later-steps", says="gradients: rank 0 is wrong")
-class TakesTheFirstResultAgain(DDPFault):
+class TakesTheFirstResultAgain(DDPMutant):
     @staticmethod
     def _first(right: Any) -> Any:
         kept: dict[int, Any] = {}
@@ -152,7 +143,7 @@ class TakesTheFirstResultAgain(DDPFault):
 
 
 @breaks("comm_hooks/future-is-awaited", says="gradients: rank 0 is wrong")
-class DoesNotWait(DDPFault):
+class DoesNotWait(DDPMutant):
     @staticmethod
     def _hasty(right: Any) -> Any:
         def result_of(bucket: Any, **options: Any) -> Any:
@@ -164,7 +155,7 @@ class DoesNotWait(DDPFault):
 
 
 @breaks("comm_hooks/registered-twice", says="was to raise")
-class TakesASecondHook(DDPFault):
+class TakesASecondHook(DDPMutant):
     patched = beforehand(
         BucketReduction, "set_hook", lambda self, *_, **__: setattr(self, "hook", None)
     )
@@ -178,7 +169,7 @@ def _waits_for_the_last(right: Any) -> Any:
 
 
 @breaks("comm_hooks/future-is-awaited", says="gradients: rank 0 is wrong")
-class TakesFuturesForComplete(DDPFault):
+class TakesFuturesForComplete(DDPMutant):
     """What is not complete when the last bucket's future is awaited is left out."""
 
     @staticmethod
@@ -195,7 +186,7 @@ def _from_the_beginning(buffer: Any, layout: Any) -> list[Any]:
 
 
 @breaks("comm_hooks/result-inside-another-tensor", says="gradients: rank 0 is wrong")
-class ReadsResultsFromTheBeginning(DDPFault):
+class ReadsResultsFromTheBeginning(DDPMutant):
     """A result is read from where its storage begins."""
 
     patched = instead(reduction, "view_gradients", _from_the_beginning)
@@ -212,7 +203,7 @@ def _strict(right: Any) -> Any:
 
 
 @breaks("comm_hooks/result-of-another-dtype", says=r"a result in torch\.float16")
-class WantsTheBucketsDtype(DDPFault):
+class WantsTheBucketsDtype(DDPMutant):
     patched = swap(reduction, "result_of", _strict)
 
 
@@ -231,14 +222,14 @@ def _leaves_what_was_there(right: Any) -> Any:
 
 
 @breaks("comm_hooks/bucket/unused-parameters", says="step 2: not zeros for")
-class LeavesOldGradientsInBuckets(DDPFault):
+class LeavesOldGradientsInBuckets(DDPMutant):
     """The slot of a parameter that went unused holds what an earlier step left there."""
 
     patched = swap(GradientCopier, "_copy_odd_ones_in", _leaves_what_was_there)
 
 
 @breaks("comm_hooks/unused-everywhere", says="gradients: rank 0 is wrong")
-class HooksAreForEveryParameter(DDPFault):
+class HooksAreForEveryParameter(DDPMutant):
     """What a hook returns goes to all parameters of the bucket, used or not."""
 
     patched = swap(
@@ -249,12 +240,12 @@ class HooksAreForEveryParameter(DDPFault):
 
 
 @breaks("comm_hooks/not-callable", says="was to raise|does not match")
-class TakesNumbersForHooks(DDPFault):
+class TakesNumbersForHooks(DDPMutant):
     patched = instead(hook_registration, "why_unusable", lambda *args: None)
 
 
 @breaks("comm_hooks/annotations", says="was to raise")
-class DoesNotReadAnnotations(DDPFault):
+class DoesNotReadAnnotations(DDPMutant):
     patched = instead(hook_registration, "why_unusable", lambda *args: None)
 
 
@@ -272,17 +263,17 @@ def _lenient(state_of: Any) -> Any:
 
 
 @breaks("comm_hooks/returns-no-future", says="was to raise")
-class NumbersMeanUnchanged(DDPFault):
+class NumbersMeanUnchanged(DDPMutant):
     patched = swap(reduction, "run_hook", _lenient)
 
 
 @breaks("comm_hooks/returns-none", says="was to raise")
-class NoneMeansUnchanged(DDPFault):
+class NoneMeansUnchanged(DDPMutant):
     patched = swap(reduction, "run_hook", _lenient)
 
 
 @breaks("comm_hooks/raises", says="was to raise")
-class HidesErrorsOfHooks(DDPFault):
+class HidesErrorsOfHooks(DDPMutant):
     patched = swap(reduction, "run_hook", _lenient)
 
 
@@ -297,66 +288,40 @@ def _forgiving(right: Any) -> Any:
 
 
 @breaks("comm_hooks/future-of-no-tensor", says="was to raise")
-class TextMeansUnchanged(DDPFault):
+class TextMeansUnchanged(DDPMutant):
     patched = swap(reduction, "result_of", _forgiving)
 
 
 @breaks("comm_hooks/future-raises", says="was to raise")
-class HidesErrorsOfCallbacks(DDPFault):
+class HidesErrorsOfCallbacks(DDPMutant):
     patched = swap(reduction, "result_of", _forgiving)
 
 
-def builtin(kind: str, wrong: Any) -> Any:
-    """Another function in place of a builtin hook."""
-    member = getattr(dist.BuiltinCommHookType, kind)
-    return staticmethod(lambda: mock.patch.dict(BUILTIN_HOOKS, {member: wrong}))
+@breaks("comm_hooks/then", says="gradients: rank 0 is wrong")
+class ThenChangesNothing(DDPMutant):
+    """What a callback returns is dropped: the chained future is the first one."""
 
-
-@breaks("comm_hooks/builtin/allreduce", says="gradient . of step 1")
-class BuiltinDoesNotDivide(DDPFault):
-    patched = builtin("ALLREDUCE", sum_hook)
-
-
-def _compress_first(group: Any, bucket: Any) -> Any:
-    compressed = bucket.buffer().to(torch.float16)
-    future = comm_hooks.all_reduce(group, compressed).get_future()
-    return future.then(lambda f: bucket.buffer().copy_(f.value()[0].div_(group.size())))
-
-
-@breaks("comm_hooks/builtin/fp16", says="gradient: rank 0 is wrong")
-class BuiltinDividesAfterwards(DDPFault):
-    patched = builtin("FP16_COMPRESS", _compress_first)
-
-
-@breaks("comm_hooks/library/fp16-on-the-wire", says="'float32'. travelled")
-class DoesNotCompress(DDPFault):
-    patched = instead(default_hooks, "fp16_compress_hook", default_hooks.allreduce_hook)
-
-
-@breaks("comm_hooks/library/noop", says="backward issued")
-class AlwaysReduces(DDPFault):
     patched = swap(
-        BucketReduction,
-        "run_hook",
-        lambda right: (
-            lambda self, bucket: (
-                self.group.allreduce([torch.zeros(1)]).wait(),
-                right(self, bucket),
-            )[1]
-        ),
+        torch.futures.Future, "then", lambda right: lambda self, call: (right(self, call), self)[1]
     )
 
 
-@breaks("comm_hooks/library/allreduce", says="gradient . of step 1")
-class HooksSeeDividedGradients(DDPFault):
-    patched = instead(BucketReduction, "_divisor", lambda self: self.group.size())
+def _once_a_bucket(right: Any) -> Any:
+    def run_hook(hook: Any, state: Any, bucket: Any) -> Any:
+        all_reduce, calls = dist.all_reduce, [0]
+
+        def counted(*args: Any, **how: Any) -> Any:
+            calls[0] += 1
+            if calls[0] > 1:
+                raise RuntimeError("a second collective in one hook")
+            return all_reduce(*args, **how)
+
+        with mock.patch.object(dist, "all_reduce", counted):
+            return right(hook, state, bucket)
+
+    return run_hook
 
 
-@breaks("comm_hooks/library/post-local-sgd", says="gradients .* want")
-class NoBucketIsLast(DDPFault):
-    patched = instead(GradBucket, "is_last", lambda self: False)
-
-
-@breaks("comm_hooks/logged", says="KeyError|name")
-class DoesNotLogTheName(DDPFault):
-    patched = instead(Logger, "_set_comm_hook_name", lambda self, name: None)
+@breaks("comm_hooks/several-collectives", says="RuntimeError: a second collective in one hook")
+class OneCollectiveForEachBucket(DDPMutant):
+    patched = swap(reduction, "run_hook", _once_a_bucket)

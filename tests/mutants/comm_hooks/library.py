@@ -1,4 +1,4 @@
-"""Communication hooks of the library that compute wrongly, and futures that are taken wrongly."""
+"""Mutants of conformance/spec/comm_hooks/library.py."""
 
 from __future__ import annotations
 
@@ -10,40 +10,91 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-from impl.ddp.iteration import reduction
+from impl.ddp.buckets.bucket import GradBucket
+from impl.ddp.iteration import comm_hooks
+from impl.ddp.iteration.comm_hooks import BUILTIN_HOOKS, sum_hook
 from impl.ddp.iteration.reducer import Reducer
-from tests.mutants.ddp.kit import DDPFault, afterwards, instead, swap
+from impl.ddp.iteration.reduction import BucketReduction
+from impl.ddp.wrapper.logging_data import Logger
+from tests.mutants.ddp.kit import DDPMutant, afterwards, instead, swap
 from tests.mutants.kit import breaks
 
 
-@breaks("comm_hooks/then", says="gradients: rank 0 is wrong")
-class ThenChangesNothing(DDPFault):
-    """What a callback returns is dropped: the chained future is the first one."""
+def _forgetful(right: Any) -> Any:
+    def hook(state: Any, bucket: Any) -> Any:
+        state.p_memory_dict.clear()
+        state.q_memory_dict.clear()
+        return right(state, bucket)
 
+    hook.__annotations__.clear()  # they are strings here, and contradict what a hook's should be
+    return hook
+
+
+@breaks("comm_hooks/library/power-sgd-state", says="Q begins again")
+class PowerSGDBeginsAgain(DDPMutant):
+    patched = swap(powerSGD_hook, "powerSGD_hook", _forgetful)
+
+
+@breaks("comm_hooks/library/hook-then-optimizer", says="The size of tensor a")
+@breaks("comm_hooks/bucket/parameters", says="gradient on rank")
+class ParametersInReverse(DDPMutant):
+    patched = swap(GradBucket, "parameters", lambda right: lambda self: right(self)[::-1])
+
+
+def builtin(kind: str, wrong: Any) -> Any:
+    """Another function in place of a builtin hook."""
+    member = getattr(dist.BuiltinCommHookType, kind)
+    return staticmethod(lambda: mock.patch.dict(BUILTIN_HOOKS, {member: wrong}))
+
+
+@breaks("comm_hooks/builtin/allreduce", says="gradient . of step 1")
+class BuiltinDoesNotDivide(DDPMutant):
+    patched = builtin("ALLREDUCE", sum_hook)
+
+
+def _compress_first(group: Any, bucket: Any) -> Any:
+    compressed = bucket.buffer().to(torch.float16)
+    future = comm_hooks.all_reduce(group, compressed).get_future()
+    return future.then(lambda f: bucket.buffer().copy_(f.value()[0].div_(group.size())))
+
+
+@breaks("comm_hooks/builtin/fp16", says="gradient: rank 0 is wrong")
+class BuiltinDividesAfterwards(DDPMutant):
+    patched = builtin("FP16_COMPRESS", _compress_first)
+
+
+@breaks("comm_hooks/library/fp16-on-the-wire", says="'float32'. travelled")
+class DoesNotCompress(DDPMutant):
+    patched = instead(default_hooks, "fp16_compress_hook", default_hooks.allreduce_hook)
+
+
+@breaks("comm_hooks/library/noop", says="backward issued")
+class AlwaysReduces(DDPMutant):
     patched = swap(
-        torch.futures.Future, "then", lambda right: lambda self, call: (right(self, call), self)[1]
+        BucketReduction,
+        "run_hook",
+        lambda right: (
+            lambda self, bucket: (
+                self.group.allreduce([torch.zeros(1)]).wait(),
+                right(self, bucket),
+            )[1]
+        ),
     )
 
 
-def _once_a_bucket(right: Any) -> Any:
-    def run_hook(hook: Any, state: Any, bucket: Any) -> Any:
-        all_reduce, calls = dist.all_reduce, [0]
-
-        def counted(*args: Any, **how: Any) -> Any:
-            calls[0] += 1
-            if calls[0] > 1:
-                raise RuntimeError("a second collective in one hook")
-            return all_reduce(*args, **how)
-
-        with mock.patch.object(dist, "all_reduce", counted):
-            return right(hook, state, bucket)
-
-    return run_hook
+@breaks("comm_hooks/library/allreduce", says="gradient . of step 1")
+class HooksSeeDividedGradients(DDPMutant):
+    patched = instead(BucketReduction, "_divisor", lambda self: self.group.size())
 
 
-@breaks("comm_hooks/several-collectives", says="RuntimeError: a second collective in one hook")
-class OneCollectiveForEachBucket(DDPFault):
-    patched = swap(reduction, "run_hook", _once_a_bucket)
+@breaks("comm_hooks/library/post-local-sgd", says="gradients .* want")
+class NoBucketIsLast(DDPMutant):
+    patched = instead(GradBucket, "is_last", lambda self: False)
+
+
+@breaks("comm_hooks/logged", says="KeyError|name")
+class DoesNotLogTheName(DDPMutant):
+    patched = instead(Logger, "_set_comm_hook_name", lambda self, name: None)
 
 
 def _compressing(dtype: torch.dtype, *, before: bool, after: bool) -> Any:
@@ -62,7 +113,7 @@ def _compressing(dtype: torch.dtype, *, before: bool, after: bool) -> Any:
 
 
 @breaks("comm_hooks/library/fp16", says="gradient . of step 1")
-class AddsHalvesUp(DDPFault):
+class AddsHalvesUp(DDPMutant):
     patched = instead(
         default_hooks,
         "fp16_compress_hook",
@@ -71,21 +122,21 @@ class AddsHalvesUp(DDPFault):
 
 
 @breaks("comm_hooks/library/fp16-range", says="gradient: rank 0 is wrong")
-class HalvesOverflow(DDPFault):
+class HalvesOverflow(DDPMutant):
     patched = instead(
         default_hooks, "fp16_compress_hook", _compressing(torch.float16, before=False, after=True)
     )
 
 
 @breaks("comm_hooks/library/bf16", says="gradient . of step 1")
-class DividesBrainFloatsTwice(DDPFault):
+class DividesBrainFloatsTwice(DDPMutant):
     patched = instead(
         default_hooks, "bf16_compress_hook", _compressing(torch.bfloat16, before=True, after=True)
     )
 
 
 @breaks("comm_hooks/library/fp16-wrapper", says="'float32'. travelled")
-class WrapsNothing(DDPFault):
+class WrapsNothing(DDPMutant):
     patched = instead(default_hooks, "fp16_compress_wrapper", lambda hook: hook)
 
 
@@ -94,7 +145,7 @@ def _plain_average(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[
 
 
 @breaks("comm_hooks/library/power-sgd", says=r"singular values")
-class NeverCompresses(DDPFault):
+class NeverCompresses(DDPMutant):
     patched = instead(powerSGD_hook, "powerSGD_hook", _plain_average)
 
 
@@ -112,14 +163,14 @@ def _before_the_fourth_step(right: Any) -> Any:
 
 
 @breaks("comm_hooks/library/power-sgd-state", says=r"Q begins again in step 4")
-class RebuildsOncePowerSGDHasBegun(DDPFault):
+class RebuildsOncePowerSGDHasBegun(DDPMutant):
     """The buckets of the third step are not yet what they stay."""
 
     patched = swap(Reducer, "_rebuild_buckets", _before_the_fourth_step)
 
 
 @breaks("comm_hooks/library/power-sgd-invalid-state", says="rank 0 was to raise ValueError")
-class BeginsALittleLater(DDPFault):
+class BeginsALittleLater(DDPMutant):
     """Compression that would begin too soon begins in the second step."""
 
     @staticmethod
@@ -134,7 +185,7 @@ class BeginsALittleLater(DDPFault):
 
 
 @breaks("comm_hooks/library/power-sgd-pickle", says="after loading")
-class LoadsWithoutErrors(DDPFault):
+class LoadsWithoutErrors(DDPMutant):
     """What compression left out before is not in a saved state."""
 
     @staticmethod

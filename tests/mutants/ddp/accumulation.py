@@ -1,24 +1,22 @@
-"""DDP that is wrong about backward passes of an unusual kind, and about static graphs."""
+"""Mutants of conformance/spec/ddp/accumulation.py."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 
 from impl.ddp.buckets.bucket import Bucket
-from impl.ddp.iteration import autograd_hooks, reduction
+from impl.ddp.iteration import reduction
 from impl.ddp.iteration.grad_copy import GradientCopier
 from impl.ddp.iteration.progress import ReducerEvent
 from impl.ddp.iteration.reducer import Reducer
 from impl.ddp.iteration.reduction import BucketReduction
-from impl.ddp.iteration.static_graph import Phase, StaticGraph
-from impl.ddp.wrapper import api
 from impl.ddp.wrapper.api import DistributedDataParallel
-from impl.ddp.wrapper.controls import WrapperControls
-from impl.ddp.wrapper.outputs import find_tensors
-from tests.mutants.ddp.kit import DDPFault, afterwards, beforehand, instead, swap, together
+from tests.mutants.ddp.kit import DDPMutant, afterwards, beforehand, forget, instead, swap, together
 from tests.mutants.kit import breaks
 
 
@@ -27,11 +25,8 @@ def _forget(reducer: Reducer) -> None:
         param.grad = None
 
 
-# ---- accumulation
-
-
 @breaks("ddp/no-sync/first", says="gradient of .* in step 1")
-class BeginsWithTheFirstSynchronisedPass(DDPFault):
+class BeginsWithTheFirstSynchronisedPass(DDPMutant):
     """What was added up before it is dropped."""
 
     patched = afterwards(
@@ -42,7 +37,7 @@ class BeginsWithTheFirstSynchronisedPass(DDPFault):
 
 
 @breaks("ddp/no-sync/bucket-views", says="gradient of .* in step 1")
-class DividesWhatItCopiesAlone(DDPFault):
+class DividesWhatItCopiesAlone(DDPMutant):
     """A gradient that lives in its bucket already is not divided."""
 
     patched = swap(
@@ -57,15 +52,12 @@ class DividesWhatItCopiesAlone(DDPFault):
 
 
 @breaks("ddp/no-sync/comm-hook", says="calls and gradient")
-class HooksSeeTheLastPassAlone(DDPFault):
+class HooksSeeTheLastPassAlone(DDPMutant):
     patched = afterwards(
         Reducer,
         "prepare_for_backward",
         lambda self, *_: _forget(self) if self._reduction.hook is not None else None,
     )
-
-
-# ---- backward
 
 
 def _detach(at_least: int) -> Any:
@@ -80,7 +72,7 @@ def _detach(at_least: int) -> Any:
 
 
 @breaks("ddp/backward/create-graph", says="can be differentiated: rank 0 is wrong")
-class GradientsHaveNoHistory(DDPFault):
+class GradientsHaveNoHistory(DDPMutant):
     patched = _detach(at_least=1)
 
 
@@ -88,12 +80,12 @@ class GradientsHaveNoHistory(DDPFault):
     "ddp/backward/create-graph-of-several-parameters",
     says="can be differentiated: rank 0 is wrong",
 )
-class GradientsOfLargeBucketsHaveNoHistory(DDPFault):
+class GradientsOfLargeBucketsHaveNoHistory(DDPMutant):
     patched = _detach(at_least=2)
 
 
 @breaks("ddp/backward/in-eval-mode", says="gradient of step 1")
-class TrainsInTrainingModeAlone(DDPFault):
+class TrainsInTrainingModeAlone(DDPMutant):
     """What a module in eval mode returns leads to no backward."""
 
     patched = swap(
@@ -104,7 +96,7 @@ class TrainsInTrainingModeAlone(DDPFault):
 
 
 @breaks("ddp/backward/another-thread", says="gradient of step 1")
-class ListensToTheThreadOfForward(DDPFault):
+class ListensToTheThreadOfForward(DDPMutant):
     """Backward in another thread is none of its business."""
 
     @staticmethod
@@ -134,7 +126,7 @@ def _average_inputs(ddp: Any, *inputs: Any) -> None:
 
 
 @breaks("ddp/backward/input-gradient", says="gradient of rank 0's input")
-class DividesGradientsOfInputs(DDPFault):
+class DividesGradientsOfInputs(DDPMutant):
     patched = beforehand(DistributedDataParallel, "forward", _average_inputs)
 
 
@@ -149,7 +141,7 @@ def _rename_errors(right: Any) -> Any:
 
 
 @breaks("ddp/backward/error-in-backward", says="raised RuntimeError: backward failed")
-class BackwardFailsInItsOwnWay(DDPFault):
+class BackwardFailsInItsOwnWay(DDPMutant):
     patched = swap(torch.autograd, "backward", _rename_errors)
 
 
@@ -164,14 +156,14 @@ def _or_its_own(right: Any) -> Any:
 
 
 @breaks("ddp/backward/lost-rank", says="rank 0 was to raise RuntimeError, and it returned")
-class GoesOnWithItsOwnGradients(DDPFault):
+class GoesOnWithItsOwnGradients(DDPMutant):
     """A bucket that cannot be exchanged stays what this rank has filled it with."""
 
     patched = swap(reduction, "result_of", _or_its_own)
 
 
 @breaks("ddp/backward/two-wrappers", says="module 0, step 1")
-class TheLatestForwardCounts(DDPFault):
+class TheLatestForwardCounts(DDPMutant):
     """Only the wrapper that ran forward last hears of gradients."""
 
     latest: ClassVar[Any] = None
@@ -202,7 +194,7 @@ def _divide_in_tensor_hooks(reducer: Reducer, *_: Any) -> None:
 
 
 @breaks("ddp/backward/wrapped-again", says="gradient: rank 0 is wrong")
-class DividesInHooksThatStay(DDPFault):
+class DividesInHooksThatStay(DDPMutant):
     """Hooks of the parameters divide, and outlive the wrapper."""
 
     patched = together(
@@ -211,140 +203,109 @@ class DividesInHooksThatStay(DDPFault):
     )
 
 
-def _defined_alone(right: Any) -> Any:
-    def hook_for(*args: Any) -> Any:
-        count = right(*args)
-        return lambda inputs, grads: None if grads[0] is None else count(inputs, grads)
+def _if_there(right: Any) -> Any:
+    def copy_one_in(self: Any, param: Any, view: Any, divisor: int | None) -> None:
+        if param.grad is not None:
+            right(self, param, view, divisor)
 
-    return hook_for
-
-
-@breaks("ddp/unused/undefined-gradient", says="Expected to have finished reduction")
-class WaitsForDefinedGradients(DDPFault):
-    patched = swap(autograd_hooks, "_counting_hook", _defined_alone)
+    return copy_one_in
 
 
-# ---- static graphs
+@breaks("ddp/gradients/large", says="gradient of .* in step 2: rank 0 is wrong")
+class LeavesOldLargeGradientsInBuckets(DDPMutant):
+    """A large gradient that a rank does not have counts as what its bucket still holds."""
+
+    patched = swap(GradientCopier, "copy_one_in", _if_there)
 
 
-@breaks(
-    "ddp/static-graph/no-sync-later", says="raised RuntimeError: Your training graph has changed"
-)
-class CountsHooksOfEveryPass(DDPFault):
-    """Hooks count down outside of synchronised passes too."""
-
-    @staticmethod
-    def _count(reducer: Any, index: int, delivered: bool) -> None:
-        static = reducer._static
-        if static is not None and not static.recording and not reducer._progress.is_expecting:
-            static.is_final(index)
-
-    patched = beforehand(Reducer, "gradient_accumulated", _count)
-
-
-@breaks("ddp/static-graph/set-in-time", says="was to raise")
-class AnyTimeIsInTime(DDPFault):
-    patched = beforehand(
-        Reducer, "_set_static_graph", lambda self: setattr(self._statistics, "iteration", 0)
+@breaks("ddp/backward/several-forwards", says="Expected to have finished reduction")
+@breaks("ddp/unused/forward-without-backward", says="Expected to have finished reduction")
+class WantsABackwardForEachForward(DDPMutant):
+    patched = afterwards(
+        Reducer,
+        "prepare_for_backward",
+        lambda it, *_: it._progress.on(ReducerEvent.FOUND_INCOMPLETE),
     )
 
 
-def _silently(right: Any) -> Any:
-    def set_static_graph(self: Any) -> None:
-        seen = self.find_unused_parameters
-        self.find_unused_parameters = False
-        if not self.static_graph:
-            right(self)
-        self.find_unused_parameters = seen
-
-    return set_static_graph
+@breaks("ddp/no-sync/silent", says="collectives of each pass")
+class SynchronisesAlways(DDPMutant):
+    patched = instead(DistributedDataParallel, "no_sync", lambda self: contextlib.nullcontext())
 
 
-@breaks("ddp/static-graph/warnings", says="'no need to set it again' is not in")
-class SaysNothingOfNeedlessSettings(DDPFault):
-    patched = swap(WrapperControls, "_set_static_graph", _silently)
+@contextlib.contextmanager
+def _no_sync(ddp: Any) -> Any:
+    ddp.require_backward_grad_sync = False
+    try:
+        yield
+    finally:
+        ddp.require_backward_grad_sync = True
 
 
-def _end_with_what_was_found(static: Any) -> Any:
-    static.phase = Phase.REPLAYING
-    static._counts = [int(index not in static.unused) for index in range(len(static._counts))]
-    return static.unused
+@breaks("ddp/no-sync/nested", says="collectives of each pass")
+class NoSyncEndsWithTheInnerOne(DDPMutant):
+    patched = instead(DistributedDataParallel, "no_sync", _no_sync)
 
 
-@breaks("ddp/static-graph/output-left-out", says="Expected to have finished reduction")
-class SearchesFromEveryOutput(DDPFault):
-    """Unused are the parameters that no output depends on, whatever the loss is made of."""
+@breaks("ddp/no-sync/accumulates", says="gradient of .* in step 1")
+class ForgetsWhatWasAddedUp(DDPMutant):
+    patched = afterwards(Reducer, "prepare_for_backward", forget)
+
+
+@breaks("ddp/backward/without-zero-grad", says="gradient of .* in step 1")
+class EachBackwardBeginsAgain(DDPMutant):
+    patched = afterwards(Reducer, "prepare_for_backward", forget)
+
+
+@breaks("ddp/no-sync/every-parameter", says="gradient of|has one")
+class SynchronisesWhatTheLastPassUsed(DDPMutant):
+    @staticmethod
+    def _clear(reducer: Reducer) -> None:
+        if reducer._reduction.used is not None:
+            reducer._reduction.used.clear()
+
+    patched = afterwards(Reducer, "_expect_backward", _clear)
+
+
+@breaks("ddp/backward/several-forwards-then-several-backwards", says="gradient of step 1")
+class OneBackwardForAllForwards(DDPMutant):
+    patched = instead(Reducer, "backward_begins", lambda self, unused=None: None)
+
+
+@breaks("ddp/backward/retained-graph", says="gradient of step 1")
+class OneBackwardForEachForward(DDPMutant):
+    patched = instead(Reducer, "backward_begins", lambda self, unused=None: None)
+
+
+def _average_everywhere(reducer: Reducer, *_: Any) -> None:
+    def average(grad: Any) -> Any:
+        grad = grad.clone()
+        dist.all_reduce(grad, group=reducer.process_group)
+        return grad / reducer.process_group.size()
+
+    for param in reducer.params:
+        param.register_hook(average)
+
+
+@breaks("ddp/backward/autograd-grad-is-local", says="autograd.grad returned")
+class AveragesInHooksOfTensors(DDPMutant):
+    patched = afterwards(Reducer, "_install_hooks", _average_everywhere)
+
+
+@breaks("ddp/backward/removed-hooks", says="the gradient is")
+class HooksStay(DDPMutant):
+    patched = instead(Reducer, "_remove_autograd_hooks", lambda self: None)
+
+
+@breaks("ddp/backward/zero-grad", says="gradient of")
+class AddsToZeroedGradients(DDPMutant):
+    """Gradients that were zeroed, and not dropped, come back once more."""
 
     @staticmethod
-    def _search(ddp: Any, output: Any) -> None:
-        reducer = ddp.reducer
-        if reducer._static is not None and reducer._static.recording:
-            unused = reducer._search.search(list(find_tensors(output)), reducer._hooks.accumulators)
-            reducer._static.unused = unused
+    def _twice(reduction: BucketReduction, bucket: Any) -> None:
+        for param in bucket.params:
+            if param.grad is not None and hasattr(param, "_seen"):
+                param.grad.mul_(2)
+            param._seen = True
 
-    patched = together(
-        beforehand(DistributedDataParallel, "_expect_backward", _search),
-        instead(StaticGraph, "end_recording", _end_with_what_was_found),
-    )
-
-
-def _no_dataclasses(right: Any) -> Any:
-    return lambda output: [] if hasattr(output, "__dataclass_fields__") else right(output)
-
-
-@breaks(
-    "ddp/dataclass-output-of-a-static-graph", says="gradient of a.weight in step 1: rank 0 is wrong"
-)
-class RecordsFromOutputsAlone(DDPFault):
-    """The end of a first backward pass is waited for at outputs, and dataclasses have none."""
-
-    @staticmethod
-    def _once_reached(right: Any) -> Any:
-        def queue(self: Any) -> None:
-            if getattr(self, "outputs_are_reached", False):
-                right(self)
-
-        return queue
-
-    patched = together(
-        swap(api, "find_tensors", _no_dataclasses),
-        beforehand(
-            Reducer,
-            "backward_begins",
-            lambda self, *_: setattr(self, "outputs_are_reached", True),
-        ),
-        swap(Reducer, "_queue_delayed_all_reduce", _once_reached),
-    )
-
-
-@breaks("ddp/output-that-is-no-container", says="gradients: rank 0 is wrong")
-class ExpectsNothingWithoutOutputs(DDPFault):
-    """Where it finds no output it expects no backward pass."""
-
-    @staticmethod
-    def _if_any(right: Any) -> Any:
-        def expect(self: Any, output: Any) -> Any:
-            return right(self, output) if list(find_tensors(output)) else output
-
-        return expect
-
-    patched = swap(DistributedDataParallel, "_expect_backward", _if_any)
-
-
-@breaks("ddp/update-group/after-an-unfinished-step", says="Expected to have finished reduction")
-class ChangesGroupsBetweenStepsAlone(DDPFault):
-    patched = beforehand(Reducer, "_reset_state", lambda self: self._check_reducer_finalized())
-
-
-@breaks(
-    "ddp/update-group/after-an-error-in-backward",
-    says="Encountered gradient which is undefined",
-)
-class RemembersWhatTheFailedPassUsed(DDPFault):
-    @staticmethod
-    def _mark(reducer: Reducer) -> None:
-        for index in range(len(reducer.params)):
-            if reducer._reduction.used is not None:
-                reducer._reduction.used.mark(index)
-
-    patched = afterwards(Reducer, "_reset_state", _mark)
+    patched = afterwards(BucketReduction, "deliver", _twice)

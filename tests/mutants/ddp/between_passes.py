@@ -1,4 +1,4 @@
-"""DDP that minds what happens between a forward pass and its backward pass, or in their place."""
+"""Mutants of conformance/spec/ddp/between_passes.py."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from impl.ddp.iteration.autograd_hooks import AccumulatorHooks, Listener
-from impl.ddp.iteration.grad_copy import GradientCopier
 from impl.ddp.iteration.progress import ReducerPhase
 from impl.ddp.iteration.reducer import Reducer
 from impl.ddp.iteration.reduction import BucketReduction
 from impl.ddp.wrapper import api
 from impl.ddp.wrapper.api import DistributedDataParallel
-from tests.mutants.ddp.kit import DDPFault, afterwards, beforehand, swap, together
+from tests.mutants.ddp.kit import DDPMutant, afterwards, beforehand, swap, together
 from tests.mutants.kit import breaks
 
 
 @breaks("ddp/between/cleared-gradients", says="gradient 0 in step 2: rank 0 is wrong")
-class AddsToWhatForwardSaw(DDPFault):
+class AddsToWhatForwardSaw(DDPMutant):
     """Gradients that were there when forward ended come back if they are None."""
 
     @staticmethod
@@ -43,7 +42,7 @@ class AddsToWhatForwardSaw(DDPFault):
 
 
 @breaks("ddp/between/forward-without-gradients", says="mark a variable ready only once")
-class PreparesAfterEveryForward(DDPFault):
+class PreparesAfterEveryForward(DDPMutant):
     """A forward pass without grad mode is searched too, and nothing is found in it."""
 
     @staticmethod
@@ -55,7 +54,7 @@ class PreparesAfterEveryForward(DDPFault):
 
 
 @breaks("ddp/between/forward-that-raises", says="Expected to have finished reduction")
-class ForwardHasToEnd(DDPFault):
+class ForwardHasToEnd(DDPMutant):
     """A forward pass that has begun counts as one whose backward pass is missing."""
 
     patched = together(
@@ -73,14 +72,14 @@ class ForwardHasToEnd(DDPFault):
 
 
 @breaks("ddp/between/outputs-changed-in-place", says="is a view and is being modified inplace")
-class HandsOutViews(DDPFault):
+class HandsOutViews(DDPMutant):
     patched = swap(
         api, "pass_through", lambda right: lambda output, *, clone: right(output, clone=False)
     )
 
 
 @breaks("ddp/between/outputs-are-let-go", says="alive: rank 0 is wrong")
-class KeepsTheLatestOutput(DDPFault):
+class KeepsTheLatestOutput(DDPMutant):
     patched = afterwards(
         Reducer,
         "prepare_for_backward",
@@ -106,7 +105,7 @@ def _from_parameters(right: Any) -> Any:
 
 
 @breaks("ddp/between/parameter-hooks", says="gradient in step 1: rank 0 is wrong")
-class ComesBeforeLaterHooks(DDPFault):
+class ComesBeforeLaterHooks(DDPMutant):
     """Takes gradients from a hook that the parameter calls before those of the user."""
 
     patched = swap(AccumulatorHooks, "__init__", _from_parameters)
@@ -122,14 +121,14 @@ def _silent(right: Any) -> Any:
 
 
 @breaks("ddp/no-sync/forward-decides", says=r"step 1: .*, want 2\.0")
-class BackwardDecides(DDPFault):
+class BackwardDecides(DDPMutant):
     """No backward pass inside no_sync is synchronised, wherever its forward pass was."""
 
     patched = swap(DistributedDataParallel, "no_sync", _silent)
 
 
 @breaks("ddp/unused/frozen-later", says="It is not possible to get the gradient edge")
-class AsksParametersThatAreFrozen(DDPFault):
+class AsksParametersThatAreFrozen(DDPMutant):
     @staticmethod
     def _ask(reducer: Any, _: Any) -> None:
         for param in reducer.params:
@@ -138,23 +137,8 @@ class AsksParametersThatAreFrozen(DDPFault):
     patched = beforehand(Reducer, "_search_graph", _ask)
 
 
-def _if_there(right: Any) -> Any:
-    def copy_one_in(self: Any, param: Any, view: Any, divisor: int | None) -> None:
-        if param.grad is not None:
-            right(self, param, view, divisor)
-
-    return copy_one_in
-
-
-@breaks("ddp/gradients/large", says="gradient of .* in step 2: rank 0 is wrong")
-class LeavesOldLargeGradientsInBuckets(DDPFault):
-    """A large gradient that a rank does not have counts as what its bucket still holds."""
-
-    patched = swap(GradientCopier, "copy_one_in", _if_there)
-
-
 @breaks("ddp/gradients/not-finite", says="finite: rank 0 is wrong")
-class MakesGradientsFinite(DDPFault):
+class MakesGradientsFinite(DDPMutant):
     @staticmethod
     def _mend(_: Any, bucket: Any, __: Any) -> None:
         bucket.buffer.nan_to_num_(0.0, 0.0, 0.0)

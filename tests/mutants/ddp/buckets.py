@@ -1,10 +1,8 @@
-"""DDP whose buckets, and the collectives for them, are not what they should be."""
+"""Mutants of conformance/spec/ddp/buckets.py."""
 
 from __future__ import annotations
 
 from typing import Any
-
-import torch
 
 from impl.ddp.buckets import agreement as bucket_agreement
 from impl.ddp.buckets import assignment as bucketing
@@ -13,15 +11,15 @@ from impl.ddp.iteration import reducer
 from impl.ddp.iteration.readiness import LaunchOrder, Readiness
 from impl.ddp.iteration.reducer import Reducer
 from impl.ddp.iteration.reduction import BucketReduction
-from impl.ddp.wrapper import api, buffer_sync
-from tests.mutants.ddp.kit import DDPFault, afterwards, instead, swap
+from impl.ddp.wrapper import api
+from tests.mutants.ddp.kit import DDPMutant, instead, swap
 from tests.mutants.kit import breaks
 
 BUCKETS = r"buckets of step \d"
 
 
 @breaks("ddp/buckets/initial-with-search", says=BUCKETS)
-class RegistrationOrder(DDPFault):
+class RegistrationOrder(DDPMutant):
     patched = swap(
         api,
         "compute_bucket_assignment_by_size",
@@ -30,22 +28,22 @@ class RegistrationOrder(DDPFault):
 
 
 @breaks("ddp/buckets/initial", says="buckets of step 1")
-class LimitsTheFirstStepToo(DDPFault):
+class LimitsTheFirstStepToo(DDPMutant):
     patched = instead(BucketCaps, "initial_limits", lambda self, **options: [self.bucket_bytes_cap])
 
 
 @breaks("ddp/buckets/rebuilt", says="buckets of step 2")
-class NeverRebuilds(DDPFault):
+class NeverRebuilds(DDPMutant):
     patched = instead(Reducer, "_rebuild_buckets", lambda self: False)
 
 
 @breaks("ddp/buckets/rebuilt-once", says="buckets of step")
-class RebuildsAlways(DDPFault):
+class RebuildsAlways(DDPMutant):
     patched = instead(Reducer, "_should_rebuild", lambda self: True)
 
 
 @breaks("ddp/buckets/order-of-rank-0", says="is wrong|differ|disagree")
-class EachRankInItsOwnOrder(DDPFault):
+class EachRankInItsOwnOrder(DDPMutant):
     patched = instead(reducer, "agree_on_buckets", lambda group, buckets, device: buckets)
 
 
@@ -58,7 +56,7 @@ def _cut_by_own_sizes(right: Any) -> Any:
 
 
 @breaks("ddp/buckets/order-of-rank-0", says="is wrong|differ|disagree|raised")
-class TellsNoSizes(DDPFault):
+class TellsNoSizes(DDPMutant):
     """Rank 0 tells the order of parameters, and each rank divides it as its own."""
 
     patched = swap(reducer, "agree_on_buckets", _cut_by_own_sizes)
@@ -73,7 +71,7 @@ def _in_own_order(right: Any) -> Any:
 
 
 @breaks("ddp/buckets/order-of-rank-0", says="gradient of .* is wrong")
-class FillsBucketsInItsOwnOrder(DDPFault):
+class FillsBucketsInItsOwnOrder(DDPMutant):
     """Buckets are the same sets everywhere, and each rank has its own places in them."""
 
     patched = swap(reducer, "agree_on_buckets", _in_own_order)
@@ -91,22 +89,22 @@ def with_limits(change: Any) -> Any:
 
 
 @breaks("ddp/buckets/cap", says="buckets of step 2")
-class TwiceTheCap(DDPFault):
+class TwiceTheCap(DDPMutant):
     patched = with_limits(lambda limits: [2 * limit for limit in limits])
 
 
 @breaks("ddp/buckets/small-first-bucket", says="buckets of step 2")
-class NoSmallFirstBucket(DDPFault):
+class NoSmallFirstBucket(DDPMutant):
     patched = with_limits(lambda limits: limits[-1:])
 
 
 @breaks("ddp/buckets/cap-list", says="buckets of step 2")
-class LimitsInReverse(DDPFault):
+class LimitsInReverse(DDPMutant):
     patched = with_limits(lambda limits: limits[::-1])
 
 
 @breaks("ddp/buckets/one-dtype", says=BUCKETS)
-class OneLimitForAllDtypes(DDPFault):
+class OneLimitForAllDtypes(DDPMutant):
     patched = swap(
         bucketing,
         "assign",
@@ -115,7 +113,7 @@ class OneLimitForAllDtypes(DDPFault):
 
 
 @breaks("ddp/buckets/gradients-stay-whole", says=BUCKETS)
-class LargeGradientsAlone(DDPFault):
+class LargeGradientsAlone(DDPMutant):
     """A bucket that a large gradient would close is closed before it."""
 
     @staticmethod
@@ -130,7 +128,7 @@ class LargeGradientsAlone(DDPFault):
 
 
 @breaks("ddp/buckets/each-parameter-once", says=r"reduced \[|is wrong|raised")
-class ReducesBucketsTwice(DDPFault):
+class ReducesBucketsTwice(DDPMutant):
     patched = swap(
         BucketReduction, "start", lambda right: lambda *args: (right(*args), right(*args))[0]
     )
@@ -152,7 +150,7 @@ class _AsTheyComplete(LaunchOrder):
 
 
 @breaks("ddp/buckets/launched-in-order", says=f"{BUCKETS}|Expected to have finished reduction")
-class LaunchesAsTheyComplete(DDPFault):
+class LaunchesAsTheyComplete(DDPMutant):
     @staticmethod
     def patched() -> Any:
         from unittest import mock
@@ -170,53 +168,5 @@ def _all_at_once(self: LaunchOrder, readiness: Readiness) -> list[int]:
 
 
 @breaks("ddp/buckets/launched-early", says="early: rank 0 is wrong|Expected to have finished")
-class LaunchesAtTheEnd(DDPFault):
+class LaunchesAtTheEnd(DDPMutant):
     patched = instead(LaunchOrder, "take_ready", _all_at_once)
-
-
-_STARTED = [0]
-
-
-def _count(self: BucketReduction, *_: Any) -> None:
-    _STARTED[0] += 1
-    if _STARTED[0] % 3 == 0:
-        self.group.allreduce([torch.zeros(1)]).wait()
-
-
-@breaks("ddp/buckets/steady", says=r"step \d, rank 0: the traces part")
-class FlushesNowAndThen(DDPFault):
-    patched = afterwards(BucketReduction, "start", _count)
-
-
-@breaks("ddp/traces/construction", says="construction, rank 0: the traces part")
-class VerifiesTwice(DDPFault):
-    patched = swap(
-        api,
-        "verify_params_across_processes",
-        lambda right: lambda *args, **kwargs: (right(*args, **kwargs), right(*args, **kwargs))[0],
-    )
-
-
-@breaks("ddp/traces/steps", says="steps, rank 0: the traces part")
-class OneMoreCollective(DDPFault):
-    patched = afterwards(
-        BucketReduction, "start", lambda self, *_: self.group.allreduce([torch.zeros(1)]).wait()
-    )
-
-
-@breaks("ddp/traces/unused-parameters", says="steps, rank 0: the traces part")
-class TellsNobodyWhatItUsed(DDPFault):
-    patched = instead(Reducer, "_start_used_map", lambda self: None)
-
-
-@breaks("ddp/traces/buffers", says="the traces part")
-class BuffersOneByOne(DDPFault):
-    @staticmethod
-    def _singly(right: Any) -> Any:
-        def broadcast(group: Any, tensors: Any, *args: Any) -> None:
-            for tensor in tensors:
-                right(group, [tensor], *args)
-
-        return broadcast
-
-    patched = swap(buffer_sync, "broadcast_coalesced", _singly)

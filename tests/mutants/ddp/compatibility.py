@@ -14,12 +14,12 @@ from impl.ddp.wrapper.api import DistributedDataParallel
 from impl.ddp.wrapper.buffer_sync import BufferSync
 from impl.ddp.wrapper.join import DDPJoinHook
 from impl.torch_dispatch import transforms_are_active
-from tests.mutants.ddp.kit import DDPFault, afterwards, beforehand, swap
+from tests.mutants.ddp.kit import DDPMutant, afterwards, beforehand, swap
 from tests.mutants.kit import breaks
 
 
 @breaks("ddp/functional-transforms-with-buffers", says="would mutate a captured Tensor")
-class WritesBuffersInTransforms(DDPFault):
+class WritesBuffersInTransforms(DDPMutant):
     @staticmethod
     def _refuse(ddp: Any, *_: Any, **__: Any) -> None:
         if ddp.modules_buffers and transforms_are_active():
@@ -29,7 +29,7 @@ class WritesBuffersInTransforms(DDPFault):
 
 
 @breaks("ddp/compiled", says="gradient 0 in step 1: rank 0 is wrong")
-class DoesNotPrepareWhatIsCompiled(DDPFault):
+class DoesNotPrepareWhatIsCompiled(DDPMutant):
     """A compiler finds a shorter way through forward."""
 
     @staticmethod
@@ -53,12 +53,12 @@ def _of_the_first(right: Any) -> Any:
 
 
 @breaks("ddp/join/several-wrappers", says="parameter 4: rank 0 is wrong")
-class SharesTheFirstWrappersModelAlone(DDPFault):
+class SharesTheFirstWrappersModelAlone(DDPMutant):
     patched = swap(DDPJoinHook, "post_hook", _of_the_first)
 
 
 @breaks("ddp/inference-mode", says="inference tensor|tensors of inference")
-class ReplacesBuffersByWhatItReceived(DDPFault):
+class ReplacesBuffersByWhatItReceived(DDPMutant):
     @staticmethod
     def _replace(self: Any, *_: Any) -> None:
         for module in self.module.modules():
@@ -77,5 +77,5 @@ def _not_packed(right: Any) -> Any:
 
 
 @breaks("ddp/packed-sequences", says="is wrong|ready only once")
-class LooksIntoNoPackedSequence(DDPFault):
+class LooksIntoNoPackedSequence(DDPMutant):
     patched = swap(api, "find_tensors", _not_packed)

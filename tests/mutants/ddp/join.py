@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
 import torch.distributed as dist
 
 from impl.ddp.iteration.reducer import Reducer
+from impl.ddp.iteration.reduction import BucketReduction
 from impl.ddp.wrapper.api import DistributedDataParallel
 from impl.ddp.wrapper.buffer_sync import BufferSync
-from impl.ddp.wrapper.join import DDPJoinHook
-from tests.mutants.ddp.kit import DDPFault, afterwards, instead, swap
+from impl.ddp.wrapper.join import DDPJoinHook, JoinParticipant
+from impl.ddp.wrapper.logging_data import Logger
+from tests.mutants.ddp.kit import DDPMutant, afterwards, instead, swap
 from tests.mutants.kit import breaks
 
 
 @breaks("ddp/join/buffers", says=r"forward 3 began with the buffer of 0\.0, not one of \[1\]")
-class BuffersAreAlwaysRank0s(DDPFault):
+class BuffersAreAlwaysRank0s(DDPMutant):
     """Rank 0's buffers count, though it has no input any more."""
 
     patched = instead(
@@ -22,7 +27,7 @@ class BuffersAreAlwaysRank0s(DDPFault):
 
 
 @breaks("ddp/join/buffer-hook", says="ranks disagree on op|calls of the hook")
-class JoinedRanksHaveNoBufferHook(DDPFault):
+class JoinedRanksHaveNoBufferHook(DDPMutant):
     patched = swap(
         BufferSync,
         "_check_and_sync_module_buffers",
@@ -31,7 +36,7 @@ class JoinedRanksHaveNoBufferHook(DDPFault):
 
 
 @breaks("ddp/join/afterwards", says="ranks disagree|gradients after join")
-class JoinedForGood(DDPFault):
+class JoinedForGood(DDPMutant):
     """A rank that ran out of input early averages no gradients any more."""
 
     patched = afterwards(
@@ -42,7 +47,7 @@ class JoinedForGood(DDPFault):
 
 
 @breaks("ddp/join/group", says="invalid root")
-class TakesItsRankInTheWorld(DDPFault):
+class TakesItsRankInTheWorld(DDPMutant):
     patched = swap(
         DistributedDataParallel,
         "_distributed_rank",
@@ -51,7 +56,99 @@ class TakesItsRankInTheWorld(DDPFault):
 
 
 @breaks("ddp/join/unused-by-those-who-are-left", says="which have a gradient: .*, want")
-class JoinedRanksRepeatTheirMap(DDPFault):
+class JoinedRanksRepeatTheirMap(DDPMutant):
     """A joined rank contributes what was used in the step before."""
 
     patched = instead(Reducer, "_get_empty_used_map", lambda self: self._used_map().on_device)
+
+
+@breaks("ddp/join/no-input-at-all", says="parameter 0 at the end")
+class WhoNeverBeganCounts(DDPMutant):
+    """A rank that had no input counts among those that joined last: its model may be the final."""
+
+    patched = swap(
+        DistributedDataParallel,
+        "_sync_final_model",
+        lambda right: (
+            lambda self, is_last_joiner: right(self, is_last_joiner or not self.reducer.iteration)
+        ),
+    )
+
+
+@breaks("ddp/join/unused-parameters", says="ranks disagree on numel")
+class JoinedRanksBeginAtTheEnd(DDPMutant):
+    """A joined rank takes buckets from the last to the first."""
+
+    patched = swap(
+        Reducer, "_get_zeros_like_grad_buckets", lambda right: lambda self: right(self)[::-1]
+    )
+
+
+@breaks("ddp/join/no-sync", says="gradient of step 2 on rank 1")
+class JoinKnowsNoNoSync(DDPMutant):
+    """Inside join() every pass is synchronised."""
+
+    patched = swap(
+        DistributedDataParallel,
+        "no_sync",
+        lambda right: (
+            lambda self: contextlib.nullcontext() if self._join_config.enable else right(self)
+        ),
+    )
+
+
+def _join_with(**always: Any) -> Any:
+    """join() with arguments that cannot be changed."""
+    return swap(
+        DistributedDataParallel,
+        "join",
+        lambda right: lambda self, **how: right(self, **{**how, **always}),
+    )
+
+
+@breaks("ddp/join/throw-on-early-termination", says="rank 0 was to raise RuntimeError")
+class NeverThrows(DDPMutant):
+    patched = _join_with(throw_on_early_termination=False)
+
+
+@breaks("ddp/join/disabled", says="operations: rank 0 is wrong")
+class CannotBeDisabled(DDPMutant):
+    patched = _join_with(enable=True)
+
+
+@breaks("ddp/join/uneven-inputs", says="gradient of step")
+class DividesByThoseWhoAreLeft(DDPMutant):
+    patched = swap(
+        BucketReduction,
+        "set_forward_work",
+        lambda right: lambda self, work, _: right(self, work, False),
+    )
+
+
+@breaks("ddp/join/effective-world-size", says="gradient of step")
+class DividesByAll(DDPMutant):
+    patched = swap(
+        BucketReduction,
+        "set_forward_work",
+        lambda right: lambda self, work, _: right(self, work, True),
+    )
+
+
+@breaks("ddp/join/final-model", says="state: rank|are of ranks")
+class NoFinalModel(DDPMutant):
+    patched = instead(DistributedDataParallel, "_sync_final_model", lambda self, is_last: None)
+
+
+@breaks("ddp/join/logged", says="join_uneven_inputs")
+class DoesNotSayThatItJoined(DDPMutant):
+    patched = instead(Logger, "_set_uneven_input_join", lambda self: None)
+
+
+@breaks("ddp/join/comm-hook", says="the hook ran|gradient of step|raised")
+class JoinedRanksHaveNoHook(DDPMutant):
+    @staticmethod
+    def _match(self: Any) -> None:
+        for bucket in self.reducer._get_zeros_like_grad_buckets():
+            self.reducer._run_allreduce_hook(bucket).wait()
+
+    patched = instead(JoinParticipant, "_match_all_reduce_for_bwd_pass", _match)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from impl.ddp.iteration.progress import ReducerEvent
 from impl.ddp.iteration.reducer import Reducer
 from impl.ddp.iteration.static_graph import StaticGraph
-from tests.mutants.ddp.kit import DDPFault, afterwards, instead
+from tests.mutants.ddp.kit import DDPMutant, afterwards, instead
 from tests.mutants.kit import breaks
 
 
@@ -13,14 +13,14 @@ from tests.mutants.kit import breaks
     "ddp/static-graph/large-layer-in-several-checkpoints",
     says=r"gradient of large\.weight in step 2: rank 0 is wrong",
 )
-class CopiesLargeGradientsEachTime(DDPFault):
+class CopiesLargeGradientsEachTime(DDPMutant):
     """What a first arrival left in the bucket, divided, is divided again at the second."""
 
     patched = instead(StaticGraph, "comes_once_more", lambda self, index: True)
 
 
 @breaks("ddp/unused/skipped-buckets-keep-gradients", says="gradient after step 2: rank 0 is wrong")
-class FillsBucketsThatItSkips(DDPFault):
+class FillsBucketsThatItSkips(DDPMutant):
     @staticmethod
     def _divide(reducer: Reducer) -> None:
         for bucket in reducer.buckets:
@@ -33,7 +33,7 @@ class FillsBucketsThatItSkips(DDPFault):
 @breaks(
     "ddp/backward/autograd-grad-of-an-averaged-graph", says="Expected to have finished reduction"
 )
-class MissesGradientsThatNobodyAskedFor(DDPFault):
+class MissesGradientsThatNobodyAskedFor(DDPMutant):
     """Whatever walks through the outputs must end with all gradients."""
 
     patched = afterwards(
@@ -44,7 +44,7 @@ class MissesGradientsThatNobodyAskedFor(DDPFault):
 
 
 @breaks("ddp/static-graph/gradient-penalty", says="training graph has changed")
-class TakesAnyPassForTheFirst(DDPFault):
+class TakesAnyPassForTheFirst(DDPMutant):
     """What autograd.grad leaves out is taken for unused, for good."""
 
     patched = instead(StaticGraph, "must_wait", lambda self: False)

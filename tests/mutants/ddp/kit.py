@@ -1,4 +1,4 @@
-"""How faults of DDP are written: impl's DDP with one function replaced."""
+"""How mutants of DDP are written: impl's DDP with one function replaced."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, ClassVar
 from unittest import mock
 
+from impl.ddp.buckets.bucket import Bucket
+from impl.ddp.iteration.reducer import Reducer
+from impl.ddp.iteration.reduction import BucketReduction
+from impl.ddp.wrapper.api import DistributedDataParallel
 from tests.mutants.kit import Patch
 
 
-class DDPFault(Patch):
-    """A fault in impl's DDP, on impl's backend."""
+class DDPMutant(Patch):
+    """A mutant in impl's DDP, on impl's backend."""
 
     base: ClassVar[str] = "impl"
 
@@ -72,7 +76,7 @@ def beforehand(
 def together(
     *parts: Callable[[], AbstractContextManager[None]],
 ) -> Callable[[], AbstractContextManager[None]]:
-    """The context of several replacements that make one fault."""
+    """The context of several replacements that make one mutant."""
 
     @contextmanager
     def patched() -> Iterator[None]:
@@ -82,3 +86,24 @@ def together(
             yield
 
     return staticmethod(patched)
+
+
+def replace(change: Any) -> Any:
+    """After each reduction gradients are replaced."""
+
+    def then(reduction: BucketReduction, bucket: Bucket) -> None:
+        for param in bucket.params:
+            if param.grad is not None:
+                param.grad = change(param.grad)
+
+    return afterwards(BucketReduction, "deliver", then)
+
+
+def forget(reducer: Reducer, *_: Any) -> None:
+    for param in reducer.params:
+        param.grad = None
+
+
+def constructor(change: Any) -> Any:
+    """Another constructor: `change(right)`."""
+    return swap(DistributedDataParallel, "__init__", change)

@@ -10,21 +10,21 @@ from impl.ddp.buckets.bucket import GradientSlots
 from impl.ddp.iteration import grad_copy
 from impl.ddp.iteration.reduction import BucketReduction
 from impl.ddp.wrapper.api import DistributedDataParallel
-from tests.mutants.ddp.kit import DDPFault, afterwards, beforehand, instead, together
+from tests.mutants.ddp.kit import DDPMutant, afterwards, beforehand, instead, together
 from tests.mutants.kit import breaks
 
 _kept: list[Any] = []
 
 
 @breaks("ddp/gradients/other-memory", says=r"gradient 0 in step \d: rank 0 is wrong")
-class HandsOutItsOwnViews(DDPFault):
+class HandsOutItsOwnViews(DDPMutant):
     """Whoever moves a gradient moves the bucket's view with it."""
 
     patched = instead(GradientSlots, "lend", lambda self: self.views)
 
 
 @breaks("ddp/gradients/memory-format-later", says="gradient 0 in step 1")
-class CopiesMemoryAsItLies(DDPFault):
+class CopiesMemoryAsItLies(DDPMutant):
     """Gradients are read in the order that their parameters had at construction."""
 
     @staticmethod
@@ -36,7 +36,7 @@ class CopiesMemoryAsItLies(DDPFault):
 
 
 @breaks("ddp/parameters-in-other-memory", says="gradient 0 in step 2: rank 0 is wrong")
-class KeepsParametersWhereTheyWere(DDPFault):
+class KeepsParametersWhereTheyWere(DDPMutant):
     """Each forward pass puts them back into the memory that they had at construction."""
 
     @staticmethod
@@ -55,21 +55,21 @@ class KeepsParametersWhereTheyWere(DDPFault):
 
 
 @breaks("ddp/freed-with-its-user", says="still there: the wrapper")
-class KeepsAListOfWrappers(DDPFault):
+class KeepsAListOfWrappers(DDPMutant):
     patched = afterwards(
         DistributedDataParallel, "__init__", lambda self, *_, **__: _kept.append(self)
     )
 
 
 @breaks("comm_hooks/freed", says="still there: the wrapper")
-class AHookKeepsTheWrapper(DDPFault):
+class AHookKeepsTheWrapper(DDPMutant):
     patched = afterwards(
         DistributedDataParallel, "register_comm_hook", lambda self, *_: _kept.append(self)
     )
 
 
 @breaks("comm_hooks/steady-memory", says="32 steps have left memory")
-class KeepsResultsOfHooks(DDPFault):
+class KeepsResultsOfHooks(DDPMutant):
     @staticmethod
     def _keep(self: BucketReduction, bucket: Any) -> None:
         if self.hook is not None:
@@ -79,7 +79,7 @@ class KeepsResultsOfHooks(DDPFault):
 
 
 @breaks("ddp/steady-memory", says="32 steps have left memory")
-class KeepsWhatItSent(DDPFault):
+class KeepsWhatItSent(DDPMutant):
     @staticmethod
     def _keep(self: BucketReduction, bucket: Any, _: int) -> None:
         if not bucket.sparse:

@@ -1,41 +1,19 @@
-"""DDP that is wrong about mixed precision, norms and what goes on from step to step."""
+"""Mutants of conformance/spec/ddp/mixed_precision.py."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
-
-from impl.ddp.buckets.bucket import Bucket
+from impl.ddp.iteration.comm_hooks import all_reduce
 from impl.ddp.iteration.reduction import BucketReduction
 from impl.ddp.wrapper.api import DistributedDataParallel
 from impl.ddp.wrapper.mixed_precision import MixedPrecision, _Precisions
-from tests.mutants.ddp.kit import DDPFault, afterwards, beforehand, instead, swap
+from tests.mutants.ddp.kit import DDPMutant, afterwards, beforehand, instead
 from tests.mutants.kit import breaks
 
 
-def _halve(reduction: BucketReduction, bucket: Bucket, *_: Any) -> None:
-    if bucket.index and bucket.buffer is not None:
-        bucket.buffer.div_(2)
-
-
-@breaks("ddp/gradients/norm", says="norm: rank 0 is wrong")
-class HalvesEveryBucketButTheFirst(DDPFault):
-    patched = beforehand(BucketReduction, "start", _halve)
-
-
-def _end_recording(ddp: DistributedDataParallel) -> None:
-    if ddp.reducer._static is not None:
-        ddp.reducer._static.end_recording()
-
-
-@breaks("ddp/static-graph/no-sync-first", says="training graph has changed")
-class TakesNoSyncForTheFirstStep(DDPFault):
-    patched = beforehand(DistributedDataParallel, "no_sync", _end_recording)
-
-
 @breaks("ddp/mixed-precision/dtypes", says="dtypes: rank 0 is wrong")
-class BuffersKeepTheirPrecision(DDPFault):
+class BuffersKeepTheirPrecision(DDPMutant):
     patched = instead(MixedPrecision, "_cast_buffers", lambda self, ignored: None)
 
 
@@ -46,7 +24,7 @@ def _raise_gradient(precisions: _Precisions) -> None:
 
 
 @breaks("ddp/mixed-precision/kept-gradients", says="raised|gradient of step")
-class KeepsHighGradientsInBackward(DDPFault):
+class KeepsHighGradientsInBackward(DDPMutant):
     patched = afterwards(_Precisions, "lower", _raise_gradient)
 
 
@@ -56,32 +34,28 @@ def _drop_gradient(precisions: _Precisions) -> None:
 
 
 @breaks("ddp/mixed-precision/kept-gradients", says="sum after step 2: rank 0 is wrong")
-class ReplacesTheKeptGradient(DDPFault):
+class ReplacesTheKeptGradient(DDPMutant):
     """What a step brings stands in place of what there was."""
 
     patched = afterwards(_Precisions, "lower", _drop_gradient)
 
 
 @breaks("ddp/mixed-precision/average", says="gradient of step 1")
-class LowPrecisionIsNotAveraged(DDPFault):
+class LowPrecisionIsNotAveraged(DDPMutant):
     patched = beforehand(BucketReduction, "start", lambda self, bucket, *_: bucket.buffer.mul_(3))
 
 
 @breaks("ddp/mixed-precision/without-backward", says="dtypes: rank 0 is wrong")
-class WaitsForABackwardThatDoesNotCome(DDPFault):
+class WaitsForABackwardThatDoesNotCome(DDPMutant):
     patched = instead(DistributedDataParallel, "_no_backward_follows", lambda self: None)
 
 
-def _forgetful(right: Any) -> Any:
-    def hook(state: Any, bucket: Any) -> Any:
-        state.p_memory_dict.clear()
-        state.q_memory_dict.clear()
-        return right(state, bucket)
-
-    hook.__annotations__.clear()  # they are strings here, and contradict what a hook's should be
-    return hook
+def _reduce_in_full(precision: Any, _: Any, bucket: Any) -> Any:
+    group = precision._reducer.process_group
+    work = all_reduce(group, bucket.buffer().float().div_(group.size()))
+    return work.get_future().then(lambda done: done.value()[0].half())
 
 
-@breaks("comm_hooks/library/power-sgd-state", says="Q begins again")
-class PowerSGDBeginsAgain(DDPFault):
-    patched = swap(powerSGD_hook, "powerSGD_hook", _forgetful)
+@breaks("ddp/mixed-precision/reduce-dtype", says=r"backward issued .*float32")
+class TravelsInFull(DDPMutant):
+    patched = instead(MixedPrecision, "reduce_hook", _reduce_in_full)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from impl.ddp.wrapper.api import DistributedDataParallel
-from tests.mutants.ddp.kit import DDPFault, swap
+from tests.mutants.ddp.kit import DDPMutant, swap
 from tests.mutants.kit import breaks
 
 
 @breaks("ddp/modes-return-the-wrapper", says="modes: rank 0 is wrong")
-class TrainReturnsTheModule(DDPFault):
+class TrainReturnsTheModule(DDPMutant):
     patched = swap(
         DistributedDataParallel,
         "train",
@@ -19,7 +19,7 @@ class TrainReturnsTheModule(DDPFault):
 
 
 @breaks("ddp/state-dict-metadata", says="metadata: rank 0 is wrong")
-class StateWithoutVersions(DDPFault):
+class StateWithoutVersions(DDPMutant):
     """The state is made anew, with the same names and tensors."""
 
     @staticmethod
@@ -36,7 +36,7 @@ class StateWithoutVersions(DDPFault):
 
 
 @breaks("ddp/none-arguments", says="arguments: rank 0 is wrong|missing 1 required")
-class LeavesOutWhatIsNone(DDPFault):
+class LeavesOutWhatIsNone(DDPMutant):
     patched = swap(
         DistributedDataParallel,
         "forward",

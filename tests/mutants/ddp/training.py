@@ -1,22 +1,31 @@
-"""DDP that averages wrongly, or does not hand through what it is given."""
+"""Mutants of conformance/spec/ddp/training.py."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import copy
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
 from impl.ddp.buckets.bucket import Bucket
 from impl.ddp.iteration.autograd_hooks import AccumulatorHooks
 from impl.ddp.iteration.reducer import Reducer
 from impl.ddp.iteration.reduction import BucketReduction
-from impl.ddp.wrapper import api, outputs
+from impl.ddp.wrapper import api
 from impl.ddp.wrapper.api import DistributedDataParallel
 from impl.torch_private import debug_is_detail
-from tests.mutants.ddp.kit import DDPFault, afterwards, beforehand, instead, swap
+from tests.mutants.ddp.kit import (
+    DDPMutant,
+    afterwards,
+    beforehand,
+    constructor,
+    instead,
+    swap,
+    together,
+)
 from tests.mutants.kit import breaks
 
 
@@ -25,12 +34,12 @@ def world_size(reduction: BucketReduction) -> int:
 
 
 @breaks("ddp/average", says="gradient of .* rank 0 is wrong")
-class AddsUpInsteadOfAveraging(DDPFault):
+class AddsUpInsteadOfAveraging(DDPMutant):
     patched = instead(BucketReduction, "_divisor", lambda self: None)
 
 
 @breaks("ddp/debug-detail", says="gradient of .* rank 0 is wrong")
-class AddsUpInDetail(DDPFault):
+class AddsUpInDetail(DDPMutant):
     patched = swap(
         BucketReduction,
         "_divisor",
@@ -39,7 +48,7 @@ class AddsUpInDetail(DDPFault):
 
 
 @breaks("ddp/whole-batch", says="gradient of .* in step 1: rank 0 is wrong")
-class ForgetsTheLastRank(DDPFault):
+class ForgetsTheLastRank(DDPMutant):
     @staticmethod
     def _forget(reduction: BucketReduction, bucket: Bucket, *_: Any) -> None:
         last = reduction.group.rank() == reduction.group.size() - 1
@@ -56,17 +65,17 @@ def _disturb(reduction: BucketReduction, bucket: Bucket) -> None:
 
 
 @breaks("ddp/same-bits", says=r"rank 1 \(got\) and rank 0 \(want\) differ")
-class RanksRoundDifferently(DDPFault):
+class RanksRoundDifferently(DDPMutant):
     patched = afterwards(BucketReduction, "deliver", _disturb)
 
 
 @breaks("ddp/initial-state", says="state: rank 1 is wrong")
-class EachRankKeepsItsOwnModel(DDPFault):
+class EachRankKeepsItsOwnModel(DDPMutant):
     patched = instead(api, "sync_module_states", lambda *args, **kwargs: None)
 
 
 @breaks("ddp/state-dict", says="names and state|Error.s. in loading state_dict")
-class StateDictWithoutPrefix(DDPFault):
+class StateDictWithoutPrefix(DDPMutant):
     patched = swap(
         DistributedDataParallel,
         "state_dict",
@@ -75,7 +84,7 @@ class StateDictWithoutPrefix(DDPFault):
 
 
 @breaks("ddp/arguments", says="arguments: rank 0 is wrong")
-class DropsKeywordArguments(DDPFault):
+class DropsKeywordArguments(DDPMutant):
     patched = swap(
         DistributedDataParallel,
         "forward",
@@ -83,33 +92,8 @@ class DropsKeywordArguments(DDPFault):
     )
 
 
-@breaks("ddp/outputs", says="output: rank 0 is wrong")
-class TuplesBecomeLists(DDPFault):
-    patched = swap(
-        DistributedDataParallel,
-        "forward",
-        lambda right: (
-            lambda *args, **kwargs: list(y) if type(y := right(*args, **kwargs)) is tuple else y
-        ),
-    )
-
-
-@breaks("ddp/dataclass-output", says="mark a variable ready only once")
-class DoesNotOpenDataclasses(DDPFault):
-    patched = swap(
-        api,
-        "find_tensors",
-        lambda right: lambda y: [] if dataclasses.is_dataclass(y) else outputs.find_tensors(y),
-    )
-
-
-@breaks("ddp/nested-outputs", says="mark a variable ready only once|gradient of")
-class LooksAtTheFirstOutputAlone(DDPFault):
-    patched = swap(api, "find_tensors", lambda right: lambda y: list(right(y))[:1])
-
-
 @breaks("ddp/process-group", says="gradient of .* is wrong")
-class AveragesOverTheWorld(DDPFault):
+class AveragesOverTheWorld(DDPMutant):
     patched = swap(
         BucketReduction,
         "__init__",
@@ -128,7 +112,7 @@ def _divide_late(reduction: BucketReduction, bucket: Bucket) -> None:
 
 
 @breaks("ddp/half-precision", says="gradient: rank 0 is wrong")
-class DividesAfterAdding(DDPFault):
+class DividesAfterAdding(DDPMutant):
     @staticmethod
     def patched() -> Any:
         stack = contextlib.ExitStack()
@@ -144,7 +128,7 @@ def _conjugate(reduction: BucketReduction, bucket: Bucket) -> None:
 
 
 @breaks("ddp/complex", says="gradient of")
-class ConjugatesComplexGradients(DDPFault):
+class ConjugatesComplexGradients(DDPMutant):
     patched = afterwards(BucketReduction, "deliver", _conjugate)
 
 
@@ -155,12 +139,12 @@ def _narrow(reduction: BucketReduction, bucket: Bucket) -> None:
 
 
 @breaks("ddp/dtypes", says="gradient of second")
-class LosesPrecisionOfDoubles(DDPFault):
+class LosesPrecisionOfDoubles(DDPMutant):
     patched = afterwards(BucketReduction, "deliver", _narrow)
 
 
 @breaks("ddp/inference", says="another output")
-class AnotherOutputWithoutGradMode(DDPFault):
+class AnotherOutputWithoutGradMode(DDPMutant):
     patched = swap(
         DistributedDataParallel,
         "forward",
@@ -169,7 +153,7 @@ class AnotherOutputWithoutGradMode(DDPFault):
 
 
 @breaks("ddp/module-hooks", says="calls: rank 0 is wrong")
-class RunsTheModuleTwice(DDPFault):
+class RunsTheModuleTwice(DDPMutant):
     @staticmethod
     def _twice(right: Any) -> Any:
         def forward(self: Any, *args: Any) -> Any:
@@ -183,7 +167,7 @@ class RunsTheModuleTwice(DDPFault):
 
 
 @breaks("ddp/constructed-without-grad-mode", says="gradient: rank 0 is wrong")
-class NeedsGradModeAtConstruction(DDPFault):
+class NeedsGradModeAtConstruction(DDPMutant):
     @staticmethod
     def _hear_nothing(reducer: Reducer, *_: Any) -> None:
         if not torch.is_grad_enabled():
@@ -193,12 +177,12 @@ class NeedsGradModeAtConstruction(DDPFault):
 
 
 @breaks("ddp/converted-module", says="not averaged")
-class DoesNotSeeConversions(DDPFault):
+class DoesNotSeeConversions(DDPMutant):
     patched = instead(AccumulatorHooks, "are_stale", lambda self: False)
 
 
 @breaks("ddp/functional-call", says="the result is|was touched")
-class ComputesWithItsOwnParameters(DDPFault):
+class ComputesWithItsOwnParameters(DDPMutant):
     patched = swap(
         DistributedDataParallel,
         "forward",
@@ -206,16 +190,113 @@ class ComputesWithItsOwnParameters(DDPFault):
     )
 
 
-@breaks("ddp/functional-transforms", says="AttributeError")
-class TakesTransformsForSteps(DDPFault):
-    patched = instead(api, "transforms_are_active", lambda: False)
+@breaks("ddp/device-mesh", says="mesh and group: rank 0 was to raise")
+class AGroupBeatsAMesh(DDPMutant):
+    patched = swap(
+        api,
+        "choose_group",
+        lambda right: lambda module, group, mesh: right(module, group, None if group else mesh),
+    )
 
 
-def _double(reduction: BucketReduction, bucket: Bucket, *_: Any) -> None:
-    if bucket.buffer is not None:
-        bucket.buffer.mul_(2)
+@breaks("ddp/parameters-in-place", says="the same, as many, all: rank 0 is wrong")
+class WrapsACopy(DDPMutant):
+    patched = constructor(
+        lambda right: lambda self, module, **options: right(self, copy.deepcopy(module), **options)
+    )
 
 
-@breaks("ddp/interop", says="gradient of .* rank 0 is wrong")
-class CountsTwiceAmongOthers(DDPFault):
-    patched = beforehand(BucketReduction, "start", _double)
+def _round(reduction: BucketReduction, bucket: Bucket) -> None:
+    for param in bucket.params:
+        if param.grad is not None and reduction.group.size() == 1:
+            param.grad.copy_(param.grad.float())
+
+
+@breaks("ddp/world-of-one", says="steps: rank 0 is wrong")
+class OneRankAveragesInSinglePrecision(DDPMutant):
+    patched = afterwards(BucketReduction, "deliver", _round)
+
+
+@breaks("ddp/each-rank-weighs-the-same", says="gradient of .* in step 1")
+class EachSampleWeighsTheSame(DDPMutant):
+    """A rank's gradients count by the size of its batch."""
+
+    @staticmethod
+    def _weigh(ddp: Any, x: Any, *_: Any) -> None:
+        total = torch.tensor([len(x)])
+        dist.all_reduce(total, group=ddp.process_group)
+        ddp.reducer._reduction.weight = int(total) / len(x) if len(x) else float("inf")
+
+    patched = together(
+        beforehand(DistributedDataParallel, "forward", _weigh),
+        instead(BucketReduction, "_divisor", lambda self: self.weight),
+    )
+
+
+@breaks("ddp/shared-parameters", says="gradient of encode.weight")
+class LeavesSharedParametersOut(DDPMutant):
+    @staticmethod
+    def _once(right: Any) -> Any:
+        def managed(module: Any, ignored: Any) -> Any:
+            named = list(module.named_parameters(remove_duplicate=False))
+            twice = {name for name, p in named if sum(p is other for _, other in named) > 1}
+            return right(module, {*ignored, *twice})
+
+        return managed
+
+    patched = swap(api, "managed_parameters", _once)
+
+
+@breaks("ddp/frozen-parameters", says=r"gradient of layers\.1")
+class FrozenParametersHaveZeros(DDPMutant):
+    @staticmethod
+    def _fill(ddp: Any, *_: Any) -> None:
+        for param in ddp.module.parameters():
+            if not param.requires_grad:
+                param.grad = torch.zeros_like(param)
+
+    patched = afterwards(DistributedDataParallel, "_post_forward", _fill)
+
+
+def _refuse_empty(_: Any, params: Any, *__: Any) -> None:
+    if any(param.numel() == 0 for param in params):
+        raise RuntimeError("a parameter has no elements")
+
+
+@breaks("ddp/zero-features", says="raised RuntimeError: a parameter has no elements")
+class RefusesEmptyParameters(DDPMutant):
+    patched = beforehand(Reducer, "__init__", _refuse_empty)
+
+
+def _in_full(right: Any) -> Any:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast("cpu", enabled=False):
+            return right(self, *args, **kwargs)
+
+    return forward
+
+
+@breaks("ddp/autocast", says="dtype: rank 0 is wrong")
+class LeavesAutocast(DDPMutant):
+    patched = swap(DistributedDataParallel, "forward", _in_full)
+
+
+def _compress(ddp: DistributedDataParallel, *_: Any, **__: Any) -> None:
+    ddp.register_comm_hook(None, bf16_compress_hook)
+
+
+@breaks("ddp/autocast", says="gradients: rank 0 is wrong")
+class SendsWhatAutocastComputes(DDPMutant):
+    """Gradients are summed in the precision in which they were computed."""
+
+    patched = afterwards(DistributedDataParallel, "__init__", _compress)
+
+
+@breaks("ddp/tensors-made-in-forward", says="raised AttributeError: 'NoneType'")
+class EveryOutputHasAHistory(DDPMutant):
+    @staticmethod
+    def _notify(outputs: Any, notify: Any) -> None:
+        for output in outputs:
+            output.grad_fn.register_prehook(lambda _: notify())
+
+    patched = instead(api, "notify_at", _notify)

@@ -8,12 +8,12 @@ from typing import Any
 import torch.distributed as dist
 
 from impl.gloo import ProcessGroupGloo
-from tests.mutants.kit import ForwardingGroup, GroupFault, breaks
 from tests.mutants.handles import Relayed
+from tests.mutants.kit import ForwardingGroup, GroupMutant, breaks
 
 
 @breaks("timeouts/for-one-operation", says=r"parameters  how=barrier")
-class BarriersChangeTheTimeout(GroupFault, ProcessGroupGloo):
+class BarriersChangeTheTimeout(GroupMutant, ProcessGroupGloo):
     """The group remembers the timeout of a barrier as its own."""
 
     base = "impl"
@@ -25,16 +25,6 @@ class BarriersChangeTheTimeout(GroupFault, ProcessGroupGloo):
         return work
 
 
-@breaks("timeouts/for-one-operation", says=r"parameters  how=wait")
-class WaitChangesTheTimeout(GroupFault, ProcessGroupGloo):
-    """The group remembers the timeout of a wait as its own."""
-
-    base = "impl"
-
-    def allreduce(self, tensors: Any, opts: Any) -> Any:
-        return _Remembered(super().allreduce(tensors, opts), self)
-
-
 class _Remembered(Relayed):
     def __init__(self, inner: Any, group: ProcessGroupGloo) -> None:
         super().__init__(inner)
@@ -44,6 +34,16 @@ class _Remembered(Relayed):
         if timeout:
             self.group.set_timeout(timeout)
         return super().wait(timeout)
+
+
+@breaks("timeouts/for-one-operation", says=r"parameters  how=wait")
+class WaitChangesTheTimeout(GroupMutant, ProcessGroupGloo):
+    """The group remembers the timeout of a wait as its own."""
+
+    base = "impl"
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        return _Remembered(super().allreduce(tensors, opts), self)
 
 
 @breaks("timeouts/joining-late", says=r"where=init_process_group")
@@ -58,7 +58,7 @@ class JoinersHaveASecond(ForwardingGroup):
 
 
 @breaks("timeouts/of-days", says=r"days=1\b")
-class ForgetsTheDays(GroupFault, ProcessGroupGloo):
+class ForgetsTheDays(GroupMutant, ProcessGroupGloo):
     """Takes the seconds of a timeout for all of it."""
 
     base = "impl"
@@ -70,7 +70,7 @@ class ForgetsTheDays(GroupFault, ProcessGroupGloo):
 
 
 @breaks("timeouts/of-days", says=r"days=30\b")
-class CountsMillisecondsIn32Bits(GroupFault, ProcessGroupGloo):
+class CountsMillisecondsIn32Bits(GroupMutant, ProcessGroupGloo):
     """A timeout of more than 25 days is negative, which it takes for none at all."""
 
     base = "impl"

@@ -1,4 +1,4 @@
-"""Faults that show when a rank dies or does not come, or when somebody gives up."""
+"""Mutants of conformance/spec/faults/timeouts.py."""
 
 from __future__ import annotations
 
@@ -10,199 +10,9 @@ import torch.distributed as dist
 
 from conformance.verdict import Verdict
 from impl.gloo import ProcessGroupGloo
-from tests.mutants.kit import ForwardingGroup, GroupFault, breaks
-from tests.mutants.handles import Done, Relayed
-
-
-class _Forgiving(Relayed):
-    """Its wait returns, whatever happened."""
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        try:
-            return super().wait(timeout)
-        except RuntimeError:
-            return True
-
-
-class _ChangesReductions(ForwardingGroup):
-    """Hands out handles of one class for all_reduce."""
-
-    handle: ClassVar[type[Relayed]] = Relayed
-
-    def allreduce(self, tensors: Any, opts: Any) -> Any:
-        return self.handle(super().allreduce(tensors, opts))
-
-
-@breaks("peer_loss/of-a-pair", says=r"rank 0  returned")
-class GoesOnWithoutThePeer(ForwardingGroup):
-    """Whatever fails because a rank is gone counts as done."""
-
-    def forward(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        try:
-            work = super().forward(method, *args, **kwargs)
-        except RuntimeError:
-            return Done()
-        return _Forgiving(work) if hasattr(work, "wait") else work
-
-
-@breaks("peer_loss/every-rank", says=r"\[.*'all_reduce'.*\] went on after the loss")
-class OneRankIsNotTold(GroupFault, ProcessGroupGloo):
-    """Rank 0 does not hear of the end of another one in a reduction."""
-
-    base = "impl"
-
-    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
-        try:
-            work = super().allreduce(tensors, opts)
-            if self.rank() == 0:
-                work.wait()
-        except RuntimeError:
-            if self.rank() == 0:
-                return Done()
-            raise
-        return work
-
-
-@breaks("peer_loss/however-it-died", says=r"rank 0  returned")
-class TakesAnyEndForAGoodOne(_ChangesReductions):
-    """A reduction with a rank that is gone is one without it."""
-
-    handle = _Forgiving
-
-
-@breaks("peer_loss/point-to-point", says=r"rank 0  returned")
-class ReceivesFromTheDead(ForwardingGroup):
-    """A receive from a rank that is gone gets nothing and is content with it."""
-
-    def recv(self, tensors: Any, src: int, tag: int) -> Any:
-        return _Forgiving(super().recv(tensors, src, tag))
-
-
-class _FromSomebody(_Forgiving):
-    def _source_rank(self) -> int:
-        return 1
-
-
-@breaks("peer_loss/from-anybody", says=r"rank 0  returned")
-class NobodyIsAnybody(GroupFault, ProcessGroupGloo):
-    """A receive from anybody ends well when nobody is left."""
-
-    base = "impl"
-
-    def recv_anysource(self, tensors: Any, tag: int) -> Any:
-        return _FromSomebody(super().recv_anysource(tensors, tag))
-
-
-class _TellsOnce(Relayed):
-    told = False
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        if self.told:
-            return True
-        self.told = True
-        return super().wait(timeout)
-
-
-@breaks("peer_loss/handle-knows", says="DID NOT RAISE")
-class FailsOnce(_ChangesReductions):
-    """The second wait for what has failed returns."""
-
-    handle = _TellsOnce
-
-
-class _Successful(Relayed):
-    def is_success(self) -> bool:
-        return True
-
-
-@breaks("peer_loss/handle-knows", says=r"is_completed, is_success, has exception: rank 0 is wrong")
-class SucceedsAtFailing(_ChangesReductions):
-    """A handle whose operation failed says that it was successful."""
-
-    handle = _Successful
-
-
-@breaks("peer_loss/stays-broken", says=r"after the loss \[.*'all_reduce'.*\] went through")
-class RecoversByItself(ForwardingGroup):
-    """After the first failure, reductions are of this rank alone."""
-
-    has_failed = False
-
-    def allreduce(self, tensors: Any, opts: Any) -> Any:
-        if self.has_failed:
-            return Done()
-        try:
-            work = super().allreduce(tensors, opts)
-            work.wait()
-        except RuntimeError:
-            self.has_failed = True
-            raise
-        return work
-
-
-@breaks("peer_loss/other-groups-live", says=r"raised RuntimeError: a rank was lost before")
-class OneLossEndsAllGroups(ForwardingGroup):
-    """When one group has lost a rank, all groups of the process are over."""
-
-    is_over: ClassVar[bool] = False
-
-    def allreduce(self, tensors: Any, opts: Any) -> Any:
-        if self.is_over:
-            raise RuntimeError("a rank was lost before")
-        try:
-            work = super().allreduce(tensors, opts)
-            work.wait()
-        except RuntimeError:
-            type(self).is_over = True
-            raise
-        return work
-
-
-@breaks("peer_loss/survivors-go-on", says=r"raised RuntimeError: this process has lost a rank")
-class NoWorldAfterALoss(OneLossEndsAllGroups):
-    """A process that has lost a rank makes no groups any more."""
-
-    def __init__(self, *args: Any) -> None:
-        if self.is_over:
-            raise RuntimeError("this process has lost a rank")
-        super().__init__(*args)
-
-
-@breaks("peer_loss/all-survivors-go-on", says=r"raised RuntimeError: 4 ranks, and not 3")
-class WorldsDoNotShrink(GroupFault, ProcessGroupGloo):
-    """A process whose group had lost a rank makes none with fewer."""
-
-    base = "impl"
-    members: ClassVar[int | None] = None
-
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-        cls = type(self)
-        cls.members = cls.members or size
-        if size < cls.members:
-            raise RuntimeError(f"{cls.members} ranks, and not {size}")
-        super().__init__(store, rank, size, timeout)
-
-
-@breaks("peer_loss/destroy", says=r"rank 0 still holds .*shared memory")
-class KeepsBrokenGroups(GroupFault, ProcessGroupGloo):
-    """A group that has lost a rank is kept, for whoever asks what happened."""
-
-    base = "impl"
-    broken: ClassVar[list[Any]] = []
-
-    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
-        try:
-            work = super().allreduce(tensors, opts)
-            if not (opts and opts.asyncOp):
-                work.wait()
-        except RuntimeError:
-            self.broken.append(self)
-            raise
-        return work
-
-    def shutdown(self) -> None:
-        if self not in self.broken:
-            super().shutdown()
+from tests.mutants.faults.kit import ChangesReductions, Forgiving
+from tests.mutants.handles import Relayed
+from tests.mutants.kit import ForwardingGroup, GroupMutant, breaks
 
 
 @breaks("timeouts/of-the-group", says=r"gave up after 0\.\d+ s of 3\.0 s")
@@ -219,7 +29,7 @@ class ReceivesNothingInTheEnd(ForwardingGroup):
     """A receive that nobody sends to returns when the timeout is over."""
 
     def recv(self, tensors: Any, src: int, tag: int) -> Any:
-        return _Forgiving(super().recv(tensors, src, tag))
+        return Forgiving(super().recv(tensors, src, tag))
 
 
 class _WaitsForAMinute(Relayed):
@@ -244,6 +54,17 @@ class _Patient(Relayed):
         return super().wait()
 
 
+class _WaitsFor(Relayed):
+    """A handle whose wait has a timeout of its own."""
+
+    def __init__(self, inner: Any, timeout: timedelta) -> None:
+        super().__init__(inner)
+        self.timeout = timeout
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return super().wait(timeout or self.timeout)
+
+
 @breaks("timeouts/point-to-point", says=r"rank 0 is wrong\ngot keys \['send'\], want \[\]")
 class SendsGiveUpTooSoon(ForwardingGroup):
     """A send that nobody receives is given up at once, whatever the timeout."""
@@ -253,7 +74,7 @@ class SendsGiveUpTooSoon(ForwardingGroup):
 
 
 @breaks("timeouts/of-wait", says=r"rank 0 went on after all_reduce", verdict=Verdict.TIMEOUT)
-class WaitHasNoTimeout(_ChangesReductions):
+class WaitHasNoTimeout(ChangesReductions):
     """wait looks at the group's timeout alone."""
 
     handle = _Patient
@@ -267,7 +88,7 @@ class _HasNoPatience(Relayed):
 
 
 @breaks("timeouts/of-wait", says=r"wait gave up after 0\.\d* s of 0\.2 s|not completed yet")
-class WaitGivesUpAtOnce(_ChangesReductions):
+class WaitGivesUpAtOnce(ChangesReductions):
     """wait with a timeout does not wait."""
 
     handle = _HasNoPatience
@@ -283,15 +104,6 @@ class BarriersCannotWait(ForwardingGroup):
         return super().barrier(opts)
 
 
-@breaks("barrier/timeout", says=r"rank 0's barrier ended with ''")
-@breaks("timeouts/of-barrier", says="DID NOT RAISE")
-class BarriersPassInTheEnd(ForwardingGroup):
-    """A barrier whose timeout is over lets its ranks pass."""
-
-    def barrier(self, opts: Any) -> Any:
-        return _Forgiving(super().barrier(opts))
-
-
 @breaks("timeouts/changed", says=r"all_reduce", verdict=Verdict.TIMEOUT)
 class KeepsItsFirstTimeout(ForwardingGroup):
     """set_timeout is for nothing."""
@@ -301,7 +113,7 @@ class KeepsItsFirstTimeout(ForwardingGroup):
 
 
 @breaks("timeouts/lengthened-for-messages", says=r"rank 0 is wrong\nat \[0\]")
-class MessagesHaveTwoSeconds(GroupFault, ProcessGroupGloo):
+class MessagesHaveTwoSeconds(GroupMutant, ProcessGroupGloo):
     """Whatever the timeout of the group, a message has two seconds at most."""
 
     base = "impl"
@@ -310,19 +122,8 @@ class MessagesHaveTwoSeconds(GroupFault, ProcessGroupGloo):
         return _WaitsFor(super().recv(tensors, src, tag), timedelta(seconds=2))
 
 
-class _WaitsFor(Relayed):
-    """A handle whose wait has a timeout of its own."""
-
-    def __init__(self, inner: Any, timeout: timedelta) -> None:
-        super().__init__(inner)
-        self.timeout = timeout
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        return super().wait(timeout or self.timeout)
-
-
 class _KnowsItsFirstTimeout(ForwardingGroup):
-    """Its timeout can be changed; a fault remembers the one that it was made with."""
+    """Its timeout can be changed; a mutant remembers the one that it was made with."""
 
     def __init__(self, store: Any, rank: int, world_size: int, timeout: timedelta) -> None:
         super().__init__(store, rank, world_size, timeout)
@@ -426,7 +227,7 @@ class TriesOnce(ForwardingGroup):
 
 
 @breaks("abort/ends-what-waits", says=r"abort_what_waits", verdict=Verdict.TIMEOUT)
-class AbortDoesNothing(GroupFault, ProcessGroupGloo):
+class AbortDoesNothing(GroupMutant, ProcessGroupGloo):
     base = "impl"
 
     def abort(self) -> None:
@@ -434,7 +235,7 @@ class AbortDoesNothing(GroupFault, ProcessGroupGloo):
 
 
 @breaks("abort/ends-the-group", says=r"RuntimeError: all are aborted")
-class AbortsEverything(GroupFault, ProcessGroupGloo):
+class AbortsEverything(GroupMutant, ProcessGroupGloo):
     """An abort ends all groups of the process."""
 
     base = "impl"

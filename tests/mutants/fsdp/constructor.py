@@ -1,22 +1,134 @@
-"""Faults of FSDP's constructor and of its precision: wrapping, casts, offloading, hooks, meshes."""
+"""Mutants of conformance/spec/fsdp/constructor.py."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from impl.fsdp import api
-from impl.fsdp.build import construct as build
 from impl.fsdp.build import groups, materialize, wrapping
-from impl.fsdp.flat_param import config, handle, views
-from impl.fsdp.step import buffers, forward, reduction, sharding, tree
+from impl.fsdp.flat_param import handle, views
+from impl.fsdp.step import reduction, sharding, tree
 from tests.mutants.fsdp.kit import Swapped, always, nothing
 from tests.mutants.kit import breaks
 
-# The wrapper
+
+def _without_dataclasses(inputs: Any) -> Iterator[torch.Tensor]:
+    if isinstance(inputs, torch.Tensor):
+        yield inputs
+    elif isinstance(inputs, (dict, list, tuple)):
+        for value in inputs.values() if isinstance(inputs, dict) else inputs:
+            yield from _without_dataclasses(value)
+
+
+@breaks("fsdp/inputs-and-outputs", says="raised")
+class OverlooksDataclasses(Swapped):
+    swaps = ((tree, "tensors_in", lambda _: _without_dataclasses),)
+
+
+def _without_names(right: Any) -> Any:
+    def wrong(fn: Any, inputs: Any) -> Any:
+        if isinstance(inputs, tuple):
+            return tuple(wrong(fn, value) for value in inputs)
+        if dataclasses.is_dataclass(inputs):
+            return inputs
+        return right(fn, inputs)
+
+    return wrong
+
+
+@breaks("fsdp/inputs-and-outputs", says="'tuple' object has no attribute 'x'")
+class NamedTuplesLoseTheirNames(Swapped):
+    swaps = ((tree, "_map", _without_names),)
+
+
+def _of_parameters(right: Any) -> Any:
+    def wrong(module: Any, modules: Any, states: Any) -> Any:
+        params = [one for one in states or [] if isinstance(one, torch.nn.Parameter)]
+        return right(module, modules, params or None)
+
+    return wrong
+
+
+@breaks("fsdp/ignored-modules", says="ignored weight")
+class IgnoredStatesAreParametersAlone(Swapped):
+    swaps = ((api, "resolve_ignored", _of_parameters),)
+
+
+@breaks("fsdp/sync-module-states", says="means of entries")
+class BuffersAreNotSynchronized(Swapped):
+    swaps = (
+        (
+            materialize,
+            "sync_module_states",
+            lambda right: lambda module, *args: right(nn.Module(), *args),
+        ),
+    )
+
+
+@breaks("fsdp/sync-module-states-hybrid", says="means of entries")
+class NodesAreSynchronizedApart(Swapped):
+    """pytorch#178569"""
+
+    swaps = (
+        (
+            materialize,
+            "sync_module_states",
+            lambda right: (
+                lambda module, params, groups, device: right(module, params, groups[-1:], device)
+            ),
+        ),
+    )
+
+
+def _made_empty(modules: Any, device: Any) -> None:
+    for module in modules:
+        module.to_empty(device=device, recurse=False)
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            tensor.detach().zero_()
+
+
+@breaks("fsdp/meta-device", says="parameter and buffers|raised")
+class MetaModulesAreNotReset(Swapped):
+    swaps = ((materialize, "_reset_parameters", lambda _: _made_empty),)
+
+
+@breaks("fsdp/meta-device", says="parameter and buffers")
+class ResetsModulesWithParameters(Swapped):
+    """Others are made empty."""
+
+    @staticmethod
+    def _sorted_out(right: Any) -> Any:
+        def reset(modules: Any, device: Any) -> None:
+            modules = list(modules)
+            with_own = [m for m in modules if next(m.parameters(recurse=False), None) is not None]
+            right(with_own, device)
+            _made_empty([m for m in modules if m not in with_own], device)
+
+        return reset
+
+    swaps = ((materialize, "_reset_parameters", _sorted_out),)
+
+
+@breaks("fsdp/ignored-modules", says="ignored (parameters|weight)|units")
+@breaks("fsdp/ignored-in-state-dict", says="types")
+@breaks("fsdp/ignored-parameters", says="zip|ignored parameters")
+@breaks("fsdp/ignored-instance", says="was to raise")
+class IgnoresNothing(Swapped):
+    swaps = (
+        (api, "resolve_ignored", lambda right: lambda module, *args: right(module, None, None)),
+    )
+
+
+@breaks("fsdp/comm-hook", says="calls and gradients")
+@breaks("fsdp/comm-hook-no-shard", says="calls and gradients")
+@breaks("fsdp/comm-hook-refused", says="was to raise")
+class HooksAreNotCalled(Swapped):
+    swaps = ((api.FullyShardedDataParallel, "register_comm_hook", nothing),)
 
 
 def _with_few_arguments(right: Any) -> Any:
@@ -109,14 +221,6 @@ class OverlooksReplacedParameters(Swapped):
     swaps = ((sharding, "write_back_orig_params", always(False)),)
 
 
-@breaks("fsdp/alone", says="strategy: rank . is wrong")
-class ShardsOverOneRank(Swapped):
-    swaps = ((build, "resolve_strategy", lambda _: lambda strategy, size: strategy),)
-
-
-# Meshes
-
-
 @breaks("fsdp/device-mesh", says="is wrong")
 class ShardsOverTheDefaultGroup(Swapped):
     """A mesh of one dimension is taken for all ranks."""
@@ -137,88 +241,6 @@ class ShardsOverTheFirstDimension(Swapped):
     swaps = ((groups, "_hybrid_groups", _the_other_way_round),)
 
 
-# Precision
-
-
-def _in_full(right: Any) -> Any:
-    def wrong(original: Any, mixed_precision: Any) -> Any:
-        return replace(right(original, mixed_precision), compute=original)
-
-    return staticmethod(wrong)
-
-
-@breaks("fsdp/param-dtype", says="weight: float32, want bfloat16")
-@breaks("fsdp/gather-dtype", says=r"all_gather float32\[\d+\], want bfloat16")
-class ComputesInFullPrecision(Swapped):
-    swaps = ((config.Dtypes, "of", _in_full),)
-
-
-def _from_the_first_cast(right: Any) -> Any:
-    def wrong(self: Any) -> None:
-        right(self)
-        self.device_handle.flush()
-        cast = self.low_precision_shard
-        cast.copy_(self.__dict__.setdefault("first_cast", cast.clone()))
-
-    return wrong
-
-
-@breaks("fsdp/low-precision-training", says="is wrong")
-class CastsParametersOnce(Swapped):
-    """What is gathered in low precision does not follow the optimizer."""
-
-    swaps = ((handle.FlatParamHandle, "use_low_precision_shard", _from_the_first_cast),)
-
-
-def _cast_always(right: Any) -> Any:
-    def wrong(state: Any, args: Any, kwargs: Any) -> Any:
-        moved = right(state, args, kwargs)
-        return tree.cast_floating(moved, state.mixed_precision.param_dtype)
-
-    return wrong
-
-
-@breaks("fsdp/no-cast-inputs", says="x: bfloat16, want float32")
-class InputsAreAlwaysCast(Swapped):
-    swaps = ((forward, "root_pre_forward", _cast_always),)
-
-
-def _not_recomputed(right: Any) -> Any:
-    def wrong(state: Any, args: Any, kwargs: Any) -> Any:
-        if forward.is_recomputing(state.handle):
-            return args, kwargs
-        return right(state, args, kwargs)
-
-    return wrong
-
-
-@breaks("fsdp/recomputed-casts", says="is wrong")
-class RecomputesFromWhatWasNotCast(Swapped):
-    """As torch 2.13 does."""
-
-    swaps = ((forward, "_cast_inputs", _not_recomputed),)
-
-
-@breaks("fsdp/buffer-dtype", says="dtypes of buffers")
-class BuffersAreNotCast(Swapped):
-    swaps = ((buffers, "cast_and_move", nothing),)
-
-
-@breaks("fsdp/batch-norm-in-full-precision", says="BFloat16|dtypes of weights")
-class NormLayersComputeInLowPrecision(Swapped):
-    swaps = ((wrapping, "_keep_in_full_precision", nothing),)
-
-
-@breaks("fsdp/full-precision-eval", says="dtypes")
-class EvaluatesInLowPrecision(Swapped):
-    """The variable in the environment goes by another name."""
-
-    swaps = (
-        (handle, "ENV_FULL_PRECISION_IN_EVAL", lambda _: "FSDP_FULL_PRECISION_IN_EVAL"),
-        (build, "ENV_FULL_PRECISION_IN_EVAL", lambda _: "FSDP_FULL_PRECISION_IN_EVAL"),
-    )
-
-
 @breaks("fsdp/past-setattr", says="=1: calls of __setattr__")
 class NobodyIsPassedBy(Swapped):
     """The variable in the environment goes by another name."""
@@ -229,22 +251,6 @@ class NobodyIsPassedBy(Swapped):
 @breaks("fsdp/past-setattr", says="=0: calls of __setattr__")
 class EverybodyIsPassedBy(Swapped):
     swaps = ((views, "_uses_plain_attributes", lambda _: lambda module: True),)
-
-
-@breaks("fsdp/cpu-offload", says="is wrong")
-class OffloadedGradientsGoAstray(Swapped):
-    """They are copied to memory that the optimizer does not look at."""
-
-    swaps = (
-        (
-            handle.FlatParamHandle,
-            "cpu_grad_buffer",
-            lambda right: lambda self: right(self).clone(),
-        ),
-    )
-
-
-# Hooks, and parts of units
 
 
 def _averaged_again(right: Any) -> Any:
@@ -259,39 +265,3 @@ def _averaged_again(right: Any) -> Any:
 @breaks("fsdp/default-hooks", says="is wrong")
 class AveragesWhatAHookHasAveraged(Swapped):
     swaps = ((reduction, "_finish", _averaged_again),)
-
-
-def _depth(state: Any) -> int:
-    return sum(
-        other is not state and any(part is state.wrapper for part in other.wrapper.modules())
-        for other in state.shared.states
-    )
-
-
-def _averaged_by_depth(right: Any) -> Any:
-    def wrong(state: Any, handle: Any, shard: torch.Tensor) -> None:
-        state.device_handle.flush()
-        right(state, handle, shard / max(1, _depth(state)))
-
-    return wrong
-
-
-@breaks("fsdp/nested-units", says="is wrong")
-class AveragesAtEachLevel(Swapped):
-    """Gradients of units within units come out too small."""
-
-    swaps = ((reduction, "_finish", _averaged_by_depth),)
-
-
-@breaks("fsdp/frozen-parts", says="is wrong")
-class TrainsFrozenParts(Swapped):
-    """Original parameters require gradients, whether they did before or not."""
-
-    swaps = ((views, "_as_parameter", lambda _: lambda tensor: nn.Parameter(tensor.detach())),)
-
-
-@breaks("fsdp/checkpointed", says="of shape|is wrong")
-class RecomputesWithOtherTensors(Swapped):
-    """With original parameters, the backward shows no tensors of the forward."""
-
-    swaps = ((views.OrigParamViews, "show_backward_tensors", nothing),)

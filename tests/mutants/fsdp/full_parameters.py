@@ -1,4 +1,4 @@
-"""Faults of FSDP's full parameters, its norms, and how much of a model a rank holds."""
+"""Mutants of conformance/spec/fsdp/full_parameters.py."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import ShardingStrategy
+import torch.distributed as dist
 
 from impl.fsdp import api
-from impl.fsdp.build import construct as build
-from impl.fsdp.checkpoint import state_dict
-from impl.fsdp.flat_param import views
-from impl.fsdp.step import backward, grad_norm, unshard_params
+from impl.fsdp.flat_param import gradients, handle
+from impl.fsdp.flat_param import gradients as gradients_module
+from impl.fsdp.step import backward, grad_norm, reduction, unshard_params
+from impl.fsdp.step.grad_norm import clip_grad_norm
 from impl.fsdp.step.lazy_init import lazy_init
 from tests.mutants.fsdp.kit import Swapped, always, as_property, nothing
 from tests.mutants.kit import breaks
-
-# Full parameters
 
 
 @breaks("fsdp/summon", says=r"got \['_fsdp_wrapped_module")
@@ -90,9 +88,6 @@ class ApplyLosesWhatItDid(Swapped):
     swaps = ((unshard_params, "summon_one", _with_options(writeback=False)),)
 
 
-# Norms
-
-
 def _with_ones(right: Any) -> Any:
     def wrong(params: Any, norm_type: float, dtype: torch.dtype) -> Any:
         norm = right(params, norm_type, dtype)
@@ -115,38 +110,141 @@ class NormsAreInSinglePrecision(Swapped):
     swaps = ((grad_norm._Parameters, "norm_dtype", as_property(torch.float32)),)
 
 
-# Memory
-
-
-@breaks("fsdp/sharded-parameters", says=r"got Held\(params=284")
-@breaks("fsdp/sharded-gradients", says="grads=284")
-@breaks("fsdp/sharded-optimizer-state", says="state=284")
-class EveryRankHoldsTheModel(Swapped):
-    """All strategies are NO_SHARD."""
-
-    swaps = ((build, "resolve_strategy", always(ShardingStrategy.NO_SHARD)),)
-
-
-@breaks("fsdp/whole-in-forward", says="'weight' must be 2-D|size mismatch|shapes cannot be")
-class ComputesWithShards(Swapped):
-    """With original parameters, modules show their shards in the forward."""
-
-    swaps = ((views.OrigParamViews, "show_forward_tensors", nothing),)
-
-
-@breaks("fsdp/freed-when-frozen", says=r"unsharded at the forwards: got \[\[0, 2\]")
-class KeepsFrozenUnits(Swapped):
+@breaks("fsdp/norm-of-inner-unit", says="was to raise")
+class ClipsFromInside(Swapped):
     swaps = (
         (
-            backward,
-            "frees_in_backward",
-            lambda right: (
-                lambda state, handle: handle.flat_param.requires_grad and right(state, handle)
+            api.FullyShardedDataParallel,
+            "clip_grad_norm_",
+            lambda _: (
+                lambda self, max_norm, norm_type=2.0: clip_grad_norm(
+                    self._state, max_norm, norm_type
+                )
             ),
         ),
     )
 
 
-@breaks("fsdp/freed-after-state-dict", says="state dict: .* bytes are left")
-class StateDictsLeaveUnitsAsTheyAre(Swapped):
-    swaps = ((state_dict, "_leave", nothing),)
+@breaks("fsdp/summon-writes-back", says="values")
+class SummonLosesChanges(Swapped):
+    swaps = ((handle.FlatParamHandle, "write_back_shard", nothing),)
+
+
+def _always_writing(right: Any) -> Any:
+    def wrong(state: Any, options: Any, *, discard: bool = False) -> Any:
+        return right(state, unshard_params.SummonOptions(writeback=True))
+
+    return wrong
+
+
+@breaks("fsdp/summon-discards", says="is wrong")
+class SummonKeepsChanges(Swapped):
+    swaps = ((unshard_params, "unsharded", _always_writing),)
+
+
+@breaks("fsdp/summon-gradients", says="is wrong|got")
+class SummonLosesChangesOfGradients(Swapped):
+    swaps = ((gradients_module, "write_back_grad", nothing),)
+
+
+@breaks("fsdp/norm", says="is wrong")
+class NormOfTheOwnShard(Swapped):
+    """RLinf#1558"""
+
+    swaps = ((dist, "all_reduce", nothing),)
+
+
+def _over_all_ranks(right: Any) -> Any:
+    def wrong(tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, **kwargs: Any) -> Any:
+        return right(tensor, op=op, group=None if tensor.numel() == 1 else group, **kwargs)
+
+    return wrong
+
+
+@breaks("fsdp/norm-hybrid", says="is wrong")
+class NormCountsReplicas(Swapped):
+    """VeOmni#184"""
+
+    swaps = ((dist, "all_reduce", _over_all_ranks),)
+
+
+@breaks("fsdp/norm-clips", says="norms before and after clipping")
+class NormIsComputedAndNothingClipped(Swapped):
+    swaps = ((torch, "clamp", always(torch.ones(()))),)
+
+
+@breaks("fsdp/no-sync", says="is wrong")
+@breaks("fsdp/with-torch-no-sync", says="is wrong")
+class NoSyncReducesAtOnceAndForgets(Swapped):
+    """What accumulates under no_sync does not get into the reduction."""
+
+    swaps = (
+        (
+            backward,
+            "_reduce_or_keep",
+            lambda right: (
+                lambda state, handle: (
+                    right(state, handle)
+                    if state.sync_gradients
+                    else setattr(handle.flat_param, "grad", None)
+                )
+            ),
+        ),
+    )
+
+
+@breaks("fsdp/no-sync-original-parameters", says="is wrong|raised")
+class NoSyncHidesWhatItKeeps(Swapped):
+    """Original parameters do not show the gradient that no_sync keeps, so it looks cleared."""
+
+    swaps = (
+        (gradients, "show_unsharded_grads", nothing),
+        (gradients, "show_grads", nothing),
+    )
+
+
+def _first_of_own_node(right: Any, state: Any, handle: Any, shard: torch.Tensor) -> None:
+    state.device_handle.flush()
+    if handle.saved_grad_shard is None and state.inter_node_group is not None:
+        shard.mul_(1 + 0.1 * state.inter_node_group.rank())
+    right(state, handle, shard)
+
+
+@breaks("fsdp/no-sync-hybrid", says="is wrong")
+class TheFirstMicrobatchIsNotShared(Swapped):
+    """With hybrid sharding, what there was before the last backward is not all-reduced again."""
+
+    swaps = (
+        (
+            reduction,
+            "_finish",
+            lambda right: (
+                lambda state, handle, shard: _first_of_own_node(right, state, handle, shard)
+            ),
+        ),
+    )
+
+
+@breaks("fsdp/no-sync-then-unused", says="is wrong|must match the size")
+class ForgetsWhatAnUnusedUnitAccumulated(Swapped):
+    swaps = ((gradients, "is_left_behind", always(False)),)
+
+
+def _by_size(right: Any, handle: Any) -> None:
+    grad = handle.flat_param.grad
+    if grad is not None:
+        handle.accumulates_unsharded = grad.numel() == handle.layout.numel
+    right(handle)
+
+
+@breaks("fsdp/one-element-accumulates", says="gradient: rank . is wrong|raised")
+class TellsGradientsApartByTheirSizes(Swapped):
+    """As torch 2.13 does."""
+
+    swaps = (
+        (
+            gradients,
+            "prepare_for_backward",
+            lambda right: lambda handle: _by_size(right, handle),
+        ),
+    )

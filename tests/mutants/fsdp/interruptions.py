@@ -17,8 +17,6 @@ from impl.fsdp.step import backward, lazy_init, reduction, unshard_params
 from tests.mutants.fsdp.kit import Swapped, nothing
 from tests.mutants.kit import breaks
 
-# Exceptions
-
 
 def _without_finally(right: Any) -> Any:
     @contextlib.contextmanager
@@ -105,9 +103,6 @@ class GradientsAreShownBeforeTheyAreThere(Swapped):
     swaps = ((reduction, "_publish", _showing_at_once),)
 
 
-# Evaluation
-
-
 def _in_training_mode(right: Any) -> Any:
     def wrong(state: Any, output: Any) -> None:
         if state.module.training:
@@ -188,9 +183,6 @@ class OneRootEndsTheBackward(Swapped):
     swaps = ((backward, "queue_backward_callback", _one_at_a_time),)
 
 
-# What has no gradients
-
-
 def _with_zeros(right: Any) -> Any:
     def wrong(state: Any, unit: Any) -> None:
         right(state, unit)
@@ -238,9 +230,6 @@ def _of_all(right: Any) -> Any:
 @breaks("fsdp/optimizer-state-of-unused", says="KeyError")
 class WantsStateOfEveryParameter(Swapped):
     swaps = ((optim_api, "load_optim_state", _of_all),)
-
-
-# Changes of the model
 
 
 def _as_at_first(right: Any) -> Any:

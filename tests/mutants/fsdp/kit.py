@@ -1,4 +1,4 @@
-"""How faults of FSDP are written: while a world lives, functions of impl.fsdp are others."""
+"""How mutants of FSDP are written: while a world lives, functions of impl.fsdp are others."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 from unittest import mock
 
+from impl.fsdp.flat_param import config
 from tests.mutants.kit import Patch
 
 # What holds a name, the name, and what makes the wrong thing from the right one.
@@ -14,7 +15,7 @@ Swap = tuple[Any, str, Callable[[Any], Any]]
 
 
 class Swapped(Patch):
-    """`swaps` are made while the fault is active."""
+    """`swaps` are made while the mutant is active."""
 
     base = "impl"
     swaps: ClassVar[tuple[Swap, ...]]
@@ -42,3 +43,16 @@ def always(value: Any) -> Callable[[Any], Callable[..., Any]]:
 def as_property(value: Any) -> Callable[[Any], Any]:
     """Instead of a property one that has this value."""
     return lambda _: property(lambda self: value)
+
+
+KEEPS = (config.HandleConfig, "reshards_after_forward", as_property(False))
+
+
+FREES = (config.HandleConfig, "reshards_after_forward", as_property(True))
+
+
+def rolled_afterwards(right: Any) -> Any:
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        return right(*args, **kwargs).roll(1, 0)
+
+    return wrong

@@ -1,22 +1,19 @@
-"""Faults of FSDP with units that differ, replicas, meshes, and groups that are not everybody."""
+"""Mutants of conformance/spec/fsdp/mixtures.py."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from impl.fsdp import api, common
+from impl.fsdp import common
 from impl.fsdp.checkpoint import optim_names, optim_save, sharded_values, state_dict
-from impl.fsdp.flat_param import gradients
+from impl.fsdp.flat_param import config, gradients
+from impl.fsdp.flat_param import gradients as gradients_module
 from impl.fsdp.step import buffers, forward, grad_norm, reduction, tree, unshard_params
-from tests.mutants.fsdp.kit import Swapped
+from tests.mutants.fsdp.kit import Swapped, as_property, nothing
 from tests.mutants.kit import breaks
-
-# Strategies
 
 
 def _unless_the_root_is_sharded(right: Any) -> Any:
@@ -71,9 +68,6 @@ class OptimizerStateTellsOfCheckpoints(Swapped):
             lambda _: lambda name: name.replace(common.FSDP_PREFIX, ""),
         ),
     )
-
-
-# Precision
 
 
 @breaks("fsdp/cast-unit-inputs", says="raised|dtypes of inputs")
@@ -167,9 +161,6 @@ class ReplicasReduceInTheDtypeOfTheGradient(Swapped):
     swaps = ((reduction, "_reduce_dtype", _for_shards),)
 
 
-# Groups
-
-
 def _of_the_world(right: Any) -> Any:
     def wrong(state: Any, handle: Any, entries: Any, prefix: str) -> None:
         right(state, handle, entries, prefix)
@@ -183,54 +174,6 @@ def _of_the_world(right: Any) -> Any:
 @breaks("fsdp/rank-0-of-a-group", says="entries of state dicts")
 class OnlyTheWorldHasARank0(Swapped):
     swaps = ((state_dict, "_save_full", _of_the_world),)
-
-
-# Containers
-
-
-def _without_dataclasses(inputs: Any) -> Iterator[torch.Tensor]:
-    if isinstance(inputs, torch.Tensor):
-        yield inputs
-    elif isinstance(inputs, (dict, list, tuple)):
-        for value in inputs.values() if isinstance(inputs, dict) else inputs:
-            yield from _without_dataclasses(value)
-
-
-@breaks("fsdp/inputs-and-outputs", says="raised")
-class OverlooksDataclasses(Swapped):
-    swaps = ((tree, "tensors_in", lambda _: _without_dataclasses),)
-
-
-def _without_names(right: Any) -> Any:
-    def wrong(fn: Any, inputs: Any) -> Any:
-        if isinstance(inputs, tuple):
-            return tuple(wrong(fn, value) for value in inputs)
-        if dataclasses.is_dataclass(inputs):
-            return inputs
-        return right(fn, inputs)
-
-    return wrong
-
-
-@breaks("fsdp/inputs-and-outputs", says="'tuple' object has no attribute 'x'")
-class NamedTuplesLoseTheirNames(Swapped):
-    swaps = ((tree, "_map", _without_names),)
-
-
-def _of_parameters(right: Any) -> Any:
-    def wrong(module: Any, modules: Any, states: Any) -> Any:
-        params = [one for one in states or [] if isinstance(one, torch.nn.Parameter)]
-        return right(module, modules, params or None)
-
-    return wrong
-
-
-@breaks("fsdp/ignored-modules", says="ignored weight")
-class IgnoredStatesAreParametersAlone(Swapped):
-    swaps = ((api, "resolve_ignored", _of_parameters),)
-
-
-# Sharded state dicts
 
 
 def _with_the_first_row_twice(right: Any) -> Any:
@@ -281,3 +224,19 @@ def _gathered_and_rolled(right: Any) -> Any:
 @breaks("fsdp/full-optimizer-state-hybrid", says="is wrong")
 class OptimizerStateOfReplicasIsShifted(Swapped):
     swaps = ((optim_save, "_gather", _gathered_and_rolled),)
+
+
+@breaks("fsdp/scatter-dtype", says="want (b?float32|bfloat16)|issued .'all_reduce bfloat16")
+@breaks("fsdp/with-torch-low-precision", says="ranks disagree on dtype|raised|is wrong")
+class ReducesInTheDtypeOfTheGradient(Swapped):
+    """The reduce_dtype never reaches the wire (pytorch#63375, for a hook of DDP)."""
+
+    swaps = ((reduction, "_reduce_dtype", lambda _: lambda state, handle, grad: grad.dtype),)
+
+
+@breaks("fsdp/keep-low-precision-gradients", says=r"want (bfloat16|'torch\.bfloat16')")
+class GradientsAreAlwaysInFullPrecision(Swapped):
+    swaps = (
+        (config.HandleConfig, "keeps_low_precision_grads", as_property(False)),
+        (gradients_module, "_cast_grad", nothing),
+    )

@@ -1,139 +1,177 @@
-"""Faults of FSDP's state dicts, and of what the constructor is given."""
+"""Mutants of conformance/spec/fsdp/optimizer_state.py."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor
 
 from impl.fsdp import api
-from impl.fsdp.build import construct as build
-from impl.fsdp.build import materialize
-from impl.fsdp.checkpoint import optim_load, optim_save, state_dict, state_dict_type
-from tests.mutants.fsdp.kit import Swapped, always, nothing
+from impl.fsdp.checkpoint import optim_api, optim_load, optim_save, state_dict
+from impl.fsdp.flat_param import packing as flat_param
+from tests.mutants.fsdp.kit import Swapped, rolled_afterwards
 from tests.mutants.kit import breaks
 
 
-@breaks("fsdp/full-state-dict", says="got|raised")
-class KeysHaveTheWrappersNames(Swapped):
-    swaps = ((state_dict, "replace_prefix", nothing),)
+def _dealt(world_size: int, rows: int) -> Tensor:
+    """The rows in the order in which they are dealt out in turns."""
+    return torch.cat([torch.arange(rank, rows, world_size) for rank in range(world_size)])
 
 
-@breaks("fsdp/full-state-dict-on-rank-0", says="other ranks' keys")
-class EveryRankGetsAll(Swapped):
-    swaps = ((state_dict, "_is_rank0_only", always(False)),)
-
-
-@breaks("fsdp/tied-state-dict", says="got")
-class TiedWeightsAreSavedUnderOneName(Swapped):
-    swaps = (
-        (
-            state_dict,
-            "_save_full",
-            lambda right: (
-                lambda state, handle, entries, prefix: _without_ties(
-                    right, state, handle, entries, prefix
-                )
-            ),
-        ),
-    )
-
-
-def _without_ties(right: Any, state: Any, handle: Any, entries: Any, prefix: str) -> None:
-    right(state, handle, entries, prefix)
-    for tied in handle.metadata.shared:
-        entries.pop(f"{prefix}{tied.module_name}.{tied.name}")
-
-
-def _rolled(right: Any) -> Any:
-    def wrong(value: Any, *args: Any, **kwargs: Any) -> Any:
-        return right(value.roll(1, 0), *args, **kwargs)
+def _dealing(right: Any) -> Any:
+    def wrong(value: Tensor, state: Any, **kwargs: Any) -> Any:
+        return right(value[_dealt(state.world_size, value.shape[0])], state, **kwargs)
 
     return wrong
 
 
-@breaks("fsdp/sharded-state-dict", says="is wrong")
-class ShardsHoldTheNextRows(Swapped):
-    swaps = ((state_dict, "shard_rows", _rolled),)
+def _collecting(right: Any) -> Any:
+    def wrong(value: Any, state: Any) -> Tensor:
+        rows: Tensor = right(value, state)
+        return rows[_dealt(state.world_size, rows.shape[0]).argsort()]
+
+    return wrong
 
 
-def _rolled_afterwards(right: Any) -> Any:
+@breaks("fsdp/reshards", says="is wrong")
+class DealsRowsInTurns(Swapped):
+    """Which row is where depends on the number of ranks, and nothing says so."""
+
+    swaps = (
+        (state_dict, "shard_rows", _dealing),
+        (state_dict, "unshard_rows", _collecting),
+    )
+
+
+@breaks("fsdp/optimizer-state-on-rank-0", says=r"\d\d entries")
+class EveryRankGetsTheState(Swapped):
+    swaps = (
+        (
+            optim_api,
+            "SaveOptions",
+            lambda right: lambda rank0_only, **options: right(rank0_only=False, **options),
+        ),
+    )
+
+
+@breaks("fsdp/optimizer-state-of-units-and-the-bare-module", says="is wrong")
+class ParametersOfAUnitShareTheirStep(Swapped):
+    """As in torch 2.13: who loads it counts once for each of them."""
+
+    swaps = ((optim_save, "_copied", lambda _: lambda state: state),)
+
+
+def _of_all(right: Any) -> Any:
+    def wrong(unit: Any, states: Any, options: Any) -> Any:
+        return right(unit, {name: states.get(name, {}) for name in unit.names}, options)
+
+    return wrong
+
+
+@breaks("fsdp/frozen-have-no-state", says="names with state")
+class FrozenParametersHaveEmptyState(Swapped):
+    swaps = ((optim_save, "_gather_orig_states", _of_all),)
+
+
+def _with_the_first_settings(right: Any) -> Any:
+    def wrong(*args: Any) -> Any:
+        loaded = right(*args)
+        first = loaded["param_groups"][0]
+        groups = [{**first, "params": group["params"]} for group in loaded["param_groups"]]
+        return {**loaded, "param_groups": groups}
+
+    return wrong
+
+
+@breaks("fsdp/parameter-groups", says="groups: rank . is wrong")
+class AllGroupsHaveTheFirstOnesSettings(Swapped):
+    swaps = ((optim_load, "_rekey", _with_the_first_settings),)
+
+
+@breaks("fsdp/optimizer-state-channels-last", says="came back to its place")
+class FlattensInTheUsualOrder(Swapped):
+    """As torch 2.13 does."""
+
+    swaps = (
+        (
+            flat_param.FlatMetadata,
+            "flatten_one",
+            lambda _: lambda self, index, tensor: tensor.reshape(-1),
+        ),
+    )
+
+
+def _without_a_word(right: Any) -> Any:
     def wrong(*args: Any, **kwargs: Any) -> Any:
-        return right(*args, **kwargs).roll(1, 0)
+        try:
+            return right(*args, **kwargs)
+        except RuntimeError:
+            return [], {}
 
     return wrong
 
 
-@breaks("fsdp/sharded-state-dict-loads", says="is wrong")
-class LoadsTheNextRows(Swapped):
-    swaps = ((state_dict, "unshard_rows", _rolled_afterwards),)
+@breaks("fsdp/optimizer-state-missing", says="was to raise")
+class SavesWhatAllHave(Swapped):
+    swaps = ((optim_save, "agree_on_keys", _without_a_word),)
 
 
-@breaks("fsdp/exchanges-sharded-with-torch", says="is wrong")
-class NobodyElseUnderstandsItsShards(Swapped):
-    """Wrong in the same way both times, so that its own state dicts come back."""
+def _of_known_names(right: Any) -> Any:
+    def wrong(state: Any, param_groups: Any, params: Any, names: Any) -> Any:
+        known = {name for found in names.names_of.values() for name in found}
+        kept = [
+            {**group, "params": [name for name in group["params"] if name in known]}
+            for group in param_groups
+        ]
+        return right(state, kept, params, names)
 
-    swaps = (
-        (state_dict, "shard_rows", _rolled),
-        (
-            state_dict,
-            "unshard_rows",
-            lambda right: lambda *args, **kwargs: right(*args, **kwargs).roll(-1, 0),
-        ),
-    )
+    return wrong
 
 
-@breaks("fsdp/local-state-dict", says="is wrong")
-@breaks("fsdp/local-state-dict-original", says="is wrong")
-class LocalStateDictsAreNotLoaded(Swapped):
-    swaps = (
-        (
-            state_dict,
-            "_load_local",
-            lambda _: (
-                lambda handle, entries, prefix: entries.update(
-                    {prefix + "_flat_param": handle.local_shard.clone()}
-                )
-            ),
-        ),
-    )
+@breaks("fsdp/optimizer-state-of-nobody", says="was to raise")
+class DropsUnknownNames(Swapped):
+    swaps = ((optim_load, "_rekey", _of_known_names),)
 
 
-@breaks("fsdp/buffers-in-full-precision", says="dtypes")
-class BuffersAreSavedInLowPrecision(Swapped):
-    swaps = ((state_dict, "_save_buffers", nothing),)
+def _with_zeros(right: Any) -> Any:
+    def wrong(unit: Any, name: str, values: list[Any]) -> Any:
+        shapes = [param.shape for param in unit.handle.metadata.params]
+        fitting = [
+            value if value is None or value.shape == shape else value.new_zeros(shape)
+            for value, shape in zip(values, shapes, strict=True)
+        ]
+        return right(unit, name, fitting)
+
+    return wrong
 
 
-def _without_finally(_: Any) -> Any:
-    @contextlib.contextmanager
-    def wrong(module: Any, kind: Any, model: Any = None, optim: Any = None) -> Iterator[None]:
-        cls = api.FullyShardedDataParallel
-        before = cls.set_state_dict_type(module, kind, model, optim)
-        yield
-        cls.set_state_dict_type(
-            module,
-            before.state_dict_type,
-            before.state_dict_config,
-            before.optim_state_dict_config,
-        )
+def _after_forgetting(right: Any) -> Any:
+    def wrong(model: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        for state in optimizer.state.values():
+            state["exp_avg"].zero_()
+        return right(model, optimizer, *args, **kwargs)
 
     return staticmethod(wrong)
 
 
-@breaks("fsdp/state-dict-types-after-error", says="types: rank 0 is wrong")
-class AnErrorLeavesTheType(Swapped):
-    """As in torch 2.13."""
+@breaks("fsdp/optimizer-state-of-wrong-shape", says="the optimizer was changed")
+class ForgetsBeforeItLoads(Swapped):
+    """The state that an optimizer has is dropped before the new one was looked at."""
 
-    swaps = ((state_dict_type.StateDictTypeMethods, "state_dict_type", _without_finally),)
+    swaps = ((api.FullyShardedDataParallel, "optim_state_dict_to_load", _after_forgetting),)
+
+
+@breaks("fsdp/optimizer-state-of-wrong-shape", says="was to raise")
+class BeginsAnewWhereShapesDiffer(Swapped):
+    swaps = ((optim_load, "_flatten_tensors", _with_zeros),)
 
 
 @breaks("fsdp/full-optimizer-state", says="is wrong")
 @breaks("fsdp/full-optimizer-state-offloaded", says="is wrong")
 @breaks("fsdp/optimizer-state-and-the-bare-module", says="is wrong")
 class OptimizerStateIsShifted(Swapped):
-    swaps = ((optim_save, "_gather", _rolled_afterwards),)
+    swaps = ((optim_save, "_gather", rolled_afterwards),)
 
 
 @breaks("fsdp/full-optimizer-state-original", says="is wrong")
@@ -153,99 +191,4 @@ class OptimizerStateOfOriginalParametersIsShifted(Swapped):
 @breaks("fsdp/older-optimizer-functions", says="differences")
 @breaks("fsdp/exchanges-full-with-torch", says="is wrong")
 class OptimizerStateIsLoadedShifted(Swapped):
-    swaps = ((optim_load, "_flatten_tensors", _rolled_afterwards),)
-
-
-# The constructor
-
-
-@breaks("fsdp/sync-module-states", says="means of entries")
-class BuffersAreNotSynchronized(Swapped):
-    swaps = (
-        (
-            materialize,
-            "sync_module_states",
-            lambda right: lambda module, *args: right(nn.Module(), *args),
-        ),
-    )
-
-
-@breaks("fsdp/sync-module-states-hybrid", says="means of entries")
-class NodesAreSynchronizedApart(Swapped):
-    """pytorch#178569"""
-
-    swaps = (
-        (
-            materialize,
-            "sync_module_states",
-            lambda right: (
-                lambda module, params, groups, device: right(module, params, groups[-1:], device)
-            ),
-        ),
-    )
-
-
-@breaks("fsdp/meta-device", says="parameter and buffers|raised")
-class MetaModulesAreNotReset(Swapped):
-    swaps = ((materialize, "_reset_parameters", lambda _: _made_empty),)
-
-
-@breaks("fsdp/meta-device", says="parameter and buffers")
-class ResetsModulesWithParameters(Swapped):
-    """Others are made empty."""
-
-    @staticmethod
-    def _sorted_out(right: Any) -> Any:
-        def reset(modules: Any, device: Any) -> None:
-            modules = list(modules)
-            with_own = [m for m in modules if next(m.parameters(recurse=False), None) is not None]
-            right(with_own, device)
-            _made_empty([m for m in modules if m not in with_own], device)
-
-        return reset
-
-    swaps = ((materialize, "_reset_parameters", _sorted_out),)
-
-
-def _made_empty(modules: Any, device: Any) -> None:
-    for module in modules:
-        module.to_empty(device=device, recurse=False)
-        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-            tensor.detach().zero_()
-
-
-@breaks("fsdp/ignored-modules", says="ignored (parameters|weight)|units")
-@breaks("fsdp/ignored-in-state-dict", says="types")
-@breaks("fsdp/ignored-parameters", says="zip|ignored parameters")
-@breaks("fsdp/ignored-instance", says="was to raise")
-class IgnoresNothing(Swapped):
-    swaps = (
-        (api, "resolve_ignored", lambda right: lambda module, *args: right(module, None, None)),
-    )
-
-
-@breaks("fsdp/comm-hook", says="calls and gradients")
-@breaks("fsdp/comm-hook-no-shard", says="calls and gradients")
-@breaks("fsdp/comm-hook-refused", says="was to raise")
-class HooksAreNotCalled(Swapped):
-    swaps = ((api.FullyShardedDataParallel, "register_comm_hook", nothing),)
-
-
-@breaks("fsdp/strategy-changes", says="was to raise")
-class TakesAnotherStrategyWithoutAWord(Swapped):
-    """As torch 2.13 does."""
-
-    swaps = (
-        (
-            api.FullyShardedDataParallel,
-            "sharding_strategy",
-            lambda right: property(right.fget, lambda self, strategy: None),
-        ),
-    )
-
-
-@breaks("fsdp/tied-across-units", says="was to raise")
-class CutsTies(Swapped):
-    """As torch 2.13 does."""
-
-    swaps = ((build, "check_not_shared_with_nested", nothing),)
+    swaps = ((optim_load, "_flatten_tensors", rolled_afterwards),)

@@ -1,4 +1,4 @@
-"""Faults of what FSDP refuses: it goes on, or speaks of something else."""
+"""Mutants of conformance/spec/fsdp/refusals.py."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from typing import Any
 import torch.distributed as dist
 
 from impl.fsdp import api
+from impl.fsdp.build import construct as build
 from impl.fsdp.build import groups, wrapping
-from impl.fsdp.checkpoint import optim_load, optim_save
+from impl.fsdp.checkpoint import optim_load
 from impl.fsdp.flat_param import handle
 from impl.fsdp.step import lazy_init
-from impl.fsdp.step.grad_norm import clip_grad_norm
-from tests.mutants.fsdp.kit import Swapped, nothing
+from tests.mutants.fsdp.kit import Swapped, always, nothing
 from tests.mutants.kit import breaks
-
-# The constructor
 
 
 def _without_the_mesh(right: Any) -> Any:
@@ -101,92 +99,36 @@ class TakesAnyDefaultGroup(Swapped):
     swaps = ((groups, "_default_group", lambda _: lambda: dist.group.WORLD),)
 
 
-# Full parameters, norms and no_sync
-
-
-@breaks("fsdp/norm-of-inner-unit", says="was to raise")
-class ClipsFromInside(Swapped):
-    swaps = (
-        (
-            api.FullyShardedDataParallel,
-            "clip_grad_norm_",
-            lambda _: (
-                lambda self, max_norm, norm_type=2.0: clip_grad_norm(
-                    self._state, max_norm, norm_type
-                )
-            ),
-        ),
-    )
-
-
-# Optimizer state
-
-
-def _without_a_word(right: Any) -> Any:
-    def wrong(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return right(*args, **kwargs)
-        except RuntimeError:
-            return [], {}
-
-    return wrong
-
-
-@breaks("fsdp/optimizer-state-missing", says="was to raise")
-class SavesWhatAllHave(Swapped):
-    swaps = ((optim_save, "agree_on_keys", _without_a_word),)
-
-
-def _of_known_names(right: Any) -> Any:
-    def wrong(state: Any, param_groups: Any, params: Any, names: Any) -> Any:
-        known = {name for found in names.names_of.values() for name in found}
-        kept = [
-            {**group, "params": [name for name in group["params"] if name in known]}
-            for group in param_groups
-        ]
-        return right(state, kept, params, names)
-
-    return wrong
-
-
-@breaks("fsdp/optimizer-state-of-nobody", says="was to raise")
-class DropsUnknownNames(Swapped):
-    swaps = ((optim_load, "_rekey", _of_known_names),)
-
-
 @breaks("fsdp/optimizer-state-by-number", says="was to raise")
 class TakesNumbersForTheOptimizersOwn(Swapped):
     swaps = ((optim_load, "_refuse_numbers", nothing),)
 
 
-def _with_zeros(right: Any) -> Any:
-    def wrong(unit: Any, name: str, values: list[Any]) -> Any:
-        shapes = [param.shape for param in unit.handle.metadata.params]
-        fitting = [
-            value if value is None or value.shape == shape else value.new_zeros(shape)
-            for value, shape in zip(values, shapes, strict=True)
-        ]
-        return right(unit, name, fitting)
-
-    return wrong
+@breaks("fsdp/homogeneous-settings", says="was to raise")
+class TakesDifferentSettings(Swapped):
+    swaps = ((lazy_init, "_check_homogeneous", nothing),)
 
 
-def _after_forgetting(right: Any) -> Any:
-    def wrong(model: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        for state in optimizer.state.values():
-            state["exp_avg"].zero_()
-        return right(model, optimizer, *args, **kwargs)
-
-    return staticmethod(wrong)
+@breaks("fsdp/wrapped-twice", says="was to raise")
+class WrapsTwice(Swapped):
+    swaps = ((build, "is_wrapped", always(False)),)
 
 
-@breaks("fsdp/optimizer-state-of-wrong-shape", says="the optimizer was changed")
-class ForgetsBeforeItLoads(Swapped):
-    """The state that an optimizer has is dropped before the new one was looked at."""
+@breaks("fsdp/strategy-changes", says="was to raise")
+class TakesAnotherStrategyWithoutAWord(Swapped):
+    """As torch 2.13 does."""
 
-    swaps = ((api.FullyShardedDataParallel, "optim_state_dict_to_load", _after_forgetting),)
+    swaps = (
+        (
+            api.FullyShardedDataParallel,
+            "sharding_strategy",
+            lambda right: property(right.fget, lambda self, strategy: None),
+        ),
+    )
 
 
-@breaks("fsdp/optimizer-state-of-wrong-shape", says="was to raise")
-class BeginsAnewWhereShapesDiffer(Swapped):
-    swaps = ((optim_load, "_flatten_tensors", _with_zeros),)
+@breaks("fsdp/tied-across-units", says="was to raise")
+class CutsTies(Swapped):
+    """As torch 2.13 does."""
+
+    swaps = ((build, "check_not_shared_with_nested", nothing),)

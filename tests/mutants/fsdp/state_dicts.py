@@ -1,20 +1,18 @@
-"""Faults of FSDP's state dicts as others see them: kinds, keys, what is loaded, what is refused."""
+"""Mutants of conformance/spec/fsdp/state_dicts.py."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from impl.fsdp import api
-from impl.fsdp.checkpoint import optim_api, optim_load, optim_save, state_dict, state_dict_type
-from impl.fsdp.flat_param import packing as flat_param
-from tests.mutants.fsdp.kit import Swapped, nothing
+from impl.fsdp.checkpoint import state_dict, state_dict_type
+from tests.mutants.fsdp.kit import Swapped, always, nothing, rolled_afterwards
 from tests.mutants.kit import breaks
-
-# What is saved
 
 
 @breaks("fsdp/full-state-dict-hybrid", says=r"got \[\]")
@@ -78,36 +76,6 @@ class ReplicasOnAMeshHaveNoLocalStateDict(Swapped):
     swaps = ((state_dict, "_kind", _asking_first),)
 
 
-def _dealt(world_size: int, rows: int) -> Tensor:
-    """The rows in the order in which they are dealt out in turns."""
-    return torch.cat([torch.arange(rank, rows, world_size) for rank in range(world_size)])
-
-
-def _dealing(right: Any) -> Any:
-    def wrong(value: Tensor, state: Any, **kwargs: Any) -> Any:
-        return right(value[_dealt(state.world_size, value.shape[0])], state, **kwargs)
-
-    return wrong
-
-
-def _collecting(right: Any) -> Any:
-    def wrong(value: Any, state: Any) -> Tensor:
-        rows: Tensor = right(value, state)
-        return rows[_dealt(state.world_size, rows.shape[0]).argsort()]
-
-    return wrong
-
-
-@breaks("fsdp/reshards", says="is wrong")
-class DealsRowsInTurns(Swapped):
-    """Which row is where depends on the number of ranks, and nothing says so."""
-
-    swaps = (
-        (state_dict, "shard_rows", _dealing),
-        (state_dict, "unshard_rows", _collecting),
-    )
-
-
 def _reversed(right: Any) -> Any:
     return lambda chunk, *args: right(chunk.flip(0), *args)
 
@@ -131,9 +99,6 @@ class ChunksAreSavedBackwards(Swapped):
     )
 
 
-# Kinds
-
-
 @breaks("fsdp/mesh-has-no-local-state-dict", says="was to raise")
 class SavesChunksOfAMesh(Swapped):
     swaps = ((state_dict, "require_no_device_mesh", nothing),)
@@ -154,9 +119,6 @@ def _of_any_class(right: Any) -> Any:
 @breaks("fsdp/state-dict-config-of-another-type", says="said nothing")
 class TakesAnyConfig(Swapped):
     swaps = ((state_dict_type.StateDictTypeMethods, "set_state_dict_type", _of_any_class),)
-
-
-# What is loaded
 
 
 def _lost(right: Any) -> Any:
@@ -209,62 +171,107 @@ class TellsKeysWithTheWrappersNames(Swapped):
     swaps = ((state_dict, "clean_tensor_name", lambda _: lambda name: name),)
 
 
-# Optimizers
+@breaks("fsdp/full-state-dict", says="got|raised")
+class KeysHaveTheWrappersNames(Swapped):
+    swaps = ((state_dict, "replace_prefix", nothing),)
 
 
-@breaks("fsdp/optimizer-state-on-rank-0", says=r"\d\d entries")
-class EveryRankGetsTheState(Swapped):
+@breaks("fsdp/full-state-dict-on-rank-0", says="other ranks' keys")
+class EveryRankGetsAll(Swapped):
+    swaps = ((state_dict, "_is_rank0_only", always(False)),)
+
+
+def _without_ties(right: Any, state: Any, handle: Any, entries: Any, prefix: str) -> None:
+    right(state, handle, entries, prefix)
+    for tied in handle.metadata.shared:
+        entries.pop(f"{prefix}{tied.module_name}.{tied.name}")
+
+
+@breaks("fsdp/tied-state-dict", says="got")
+class TiedWeightsAreSavedUnderOneName(Swapped):
     swaps = (
         (
-            optim_api,
-            "SaveOptions",
-            lambda right: lambda rank0_only, **options: right(rank0_only=False, **options),
+            state_dict,
+            "_save_full",
+            lambda right: (
+                lambda state, handle, entries, prefix: _without_ties(
+                    right, state, handle, entries, prefix
+                )
+            ),
         ),
     )
 
 
-@breaks("fsdp/optimizer-state-of-units-and-the-bare-module", says="is wrong")
-class ParametersOfAUnitShareTheirStep(Swapped):
-    """As in torch 2.13: who loads it counts once for each of them."""
-
-    swaps = ((optim_save, "_copied", lambda _: lambda state: state),)
-
-
-def _of_all(right: Any) -> Any:
-    def wrong(unit: Any, states: Any, options: Any) -> Any:
-        return right(unit, {name: states.get(name, {}) for name in unit.names}, options)
+def _rolled(right: Any) -> Any:
+    def wrong(value: Any, *args: Any, **kwargs: Any) -> Any:
+        return right(value.roll(1, 0), *args, **kwargs)
 
     return wrong
 
 
-@breaks("fsdp/frozen-have-no-state", says="names with state")
-class FrozenParametersHaveEmptyState(Swapped):
-    swaps = ((optim_save, "_gather_orig_states", _of_all),)
+@breaks("fsdp/sharded-state-dict", says="is wrong")
+class ShardsHoldTheNextRows(Swapped):
+    swaps = ((state_dict, "shard_rows", _rolled),)
 
 
-def _with_the_first_settings(right: Any) -> Any:
-    def wrong(*args: Any) -> Any:
-        loaded = right(*args)
-        first = loaded["param_groups"][0]
-        groups = [{**first, "params": group["params"]} for group in loaded["param_groups"]]
-        return {**loaded, "param_groups": groups}
-
-    return wrong
+@breaks("fsdp/sharded-state-dict-loads", says="is wrong")
+class LoadsTheNextRows(Swapped):
+    swaps = ((state_dict, "unshard_rows", rolled_afterwards),)
 
 
-@breaks("fsdp/parameter-groups", says="groups: rank . is wrong")
-class AllGroupsHaveTheFirstOnesSettings(Swapped):
-    swaps = ((optim_load, "_rekey", _with_the_first_settings),)
-
-
-@breaks("fsdp/optimizer-state-channels-last", says="came back to its place")
-class FlattensInTheUsualOrder(Swapped):
-    """As torch 2.13 does."""
+@breaks("fsdp/exchanges-sharded-with-torch", says="is wrong")
+class NobodyElseUnderstandsItsShards(Swapped):
+    """Wrong in the same way both times, so that its own state dicts come back."""
 
     swaps = (
+        (state_dict, "shard_rows", _rolled),
         (
-            flat_param.FlatMetadata,
-            "flatten_one",
-            lambda _: lambda self, index, tensor: tensor.reshape(-1),
+            state_dict,
+            "unshard_rows",
+            lambda right: lambda *args, **kwargs: right(*args, **kwargs).roll(-1, 0),
         ),
     )
+
+
+@breaks("fsdp/local-state-dict", says="is wrong")
+@breaks("fsdp/local-state-dict-original", says="is wrong")
+class LocalStateDictsAreNotLoaded(Swapped):
+    swaps = (
+        (
+            state_dict,
+            "_load_local",
+            lambda _: (
+                lambda handle, entries, prefix: entries.update(
+                    {prefix + "_flat_param": handle.local_shard.clone()}
+                )
+            ),
+        ),
+    )
+
+
+@breaks("fsdp/buffers-in-full-precision", says="dtypes")
+class BuffersAreSavedInLowPrecision(Swapped):
+    swaps = ((state_dict, "_save_buffers", nothing),)
+
+
+def _without_finally(_: Any) -> Any:
+    @contextlib.contextmanager
+    def wrong(module: Any, kind: Any, model: Any = None, optim: Any = None) -> Iterator[None]:
+        cls = api.FullyShardedDataParallel
+        before = cls.set_state_dict_type(module, kind, model, optim)
+        yield
+        cls.set_state_dict_type(
+            module,
+            before.state_dict_type,
+            before.state_dict_config,
+            before.optim_state_dict_config,
+        )
+
+    return staticmethod(wrong)
+
+
+@breaks("fsdp/state-dict-types-after-error", says="types: rank 0 is wrong")
+class AnErrorLeavesTheType(Swapped):
+    """As in torch 2.13."""
+
+    swaps = ((state_dict_type.StateDictTypeMethods, "state_dict_type", _without_finally),)

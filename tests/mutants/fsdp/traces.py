@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import BackwardPrefetch
 
 from impl.fsdp import api, collectives
-from impl.fsdp.step import backward, reduction
+from impl.fsdp.build import construct as build
+from impl.fsdp.flat_param import layout
+from impl.fsdp.step import backward, forward, order, reduction, sharding
 from impl.torch_private import all_gather_single
-from tests.mutants.fsdp.kit import Swapped
+from tests.mutants.fsdp.kit import FREES, KEEPS, Swapped, always, nothing
 from tests.mutants.kit import breaks
 
 
@@ -82,3 +86,112 @@ def _of_whole_gradients(right: Any) -> Any:
 @breaks("fsdp/norm-is-small", says=r"issued all_gather float32\[\d\d")
 class GathersGradientsForTheirNorm(Swapped):
     swaps = ((api, "clip_grad_norm", _of_whole_gradients),)
+
+
+@breaks("fsdp/trace-full-shard", says="the traces part at operation")
+@breaks("fsdp/trace-checkpointed", says="the traces part at operation")
+class GathersOnceInFullShard(Swapped):
+    swaps = (KEEPS,)
+
+
+@breaks("fsdp/trace-shard-grad-op", says="the traces part at operation")
+class GathersTwiceInShardGradOp(Swapped):
+    swaps = (FREES,)
+
+
+@breaks("fsdp/gather-once", says="the backward gathers")
+class GathersAgainInTheBackward(Swapped):
+    swaps = (FREES,)
+
+
+@breaks("fsdp/trace-prefetch", says="the traces part at operation")
+class NeverPrefetches(Swapped):
+    swaps = ((sharding, "unit_to_prefetch", always(None)),)
+
+
+@breaks("fsdp/prefetch-before", says="gathers after each gradient")
+class GathersTooLate(Swapped):
+    """BACKWARD_PRE is taken for nothing."""
+
+    swaps = ((sharding, "unit_to_prefetch", always(None)),)
+
+
+@breaks("fsdp/forward-prefetch", says="gathers before each forward")
+class DoesNotPrefetchInTheForward(Swapped):
+    swaps = ((order.ExecutionOrder, "after_in_forward", always(None)),)
+
+
+def _early(right: Any) -> Any:
+    def wrong(order: Any, unit: int, state: Any, backward: Any, forward: bool) -> Any:
+        return right(order, unit, state, BackwardPrefetch.BACKWARD_PRE, forward)
+
+    return wrong
+
+
+@breaks("fsdp/prefetch-after", says="gathers after each gradient")
+@breaks("fsdp/no-prefetch", says="gathers after each gradient")
+class PrefetchesBeforeWhenAskedForAfter(Swapped):
+    swaps = ((sharding, "unit_to_prefetch", _early),)
+
+
+def _reduce(state: Any, handle: Any) -> None:
+    handle.has_reduced = True
+    reduction.reduce_gradient(state, handle)
+
+
+@breaks("fsdp/trace-accumulation", says="the traces part at operation")
+class ReducesUnderNoSync(Swapped):
+    swaps = (
+        (
+            backward,
+            "_reduce_or_keep",
+            lambda _: lambda state, handle: _reduce(state, handle),
+        ),
+    )
+
+
+@breaks("fsdp/gather-sizes", says="the forward gathers")
+class PadsEveryChunk(Swapped):
+    """One element more a rank than is needed."""
+
+    swaps = ((layout, "chunk_numel", lambda right: lambda *args: right(*args) + 1),)
+
+
+def _after_meeting(right: Any, state: Any, *args: Any) -> Any:
+    dist.barrier(state.process_group)
+    return right(state, *args)
+
+
+@breaks("fsdp/silent-construction", says="construction: the traces part")
+class MeetsInTheConstructor(Swapped):
+    swaps = (
+        (
+            build,
+            "_make_handle",
+            lambda right: lambda state, *args: _after_meeting(right, state, *args),
+        ),
+    )
+
+
+@breaks("fsdp/ranks-that-differ", says="said nothing|waited|raised")
+class DoesNotCompareUnits(Swapped):
+    """Ranks compute with each other's units (pytorch#170667)."""
+
+    swaps = ((forward, "_check_same_unit_on_all_ranks", nothing),)
+
+
+@breaks("fsdp/order-that-changes", says="iterations that warn")
+class SaysNothingOfAnotherOrder(Swapped):
+    swaps = ((order.ExecutionOrder, "check_forward", always(None)),)
+
+
+@breaks("fsdp/silent-no-sync", says="under no_sync: reduce_scatter")
+@breaks("fsdp/no-sync-of-inner-unit", says="was to raise")
+class NoSyncIsIgnored(Swapped):
+    swaps = (
+        (
+            api.FullyShardedDataParallel,
+            "no_sync",
+            lambda _: lambda self: contextlib.nullcontext(),
+        ),
+    )

@@ -15,6 +15,15 @@ from tests.mutants.kit import Patch, breaks
 from tests.mutants.replacing import Replacing
 
 
+@breaks("backends/name", says=r"rank 0 is wrong\nat \[1\]")
+@breaks("groups/backend-name", says=r"get_backend is 'custom', want 'gloo'")
+class IsCalledCustom(Replacing):
+    @staticmethod
+    def get_backend(right: Any, group: Any = None) -> str:
+        right(group)
+        return "custom"
+
+
 @breaks("backends/registered", says=r"rank 0 is wrong\nat \[2\]: got False, want True")
 class NamesHaveACase(Replacing):
     """A backend is available under the very name that it was registered by."""

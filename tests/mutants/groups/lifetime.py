@@ -1,4 +1,4 @@
-"""Faults of how groups begin and end: what is left of them, and what may come after."""
+"""Mutants of conformance/spec/groups/lifetime.py."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch.distributed import distributed_c10d
 
 from conformance.verdict import Verdict
 from impl.gloo import ProcessGroupGloo
-from tests.mutants.kit import ForwardingGroup, GroupFault, breaks
 from tests.mutants.handles import Done, Relayed
+from tests.mutants.kit import ForwardingGroup, GroupMutant, breaks
 from tests.mutants.replacing import Replacing
 
 
@@ -27,17 +27,6 @@ class ThreadsStay(ForwardingGroup):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         threading.Thread(target=threading.Event().wait, daemon=True).start()
-
-
-class _Unavailable(Relayed):
-    def __init__(self, inner: Any, group: HandlesEndWithTheGroup) -> None:
-        super().__init__(inner)
-        self.is_over = group.is_over
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        if self.is_over.is_set():
-            raise RuntimeError("the group is no more")
-        return super().wait(timeout)
 
 
 @breaks("destroy/handles-still-know", says=r"the group is no more")
@@ -53,6 +42,17 @@ class HandlesEndWithTheGroup(ForwardingGroup):
 
     def shutdown(self) -> None:
         self.is_over.set()
+
+
+class _Unavailable(Relayed):
+    def __init__(self, inner: Any, group: HandlesEndWithTheGroup) -> None:
+        super().__init__(inner)
+        self.is_over = group.is_over
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if self.is_over.is_set():
+            raise RuntimeError("the group is no more")
+        return super().wait(timeout)
 
 
 @breaks("groups/is-freed", says=r"rank 0 is wrong[\s\S]*group")
@@ -123,15 +123,15 @@ class WaitsForWhoeverDestroys(Replacing):
 
     @staticmethod
     def destroy_process_group(right: Any, group: Any = None) -> None:
-        fault = WaitsForWhoeverDestroys
-        with fault.lock:
-            fault.destroying += 1
+        mutant = WaitsForWhoeverDestroys
+        with mutant.lock:
+            mutant.destroying += 1
         time.sleep(0.05)  # for the others to begin
-        while fault.destroying > 1:
+        while mutant.destroying > 1:
             time.sleep(0.01)
         right(group)
-        with fault.lock:
-            fault.destroying -= 1
+        with mutant.lock:
+            mutant.destroying -= 1
 
 
 @breaks("destroy/any-order", says=r"rank 1 is wrong")
@@ -149,10 +149,10 @@ class EndsTheOldestFirst(Replacing):
 
     @staticmethod
     def destroy_process_group(right: Any, group: Any = None) -> None:
-        fault = EndsTheOldestFirst
+        mutant = EndsTheOldestFirst
         right(group)
-        fault.is_lost = group is not None and (fault.is_lost or group is not fault.alive[0])
-        fault.alive = [other for other in fault.alive if group not in (other, None)]
+        mutant.is_lost = group is not None and (mutant.is_lost or group is not mutant.alive[0])
+        mutant.alive = [other for other in mutant.alive if group not in (other, None)]
 
     @staticmethod
     def all_reduce(right: Any, tensor: Any, *args: Any, **how: Any) -> Any:
@@ -208,7 +208,7 @@ class CanBeMadeOnce(Replacing):
 
 
 @breaks("init/again-on-the-same-keys", says=r"raised RuntimeError: somebody was here before")
-class RefusesUsedKeys(GroupFault, ProcessGroupGloo):
+class RefusesUsedKeys(GroupMutant, ProcessGroupGloo):
     """What a group wrote into its store keeps another one from being made there."""
 
     base = "impl"
@@ -232,45 +232,6 @@ class KeepsItsRank(Replacing):
         elif how["rank"] != KeepsItsRank.first:
             raise RuntimeError(f"this is rank {KeepsItsRank.first}")
         right(*args, **how)
-
-
-@breaks("init/twice", says="DID NOT RAISE")
-class InitAgainIsIgnored(Replacing):
-    @staticmethod
-    def init_process_group(right: Any, *args: Any, **how: Any) -> None:
-        if not dist.is_initialized():
-            right(*args, **how)
-
-
-@breaks("init/rank-out-of-range", says="DID NOT RAISE")
-class RanksWrapAround(Replacing):
-    """Rank n of n is rank 0."""
-
-    @staticmethod
-    def init_process_group(right: Any, *args: Any, **how: Any) -> None:
-        right(*args, **{**how, "rank": how["rank"] % how["world_size"]})
-
-
-@breaks("init/barrier", says=r"is a counter, and was used as a value")
-class ReadsCounters(Replacing):
-    """The barrier of a store reads with `get` what it counted with `add`."""
-
-    @staticmethod
-    def _store_based_barrier(
-        right: Any, rank: int, store: Any, name: str, count: int, *args: Any, **how: Any
-    ) -> None:
-        store.add(f"barrier {name}", 1)
-        while int(store.get(f"barrier {name}")) < count:
-            time.sleep(0.001)
-
-
-@breaks("init/needed", says="DID NOT RAISE")
-class WorksWithoutAGroup(Replacing):
-    """An all_reduce without a default group is one of one rank."""
-
-    @staticmethod
-    def all_reduce(right: Any, *args: Any, **how: Any) -> Any:
-        return right(*args, **how) if dist.is_initialized() else None
 
 
 @breaks("destroy/what-was-sent-arrives", says=r"rank 1  raised RuntimeError")

@@ -1,115 +1,55 @@
-"""Faults of what groups are made from: environment, arguments, stores, lists of ranks, meshes."""
+"""Mutants of conformance/spec/groups/subgroups.py."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 from unittest import mock
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from conformance.torch_private import default_store
 from impl.gloo import ProcessGroupGloo
-from tests.mutants.kit import ForwardingGroup, GroupFault, Patch, breaks
+from tests.mutants.kit import GroupMutant, Patch, breaks
 from tests.mutants.replacing import Replacing
 
 
-@breaks("debug_level/from-environment", says=r"DID NOT RAISE ValueError")
-class UnknownLevelsAreOff(Replacing):
-    """A level that nobody knows is as good as none."""
+@breaks("new_subgroups/equal-parts", says=r"rank \d is wrong\nat \[1\]\[0\]")
+class DealsRanksInTurn(Replacing):
+    """Rank r is in part r modulo the number of parts."""
 
     @staticmethod
-    def set_debug_level_from_env(right: Any) -> None:
-        try:
-            right()
-        except ValueError:
-            dist.set_debug_level(dist.DebugLevel.OFF)
+    def new_subgroups(right: Any, group_size: int = 1, **how: Any) -> Any:
+        n = dist.get_world_size()
+        if n % group_size:
+            return right(group_size, **how)
+        parts = n // group_size
+        return dist.new_subgroups_by_enumeration([list(range(i, n, parts)) for i in range(parts)])
 
 
-@breaks("debug_level/set", says=r"at \[0\]: got 'OFF', want 'INFO'")
-class TheEnvironmentAloneSetsTheLevel(Replacing):
-    @staticmethod
-    def set_debug_level(right: Any, level: Any) -> None:
-        dist.set_debug_level_from_env()
-
-
-@breaks("debug_level/detail", says=r"at \[0\].*\n.*got 6\.0, want 3\.0")
-class RehearsesInDetail(ForwardingGroup):
-    """At the level DETAIL a reduction is tried out first, on the very tensors."""
-
-    def allreduce(self, tensors: Any, opts: Any) -> Any:
-        if dist.get_debug_level() == dist.DebugLevel.DETAIL:
-            super().allreduce(tensors, opts).wait()
-        return super().allreduce(tensors, opts)
-
-
-@breaks("node_local_rank/from-environment", says="DID NOT RAISE RuntimeError")
-class TheLocalRankIsZero(Replacing):
-    """Without LOCAL_RANK this is the first of its node."""
+@breaks("new_subgroups/arguments", says="DID NOT RAISE")
+class LeavesARest(Replacing):
+    """What does not fit into equal parts is in none."""
 
     @staticmethod
-    def get_node_local_rank(right: Any, fallback: int | None = None) -> int:
-        return int(right(fallback or 0))
+    def new_subgroups(right: Any, group_size: int = 1, **how: Any) -> Any:
+        n = dist.get_world_size()
+        if not 0 < group_size <= n:
+            return right(group_size, **how)
+        starts = range(0, n - group_size + 1, group_size)
+        lists = [list(range(start, start + group_size)) for start in starts]
+        return dist.new_subgroups_by_enumeration(lists)
 
 
-@breaks("init/arguments", says="DID NOT RAISE")
-class AStoreBeatsAMethod(Replacing):
-    """Where there is a store, nobody looks at init_method."""
-
-    @staticmethod
-    def init_process_group(
-        right: Any, backend: Any = None, init_method: Any = None, *args: Any, **how: Any
-    ) -> None:
-        right(backend, None if "store" in how else init_method, *args, **how)
-
-
-@breaks("init/methods", says=r"raised RuntimeError: a FileStore will not do")
-@breaks("init/stores", says=r"raised RuntimeError: a FileStore will not do")
-class NeedsAServer(ForwardingGroup):
-    """A group is made on a TCPStore and on nothing else."""
-
-    def __init__(self, store: Any, *args: Any) -> None:
-        under = store
-        while isinstance(under, dist.PrefixStore):
-            under = under.underlying_store
-        if not isinstance(under, dist.TCPStore):
-            raise RuntimeError(f"a {type(under).__name__} will not do")
-        super().__init__(store, *args)
-
-
-@breaks("init/world", says=r"rank 0 is wrong\nat \[1\]")
-class SaysMoreOfANamedGroup(Replacing):
-    """A group that was passed has its device in front of its backend."""
+@breaks("new_subgroups_by_enumeration/parts", says=r"rank 0 is wrong")
+class ReturnsTheLastPart(Replacing):
+    """A rank gets the last group that was made, whether or not it is in it."""
 
     @staticmethod
-    def get_backend(right: Any, group: Any = None) -> str:
-        name = str(right(group))
-        return name if group is None else f"cpu:{name}"
-
-
-@breaks("init/barrier-timeout", says=r"the error does not say 'Timed out init")
-class SaysNotWhatTimedOut(Replacing):
-    @staticmethod
-    def _store_based_barrier(right: Any, *args: Any, **how: Any) -> None:
-        try:
-            right(*args, **how)
-        except dist.DistStoreError:
-            raise dist.DistStoreError("time is up") from None
-
-
-@breaks("init/store-timeout", says=r"the store gave up after 0\.\d\d s of 1 s")
-class TheStoreIsHasty(Replacing):
-    """The seconds of the group's timeout are milliseconds in its store."""
-
-    @staticmethod
-    def init_process_group(
-        right: Any, backend: Any, url: Any, timeout: Any, *args: Any, **how: Any
-    ) -> None:
-        right(backend, url, timeout, *args, **how)
-        default_store().set_timeout(timeout / 1000)
+    def new_subgroups_by_enumeration(right: Any, *args: Any, **how: Any) -> Any:
+        _, parts = right(*args, **how)
+        return parts[-1], parts
 
 
 @breaks("new_subgroups_by_enumeration/arguments", says="DID NOT RAISE ValueError")
@@ -127,7 +67,7 @@ class TheFirstListCounts(Replacing):
 
 
 @breaks("split_group/parts", says=r"rank 0 is wrong\nat \[1\]: got 1, want 0")
-class SplitsFromTheEnd(GroupFault, ProcessGroupGloo):
+class SplitsFromTheEnd(GroupMutant, ProcessGroupGloo):
     """The last of the given ranks is the first of the new group."""
 
     base = "impl"
@@ -145,17 +85,6 @@ class SplitsIntoNothing(Replacing):
         return right(*args, split_ranks=split_ranks, **how) if split_ranks else None
 
 
-@breaks("ranks/default-group", says=r"rank 0 is wrong\nat \[2\]")
-@breaks("device_mesh/slices", says=r"rank 0 is wrong\nat \[0\]")
-@breaks("device_mesh/dimensions", says=r"rank 0 is wrong\nat \[1\]\[0\]\[0\]: got 1, want 0")
-class GroupsOfAMeshAreBackwards(Replacing):
-    """The ranks of a group of a mesh are those of its mirror image."""
-
-    @staticmethod
-    def get_process_group_ranks(right: Any, group: Any = None) -> list[int]:
-        return [dist.get_world_size() - 1 - rank for rank in right(group)]
-
-
 @breaks("device_mesh/arguments", says="DID NOT RAISE KeyError")
 class UnknownNamesAreTheWholeMesh(Patch):
     @staticmethod
@@ -171,45 +100,3 @@ class UnknownNamesAreTheWholeMesh(Patch):
 
         with mock.patch.object(DeviceMesh, "__getitem__", lenient):
             yield
-
-
-@breaks("sequence_numbers/agree", says=r"rank 1 is wrong\nat \[0\]: got 1, want 0")
-class NumbersBeginAtTheRank(GroupFault, ProcessGroupGloo):
-    base = "impl"
-
-    def _get_sequence_number_for_group(self) -> int:
-        return int(super()._get_sequence_number_for_group()) + self.rank()
-
-
-@breaks("sequence_numbers/show-who-is-behind", says=r"rank 0 is wrong\nat \[0\]: got 0, want 1")
-class CountsWhatIsOver(GroupFault, ProcessGroupGloo):
-    """A collective is counted when it is over, not when it is issued."""
-
-    base = "impl"
-
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-        self.works: list[Any] = []
-        super().__init__(store, rank, size, timeout)
-
-    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
-        self.works.append(super().allreduce(tensors, opts))
-        return self.works[-1]
-
-    def _get_sequence_number_for_group(self) -> int:
-        under_way = sum(not work.is_completed() for work in self.works)
-        return int(super()._get_sequence_number_for_group()) - under_way
-
-
-@breaks("new_group/given-order-of-peers", says=r"raised RuntimeError: .*Pair is not connected")
-class MessagesKnowSortedRanks(ForwardingGroup):
-    """Collectives go by the order of the list, messages by the ascending one."""
-
-    def peer(self, place: int) -> int:
-        members = dist.get_process_group_ranks(self)
-        return members.index(sorted(members)[place])
-
-    def send(self, tensors: Any, dst: int, tag: int) -> Any:
-        return super().send(tensors, self.peer(dst), tag)
-
-    def recv(self, tensors: Any, src: int, tag: int) -> Any:
-        return super().recv(tensors, self.peer(src), tag)

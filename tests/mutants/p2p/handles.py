@@ -1,19 +1,18 @@
-"""Faults of handles, peers and batches."""
+"""Mutants of conformance/spec/p2p/handles.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from conformance.verdict import Verdict
 from impl.gloo import ProcessGroupGloo
-from tests.mutants.kit import ForwardingGroup, GroupFault, Patch, breaks
-from tests.mutants.replacing import Finished, Wrapped, replaced
+from tests.mutants.kit import ForwardingGroup, GroupMutant, breaks
+from tests.mutants.p2p.kit import Messages
+from tests.mutants.replacing import Finished, Wrapped
 
 
 class _ChangesHandles(ForwardingGroup):
@@ -73,7 +72,7 @@ class _WrittenByWait(Wrapped):
 
 
 @breaks("p2p/completed-is-written", says=r"rank \d is wrong\n1048576 of 1048576 elements differ")
-class ReceivesAreWrittenByWait(GroupFault, ProcessGroupGloo):
+class ReceivesAreWrittenByWait(GroupMutant, ProcessGroupGloo):
     """What has arrived is in a tensor of the group's own until somebody waits."""
 
     base = "impl"
@@ -178,207 +177,48 @@ class GivesUpAtOnce(_ChangesHandles):
     handle = _HasNoPatience
 
 
-class _FromTheFirst(Wrapped):
-    def _source_rank(self) -> int:
-        return 0
+@breaks("p2p/does-not-block", says=r"rank 0 waited in isend", verdict=Verdict.TIMEOUT)
+class WaitsForTheReceiver(ForwardingGroup):
+    """isend returns when the message has been taken."""
 
-
-@breaks("p2p/any-source", says=r"rank 0 is wrong\ngot keys \[0\], want \[0, 1\]")
-class SenderIsAlwaysTheFirst(ForwardingGroup):
-    """A receive from anybody names rank 0, whoever sent."""
-
-    def recv_anysource(self, tensors: Any, tag: int) -> Any:
-        return _FromTheFirst(self.inner.recv_anysource(tensors, tag))
-
-
-@breaks("p2p/any-source-each-once", says=r"rank 0 is wrong\n")
-class DeliversTheFirstTwice(ForwardingGroup):
-    """The first message from anybody takes the place of the second one."""
-
-    first: torch.Tensor | None = None
-    count = 0
-
-    def recv_anysource(self, tensors: Any, tag: int) -> Any:
-        work = self.inner.recv_anysource(tensors, tag)
+    def send(self, tensors: Any, dst: int, tag: int) -> Any:
+        work = self.inner.send(tensors, dst, tag)
         work.wait()
-        self.count += 1
-        if self.first is None:
-            self.first = tensors[0].clone()
-        elif self.count == 2:
-            tensors[0].copy_(self.first)
-        return _WaitedFor(work)
-
-
-class _WaitedFor(Wrapped):
-    """gloo's own would wait for a second message."""
-
-    def wait(self, *timeout: Any) -> bool:
-        return True
-
-
-@breaks("p2p/any-source-tag", says=r"rank 1 is wrong\nat \[0\]: 2 of 2 elements differ")
-class TagsAreForNamedSources(ForwardingGroup):
-    """A receive from anybody takes what came first, whatever its tag."""
-
-    def send(self, tensors: Any, dst: int, tag: int) -> Any:
-        return self.inner.send(tensors, dst, 0)
-
-    def recv_anysource(self, tensors: Any, tag: int) -> Any:
-        return self.inner.recv_anysource(tensors, 0)
-
-
-@breaks("p2p/any-source-in-a-subgroup", says=r"recv returned 0, want 1")
-class SourcesAreGroupRanks(Patch):
-    """recv returns the sender's rank in the group."""
-
-    @staticmethod
-    @contextmanager
-    def patched() -> Iterator[None]:
-        with replaced(get_global_rank=lambda _: lambda group, rank: rank):
-            yield
-
-
-@breaks("p2p/recv-returns-the-source", says=r"got NoneType None, want int 0")
-class ReturnsNothing(Patch):
-    """recv with a source does not say where the message came from."""
-
-    @staticmethod
-    @contextmanager
-    def patched() -> Iterator[None]:
-        def silent(recv: Any) -> Any:
-            def received(*args: Any, **kwargs: Any) -> None:
-                recv(*args, **kwargs)
-
-            return received
-
-        with replaced(recv=silent):
-            yield
-
-
-@breaks("p2p/blocking-to-oneself", says=r"RuntimeError")
-class TriesToTalkToItself(Patch):
-    """The own rank is a peer like any other."""
-
-    @staticmethod
-    @contextmanager
-    def patched() -> Iterator[None]:
-        with replaced(_check_not_self_rank=lambda _: lambda group, rank, kind: None):
-            yield
-
-
-@breaks("p2p/peer-arguments", says="DID NOT RAISE")
-class TakesEitherName(Patch):
-    """Of two names for a peer one is simply taken."""
-
-    @staticmethod
-    @contextmanager
-    def patched() -> Iterator[None]:
-        def lenient(canonicalize: Any) -> Any:
-            def either(group: Any, one: Any = None, other: Any = None, *rest: Any) -> Any:
-                return canonicalize(group, None if other is not None else one, other, *rest)
-
-            return either
-
-        with replaced(_canonicalize_group_rank=lenient):
-            yield
-
-
-@breaks("p2p/negative-tag", says="DID NOT RAISE")
-class TagsLoseTheirSign(ForwardingGroup):
-    """A negative tag is as good as a positive one."""
-
-    def send(self, tensors: Any, dst: int, tag: int) -> Any:
-        self.inner.send(tensors, dst, abs(tag))
         return Finished()
 
 
-@breaks("p2p/no-tag", says="DID NOT RAISE")
-class RoundsTags(ForwardingGroup):
-    """A tag is whatever becomes an integer of 32 bits."""
+@breaks("p2p/both-send-first", says=r"rank \d  raised RuntimeError: no room for 1048576 bytes")
+class HasRoomForAHalf(Messages):
+    """What is sent and not waited for lies in a buffer, and that is full at half a megabyte."""
 
-    def send(self, tensors: Any, dst: int, tag: Any) -> Any:
-        return self.inner.send(tensors, dst, int(tag) % (1 << 31))
-
-
-@breaks("p2p/needs-a-tensor", says=r"AttributeError|DID NOT RAISE|TypeError")
-class TakesListsForTensors(Patch):
-    """Nobody looks at what is to be sent."""
-
-    @staticmethod
-    @contextmanager
-    def patched() -> Iterator[None]:
-        with replaced(_check_single_tensor=lambda _: lambda param, name: None):
-            yield
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
+        if tensors[0].nbytes > 1 << 19:
+            raise RuntimeError(f"no room for {tensors[0].nbytes} bytes")
+        return super().send(tensors, dst, tag)
 
 
-@breaks("p2p/batch-in-a-subgroup", says=r"rank 1  raised RuntimeError")
-@breaks("p2p/subgroup-peers", says=r"rank \d (is wrong|raised)|rank \d  raised")
-class GroupRanksGoBackwards(Patch):
-    """Global ranks become group ranks from the wrong end."""
+class _UsedUp(Wrapped):
+    waits = 0
 
-    @staticmethod
-    @contextmanager
-    def patched() -> Iterator[None]:
-        def backwards(get_group_rank: Any) -> Any:
-            def translated(group: Any, rank: int) -> int:
-                number = int(get_group_rank(group, rank))
-                whole = group is dist.group.WORLD
-                return number if whole else dist.get_world_size(group) - 1 - number
-
-            return translated
-
-        with replaced(get_group_rank=backwards):
-            yield
+    def wait(self, *timeout: Any) -> bool:
+        self.waits += 1
+        if self.waits > 1:
+            raise RuntimeError("nothing to wait for")
+        return bool(self.work.wait(*timeout))
 
 
-@breaks("p2p/batch", says=r"rank 0 is wrong\n4 of 4 elements differ")
-class BatchesReceiveIntoCopies(Patch):
-    """The tensors in which the messages of a batch arrive are not the caller's."""
+@breaks("p2p/wait-twice", says=r"raised RuntimeError: nothing to wait for")
+class HandlesAreUsedUp(Messages):
+    """A handle is of no use once it was waited for."""
 
-    @staticmethod
-    @contextmanager
-    def patched() -> Iterator[None]:
-        def copying(batch: Any) -> Any:
-            isend = dist.isend
-
-            def on_copies(ops: Any) -> Any:
-                for op in ops:
-                    if op.op is not isend:
-                        op.tensor = op.tensor.clone()
-                return batch(ops)
-
-            return on_copies
-
-        with replaced(batch_isend_irecv=copying):
-            yield
+    handle = _UsedUp
 
 
-@breaks("p2p/batch-order", says=r"rank 0 is wrong\nat \[0\]: 100000 of 100000 elements differ")
-class BatchesSendBackwards(Patch):
-    """The sends of a batch go out from the last to the first."""
-
-    @staticmethod
-    @contextmanager
-    def patched() -> Iterator[None]:
-        def backwards(batch: Any) -> Any:
-            isend = dist.isend
-            return lambda ops: batch(
-                [
-                    *reversed([op for op in ops if op.op is isend]),
-                    *(op for op in ops if op.op is not isend),
-                ]
-            )
-
-        with replaced(batch_isend_irecv=backwards):
-            yield
+class _EmptyResult(Wrapped):
+    def result(self) -> list[Any]:
+        return []
 
 
-@breaks("p2p/batch-arguments", says="call 4 was accepted")
-class BatchesTakeAnything(Patch):
-    """Nobody looks whether a batch is one of messages, or of one group."""
-
-    @staticmethod
-    @contextmanager
-    def patched() -> Iterator[None]:
-        with replaced(batch_isend_irecv=lambda _: lambda ops: [Finished() for _ in ops]):
-            yield
+@breaks("p2p/future-and-result", says=r"rank 1 is wrong\nat \[0\]: got 0 values, want 1")
+class MessagesHaveNoResult(Messages):
+    handle = _EmptyResult

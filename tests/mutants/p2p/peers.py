@@ -1,82 +1,87 @@
-"""Faults of messages on impl's backend: torch's own breaks most of these requirements itself."""
+"""Mutants of conformance/spec/p2p/peers.py."""
 
 from __future__ import annotations
 
-import threading
-from datetime import timedelta
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from impl.gloo import ProcessGroupGloo
-from tests.mutants.kit import GroupFault, breaks
-from tests.mutants.replacing import Finished, Wrapped
+from tests.mutants.kit import ForwardingGroup, Patch, breaks
+from tests.mutants.p2p.kit import Messages
+from tests.mutants.replacing import Finished, Replacing, Wrapped, replaced
 
 
-class _Messages(GroupFault, ProcessGroupGloo):
-    """Every handle of a message is of the class `handle`."""
+@breaks("p2p/peer-outside-the-group", says="rank 1  raised RuntimeError")
+@breaks("groups/root-outside", says=r"broadcast was accepted")
+class RootsOutsideMeanTheFirst(Replacing):
+    """A root that is no member is taken for the first member."""
 
-    base = "impl"
-    handle: Any = Wrapped
-
-    def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
-        return self.handle(super().send(tensors, dst, tag))
-
-    def recv(self, tensors: Any, src: int, tag: int = 0) -> Any:
-        return self.handle(super().recv(tensors, src, tag))
-
-
-@breaks("p2p/both-send-first", says=r"rank \d  raised RuntimeError: no room for 1048576 bytes")
-class HasRoomForAHalf(_Messages):
-    """What is sent and not waited for lies in a buffer, and that is full at half a megabyte."""
-
-    def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
-        if tensors[0].nbytes > 1 << 19:
-            raise RuntimeError(f"no room for {tensors[0].nbytes} bytes")
-        return super().send(tensors, dst, tag)
+    @staticmethod
+    def get_group_rank(right: Any, group: Any, rank: int) -> Any:
+        try:
+            return right(group, rank)
+        except ValueError:
+            return 0
 
 
-@breaks("p2p/threads", says=r"rank 0 is wrong\nat \[0\]: got 0 values, want 5")
-class BelongsToOneThread(_Messages):
-    """Only the thread that made the group may send."""
+@breaks("p2p/blocking-to-oneself", says=r"RuntimeError")
+class TriesToTalkToItself(Patch):
+    """The own rank is a peer like any other."""
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-        super().__init__(store, rank, size, timeout)
-        self.owner = threading.get_ident()
-
-    def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
-        if threading.get_ident() != self.owner:
-            raise RuntimeError("this is another thread")
-        return super().send(tensors, dst, tag)
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        with replaced(_check_not_self_rank=lambda _: lambda group, rank, kind: None):
+            yield
 
 
-class _UsedUp(Wrapped):
-    waits = 0
+@breaks("p2p/peer-arguments", says="DID NOT RAISE")
+class TakesEitherName(Patch):
+    """Of two names for a peer one is simply taken."""
 
-    def wait(self, *timeout: Any) -> bool:
-        self.waits += 1
-        if self.waits > 1:
-            raise RuntimeError("nothing to wait for")
-        return bool(self.work.wait(*timeout))
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        def lenient(canonicalize: Any) -> Any:
+            def either(group: Any, one: Any = None, other: Any = None, *rest: Any) -> Any:
+                return canonicalize(group, None if other is not None else one, other, *rest)
 
+            return either
 
-@breaks("p2p/wait-twice", says=r"raised RuntimeError: nothing to wait for")
-class HandlesAreUsedUp(_Messages):
-    """A handle is of no use once it was waited for."""
-
-    handle = _UsedUp
-
-
-class _EmptyResult(Wrapped):
-    def result(self) -> list[Any]:
-        return []
+        with replaced(_canonicalize_group_rank=lenient):
+            yield
 
 
-@breaks("p2p/future-and-result", says=r"rank 1 is wrong\nat \[0\]: got 0 values, want 1")
-class MessagesHaveNoResult(_Messages):
-    handle = _EmptyResult
+@breaks("p2p/negative-tag", says="DID NOT RAISE")
+class TagsLoseTheirSign(ForwardingGroup):
+    """A negative tag is as good as a positive one."""
+
+    def send(self, tensors: Any, dst: int, tag: int) -> Any:
+        self.inner.send(tensors, dst, abs(tag))
+        return Finished()
+
+
+@breaks("p2p/no-tag", says="DID NOT RAISE")
+class RoundsTags(ForwardingGroup):
+    """A tag is whatever becomes an integer of 32 bits."""
+
+    def send(self, tensors: Any, dst: int, tag: Any) -> Any:
+        return self.inner.send(tensors, dst, int(tag) % (1 << 31))
+
+
+@breaks("p2p/needs-a-tensor", says=r"AttributeError|DID NOT RAISE|TypeError")
+class TakesListsForTensors(Patch):
+    """Nobody looks at what is to be sent."""
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        with replaced(_check_single_tensor=lambda _: lambda param, name: None):
+            yield
 
 
 @breaks("p2p/to-oneself", says=r"rank 0 is wrong\n3 of 3 elements differ")
-class KeepsNothingForItself(_Messages):
+class KeepsNothingForItself(Messages):
     """A message to oneself need not travel, and does not arrive."""
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
@@ -87,7 +92,7 @@ class KeepsNothingForItself(_Messages):
 
 
 @breaks("p2p/peer-out-of-range", says="DID NOT RAISE")
-class PeersWrapAround(_Messages):
+class PeersWrapAround(Messages):
     """The peer after the last one is the first."""
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
@@ -104,7 +109,7 @@ class _Tolerant(Wrapped):
 
 @breaks("p2p/longer-message", says="DID NOT RAISE")
 @breaks("p2p/shorter-message", says="DID NOT RAISE")
-class TakesWhateverComes(_Messages):
+class TakesWhateverComes(Messages):
     """A message of another size than the tensor's is no error."""
 
     handle = _Tolerant

@@ -1,168 +1,17 @@
-"""Faults of messages: what arrives, where, and in which order."""
+"""Mutants of conformance/spec/p2p/tags_and_order.py."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
+from datetime import timedelta
 from typing import Any, ClassVar
 
 import torch
 
-from conformance.verdict import Verdict
-from impl.gloo import ProcessGroupGloo
-from tests.mutants.kit import ForwardingGroup, GroupFault, breaks
+from tests.mutants.kit import ForwardingGroup, breaks
+from tests.mutants.p2p.kit import Messages
 from tests.mutants.replacing import Finished, Wrapped
-
-
-class _ChangesWhatArrives(ForwardingGroup):
-    """Waits for what is received, and then does something to the tensor."""
-
-    def spoil(self, x: torch.Tensor) -> None:
-        raise NotImplementedError
-
-    def recv(self, tensors: Any, src: int, tag: int) -> Any:
-        work = self.inner.recv(tensors, src, tag)
-        spoil = self.spoil
-
-        class Spoiling(Wrapped):
-            def wait(self, *timeout: Any) -> Any:
-                self.work.wait(*timeout)
-                spoil(tensors[0])
-                return True
-
-        return Spoiling(work)
-
-
-@breaks("p2p/delivers", says=r"rank 0 is wrong\n7 of 7 elements differ")
-class ArrivesRotated(_ChangesWhatArrives):
-    """The last element comes first."""
-
-    def spoil(self, x: torch.Tensor) -> None:
-        x.copy_(x.roll(1))
-
-
-@breaks("p2p/touches-nothing-else", says=r"around the view.*rank 1 is wrong\n")
-class WritesOneTooMany(_ChangesWhatArrives):
-    """The element after a received view is written too."""
-
-    def spoil(self, x: torch.Tensor) -> None:
-        if x._base is not None:
-            x._base.view(-1)[x.storage_offset() + x.numel()] = 99.0
-
-
-@breaks("p2p/touches-nothing-else", says=r"at \[1\]: 4 of 4 elements differ")
-class ClearsWhatWasSent(ForwardingGroup):
-    """A sent tensor is zero afterwards."""
-
-    def send(self, tensors: Any, dst: int, tag: int) -> Any:
-        work = self.inner.send(tensors, dst, tag)
-        work.wait()
-        tensors[0].zero_()
-        return Finished()
-
-
-@breaks("p2p/dtypes", says=r"rank 1 is wrong\n\d+ of \d+ elements differ, in uint8")
-class TakesEverythingForFloat32(_ChangesWhatArrives):
-    """Wide numbers lose their last digits."""
-
-    def spoil(self, x: torch.Tensor) -> None:
-        if x.dtype is torch.float64:
-            x.copy_(x.float())
-
-
-@breaks("p2p/shapes", says=r"1048576 of 2097152 elements differ")
-class CutsLargeMessages(_ChangesWhatArrives):
-    """What lies beyond four megabytes does not arrive."""
-
-    def spoil(self, x: torch.Tensor) -> None:
-        x.view(-1)[1 << 20 :] = 0
-
-
-@breaks("p2p/zero-elements", says=r"rank 1 is wrong\n.*got b'', want b'1'")
-class DoesNotWaitForEmptyMessages(ForwardingGroup):
-    """A receive of nothing is over at once; its message is taken when it comes."""
-
-    def recv(self, tensors: Any, src: int, tag: int) -> Any:
-        work = self.inner.recv(tensors, src, tag)
-        if tensors[0].numel():
-            return work
-        self.pending = work
-        return Finished()
-
-
-@breaks("p2p/zero-elements", says=r"rank \d  raised RuntimeError: nothing to send")
-class SendsNoEmptyMessages(ForwardingGroup):
-    """A message of nothing is an error."""
-
-    def send(self, tensors: Any, dst: int, tag: int) -> Any:
-        if not tensors[0].numel():
-            raise RuntimeError("nothing to send")
-        return self.inner.send(tensors, dst, tag)
-
-
-@breaks("p2p/non-contiguous", says=r"rank 1 is wrong\n\d of 12 elements differ|setStorage: sizes")
-class SendsRawStorage(ForwardingGroup):
-    """A strided tensor is sent as if it were dense."""
-
-    def send(self, tensors: Any, dst: int, tag: int) -> Any:
-        x = tensors[0]
-        dense = torch.as_strided(x, (x.numel(),), (1,), x.storage_offset())
-        return self.inner.send([dense], dst, tag)
-
-    def recv(self, tensors: Any, src: int, tag: int) -> Any:
-        x = tensors[0]
-        dense = torch.as_strided(x, (x.numel(),), (1,), x.storage_offset())
-        return self.inner.recv([dense], src, tag)
-
-
-def _as_it_lies(x: torch.Tensor) -> torch.Tensor:
-    return x.t() if x.dim() == 2 and x.t().is_contiguous() else x
-
-
-@breaks("p2p/non-contiguous", says=r"transposed: rank 1 is wrong")
-class SendsColumnsForRows(GroupFault, ProcessGroupGloo):
-    """A transposed matrix is sent and received in the order in which it lies in memory."""
-
-    base = "impl"
-
-    def send(self, tensors: Any, dst: int, tag: int) -> Any:
-        return super().send([_as_it_lies(x) for x in tensors], dst, tag)
-
-    def recv(self, tensors: Any, src: int, tag: int) -> Any:
-        return super().recv([_as_it_lies(x) for x in tensors], src, tag)
-
-
-@breaks("p2p/storage-offset", says=r"rank 1 is wrong\n5 of 20 elements differ")
-class ForgetsTheOffset(ForwardingGroup):
-    """A view is sent from the beginning of its storage."""
-
-    def send(self, tensors: Any, dst: int, tag: int) -> Any:
-        x = tensors[0]
-        return self.inner.send([torch.as_strided(x, x.shape, x.stride(), 0)], dst, tag)
-
-
-@breaks("p2p/buffer-is-free", says=r"rank 1 is wrong\n5 of 5 elements differ")
-class SendsWhenItLikes(ForwardingGroup):
-    """Says at once that a message is sent, and looks at the tensor a little later."""
-
-    def send(self, tensors: Any, dst: int, tag: int) -> Any:
-        def later() -> None:
-            time.sleep(0.1)
-            self.inner.send(tensors, dst, tag).wait()
-
-        threading.Thread(target=later).start()
-        return Finished()
-
-
-@breaks("p2p/does-not-block", says=r"rank 0 waited in isend", verdict=Verdict.TIMEOUT)
-class WaitsForTheReceiver(ForwardingGroup):
-    """isend returns when the message has been taken."""
-
-    def send(self, tensors: Any, dst: int, tag: int) -> Any:
-        work = self.inner.send(tensors, dst, tag)
-        work.wait()
-        return Finished()
 
 
 @breaks("p2p/tags", says=r"rank 1 is wrong\nat \[0\]: 4 of 4 elements differ")
@@ -187,21 +36,6 @@ class ConfusesDistantTags(ForwardingGroup):
         return self.inner.recv(tensors, src, tag % 256)
 
 
-@breaks("p2p/any-order-of-posts", says=r"rank \d is wrong[\s\S]*Draw 1:")
-class CutsWhatIsReceivedBehindAnother(ForwardingGroup):
-    """A receive that is posted behind another one of the same sender loses its last element."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.before: dict[int, Any] = {}
-
-    def recv(self, tensors: Any, src: int, tag: int) -> Any:
-        is_behind = src in self.before and not self.before[src].waited
-        cut = _Cut if is_behind else _Noted
-        self.before[src] = cut(self.inner.recv(tensors, src, tag), tensors[0])
-        return self.before[src]
-
-
 class _Noted(Wrapped):
     """Knows whether somebody has waited for it."""
 
@@ -221,6 +55,21 @@ class _Cut(_Noted):
         super().wait(*timeout)
         self.tensor.view(-1)[-1:] = 0
         return True
+
+
+@breaks("p2p/any-order-of-posts", says=r"rank \d is wrong[\s\S]*Draw 1:")
+class CutsWhatIsReceivedBehindAnother(ForwardingGroup):
+    """A receive that is posted behind another one of the same sender loses its last element."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.before: dict[int, Any] = {}
+
+    def recv(self, tensors: Any, src: int, tag: int) -> Any:
+        is_behind = src in self.before and not self.before[src].waited
+        cut = _Cut if is_behind else _Noted
+        self.before[src] = cut(self.inner.recv(tensors, src, tag), tensors[0])
+        return self.before[src]
 
 
 @breaks("p2p/many-pending", says=r"raised RuntimeError: 64 messages are under way")
@@ -317,3 +166,17 @@ class ReducesByMessages(ForwardingGroup):
                 self.inner.recv([other], peer, 0).wait()
                 x.add_(other)
         return Finished()
+
+
+@breaks("p2p/threads", says=r"rank 0 is wrong\nat \[0\]: got 0 values, want 5")
+class BelongsToOneThread(Messages):
+    """Only the thread that made the group may send."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(store, rank, size, timeout)
+        self.owner = threading.get_ident()
+
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
+        if threading.get_ident() != self.owner:
+            raise RuntimeError("this is another thread")
+        return super().send(tensors, dst, tag)

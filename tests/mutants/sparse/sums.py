@@ -1,4 +1,4 @@
-"""Faults of reductions of sparse tensors."""
+"""Mutants of conformance/spec/sparse/sums.py."""
 
 from __future__ import annotations
 
@@ -7,33 +7,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from conformance.verdict import Verdict
-from impl.gloo import ProcessGroupGloo
-from tests.mutants.kit import ForwardingGroup, GroupFault, breaks
-from tests.mutants.handles import Done, Relayed
+from tests.mutants.kit import breaks
 from tests.mutants.replacing import Replacing
+from tests.mutants.sparse.kit import OfImpl, ReducesSparsely
 
 Op = dist.ReduceOp
-
-
-class ReducesSparsely(ForwardingGroup):
-    """Hands sparse reductions to `reduce_sparse`, which a fault overrides."""
-
-    def reduce_sparse(self, x: Any, opts: Any) -> Any:
-        raise NotImplementedError
-
-    def allreduce(self, tensors: Any, opts: Any) -> Any:
-        [x] = tensors
-        return self.reduce_sparse(x, opts) if x.is_sparse else self.rightly(x, opts)
-
-    def rightly(self, x: Any, opts: Any) -> Any:
-        return super().allreduce([x], opts)
-
-    def over(self, x: Any, opts: Any) -> Any:
-        """The work of a right reduction, which has been waited for."""
-        work = self.rightly(x, opts)
-        work.wait()
-        return work
 
 
 @breaks("sparse/sum", says=r"rank 0 is wrong")
@@ -99,14 +77,6 @@ class ReadsValuesInMemoryOrder(ReducesSparsely):
         read = values.as_strided(values.shape, torch.empty(values.shape).stride())
         x.copy_(torch.sparse_coo_tensor(x._indices(), read, x.shape))
         return self.rightly(x, opts)
-
-
-@breaks("sparse/async", says=r"waited in all_reduce", verdict=Verdict.TIMEOUT)
-class ReducesAtOnce(ReducesSparsely):
-    """The call returns when all is done."""
-
-    def reduce_sparse(self, x: Any, opts: Any) -> Any:
-        return self.over(x, opts)
 
 
 @breaks("sparse/differing-counts", says=r"rank 0 is wrong")
@@ -182,117 +152,12 @@ class SumsIntoTheGivenValues(ReducesSparsely):
         return work
 
 
-@breaks("sparse/several-at-once", says=r"rank 0 is wrong\nat \[\d\]")
-class UsesTheIndicesOfTheFirst(ReducesSparsely):
-    """The second and later reductions have the indices of the first one."""
-
-    first: torch.Tensor | None = None
-
-    def reduce_sparse(self, x: Any, opts: Any) -> Any:
-        if self.first is None:
-            self.first = x._indices().clone()
-        x.copy_(torch.sparse_coo_tensor(self.first, x._values(), x.shape))
-        return self.rightly(x, opts)
-
-
-@breaks("sparse/subgroup", says=r"rank \d is wrong")
-class CountsTheOutsideToo(ReducesSparsely):
-    """A group that is not the world adds its result once more."""
-
-    def reduce_sparse(self, x: Any, opts: Any) -> Any:
-        work = self.over(x, opts)
-        if self.size() < dist.get_world_size():
-            x.copy_(x + x)
-        return work
-
-
-@breaks("sparse/result", says=r"is wrong\nat \[0\]")
-class ResultIsTheInput(ReducesSparsely):
-    """The result of the handle is what was passed, as it was before."""
-
-    def reduce_sparse(self, x: Any, opts: Any) -> Any:
-        before = x.clone()
-
-        class WithTheInput(Relayed):
-            def result(self) -> Any:
-                return [before]
-
-        return WithTheInput(self.rightly(x, opts))
-
-
-@breaks("sparse/gradients", says=r"rank \d is wrong\nat \[1\]")
-class ForgetsRepeatedRows(ReducesSparsely):
-    """A row that a rank looked up twice counts once."""
-
-    def reduce_sparse(self, x: Any, opts: Any) -> Any:
-        indices, first = x._indices().unique(dim=1, return_inverse=True)
-        values = torch.zeros(indices.shape[1], *x._values().shape[1:])
-        values[first] = x._values()
-        x.copy_(torch.sparse_coo_tensor(indices, values, x.shape))
-        return self.rightly(x, opts)
-
-
-@breaks("sparse/other-operations", says=r"dtype=float32[\s\S]*rank 0 is wrong")
-class AveragesOnlyDenseTensors(ReducesSparsely):
-    """The average of sparse tensors of floats is their sum."""
-
-    def reduce_sparse(self, x: Any, opts: Any) -> Any:
-        if opts.reduceOp == Op.AVG and x.dtype.is_floating_point:
-            opts.reduceOp = Op.SUM
-        return self.rightly(x, opts)
-
-
-@breaks("sparse/shapes-differ", says=r"rank \d  returned")
-class ForgivesOtherShapes(ReducesSparsely):
-    """A reduction that fails leaves the tensors as they are, and nobody is told."""
-
-    def reduce_sparse(self, x: Any, opts: Any) -> Any:
-        work = self.rightly(x, opts)
-        try:
-            work.wait()
-        except RuntimeError:
-            return Done()
-        return work
-
-
-@breaks("sparse/other-collectives", says=r"name=broadcast[\s\S]*rank 1 is wrong")
-class BroadcastsNothing(ForwardingGroup):
-    """A broadcast of a sparse tensor is over before it began."""
-
-    def broadcast(self, tensors: Any, opts: Any) -> Any:
-        return Done() if tensors[0].is_sparse else super().broadcast(tensors, opts)
-
-
-class _OfImpl(GroupFault, ProcessGroupGloo):
-    """impl's group, which reduces what `spoiled` gives in place of a sparse tensor."""
-
-    base = "impl"
-
-    def spoiled(self, x: torch.Tensor) -> torch.Tensor | None:
-        """What is reduced instead of x, or None if x is right."""
-        raise NotImplementedError
-
-    def restored(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """What x becomes, of the sum of what was reduced instead."""
-        return y.to(x.dtype)
-
-    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
-        [x] = tensors
-        instead = self.spoiled(x) if x.is_sparse else None
-        if instead is None:
-            return super().allreduce(tensors, opts)
-        work = super().allreduce([instead], opts)
-        work.wait()
-        x.copy_(self.restored(instead, x))
-        return work
-
-
 def _with_values(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return torch.sparse_coo_tensor(x._indices(), values, x.shape)
 
 
 @breaks("sparse/float16", says=r"rank 0 is wrong")
-class TakesOneHalfForTheOther(_OfImpl):
+class TakesOneHalfForTheOther(OfImpl):
     """Numbers of float16 are added as if they were bfloat16."""
 
     def spoiled(self, x: torch.Tensor) -> torch.Tensor | None:
@@ -319,7 +184,7 @@ class LosesTheImaginaryPart(Replacing):
 
 
 @breaks("sparse/many-dimensions", says=r"sparse_dim=5[\s\S]*rank 0 is wrong")
-class HasFourIndices(_OfImpl):
+class HasFourIndices(OfImpl):
     """An element has four indices; all others are 0."""
 
     def spoiled(self, x: torch.Tensor) -> torch.Tensor | None:
@@ -328,11 +193,3 @@ class HasFourIndices(_OfImpl):
         indices = x._indices().clone()
         indices[4:] = 0
         return torch.sparse_coo_tensor(indices, x._values(), x.shape)
-
-
-@breaks("sparse/dtypes-differ", says=r"rank 0  returned")
-class AddsInSinglePrecision(_OfImpl):
-    """Whatever is reduced is reduced as float32."""
-
-    def spoiled(self, x: torch.Tensor) -> torch.Tensor | None:
-        return None if x.dtype is torch.float32 else x.float()

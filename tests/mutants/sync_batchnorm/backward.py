@@ -1,133 +1,214 @@
-"""SyncBatchNorm that computes something else, forward or backward."""
+"""Mutants of conformance/spec/sync_batchnorm/backward.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from impl.sync_batchnorm import SyncBatchNorm, module, normalise, passes_cpu
-from impl.sync_batchnorm.moments import Moments, merge
+from impl.sync_batchnorm import SyncBatchNorm
+from impl.sync_batchnorm.normalise import Exchange
 from tests.mutants.kit import Patch, breaks
-from tests.mutants.wrappers import LayerFault
-
-_Normalise: Any = normalise._Normalise
-Gradients = tuple[Any, ...]  # of input, weight and bias, and of what has none
-
-
-@contextmanager
-def backward_as(change: Callable[[Any, Gradients], Gradients]) -> Iterator[None]:
-    """While this lasts, the layer's gradients are what `change` makes of the right ones."""
-    right = _Normalise.backward
-
-    def backward(ctx: Any, grad_output: Tensor) -> Gradients:
-        return change(ctx, right(ctx, grad_output))
-
-    with mock.patch.object(_Normalise, "backward", staticmethod(backward)):
-        yield
+from tests.mutants.sync_batchnorm.kit import (
+    ExchangeMutant,
+    Gradients,
+    Normalise,
+    Wrong,
+    backward_as,
+)
+from tests.mutants.wrappers import LayerMutant
 
 
-@breaks("sync_batchnorm/variance-between-ranks", says=r"output: rank \d is wrong")
-class OmitsTheSpreadBetweenRanks(Patch):
-    """The variance of all is the mean of the ranks' variances."""
-
-    base = "impl"
-
-    @staticmethod
-    @contextmanager
-    def patched() -> Iterator[None]:
-        def merge_wrongly(parts: Moments) -> Moments:
-            merged = merge(parts)
-            return Moments(merged.count, merged.mean, parts.m2.sum(dim=0))
-
-        with mock.patch.object(normalise, "merge", merge_wrongly):
-            yield
+class _WithoutBackward(Wrong):
+    def all_reduce(self, vector: Tensor) -> Tensor:
+        own = vector * self.world_size
+        super().all_reduce(vector)
+        return own
 
 
-@breaks("sync_batchnorm/large-mean", says=r": rank \d is wrong")
-class SubtractsSquares(Patch):
-    """The variance is the mean of squares less the square of the mean, in float32."""
+@breaks("sync_batchnorm/input-gradient", says=r"gradient of the input: rank \d is wrong")
+class KeepsGradientsToItself(ExchangeMutant):
+    """Takes the other ranks' gradients to be like its own."""
 
-    base = "impl"
-
-    @staticmethod
-    @contextmanager
-    def patched() -> Iterator[None]:
-        def local_moments(x: Tensor) -> Moments:
-            dims = [dim for dim in range(x.dim()) if dim != 1]
-            count = torch.tensor([float(x.numel() // x.size(1))], dtype=torch.float64)
-            mean = x.float().mean(dims)
-            m2 = (x.float().square().sum(dims) - float(count) * mean.square()).clamp(min=0)
-            return Moments(count, mean.double(), m2.double())
-
-        with mock.patch.object(passes_cpu, "local_moments", local_moments):
-            yield
+    exchange = _WithoutBackward
 
 
-@breaks("sync_batchnorm/eps", says=r"output: rank \d is wrong")
-class AddsEpsilonForEachRank(Patch):
-    """Two ranks, twice epsilon."""
+class _EqualWeights(Wrong):
+    counts: ClassVar[list[float]] = []
+
+    def all_gather(self, message: Tensor) -> Tensor:
+        messages = super().all_gather(message)
+        self.counts[:] = [float(message[-1]), float(messages[:, -1].sum())]
+        return messages
+
+    def all_reduce(self, vector: Tensor) -> Tensor:
+        own, total = self.counts
+        return super().all_reduce(vector / own * total / self.world_size)
+
+
+@breaks("sync_batchnorm/unequal-gradients", says=r"gradient of the input: rank \d is wrong")
+class WeighsGradientsOfRanksAlike(ExchangeMutant):
+    """Backward averages the ranks' means."""
+
+    exchange = _EqualWeights
+
+
+@breaks("sync_batchnorm/transposed-neighbours", says=r"gradient of .*: rank \d is wrong")
+class ReadsGradientsInMemoryOrder(Patch):
+    """Takes the gradient that comes in for contiguous."""
 
     base = "impl"
 
     @staticmethod
     @contextmanager
     def patched() -> Iterator[None]:
-        right = normalise.normalise
+        right = Normalise.backward
 
-        def wrong(x: Tensor, w: Any, b: Any, moments: Moments, eps: float, exchange: Any) -> Tensor:
-            return right(x, w, b, moments, eps * exchange.world_size, exchange)
+        def backward(ctx: Any, dy: Tensor) -> Gradients:
+            contiguous = torch.empty(dy.shape).stride()
+            grads: Gradients = right(ctx, dy.as_strided(dy.shape, contiguous))
+            return grads
 
-        with mock.patch.object(module, "normalise", wrong):
+        with mock.patch.object(Normalise, "backward", staticmethod(backward)):
             yield
 
 
-@breaks("sync_batchnorm/running-statistics", says=r"running_var.*: rank \d is wrong")
-class TracksTheBiasedVariance(Patch):
-    """running_var moves towards the variance that normalises."""
+@breaks("sync_batchnorm/gradient-layout", says=r"gradient of the input: rank \d|bounds|too small")
+class TakesGradientsForContiguous(ReadsGradientsInMemoryOrder):
+    """Reads the gradient of the output as it lies."""
+
+
+@breaks("sync_batchnorm/input-without-gradient", says=r"gradient of weight: rank \d[\s\S]*got None")
+class StopsAtTheFirstLayer(Patch):
+    """Where the input requires no gradient, the parameters get none."""
 
     base = "impl"
 
     @staticmethod
     @contextmanager
     def patched() -> Iterator[None]:
-        with mock.patch.object(Moments, "unbiased_variance", Moments.variance):
+        def change(ctx: Any, grads: Gradients) -> Gradients:
+            return grads if grads[0] is not None else (None,) * len(grads)
+
+        with backward_as(change):
             yield
 
 
-@breaks("sync_batchnorm/empty-statistics", says=r"an empty batch moved running_mean")
-class NothingMovesStatistics(Patch):
-    """A batch without values counts as one of zeros."""
+@breaks("sync_batchnorm/backward-twice", says=r"pass 2: rank \d is wrong")
+class DoublesTheSecondTime(Patch):
+    """A second pass through a graph finds what the first one left."""
 
     base = "impl"
 
     @staticmethod
     @contextmanager
     def patched() -> Iterator[None]:
-        def update(running: Tensor | None, observed: Tensor, factor: float, count: Tensor) -> None:
-            if running is not None:
-                running.copy_(running.double().lerp(observed, factor))
+        def change(ctx: Any, grads: Gradients) -> Gradients:
+            again = getattr(ctx, "ran_before", False)
+            ctx.ran_before = True
+            return tuple(None if g is None else g * 2 for g in grads) if again else grads
 
-        with mock.patch.object(module, "_update_running", update):
+        with backward_as(change):
             yield
 
 
-@breaks("sync_batchnorm/more-than-one-value", says=r"was to raise ValueError, and it returned")
-class TrainsOnOneValue(Patch):
-    """The variance of one value is taken for zero."""
+@breaks("sync_batchnorm/network", says=r"gradient of .*: rank \d is wrong")
+class SkipsLayersThatAreNotAffine(LayerMutant, SyncBatchNorm):
+    """Layers without parameters normalise by themselves."""
 
-    base = "impl"
+    def _exchange(self) -> Exchange | None:
+        return super()._exchange() if self.affine else None
+
+
+@breaks("sync_batchnorm/used-twice", says=r"running_mean: rank \d is wrong")
+class TracksTheFirstBatchOfAStep(LayerMutant, SyncBatchNorm):
+    """A second batch before the next step moves no statistics."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.track_running_stats = "used" not in vars(self)
+        vars(self)["used"] = True
+        return super().forward(input)
+
+
+@breaks("sync_batchnorm/frozen-parameters", says=r"the frozen weight has a gradient")
+class ThawsItsWeight(LayerMutant, SyncBatchNorm):
+    """The weight always has a gradient."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.weight.requires_grad_()
+        return super().forward(input)
+
+
+@breaks("sync_batchnorm/frozen-parameters", says=r"running_mean: rank 0 is wrong")
+class FrozenLayersTrackNothing(LayerMutant, SyncBatchNorm):
+    """A weight that requires no gradient stops the statistics."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.track_running_stats = not self.affine or self.weight.requires_grad
+        return super().forward(input)
+
+
+class _DividedByItsWeight(torch.autograd.Function):
+    """Hands the output through, and divides it by the weight in backward."""
 
     @staticmethod
-    @contextmanager
-    def patched() -> Iterator[None]:
-        with mock.patch.object(module, "_check_more_than_one_value"):
-            yield
+    def forward(ctx: Any, y: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(weight)
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (weight,) = ctx.saved_tensors
+        shape = [1, -1] + [1] * (grads[0].dim() - 2)
+        return grads[0] * (weight / weight).view(shape), None
+
+
+@breaks("sync_batchnorm/zero-weight", says=r"gradient of input: rank 0 is wrong[\s\S]*got nan")
+class TakesItsInputFromItsOutput(LayerMutant, SyncBatchNorm):
+    """Backward computes the normalised input again, out of the output: it divides by the weight."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        y = super().forward(input)
+        if not self.affine:
+            return y
+        out: Tensor = _DividedByItsWeight.apply(y, self.weight.detach())  # type: ignore[no-untyped-call]  # in torch
+        return out
+
+
+class _Kept(torch.autograd.Function):
+    """Hands x through and keeps it for backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        out = x.clone()
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (_,) = ctx.saved_tensors
+        return grads[0]
+
+
+@breaks("sync_batchnorm/output-changed-in-place", says="modified by an inplace operation")
+class NeedsItsOutput(LayerMutant, SyncBatchNorm):
+    def forward(self, input: Tensor) -> Tensor:
+        out: Tensor = _Kept.apply(super().forward(input))  # type: ignore[no-untyped-call]  # in torch
+        return out
+
+
+@breaks("sync_batchnorm/changed-before-backward", says=r"gradient of the \w+: rank 0 is wrong")
+class SavesDataAlone(LayerMutant, SyncBatchNorm):
+    """What is saved for backward is out of autograd's sight."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved.data, lambda data: data):
+            return super().forward(input)
 
 
 @breaks("sync_batchnorm/parameter-gradients", says=r"gradient of weight: rank \d is wrong")
@@ -165,61 +246,6 @@ class NothingHasNoGradient(Patch):
             yield
 
 
-@breaks("sync_batchnorm/empty-under-ddp", says=r"not finite after step 1: .*weight")
-class DividesByNothing(Patch):
-    """The weight's gradient is not a number where the batch is empty."""
-
-    base = "impl"
-
-    @staticmethod
-    @contextmanager
-    def patched() -> Iterator[None]:
-        def change(ctx: Any, grads: Gradients) -> Gradients:
-            is_empty = grads[0] is not None and grads[0].numel() == 0
-            return (grads[0], grads[1] * torch.nan, *grads[2:]) if is_empty else grads
-
-        with backward_as(change):
-            yield
-
-
-@breaks("sync_batchnorm/silent-backward", says=r"operations of backward: rank \d is wrong")
-class ExchangesForNobody(Patch):
-    """Backward exchanges sums although no rank's input requires a gradient."""
-
-    base = "impl"
-
-    @staticmethod
-    @contextmanager
-    def patched() -> Iterator[None]:
-        def change(ctx: Any, grads: Gradients) -> Gradients:
-            if grads[0] is None:
-                ctx.exchange.all_reduce(torch.zeros(1))
-            return grads
-
-        with backward_as(change):
-            yield
-
-
-@breaks("sync_batchnorm/transposed-neighbours", says=r"gradient of .*: rank \d is wrong")
-class ReadsGradientsInMemoryOrder(Patch):
-    """Takes the gradient that comes in for contiguous."""
-
-    base = "impl"
-
-    @staticmethod
-    @contextmanager
-    def patched() -> Iterator[None]:
-        right = _Normalise.backward
-
-        def backward(ctx: Any, dy: Tensor) -> Gradients:
-            contiguous = torch.empty(dy.shape).stride()
-            grads: Gradients = right(ctx, dy.as_strided(dy.shape, contiguous))
-            return grads
-
-        with mock.patch.object(_Normalise, "backward", staticmethod(backward)):
-            yield
-
-
 @breaks(
     "sync_batchnorm/bias-changed-before-backward", says="the bias has been modified by an inplace"
 )
@@ -231,7 +257,7 @@ class SavesTheBias(Patch):
     @staticmethod
     @contextmanager
     def patched() -> Iterator[None]:
-        right_forward, right_backward = _Normalise.forward, _Normalise.backward
+        right_forward, right_backward = Normalise.forward, Normalise.backward
 
         def forward(ctx: Any, x: Tensor, weight: Any, bias: Any, *others: Any) -> Tensor:
             ctx.saved_bias = (bias, None if bias is None else bias._version)
@@ -246,8 +272,8 @@ class SavesTheBias(Patch):
             return grads
 
         with (
-            mock.patch.object(_Normalise, "forward", staticmethod(forward)),
-            mock.patch.object(_Normalise, "backward", staticmethod(backward)),
+            mock.patch.object(Normalise, "forward", staticmethod(forward)),
+            mock.patch.object(Normalise, "backward", staticmethod(backward)),
         ):
             yield
 
@@ -261,58 +287,11 @@ class ForgetsHowStatisticsMove(Patch):
     @staticmethod
     @contextmanager
     def patched() -> Iterator[None]:
-        right = _Normalise.backward
+        right = Normalise.backward
 
         def backward(ctx: Any, dy: Tensor) -> Gradients:
             (grad, *others) = right(ctx, dy)
             return (grad + 0 * dy if torch.is_grad_enabled() else grad, *others)
 
-        with mock.patch.object(_Normalise, "backward", staticmethod(backward)):
+        with mock.patch.object(Normalise, "backward", staticmethod(backward)):
             yield
-
-
-@breaks("sync_batchnorm/half-input", says=r"output: rank \d is wrong\s+got float32")
-class ReturnsWhatItComputesIn(LayerFault, SyncBatchNorm):
-    """A batch of a half type comes back as float32."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input).float()
-
-
-@breaks("sync_batchnorm/half-model", says=r"(?i)dtype|same type|Half")
-class KeepsStatisticsInFloat32(LayerFault, SyncBatchNorm):
-    """Statistics of a half model meet those of a batch in float32."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        if self.training and self.running_mean is not None:
-            self.running_mean.lerp_(torch.zeros(self.num_features), 0.0)
-        return super().forward(input)
-
-
-@breaks("sync_batchnorm/untracked", says=r"'NoneType' object has no attribute")
-class NeedsStatistics(LayerFault, SyncBatchNorm):
-    """Cannot train without running statistics."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        running: Any = self.running_mean
-        running.add_(0)
-        return super().forward(input)
-
-
-@breaks("sync_batchnorm/cumulative-average", says=r"running_mean after step \d: rank \d is wrong")
-class AveragesWithTheLastOne(LayerFault, SyncBatchNorm):
-    """Without momentum, the newest batch counts as much as all before it."""
-
-    def _count_batch(self) -> float:
-        factor = super()._count_batch()
-        return 0.5 if self.momentum is None and factor < 1 else factor
-
-
-@breaks("sync_batchnorm/counts-batches", says=r"rank 0 is wrong")
-class CountsEval(LayerFault, SyncBatchNorm):
-    """Batches of eval mode are counted too."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        if not self.training:
-            self._count_batch()
-        return super().forward(input)

@@ -1,20 +1,78 @@
-"""SyncBatchNorm that keeps what it should ask for anew, or lets go of what it should keep."""
+"""Mutants of conformance/spec/sync_batchnorm/communication.py."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from impl.sync_batchnorm import SyncBatchNorm
-from impl.sync_batchnorm.normalise import Exchange
-from tests.mutants.kit import breaks
-from tests.mutants.wrappers import LayerFault
+from conformance.verdict import Verdict
+from impl.sync_batchnorm import SyncBatchNorm, module
+from impl.sync_batchnorm.normalise import Exchange, GroupExchange
+from tests.mutants.kit import Patch, breaks
+from tests.mutants.sync_batchnorm.kit import ExchangeMutant, Gradients, Wrong, backward_as
+from tests.mutants.wrappers import LayerMutant
+
+
+class _TwoMessages(Wrong):
+    def all_gather(self, message: Tensor) -> Tensor:
+        half = len(message) // 2
+        parts = [super(_TwoMessages, self).all_gather(m) for m in (message[:half], message[half:])]
+        return torch.cat(parts, dim=1)
+
+
+@breaks("sync_batchnorm/one-collective-each-way", says=r"forward issued all_gather.*, all_gather")
+class SendsMeanAndVarianceApart(ExchangeMutant):
+    """Two collectives forward."""
+
+    exchange = _TwoMessages
+
+
+class _LongMessage(Wrong):
+    def all_gather(self, message: Tensor) -> Tensor:
+        return super().all_gather(message.repeat(50))[:, : len(message)]
+
+
+@breaks("sync_batchnorm/small-messages", says=r"all_gather.* for 3 channels")
+class SendsMoreThanItNeeds(ExchangeMutant):
+    """Each message holds fifty copies."""
+
+    exchange = _LongMessage
+
+
+@breaks("sync_batchnorm/group", says=r"output.*: rank \d is wrong|Error")
+class NormalisesOverTheWorld(LayerMutant, SyncBatchNorm):
+    """Ignores process_group."""
+
+    def _exchange(self) -> Exchange | None:
+        return GroupExchange(None, dist.get_world_size())
+
+
+@breaks("sync_batchnorm/alone", says=r"operations: rank \d is wrong")
+class ExchangesWithItself(LayerMutant, SyncBatchNorm):
+    """A group of one rank communicates too."""
+
+    def _exchange(self) -> Exchange | None:
+        return GroupExchange(self.process_group, dist.get_world_size(self.process_group))
+
+
+@breaks("sync_batchnorm/silent-eval", says=r"all_reduce #\d", verdict=Verdict.TIMEOUT)
+class ExchangesInEval(LayerMutant, SyncBatchNorm):
+    """Eval mode waits for the other ranks."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training:
+            dist.all_reduce(torch.zeros(1), group=self.process_group)
+        return super().forward(input)
 
 
 @breaks("sync_batchnorm/made-before-groups", says=r"output: rank \d is wrong")
-class AsksForGroupsWhenItIsMade(LayerFault, SyncBatchNorm):
+class AsksForGroupsWhenItIsMade(LayerMutant, SyncBatchNorm):
     """A layer that was made without groups stays without."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -25,57 +83,65 @@ class AsksForGroupsWhenItIsMade(LayerFault, SyncBatchNorm):
         return super()._exchange() if self.has_groups else None
 
 
-@breaks("sync_batchnorm/options-changed", says=r"running_mean: rank 0 is wrong")
-class KeepsItsFirstMomentum(LayerFault, SyncBatchNorm):
-    """A momentum that is set later is ignored."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.first_momentum = self.momentum
-
-    def _count_batch(self) -> float:
-        self.momentum = self.first_momentum
-        return super()._count_batch()
+class _Shorter(GroupExchange):
+    def all_gather(self, message: Tensor) -> Tensor:
+        return super().all_gather(message if message[-1] else message[:1])
 
 
-@breaks("sync_batchnorm/options-changed", says=r"output: rank \d is wrong")
-class KeepsItsFirstGroup(LayerFault, SyncBatchNorm):
-    """A process_group that is set later is ignored."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.first_group = self.process_group
+@breaks("sync_batchnorm/same-calls", says=r"all_gather|operations")
+class TellsThatItHasNothing(LayerMutant, SyncBatchNorm):
+    """The message of an empty batch is shorter."""
 
     def _exchange(self) -> Exchange | None:
-        self.process_group = self.first_group
+        right = super()._exchange()
+        return _Shorter(right.group, right.world_size) if isinstance(right, GroupExchange) else None
+
+
+@breaks("sync_batchnorm/outside-of-the-group", says=r"is not in the group")
+class RefusesOutsiders(LayerMutant, SyncBatchNorm):
+    """A rank outside of the group cannot use the layer."""
+
+    def _exchange(self) -> Exchange | None:
+        if dist.get_world_size(self.process_group) < 0:
+            raise RuntimeError("this rank is not in the group")
         return super()._exchange()
 
 
-@breaks("sync_batchnorm/cumulative-average-resumed", says=r"running_mean: rank \d is wrong")
-class CountsByItself(LayerFault, SyncBatchNorm):
-    """The average is over the batches that this very layer has seen."""
+@breaks("sync_batchnorm/without-groups", says=r"Default process group has not been initialized")
+class NeedsAGroup(LayerMutant, SyncBatchNorm):
+    """Cannot train before there are groups."""
 
-    seen = 0
-
-    def _count_batch(self) -> float:
-        self.seen += 1
-        share = super()._count_batch()
-        return 1 / self.seen if self.momentum is None else share
+    def _exchange(self) -> Exchange | None:
+        dist.get_world_size(self.process_group)
+        return super()._exchange()
 
 
-@breaks("sync_batchnorm/statistics-in-place", says=r"running_mean")
-class HasNewStatisticsForEachBatch(LayerFault, SyncBatchNorm):
-    """Each batch leaves other buffers under the same names."""
+@breaks("sync_batchnorm/more-than-one-value", says=r"was to raise ValueError, and it returned")
+class TrainsOnOneValue(Patch):
+    """The variance of one value is taken for zero."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        if self.running_mean is not None and self.running_var is not None:
-            self.running_mean, self.running_var = self.running_mean + 0, self.running_var + 0
-        return super().forward(input)
+    base = "impl"
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        with mock.patch.object(module, "_check_more_than_one_value"):
+            yield
 
 
-@breaks("sync_batchnorm/outputs-are-let-go", says=r"alive: rank 0 is wrong")
-class KeepsItsLastOutput(LayerFault, SyncBatchNorm):
-    def forward(self, input: Tensor) -> Tensor:
-        output = super().forward(input)
-        vars(self)["last_output"] = output
-        return output
+@breaks("sync_batchnorm/silent-backward", says=r"operations of backward: rank \d is wrong")
+class ExchangesForNobody(Patch):
+    """Backward exchanges sums although no rank's input requires a gradient."""
+
+    base = "impl"
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        def change(ctx: Any, grads: Gradients) -> Gradients:
+            if grads[0] is None:
+                ctx.exchange.all_reduce(torch.zeros(1))
+            return grads
+
+        with backward_as(change):
+            yield

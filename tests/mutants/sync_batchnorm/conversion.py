@@ -1,4 +1,4 @@
-"""SyncBatchNorm that is converted to, saved or called in a wrong way."""
+"""Mutants of conformance/spec/sync_batchnorm/conversion.py."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import copy
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from conformance.target import Target
 from impl.sync_batchnorm import SyncBatchNorm
 from tests.mutants.kit import breaks
-from tests.mutants.wrappers import LayerFault
+from tests.mutants.sync_batchnorm.forward import NormalisesAlone
+from tests.mutants.wrappers import LayerMutant
 
 
 @breaks("convert_sync_batchnorm/every-layer", says=r"rank 0 is wrong[\s\S]*BatchNorm")
-class ConvertsChildrenAlone(LayerFault, SyncBatchNorm):
+class ConvertsChildrenAlone(LayerMutant, SyncBatchNorm):
     """Does not look into containers."""
 
     @classmethod
@@ -30,7 +30,7 @@ class ConvertsChildrenAlone(LayerFault, SyncBatchNorm):
 
 
 @breaks("convert_sync_batchnorm/keeps-tensors", says=r"not true: ")
-class CopiesTensors(LayerFault, SyncBatchNorm):
+class CopiesTensors(LayerMutant, SyncBatchNorm):
     """The new layers have parameters of their own, which no optimizer knows."""
 
     @classmethod
@@ -39,7 +39,7 @@ class CopiesTensors(LayerFault, SyncBatchNorm):
 
 
 @breaks("convert_sync_batchnorm/keeps-options", says=r"rank 0 is wrong|not true")
-class ForgetsMomentum(LayerFault, SyncBatchNorm):
+class ForgetsMomentum(LayerMutant, SyncBatchNorm):
     """The new layers have the default momentum."""
 
     @classmethod
@@ -50,7 +50,7 @@ class ForgetsMomentum(LayerFault, SyncBatchNorm):
 
 
 @breaks("convert_sync_batchnorm/group", says=r"not true|rank \d is wrong")
-class ConvertsForTheWorld(LayerFault, SyncBatchNorm):
+class ConvertsForTheWorld(LayerMutant, SyncBatchNorm):
     """Loses the argument process_group."""
 
     @classmethod
@@ -58,7 +58,7 @@ class ConvertsForTheWorld(LayerFault, SyncBatchNorm):
         return super()._of(layer, None)
 
 
-class TorchsOwn(LayerFault):
+class TorchsOwn(LayerMutant):
     """torch's SyncBatchNorm, of which two defects are known, without its deviations."""
 
     @classmethod
@@ -76,17 +76,8 @@ class TakesSubclassesForPlainOnes(TorchsOwn):
     """What a layer of a class of its own does beyond batch norm is lost without a word."""
 
 
-@breaks("sync_batchnorm/state-dict", says=r"(Missing|Unexpected) key\(s\) in state_dict")
-class SavesMoreThanBatchNorm(LayerFault, SyncBatchNorm):
-    """Has a buffer that no other batch norm knows."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.register_buffer("world_size", torch.zeros(1))
-
-
 @breaks("convert_sync_batchnorm/keeps-options", says=r"rank 0 is wrong\nat \['list'\]")
-class ConvertsToTheModeOfTheWhole(LayerFault, SyncBatchNorm):
+class ConvertsToTheModeOfTheWhole(LayerMutant, SyncBatchNorm):
     """All modules have the mode of the model afterwards."""
 
     @classmethod
@@ -96,27 +87,30 @@ class ConvertsToTheModeOfTheWhole(LayerFault, SyncBatchNorm):
         return super().convert_sync_batchnorm(module, process_group).train(module.training)
 
 
-@breaks("sync_batchnorm/signature", says=r"rank 0 is wrong")
-class TakesAnything(LayerFault, SyncBatchNorm):
-    """Its signature says nothing."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+@breaks("convert_sync_batchnorm/trains", says=r"rank \d is wrong")
+class ConvertsToPlainOnes(NormalisesAlone):
+    """Converted layers normalise by themselves."""
 
 
-@breaks("sync_batchnorm/two-dimensions-at-least", says=r"was to raise ValueError, and it raised")
-class CountsDimensionsTooLate(LayerFault, SyncBatchNorm):
-    """An input without channels fails somewhere below."""
+@breaks("convert_sync_batchnorm/returns", says=r"not true: a module is returned")
+class ConvertsACopy(LayerMutant, SyncBatchNorm):
+    """The module that was given stays as it was."""
 
-    def _check_input_dim(self, input: Tensor) -> None:
-        pass
+    @classmethod
+    def convert_sync_batchnorm(
+        cls, module: nn.Module, process_group: Any | None = None
+    ) -> nn.Module:
+        return super().convert_sync_batchnorm(copy.deepcopy(module), process_group)
 
 
-@breaks("sync_batchnorm/copies", says=r"not true: .*the class is the same")
-class CopiesToPlainOnes(LayerFault, SyncBatchNorm):
-    """A copy is a plain batch norm."""
+@breaks("convert_sync_batchnorm/twice", says=r"not true|rank \d is wrong")
+class ConvertsOnce(LayerMutant, SyncBatchNorm):
+    """A second conversion changes nothing."""
 
-    def __deepcopy__(self, memo: Any) -> nn.Module:
-        plain = nn.BatchNorm1d(self.num_features)
-        plain.load_state_dict(copy.deepcopy(self.state_dict()))
-        return plain.train(self.training)
+    @classmethod
+    def convert_sync_batchnorm(
+        cls, module: nn.Module, process_group: Any | None = None
+    ) -> nn.Module:
+        if any(isinstance(layer, cls) for layer in module.modules()):
+            return module
+        return super().convert_sync_batchnorm(module, process_group)

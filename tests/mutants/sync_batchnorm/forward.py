@@ -1,35 +1,23 @@
-"""SyncBatchNorm whose ranks tell each other something wrong, or take it for something else."""
+"""Mutants of conformance/spec/sync_batchnorm/forward.py."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any
+from unittest import mock
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from conformance.verdict import Verdict
-from impl.sync_batchnorm import SyncBatchNorm
+from impl.sync_batchnorm import SyncBatchNorm, module, normalise, passes_cpu
+from impl.sync_batchnorm.moments import Moments, merge
 from impl.sync_batchnorm.normalise import Exchange, GroupExchange
-from tests.mutants.kit import breaks
-from tests.mutants.wrappers import LayerFault
-
-
-class Wrong(GroupExchange):
-    """An exchange of which a fault overrides one way."""
-
-
-class ExchangeFault(LayerFault, SyncBatchNorm):
-    """A layer that is right but for its exchange."""
-
-    exchange: ClassVar[type[GroupExchange]] = GroupExchange
-
-    def _exchange(self) -> Exchange | None:
-        right = super()._exchange()
-        if not isinstance(right, GroupExchange):
-            return right
-        return self.exchange(right.group, right.world_size)
+from tests.mutants.kit import Patch, breaks
+from tests.mutants.sync_batchnorm.kit import ExchangeMutant, Wrong
+from tests.mutants.wrappers import LayerMutant
 
 
 class _AlikeCounts(Wrong):
@@ -40,28 +28,24 @@ class _AlikeCounts(Wrong):
 
 
 @breaks("sync_batchnorm/unequal-batches", says=r"output: rank \d is wrong")
-class CountsAllRanksAlike(ExchangeFault):
+class CountsAllRanksAlike(ExchangeMutant):
     """The mean is that of the ranks' means, and so is the variance."""
 
     exchange = _AlikeCounts
 
 
-class _OwnCount(Wrong):
+@dataclass(frozen=True)
+class _RoundedCounts(Wrong):
+    counts_in: torch.dtype
+
     def all_gather(self, message: Tensor) -> Tensor:
         messages = super().all_gather(message)
-        messages[:, -1] = message[-1]
+        messages[:, -1] = messages[:, -1].to(self.counts_in)
         return messages
 
 
-@breaks("sync_batchnorm/same-statistics", says=r"running_\w+ after step 1: rank \d is wrong|differ")
-class CountsItsOwnBatch(ExchangeFault):
-    """Each rank takes the others' batches to be as large as its own."""
-
-    exchange = _OwnCount
-
-
 @breaks("sync_batchnorm/half-counts", says=r"running_mean: rank 0 is wrong|output: rank 0 is wrong")
-class CountsInTheInputsType(LayerFault, SyncBatchNorm):
+class CountsInTheInputsType(LayerMutant, SyncBatchNorm):
     """Ranks tell each other their numbers of values in the type of the input."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -75,76 +59,6 @@ class CountsInTheInputsType(LayerFault, SyncBatchNorm):
         return _RoundedCounts(right.group, right.world_size, self.counts_in)
 
 
-@dataclass(frozen=True)
-class _RoundedCounts(Wrong):
-    counts_in: torch.dtype
-
-    def all_gather(self, message: Tensor) -> Tensor:
-        messages = super().all_gather(message)
-        messages[:, -1] = messages[:, -1].to(self.counts_in)
-        return messages
-
-
-class _WithoutBackward(Wrong):
-    def all_reduce(self, vector: Tensor) -> Tensor:
-        own = vector * self.world_size
-        super().all_reduce(vector)
-        return own
-
-
-@breaks("sync_batchnorm/input-gradient", says=r"gradient of the input: rank \d is wrong")
-class KeepsGradientsToItself(ExchangeFault):
-    """Takes the other ranks' gradients to be like its own."""
-
-    exchange = _WithoutBackward
-
-
-class _EqualWeights(Wrong):
-    counts: ClassVar[list[float]] = []
-
-    def all_gather(self, message: Tensor) -> Tensor:
-        messages = super().all_gather(message)
-        self.counts[:] = [float(message[-1]), float(messages[:, -1].sum())]
-        return messages
-
-    def all_reduce(self, vector: Tensor) -> Tensor:
-        own, total = self.counts
-        return super().all_reduce(vector / own * total / self.world_size)
-
-
-@breaks("sync_batchnorm/unequal-gradients", says=r"gradient of the input: rank \d is wrong")
-class WeighsGradientsOfRanksAlike(ExchangeFault):
-    """Backward averages the ranks' means."""
-
-    exchange = _EqualWeights
-
-
-class _TwoMessages(Wrong):
-    def all_gather(self, message: Tensor) -> Tensor:
-        half = len(message) // 2
-        parts = [super(_TwoMessages, self).all_gather(m) for m in (message[:half], message[half:])]
-        return torch.cat(parts, dim=1)
-
-
-@breaks("sync_batchnorm/one-collective-each-way", says=r"forward issued all_gather.*, all_gather")
-class SendsMeanAndVarianceApart(ExchangeFault):
-    """Two collectives forward."""
-
-    exchange = _TwoMessages
-
-
-class _LongMessage(Wrong):
-    def all_gather(self, message: Tensor) -> Tensor:
-        return super().all_gather(message.repeat(50))[:, : len(message)]
-
-
-@breaks("sync_batchnorm/small-messages", says=r"all_gather.* for 3 channels")
-class SendsMoreThanItNeeds(ExchangeFault):
-    """Each message holds fifty copies."""
-
-    exchange = _LongMessage
-
-
 class _OneNanForAll(Wrong):
     def all_gather(self, message: Tensor) -> Tensor:
         messages = super().all_gather(message)
@@ -152,40 +66,14 @@ class _OneNanForAll(Wrong):
 
 
 @breaks("sync_batchnorm/channels-apart", says=r"output: rank \d is wrong")
-class SpreadsNaN(ExchangeFault):
+class SpreadsNaN(ExchangeMutant):
     """One channel that is not a number spoils all of them."""
 
     exchange = _OneNanForAll
 
 
-@breaks("sync_batchnorm/group", says=r"output.*: rank \d is wrong|Error")
-class NormalisesOverTheWorld(LayerFault, SyncBatchNorm):
-    """Ignores process_group."""
-
-    def _exchange(self) -> Exchange | None:
-        return GroupExchange(None, dist.get_world_size())
-
-
-@breaks("sync_batchnorm/alone", says=r"operations: rank \d is wrong")
-class ExchangesWithItself(LayerFault, SyncBatchNorm):
-    """A group of one rank communicates too."""
-
-    def _exchange(self) -> Exchange | None:
-        return GroupExchange(self.process_group, dist.get_world_size(self.process_group))
-
-
-@breaks("sync_batchnorm/silent-eval", says=r"all_reduce #\d", verdict=Verdict.TIMEOUT)
-class ExchangesInEval(LayerFault, SyncBatchNorm):
-    """Eval mode waits for the other ranks."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        if not self.training:
-            dist.all_reduce(torch.zeros(1), group=self.process_group)
-        return super().forward(input)
-
-
 @breaks("sync_batchnorm/empty-on-some-ranks", says=r"all_gather #\d", verdict=Verdict.TIMEOUT)
-class EmptyBatchesStayOut(LayerFault, SyncBatchNorm):
+class EmptyBatchesStayOut(LayerMutant, SyncBatchNorm):
     """A rank without values returns at once, and the others wait."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -193,10 +81,163 @@ class EmptyBatchesStayOut(LayerFault, SyncBatchNorm):
 
 
 @breaks("sync_batchnorm/one-value-a-rank", says=r"Expected more than 1 value")
-class WantsTwoValuesOnEachRank(LayerFault, SyncBatchNorm):
+class WantsTwoValuesOnEachRank(LayerMutant, SyncBatchNorm):
     """The rule about one value per channel is applied to a rank's own batch."""
 
     def forward(self, input: Tensor) -> Tensor:
         if self.training and input.numel() == input.size(1):
             raise ValueError("Expected more than 1 value per channel when training")
+        return super().forward(input)
+
+
+@breaks("sync_batchnorm/dimensions", says=r"expected 2D, 3D or 4D input")
+class KnowsNoVolumes(LayerMutant, SyncBatchNorm):
+    """An input of five dimensions is refused."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.dim() > 4:
+            raise ValueError("expected 2D, 3D or 4D input")
+        return super().forward(input)
+
+
+@breaks("sync_batchnorm/empty-on-all-ranks", says=r"no values to normalise")
+class RefusesNothing(LayerMutant, SyncBatchNorm):
+    """An empty batch is refused."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not input.numel():
+            raise ValueError("no values to normalise")
+        return super().forward(input)
+
+
+@breaks("sync_batchnorm/channels-last", says=r"(?i)channels.last")
+class ReturnsContiguous(LayerMutant, SyncBatchNorm):
+    """The output is contiguous, whatever the input was."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).contiguous()
+
+
+@breaks("sync_batchnorm/non-contiguous", says=r"output: rank \d is wrong|bounds")
+class ReadsInMemoryOrder(LayerMutant, SyncBatchNorm):
+    """Takes its input for contiguous."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.as_strided(input.shape, torch.empty(input.shape).stride()))
+
+
+@breaks("sync_batchnorm/half-does-not-overflow", says=r"rank \d is wrong[\s\S]*got nan")
+class AddsUpInHalf(LayerMutant, SyncBatchNorm):
+    """A sum over the batch is made in the batch's type."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) + 0 * input.detach().square().sum()
+
+
+@breaks("sync_batchnorm/autocast", says=r"got 'torch.bfloat16', want 'torch.float32'")
+class FollowsAutocast(LayerMutant, SyncBatchNorm):
+    """The output has autocast's type."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        y = super().forward(input)
+        return y.to(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else y
+
+
+@breaks("sync_batchnorm/output", says=r"output: rank \d is wrong")
+class NormalisesAlone(LayerMutant, SyncBatchNorm):
+    """Each rank's batch is normalised by itself."""
+
+    def _exchange(self) -> Exchange | None:
+        return None
+
+
+@breaks("sync_batchnorm/not-affine", says=r"output: rank \d is wrong")
+class TakesNoWeightForZero(LayerMutant, SyncBatchNorm):
+    """Without a weight nothing is left of the input."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        y = super().forward(input)
+        return y if self.affine else y * 0
+
+
+@breaks("sync_batchnorm/no-bias", says=r"bias|is wrong")
+class AlwaysHasABias(LayerMutant, SyncBatchNorm):
+    """Takes bias=False and ignores it."""
+
+    def __init__(self, *args: Any, bias: bool = True, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.affine and not bias:
+            nn.init.ones_(self.bias)
+
+
+@breaks("sync_batchnorm/variance-between-ranks", says=r"output: rank \d is wrong")
+class OmitsTheSpreadBetweenRanks(Patch):
+    """The variance of all is the mean of the ranks' variances."""
+
+    base = "impl"
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        def merge_wrongly(parts: Moments) -> Moments:
+            merged = merge(parts)
+            return Moments(merged.count, merged.mean, parts.m2.sum(dim=0))
+
+        with mock.patch.object(normalise, "merge", merge_wrongly):
+            yield
+
+
+@breaks("sync_batchnorm/large-mean", says=r": rank \d is wrong")
+class SubtractsSquares(Patch):
+    """The variance is the mean of squares less the square of the mean, in float32."""
+
+    base = "impl"
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        def local_moments(x: Tensor) -> Moments:
+            dims = [dim for dim in range(x.dim()) if dim != 1]
+            count = torch.tensor([float(x.numel() // x.size(1))], dtype=torch.float64)
+            mean = x.float().mean(dims)
+            m2 = (x.float().square().sum(dims) - float(count) * mean.square()).clamp(min=0)
+            return Moments(count, mean.double(), m2.double())
+
+        with mock.patch.object(passes_cpu, "local_moments", local_moments):
+            yield
+
+
+@breaks("sync_batchnorm/eps", says=r"output: rank \d is wrong")
+class AddsEpsilonForEachRank(Patch):
+    """Two ranks, twice epsilon."""
+
+    base = "impl"
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        right = normalise.normalise
+
+        def wrong(x: Tensor, w: Any, b: Any, moments: Moments, eps: float, exchange: Any) -> Tensor:
+            return right(x, w, b, moments, eps * exchange.world_size, exchange)
+
+        with mock.patch.object(module, "normalise", wrong):
+            yield
+
+
+@breaks("sync_batchnorm/half-input", says=r"output: rank \d is wrong\s+got float32")
+class ReturnsWhatItComputesIn(LayerMutant, SyncBatchNorm):
+    """A batch of a half type comes back as float32."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).float()
+
+
+@breaks("sync_batchnorm/half-model", says=r"(?i)dtype|same type|Half")
+class KeepsStatisticsInFloat32(LayerMutant, SyncBatchNorm):
+    """Statistics of a half model meet those of a batch in float32."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.training and self.running_mean is not None:
+            self.running_mean.lerp_(torch.zeros(self.num_features), 0.0)
         return super().forward(input)

@@ -1,0 +1,57 @@
+"""Mutants of conformance/spec/collectives/in_place.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from impl.gloo import ProcessGroupGloo
+from tests.mutants.kit import ForwardingGroup, GroupMutant, breaks
+
+
+def shares_memory(x: Tensor, others: list[Tensor]) -> bool:
+    return any(x.data_ptr() == other.data_ptr() for other in others)
+
+
+@breaks("gather/in-place", says=r"rank \d is wrong")
+class GathersIntoAFreshList(ForwardingGroup):
+    """The destination's list is cleared before its own input is read."""
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        if outputs and shares_memory(inputs[0], outputs[0]):
+            inputs[0].zero_()
+        return super().gather(outputs, inputs, opts)
+
+
+@breaks("scatter/in-place", says=r"rank \d is wrong")
+class ScattersIntoAFreshOutput(ForwardingGroup):
+    """The source's output is cleared before the list is read."""
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        if inputs and shares_memory(outputs[0], inputs[0]):
+            outputs[0].zero_()
+        return super().scatter(outputs, inputs, opts)
+
+
+@breaks("reduce_scatter/in-place", says=r"rank \d is wrong")
+class SumsInTheOutput(ForwardingGroup):
+    """The output is cleared, and then the inputs are added to it."""
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        if shares_memory(outputs[0], inputs[0]):
+            outputs[0].zero_()
+        return super().reduce_scatter(outputs, inputs, opts)
+
+
+@breaks("reduce_scatter/into-another-input", says=r"rank \d is wrong")
+class SparesItsOwnInputAlone(GroupMutant, ProcessGroupGloo):
+    """The output is cleared, unless it is the rank's own input."""
+
+    base = "impl"
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        mine = inputs[0][self.rank()]
+        if shares_memory(outputs[0], [x for x in inputs[0] if x is not mine]):
+            outputs[0].zero_()
+        return super().reduce_scatter(outputs, inputs, opts)

@@ -1,0 +1,26 @@
+"""Mutants of conformance/spec/collectives/memory.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.mutants.collectives.kit import Keeps
+from tests.mutants.kit import breaks
+
+
+@breaks("work/keeps-nothing", says=r"rank 0 still has tensors of 100 of 100 operations")
+class RemembersWhatItReduced(Keeps):
+    """A list of all that was ever issued, to tell of it when something fails."""
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        self.kept += tensors
+        return super().allreduce(tensors, opts)
+
+
+@breaks("work/keeps-nothing", says=r"rank 0 has \d\d MiB more after 64 operations of 1 MiB")
+class AStageForEachBroadcast(Keeps):
+    """What is broadcast is copied to memory that nobody ever frees."""
+
+    def broadcast(self, tensors: Any, opts: Any) -> Any:
+        self.kept += [tensor.clone() for tensor in tensors]
+        return super().broadcast(tensors, opts)

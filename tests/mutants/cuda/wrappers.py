@@ -1,0 +1,101 @@
+"""Mutants of conformance/spec/cuda/wrappers.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from conformance.target import Target, load_target
+from impl.gloo.memory.cuda_staging import CudaLender
+from impl.testing.device.gloo import GlooHandle
+from impl.testing.device.handles import DdpHandle
+from impl.testing.device.schedule import Schedule
+from impl.testing.device.simulated import SimulatedStream
+from tests.mutants.cuda.kit import OnADevice, is_for, never, on_a_device_with, unless
+from tests.mutants.kit import Patch, breaks
+
+
+@breaks("cuda/sync-batchnorm", says=r"output: rank \d is wrong")
+class NormalisesItsOwnBatch(Patch):
+    """Not a matter of streams: the statistics are those of the rank's own batch."""
+
+    @classmethod
+    def target(cls) -> Target:
+        layer = "torch.nn:BatchNorm1d"
+        return replace(load_target("impl"), name=cls.__name__, sync_batchnorm=layer)
+
+
+class DoesNotOrderFutures(OnADevice):
+    """DDP hands out what a future holds before its stream has it."""
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        def new_future(handle: GlooHandle) -> torch.futures.Future[Any]:
+            return torch.futures.Future()
+
+        wrong = mock.patch.object(GlooHandle, "new_future", new_future)
+        with on_a_device_with(wrong, schedule=Schedule):
+            yield
+
+
+@breaks("cuda/ddp", says=r"rank \d is wrong")
+class DdpForgetsWaiting(DoesNotOrderFutures):
+    pass
+
+
+@breaks("cuda/ddp-on-a-side-stream", says=r"rank \d is wrong")
+class DdpForgetsWaitingOnASideStream(DoesNotOrderFutures):
+    pass
+
+
+@breaks("cuda/checkpointing", says=r"rank \d is wrong")
+class DdpForgetsWaitingForCheckpoints(DoesNotOrderFutures):
+    pass
+
+
+@breaks("cuda/ddp-unused", says=r"a gradient of what no rank used")
+class CopiesALivingMap(OnADevice):
+    """The map of used parameters is copied from the memory that is cleared for the next pass."""
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        def copy_from_host(handle: DdpHandle, host: Tensor, target: Tensor) -> None:
+            pinned = handle.pinned_like(host)  # of which nothing has been written
+            target.copy_(pinned, non_blocking=True)
+
+        with on_a_device_with(mock.patch.object(DdpHandle, "copy_from_host", copy_from_host)):
+            yield
+
+
+@breaks("cuda/fsdp", says=r"rank \d is wrong")
+class ComputesBeforeTheGather(OnADevice):
+    """The caller's stream waits for no other one."""
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        with on_a_device_with(
+            unless(SimulatedStream, "wait_stream", is_for("default")),
+            never(CudaLender, "synchronize"),
+            schedule=Schedule,
+        ):
+            yield
+
+
+@breaks("cuda/fsdp-offload", says=r"rank \d is wrong")
+class StepsBeforeTheCopies(OnADevice):
+    """The optimizer runs on the host before gradients have come there."""
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        with on_a_device_with(never(SimulatedStream, "synchronize"), schedule=Schedule):
+            yield

@@ -1,0 +1,82 @@
+"""Mutants of conformance/spec/ddp/gradients.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from impl.ddp.buckets import layout
+from impl.ddp.buckets.bucket import Bucket
+from impl.ddp.iteration.grad_copy import GradientCopier
+from impl.ddp.iteration.reducer import Reducer
+from impl.ddp.iteration.reduction import BucketReduction
+from impl.ddp.wrapper.delayed_all_reduce import DelayedAllReduce
+from tests.mutants.ddp.kit import DDPMutant, afterwards, beforehand, forget, instead, replace, swap
+from tests.mutants.kit import breaks
+
+
+def _halve(reduction: BucketReduction, bucket: Bucket, *_: Any) -> None:
+    if bucket.index and bucket.buffer is not None:
+        bucket.buffer.div_(2)
+
+
+@breaks("ddp/gradients/norm", says="norm: rank 0 is wrong")
+class HalvesEveryBucketButTheFirst(DDPMutant):
+    patched = beforehand(BucketReduction, "start", _halve)
+
+
+@breaks("ddp/gradients/strides-with-gaps", says="out of bounds for storage")
+class GradientsHaveGapsToo(DDPMutant):
+    """A gradient has its parameter's strides, whether or not these are dense."""
+
+    patched = instead(layout, "gradient_strides", lambda param: param.stride())
+
+
+@breaks("ddp/gradients/batched-copy", says="gradient of .* in step 1")
+class DividesBatchesTwice(DDPMutant):
+    @staticmethod
+    def _again(copier: Any, slots: Any, copied: Any, resident: Any, divisor: int) -> None:
+        if copier.divide_once_per_bucket and slots.whole is not None:
+            slots.whole.div_(divisor)
+
+    patched = afterwards(GradientCopier, "_scale", _again)
+
+
+@breaks("ddp/gradients/strides", says="a gradient of strides")
+class RowMajorGradients(DDPMutant):
+    patched = replace(lambda grad: grad.contiguous())
+
+
+@breaks("ddp/gradients/bucket-views-strides", says="a gradient of strides")
+class RowMajorViews(DDPMutant):
+    patched = replace(lambda grad: grad.contiguous())
+
+
+@breaks("ddp/gradients/bucket-views", says="storages of 4 views")
+class NoViews(DDPMutant):
+    patched = swap(
+        GradientCopier,
+        "__init__",
+        lambda right: (
+            lambda self, **options: right(self, **{**options, "gradient_as_bucket_view": False})
+        ),
+    )
+
+
+@breaks("ddp/gradients/bucket-views-stay", says="gradients were in")
+class ViewsAreCopied(DDPMutant):
+    patched = replace(lambda grad: grad.clone())
+
+
+@breaks("ddp/gradients/accumulate-in-place", says="the same: rank 0 is wrong")
+class NewGradientsEachStep(DDPMutant):
+    patched = replace(lambda grad: grad.clone())
+
+
+@breaks("ddp/gradients/delayed", says="gradient . of step 1")
+class DelayedForever(DDPMutant):
+    patched = instead(DelayedAllReduce, "_reduce", lambda self, grad: grad)
+
+
+@breaks("ddp/gradients/given-beforehand", says="gradient: rank 0 is wrong")
+class IgnoresGivenGradients(DDPMutant):
+    patched = afterwards(Reducer, "prepare_for_backward", forget)

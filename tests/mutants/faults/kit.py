@@ -1,0 +1,28 @@
+"""What mutants of several chapters of mutants share."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, ClassVar
+
+from tests.mutants.handles import Relayed
+from tests.mutants.kit import ForwardingGroup
+
+
+class Forgiving(Relayed):
+    """Its wait returns, whatever happened."""
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        try:
+            return super().wait(timeout)
+        except RuntimeError:
+            return True
+
+
+class ChangesReductions(ForwardingGroup):
+    """Hands out handles of one class for all_reduce."""
+
+    handle: ClassVar[type[Relayed]] = Relayed
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        return self.handle(super().allreduce(tensors, opts))

@@ -1,0 +1,51 @@
+"""Mutants of conformance/spec/objects/send_object_list.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+from tests.mutants.kit import breaks
+from tests.mutants.replacing import Replacing
+
+
+@breaks("send_object_list/delivers", says=r"is wrong\nat \[1\]")
+class ReceivesTheLastObjectFirst(Replacing):
+    @staticmethod
+    def recv_object_list(right: Any, objects: Any, *args: Any, **how: Any) -> Any:
+        source = right(objects, *args, **how)
+        objects.reverse()
+        return source
+
+
+@breaks("send_object_list/delivers", says=r"at \[0\]: got 1, want 2")
+class SendersAreGroupRanks(Replacing):
+    """recv_object_list says which rank of the group has sent."""
+
+    @staticmethod
+    def recv_object_list(
+        right: Any, objects: Any, src: Any = None, group: Any = None, **how: Any
+    ) -> Any:
+        source = right(objects, src, group, **how)
+        return source if group is None else dist.get_group_rank(group, source)
+
+
+@breaks("send_object_list/batch", says=r"at \[0\]: got NoneType None, want int 0")
+class BatchesComeFromNobody(Replacing):
+    """A list that came in a batch has no source."""
+
+    @staticmethod
+    def recv_object_list(right: Any, objects: Any, *args: Any, **how: Any) -> Any:
+        source = right(objects, *args, **how)
+        return None if how.get("use_batch") else source
+
+
+@breaks("send_object_list/arguments", says="DID NOT RAISE")
+class NobodyIsAPeerToo(Replacing):
+    """Objects that are sent to nobody, or to the rank itself, are forgotten."""
+
+    @staticmethod
+    def send_object_list(right: Any, objects: Any, dst: Any = None, **how: Any) -> None:
+        if dst not in (None, dist.get_rank()):
+            right(objects, dst, **how)

@@ -1,0 +1,72 @@
+"""Mutants of conformance/spec/p2p/any_source.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from tests.mutants.kit import ForwardingGroup, Patch, breaks
+from tests.mutants.replacing import Wrapped, replaced
+
+
+class _FromTheFirst(Wrapped):
+    def _source_rank(self) -> int:
+        return 0
+
+
+@breaks("p2p/any-source", says=r"rank 0 is wrong\ngot keys \[0\], want \[0, 1\]")
+class SenderIsAlwaysTheFirst(ForwardingGroup):
+    """A receive from anybody names rank 0, whoever sent."""
+
+    def recv_anysource(self, tensors: Any, tag: int) -> Any:
+        return _FromTheFirst(self.inner.recv_anysource(tensors, tag))
+
+
+class _WaitedFor(Wrapped):
+    """gloo's own would wait for a second message."""
+
+    def wait(self, *timeout: Any) -> bool:
+        return True
+
+
+@breaks("p2p/any-source-each-once", says=r"rank 0 is wrong\n")
+class DeliversTheFirstTwice(ForwardingGroup):
+    """The first message from anybody takes the place of the second one."""
+
+    first: torch.Tensor | None = None
+    count = 0
+
+    def recv_anysource(self, tensors: Any, tag: int) -> Any:
+        work = self.inner.recv_anysource(tensors, tag)
+        work.wait()
+        self.count += 1
+        if self.first is None:
+            self.first = tensors[0].clone()
+        elif self.count == 2:
+            tensors[0].copy_(self.first)
+        return _WaitedFor(work)
+
+
+@breaks("p2p/any-source-tag", says=r"rank 1 is wrong\nat \[0\]: 2 of 2 elements differ")
+class TagsAreForNamedSources(ForwardingGroup):
+    """A receive from anybody takes what came first, whatever its tag."""
+
+    def send(self, tensors: Any, dst: int, tag: int) -> Any:
+        return self.inner.send(tensors, dst, 0)
+
+    def recv_anysource(self, tensors: Any, tag: int) -> Any:
+        return self.inner.recv_anysource(tensors, 0)
+
+
+@breaks("p2p/any-source-in-a-subgroup", says=r"recv returned 0, want 1")
+class SourcesAreGroupRanks(Patch):
+    """recv returns the sender's rank in the group."""
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        with replaced(get_global_rank=lambda _: lambda group, rank: rank):
+            yield

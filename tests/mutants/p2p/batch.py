@@ -1,0 +1,85 @@
+"""Mutants of conformance/spec/p2p/batch.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+
+from tests.mutants.kit import Patch, breaks
+from tests.mutants.replacing import Finished, replaced
+
+
+@breaks("p2p/batch-in-a-subgroup", says=r"rank 1  raised RuntimeError")
+@breaks("p2p/subgroup-peers", says=r"rank \d (is wrong|raised)|rank \d  raised")
+class GroupRanksGoBackwards(Patch):
+    """Global ranks become group ranks from the wrong end."""
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        def backwards(get_group_rank: Any) -> Any:
+            def translated(group: Any, rank: int) -> int:
+                number = int(get_group_rank(group, rank))
+                whole = group is dist.group.WORLD
+                return number if whole else dist.get_world_size(group) - 1 - number
+
+            return translated
+
+        with replaced(get_group_rank=backwards):
+            yield
+
+
+@breaks("p2p/batch", says=r"rank 0 is wrong\n4 of 4 elements differ")
+class BatchesReceiveIntoCopies(Patch):
+    """The tensors in which the messages of a batch arrive are not the caller's."""
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        def copying(batch: Any) -> Any:
+            isend = dist.isend
+
+            def on_copies(ops: Any) -> Any:
+                for op in ops:
+                    if op.op is not isend:
+                        op.tensor = op.tensor.clone()
+                return batch(ops)
+
+            return on_copies
+
+        with replaced(batch_isend_irecv=copying):
+            yield
+
+
+@breaks("p2p/batch-order", says=r"rank 0 is wrong\nat \[0\]: 100000 of 100000 elements differ")
+class BatchesSendBackwards(Patch):
+    """The sends of a batch go out from the last to the first."""
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        def backwards(batch: Any) -> Any:
+            isend = dist.isend
+            return lambda ops: batch(
+                [
+                    *reversed([op for op in ops if op.op is isend]),
+                    *(op for op in ops if op.op is not isend),
+                ]
+            )
+
+        with replaced(batch_isend_irecv=backwards):
+            yield
+
+
+@breaks("p2p/batch-arguments", says="call 4 was accepted")
+class BatchesTakeAnything(Patch):
+    """Nobody looks whether a batch is one of messages, or of one group."""
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        with replaced(batch_isend_irecv=lambda _: lambda ops: [Finished() for _ in ops]):
+            yield

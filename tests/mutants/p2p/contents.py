@@ -1,0 +1,70 @@
+"""Mutants of conformance/spec/p2p/contents.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from impl.gloo import ProcessGroupGloo
+from tests.mutants.collectives.kit import without_neg_bit, zeros_if_expanded
+from tests.mutants.kit import ForwardingGroup, GroupMutant, breaks
+
+
+@breaks("p2p/non-contiguous", says=r"expanded at \[1\]: rank 1|expanded: rank 1")
+class SendsZerosForExpandedTensors(GroupMutant, ProcessGroupGloo):
+    base = "impl"
+
+    def send(self, tensors: Any, dst: int, tag: int) -> Any:
+        return super().send([zeros_if_expanded(x) for x in tensors], dst, tag)
+
+
+@breaks("p2p/negated", says=r"neg.*: rank 1 is wrong")
+class SendsBehindTheNegBit(GroupMutant, ProcessGroupGloo):
+    base = "impl"
+
+    def send(self, tensors: Any, dst: int, tag: int) -> Any:
+        return super().send([without_neg_bit(x) for x in tensors], dst, tag)
+
+
+@breaks("p2p/larger-than-buffers", says=r"the message is wrong from element \[16777218\] on")
+class LosesTheEndOfALargeMessage(ForwardingGroup):
+    """What lies behind a buffer of 64 MiB is sent as zeros."""
+
+    def send(self, tensors: Any, dst: int, tag: int) -> Any:
+        if tensors[0].nbytes > 64 << 20:
+            tensors = [tensors[0].clone()]
+            tensors[0].view(-1)[-1:].zero_()
+        return super().send(tensors, dst, tag)
+
+
+@breaks("p2p/non-contiguous", says=r"rank 1 is wrong\n\d of 12 elements differ|setStorage: sizes")
+class SendsRawStorage(ForwardingGroup):
+    """A strided tensor is sent as if it were dense."""
+
+    def send(self, tensors: Any, dst: int, tag: int) -> Any:
+        x = tensors[0]
+        dense = torch.as_strided(x, (x.numel(),), (1,), x.storage_offset())
+        return self.inner.send([dense], dst, tag)
+
+    def recv(self, tensors: Any, src: int, tag: int) -> Any:
+        x = tensors[0]
+        dense = torch.as_strided(x, (x.numel(),), (1,), x.storage_offset())
+        return self.inner.recv([dense], src, tag)
+
+
+def _as_it_lies(x: torch.Tensor) -> torch.Tensor:
+    return x.t() if x.dim() == 2 and x.t().is_contiguous() else x
+
+
+@breaks("p2p/non-contiguous", says=r"transposed: rank 1 is wrong")
+class SendsColumnsForRows(GroupMutant, ProcessGroupGloo):
+    """A transposed matrix is sent and received in the order in which it lies in memory."""
+
+    base = "impl"
+
+    def send(self, tensors: Any, dst: int, tag: int) -> Any:
+        return super().send([_as_it_lies(x) for x in tensors], dst, tag)
+
+    def recv(self, tensors: Any, src: int, tag: int) -> Any:
+        return super().recv([_as_it_lies(x) for x in tensors], src, tag)
