@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from conformance.catalogue.chapters import chapter_files
+
 ROOT = Path(__file__).parents[1]
 
 # Part -> the parts that it may import, besides itself. A part is a module or a package right below
@@ -22,45 +24,30 @@ CONFORMANCE = {
     "exit_codes": "",
     "torch_private": "",
     "capabilities": "",
-    "requirements": "",
+    "rule": "",
+    # What the sources say of rules, cases and mutants; nothing of them is imported.
+    "catalogue": "rule",
     # What is tested, what must come out, how that is compared. Pure, but for `target`.
-    "target": "verdict capabilities requirements",
+    "target": "verdict capabilities rule catalogue",
     "oracle": "",
     "checks": "",
     # Processes.
     "harness": "verdict target torch_private checks",
     # What cases are written with; `__init__` hands it out.
-    "markers": "capabilities requirements",
-    "__init__": "checks harness markers",
-    "cases": "__init__ verdict capabilities requirements target oracle checks harness markers "
-    "torch_private",
+    "chapter": "rule",
+    "markers": "capabilities rule",
+    "__init__": "checks harness chapter markers rule",
+    "spec": "__init__ verdict capabilities target oracle checks harness markers torch_private",
     # A run: its options, what is run, how it is judged.
-    "settings": "requirements target",
-    "first_look": "harness target",
-    "options": "settings",
-    "properties": "",
-    "repetition": "",
-    "board": "requirements",
-    "plan": "capabilities requirements settings target verdict",
-    "judgement": "harness plan target verdict",
-    "facets": "capabilities plan requirements",
-    "report": "verdict version requirements target checks harness settings",
-    "diagnosis": "facets report",
-    "case_files": "",
-    "case_sources": "case_files",
-    "selection": "case_files plan requirements settings",
-    # What puts it all together.
-    "certifier": "board exit_codes first_look plan report requirements settings",
-    "progress_reporter": "board certifier report",
-    "items": "board diagnosis harness judgement plan report settings",
-    "failures": "harness items judgement plan report settings verdict",
-    "plugin": "board certifier diagnosis facets failures harness items judgement markers options "
-    "plan progress_reporter properties repetition report requirements selection settings verdict",
-    "conftest": "plugin properties",
+    "run": "verdict rule capabilities catalogue chapter target harness",
+    "report": "verdict version rule catalogue target checks harness run",
+    # What puts it all together: what pytest's session carries, hooks, commands.
+    "session": "verdict exit_codes rule catalogue harness run report",
+    "plugin": "verdict catalogue harness markers run report session",
+    "conftest": "plugin run",
     "bench": "exit_codes harness target capabilities oracle checks",
-    "cli": "__init__ capabilities case_files case_sources exit_codes options report requirements "
-    "selection settings target version",
-    "__main__": "exit_codes settings version",
+    "cli": "__init__ capabilities rule catalogue exit_codes run report target version",
+    "__main__": "exit_codes run version",
 }
 IMPL = {
     "errors": "",
@@ -79,6 +66,10 @@ IMPL = {
 
 # Package -> what lies in it, folders and modules; each imports only from those before it.
 ROOMS = {
+    "conformance.catalogue": "chapters rules cases mutants page",
+    "conformance.run": "properties repetition first_look settings options worker_messages plan "
+    "facets judgement selection",
+    "conformance.session": "diagnosis items failures certifier progress_reporter",
     "impl.transport": "base fate transfer background agreement memory messages meeting shm sockets "
     "mixed",
     "impl.gloo": "options requests memory connect queue operations process_group __init__",
@@ -220,8 +211,8 @@ def test_nobody_imports_torchs_private_test_modules(package: str) -> None:
 
 @pytest.mark.parametrize("package", ["conformance", "impl"])
 def test_every_module_is_used(package: str) -> None:
-    """A module is imported somewhere, or is found by its place: a case, a chapter of requirements,
-    a command, a target's reference."""
+    """A module is imported somewhere, or is found by its place: a chapter, a command, a target's
+    reference."""
     used = {
         name
         for top in ("conformance", "impl", "tests", "ci")
@@ -243,7 +234,7 @@ def test_every_module_is_used(package: str) -> None:
             or name in ENTRY_POINTS
             or path.name == "__init__.py"
             or path.name.startswith("test_")
-            or name.startswith("conformance.requirements.")
+            or path in chapter_files()
             or f'"{name}"' in text
             or f'"{name}:' in text
         )

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from conformance.catalogue.cases import cases_in
-from conformance.catalogue.chapters import PACKAGE, chapter_files, ids_in
-from conformance.catalogue.rules import catalogue
+from conformance.catalogue.chapters import PACKAGE, chapter_files
+from conformance.catalogue.rules import catalogue, ids_in, rules_in
+from conformance.chapter import Chapter
 from conformance.rule import PROFILES
 from conformance.run.settings import read_settings
 from conformance.target import BUILT_IN, load_target
@@ -99,6 +100,17 @@ def test_sources_tell_of_cases_what_pytest_finds(cases: list[CollectedCase]) -> 
     ]
     found = {(case.path, case.name): case for case in cases}
     assert {(case.path, case.name): case for case in read} == found
+
+
+@pytest.mark.usefixtures("cases")
+def test_importing_a_chapter_registers_the_rules_that_are_read_from_it() -> None:
+    """So that `list` and `explain` need not import them."""
+    for file in chapter_files():
+        name = ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts)
+        chapters = [v for v in vars(importlib.import_module(name)).values() if type(v) is Chapter]
+        registered = {rule.id: rule for chapter in chapters for rule in chapter.rules}
+        assert registered == {r.requirement.id: r.requirement for r in rules_in(file)}, name
+        assert sum(len(chapter.rules) for chapter in chapters) == len(registered), name
 
 
 def test_requirements_rest_on_others_without_a_circle() -> None:

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from conformance.catalogue.chapters import PACKAGE, chapter_files, ids_in, text_of
-from conformance.catalogue.rules import rules_in
+from conformance.catalogue.chapters import PACKAGE, chapter_files, text_of
+from conformance.catalogue.rules import ids_in, rules_in
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """Which of the suite's modules hold cases, and of which rules, told from their text.
 
-To import a module takes a hundred times as long as to read it. The ids of the rules that a case
-covers stand in its file as they are: `tests/test_tidiness.py` holds that.
+To import a module takes a hundred times as long as to read it.
 """
 
 from __future__ import annotations
@@ -31,9 +30,6 @@ def chapter_files() -> tuple[Path, ...]:
 
 
 @cache
-def ids_in(file: Path) -> frozenset[str]:
-    """The ids that a file names, except as what a rule rests on.
-
-    It may name some that none of its cases covers.
-    """
+def named_in(file: Path) -> frozenset[str]:
+    """The ids that a file names, except as what a rule rests on."""
     return frozenset(_ID.findall(_RESTS_ON.sub("", text_of(file))))

@@ -1,7 +1,7 @@
 """The rules of the suite, read from the sources of its chapters.
 
 Chapters import torch, which takes seconds; their rules are literals, constants and chapters, which
-Python evaluates by themselves. `tests/test_catalogue.py` holds that importing gives the same.
+Python evaluates by themselves. `tests/test_tidiness.py` holds that importing gives the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from conformance.catalogue.chapters import chapter_files, text_of
+from conformance.catalogue.chapters import chapter_files, named_in, text_of
 from conformance.rule import MAY, MUST, SHOULD, Catalogue, Requirement, Shared
 
 # A decorator or an assignment at the top level, with the lines that go on with it. To parse whole
@@ -64,6 +64,11 @@ def catalogue() -> Catalogue:
     return Catalogue(rule.requirement for rule in rules().values())
 
 
+def ids_in(file: Path) -> frozenset[str]:
+    """The ids of all rules that the cases of a file cover, and of some that they may not."""
+    return named_in(file) | {rule.requirement.id for rule in rules_in(file)}
+
+
 @cache
 def rules_in(file: Path) -> tuple[Rule, ...]:
     """The rules that a module writes down, from the first to the last."""
@@ -83,8 +88,10 @@ def _rules_in(file: Path) -> Iterator[Rule]:
         line, at = line + text.count("\n", at, match.start()), match.start()
         for node in _expressions(ast.parse(statement.removeprefix("@"))):
             value = names.value(node)
+            call = next(filter(_writes_a_rule, ast.walk(node)))
+            assert isinstance(call, ast.Call)
             for requirement in value if isinstance(value, list) else [value]:
-                yield Rule(requirement, file, line + node.lineno - 1)
+                yield Rule(requirement, file, line + call.lineno - 1)
 
 
 def _expressions(node: ast.AST) -> Iterator[ast.expr]:

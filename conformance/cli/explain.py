@@ -1,4 +1,4 @@
-"""The subcommand `explain`: one requirement, what it stands on, and the cases that check it."""
+"""The subcommand `explain`: one rule, what it stands on, what checks it and what proves that."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 from conformance.catalogue.cases import Case, cases_covering
 from conformance.catalogue.chapters import PACKAGE
-from conformance.catalogue.rules import catalogue
+from conformance.catalogue.mutants import Mutant, mutants_of
+from conformance.catalogue.rules import catalogue, rules
 from conformance.rule import Requirement, UnknownRequirement
 from conformance.run.settings import DEFAULT_WORLD_SIZES, UsageError
 from conformance.target import BUILT_IN, load_target
@@ -28,18 +29,24 @@ def run(arguments: argparse.Namespace) -> int:
         requirement = catalogue()[arguments.id]
     except UnknownRequirement as error:
         raise UsageError(error.args[0]) from error
-    print("\n".join(_explained(requirement, cases_covering(requirement.id))))
+    id = requirement.id
+    print("\n".join(_explained(requirement, cases_covering(id), mutants_of(id))))
     return 0
 
 
-def _explained(requirement: Requirement, cases: list[Case]) -> Iterator[str]:
+def _explained(requirement: Requirement, cases: list[Case], mutants: list[Mutant]) -> Iterator[str]:
     yield f"{requirement.id} ({requirement.level}, profile {requirement.profile})"
     yield from _wrapped(requirement.says, "  ")
     yield ""
+    rule = rules()[requirement.id]
+    yield f"written    {_near(rule.file)}:{rule.line}"
     yield f"source     {requirement.source}"
-    for name in requirement.needs:
-        yield f"needs      {name}"
-    for id in catalogue().roots(requirement.id):
+    roots = catalogue().roots(requirement.id)
+    for name in catalogue().needs(requirement.id):
+        inherited = next((id for id in roots if name in catalogue()[id].needs), "")
+        how = "" if name in requirement.needs else f"  (as {inherited} does)"
+        yield f"needs      {name}{how}"
+    for id in roots:
         how = "" if id in requirement.rests_on else "  (through another)"
         yield f"rests on   {id}{how}"
     for other in catalogue().values():
@@ -58,6 +65,11 @@ def _explained(requirement: Requirement, cases: list[Case]) -> Iterator[str]:
         yield f"  {case.name}"
         yield from _wrapped(case.says, "  ")
         yield from _world_sizes(case)
+    for mutant in mutants:
+        yield ""
+        yield f"mutant     {_near(mutant.file)}:{mutant.line}"
+        yield f"  {mutant.name}"
+        yield from _wrapped(mutant.says, "  ")
 
 
 def _world_sizes(case: Case) -> Iterator[str]:

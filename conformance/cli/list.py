@@ -1,10 +1,12 @@
-"""The subcommand `list`: requirements by profile, or the vocabulary of capabilities."""
+"""The subcommand `list`: rules by profile, a page of them, or the vocabulary of capabilities."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 
 from conformance.capabilities import FEATURES, VOCABULARY, Capabilities
+from conformance.catalogue.page import page
 from conformance.catalogue.rules import catalogue
 from conformance.cli.tables import show_json, show_table
 from conformance.rule import PROFILES, Level, Requirement, UnknownRequirement
@@ -18,6 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--level", choices=[str(level) for level in Level], help="only this level")
     parser.add_argument("--capabilities", action="store_true", help="what a target may claim")
     parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument(
+        "--page", action="store_true", help="all rules with links to cases and mutants, as Markdown"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -26,6 +31,11 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.pattern or arguments.profile or arguments.level:
             raise UsageError("--capabilities lists all of them: it takes no pattern and no filter")
         _show_capabilities(as_json=arguments.json)
+        return 0
+    if arguments.page:
+        if arguments.pattern or arguments.profile or arguments.level or arguments.json:
+            raise UsageError("--page shows all rules: it takes no pattern, filter or --json")
+        sys.stdout.write(page())
         return 0
     chosen = _chosen(arguments)
     if arguments.json:

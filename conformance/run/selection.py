@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from conformance.catalogue.chapters import PACKAGE, chapter_files, ids_in
-from conformance.catalogue.rules import catalogue
+from conformance.catalogue.chapters import PACKAGE, chapter_files
+from conformance.catalogue.rules import catalogue, ids_in
 from conformance.rule import PART_OF_PROFILE
 from conformance.run.plan import Plan, select
 from conformance.run.settings import Settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ci.repeat import differences, verdicts_of, ways
-from conformance.cli.certify import PACKAGE
+from conformance.catalogue.chapters import PACKAGE
 
 pytest_plugins = ["pytester"]
 

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import json
-from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conformance import requirements
 from conformance.catalogue.rules import catalogue
 from conformance.rule import MAY, MUST, Catalogue, Requirement, UnknownRequirement
-
-MODULES = Path(requirements.__file__).parent.rglob("*.py")
 
 
 def requirement(id: str, **given: Any) -> Requirement:
@@ -79,16 +73,3 @@ def test_two_requirements_cannot_share_a_name() -> None:
 def test_the_catalogue_is_read_once() -> None:
     assert catalogue() is catalogue()
     assert len(catalogue()) >= 150
-
-
-@pytest.mark.parametrize("module", sorted(MODULES), ids=lambda module: module.stem)
-def test_no_requirement_takes_the_place_of_another(module: Path) -> None:
-    """The catalogue reads the names of modules; of two that are the same it would see the last."""
-    assigned = Counter(
-        target.id
-        for statement in ast.parse(module.read_text()).body
-        if isinstance(statement, ast.Assign)
-        for target in statement.targets
-        if isinstance(target, ast.Name)
-    )
-    assert [name for name, count in assigned.items() if count > 1] == []

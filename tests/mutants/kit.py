@@ -4,8 +4,9 @@
 A mutant is a class that breaks exactly one thing. It is either a process group (a subclass of
 `ForwardingGroup`, or of any other Python process group that takes store, rank, size and timeout),
 or, if it breaks what lies above the groups, a `Patch` that changes functions while a world lives.
-`@breaks` names the requirement that must notice it and what the report must say. A mutant that
-breaks several requirements by that one thing has it several times.
+`@breaks` names the rule that must notice it and what the report must say. A mutant that breaks
+several rules by that one thing has it several times, and stands in the chapter of the first:
+`tests/mutants/ddp/join.py` breaks the rules of `conformance/spec/ddp/join.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import torch
 import torch.distributed as dist
 
 from conformance.harness import forwarding
-from conformance.rule import Requirement
 from conformance.target import Target, load_target
 from conformance.verdict import Verdict
 
@@ -47,7 +47,7 @@ F = TypeVar("F", bound="type[Mutant]")
 
 
 class Mutant:
-    """What every mutant has: a target that is like `base` but for the mutant."""
+    """What every mutant has: a target that is like `base` but for one thing."""
 
     base: ClassVar[str] = "torch"
 
@@ -57,11 +57,8 @@ class Mutant:
         raise TypeError(f"{cls.__name__} is neither a group nor a patch")
 
 
-def breaks(
-    requirement: Requirement | str, *, says: str, verdict: Verdict = Verdict.BROKEN
-) -> Callable[[F], F]:
-    """Register the class as a mutant that the cases of this requirement must reject."""
-    id = requirement if isinstance(requirement, str) else requirement.id
+def breaks(id: str, *, says: str, verdict: Verdict = Verdict.BROKEN) -> Callable[[F], F]:
+    """Register the class as a mutant that the cases of this rule must reject."""
 
     def register(mutant: F) -> F:
         spec = f"{mutant.__module__}:{mutant.__qualname__}.target"
@@ -75,7 +72,7 @@ def breaks(
 
 
 def _backend(mutant: type) -> str:
-    return f"mutant_{mutant.__module__.rpartition('.')[2]}_{mutant.__name__}".lower()
+    return f"{mutant.__module__}_{mutant.__name__}".removeprefix("tests.").replace(".", "_").lower()
 
 
 # The names that torch 2.13 gave to methods of a process group, and those by which 2.11 calls them.

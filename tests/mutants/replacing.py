@@ -51,8 +51,8 @@ def replaced(**wrappers: Callable[[Any], Any]) -> Iterator[None]:
 
 
 class Replacing(Patch):
-    """Each static method of a mutant takes the place of the function of `torch.distributed` that has
-    its name. Its first argument is the right function."""
+    """Each static method of a mutant takes the place of the function of `torch.distributed` that
+    has its name. Its first argument is the right function."""
 
     @classmethod
     @contextmanager

@@ -14,7 +14,9 @@ from hypothesis import Phase, settings
 
 import conformance.conftest  # noqa: F401  # it registers the profile of cases
 import tests.mutants
-from conformance.catalogue.rules import catalogue
+from conformance.catalogue.chapters import SPEC, chapter_files
+from conformance.catalogue.mutants import FOLDER, mutants_in
+from conformance.catalogue.rules import catalogue, ids_in, rules
 from conformance.harness.pool import SHARED_POOL
 from conformance.report.results import Results
 from conformance.run.first_look import FirstLook
@@ -24,7 +26,6 @@ from tests.mutants.any_machine import AnyMachine
 from tests.mutants.kit import MUTANTS, Broken
 
 ROOT = Path(__file__).parents[2]
-CASES = ROOT / "conformance" / "spec"
 
 UNSHRUNK = "unshrunk"
 settings.register_profile(
@@ -33,7 +34,7 @@ settings.register_profile(
     phases=[Phase.explicit, Phase.generate],
 )
 
-for module in pkgutil.iter_modules(tests.mutants.__path__, "tests.mutants."):
+for module in pkgutil.walk_packages(tests.mutants.__path__, "tests.mutants."):
     if not module.name.rpartition(".")[2].startswith("test_"):
         importlib.import_module(module.name)
 
@@ -68,8 +69,8 @@ class Listener:
 
 @cache
 def files_that_cover(requirement: str) -> list[str]:
-    """The case files that mention the requirement, so that a run need not collect all others."""
-    found = [p for p in sorted(CASES.rglob("test_*.py")) if f'"{requirement}"' in p.read_text()]
+    """The chapters that mention the requirement, so that a run need not collect all others."""
+    found = [file for file in chapter_files() if requirement in ids_in(file)]
     assert found, f"no case covers {requirement}"
     return [str(path) for path in found]
 
@@ -109,10 +110,14 @@ def what_happened(report: str) -> str:
 
 
 def name_of(mutant: Broken) -> str:
-    return f"{mutant.spec.rpartition(':')[2].split('.')[0]}-{mutant.requirement}"
+    return mutant.spec.rpartition(":")[2].removesuffix(".target")
 
 
-@pytest.mark.parametrize("fault", MUTANTS, ids=name_of)
+def id_of(mutant: Broken) -> str:
+    return f"{name_of(mutant)}-{mutant.requirement}"
+
+
+@pytest.mark.parametrize("fault", MUTANTS, ids=id_of)
 def test_a_fault_is_rejected_by_its_requirement(mutant: Broken, tmp_path: Path) -> None:
     # A mutant that shows by a hang is noticed when the deadline is over; for others it is patience.
     deadline_s = 4.0 if mutant.verdict is Verdict.TIMEOUT else 30.0
@@ -153,3 +158,20 @@ def test_every_requirement_has_a_fault() -> None:
 def test_every_fault_breaks_a_requirement_once() -> None:
     broken = [(mutant.spec, mutant.requirement) for mutant in MUTANTS]
     assert len(broken) == len(set(broken))
+
+
+def test_a_mutant_stands_in_the_chapter_of_the_rule_that_it_breaks() -> None:
+    first: dict[str, str] = {}
+    for mutant in reversed(MUTANTS):  # decorators are called from the last to the first
+        first.setdefault(mutant.spec, mutant.requirement)
+    for spec, id in first.items():
+        chapter = rules()[id].file.relative_to(SPEC).with_suffix("")
+        assert spec.startswith(f"tests.mutants.{'.'.join(chapter.parts)}:"), id
+
+
+def test_sources_tell_which_rules_a_mutant_breaks() -> None:
+    """So that `explain` need not import them."""
+    read = {
+        (m.name, id) for file in FOLDER.rglob("*.py") for m in mutants_in(file) for id in m.breaks
+    }
+    assert read == {(name_of(mutant), mutant.requirement) for mutant in MUTANTS}

@@ -79,3 +79,30 @@ def sum_of(tensor: Tensor) -> Any:
     """The future of the tensor's sum over the default group's ranks."""
     work: Any = dist.all_reduce(tensor, async_op=True)
     return work.get_future().then(lambda future: future.value()[0])
+
+
+def bare(hook: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Without annotations, which would be strings here, and which torch refuses."""
+    hook.__annotations__.clear()
+    return hook
+
+
+def run_hook(
+    me: Me,
+    make: Callable[[], nn.Module],
+    shape: tuple[int, ...],
+    hook: Callable[[Any, Any], Any],
+    options: Options,
+    steps: int,
+    state: Any = None,
+) -> tuple[nn.Module, list[list[Tensor]]]:
+    """The module after some steps, and all gradients after each."""
+    module = Recipe(make)(seed=0).to(me.device)
+    model = me.ddp(module, **options)
+    model.register_comm_hook(state, bare(hook))
+    grads = []
+    for i in range(steps):
+        model.zero_grad()
+        loss_of(model(normal(shape, 10 * i + me.rank, "float32").to(me.device))).backward()
+        grads.append([p.grad.clone() for p in module.parameters() if p.grad is not None])
+    return module, grads

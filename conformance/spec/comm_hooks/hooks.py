@@ -18,10 +18,9 @@ from conformance import (
     assert_same_on_all_ranks,
     assert_that,
     covers,
-    deadline,
     world_sizes,
 )
-from conformance.spec.comm_hooks.hooked import BYTE, completed, make_model, sum_of
+from conformance.spec.comm_hooks.hooked import BYTE, bare, completed, make_model, run_hook, sum_of
 from conformance.spec.ddp.models import (
     WIDTH,
     Branching,
@@ -32,7 +31,6 @@ from conformance.spec.ddp.models import (
     normal,
 )
 from conformance.spec.ddp.training_runs import Options, assert_grads
-from conformance.spec.raising import assert_raised
 
 DOCS = "torch 2.13 docs, DDP Communication Hooks"
 CPP = "torch, reducer.cpp and comm.cpp"
@@ -42,33 +40,6 @@ chapter = Chapter("comm_hooks")
 
 
 Hook = Callable[[Any, Any], Any]
-
-
-def bare(hook: Hook) -> Hook:
-    """Without annotations, which would be strings here, and which torch refuses."""
-    hook.__annotations__.clear()
-    return hook
-
-
-def run_hook(
-    me: Me,
-    make: Callable[[], nn.Module],
-    shape: tuple[int, ...],
-    hook: Hook,
-    options: Options,
-    steps: int,
-    state: Any = None,
-) -> tuple[nn.Module, list[list[Tensor]]]:
-    """The module after some steps, and all gradients after each."""
-    module = Recipe(make)(seed=0).to(me.device)
-    model = me.ddp(module, **options)
-    model.register_comm_hook(state, bare(hook))
-    grads = []
-    for i in range(steps):
-        model.zero_grad()
-        loss_of(model(normal(shape, 10 * i + me.rank, "float32").to(me.device))).backward()
-        grads.append([p.grad.clone() for p in module.parameters() if p.grad is not None])
-    return module, grads
 
 
 def calls(me: Me, cap: float) -> list[list[tuple[int, bool, bool, bool]]]:
@@ -534,152 +505,3 @@ def test_several_collectives(ranks: Ranks) -> None:
 
 
 # ---- what is refused
-
-
-def register_two(me: Me, first: str, second: str) -> None:
-    model = me.ddp(make_model().to(me.device))
-    for kind in (first, second):
-        if kind == "builtin":
-            model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
-        else:
-            model.register_comm_hook(None, bare(lambda _, bucket: completed(bucket.buffer())))
-
-
-@chapter.must(
-    "comm_hooks/registered-twice",
-    "Registering a second hook, builtin or not, raises RuntimeError 'comm_hook can only be "
-    "called once'.",
-    source=CPP,
-)
-@world_sizes(1)
-@pytest.mark.parametrize(
-    ("first", "second"), [("hook", "hook"), ("hook", "builtin"), ("builtin", "hook")]
-)
-def test_a_second_hook(ranks: Ranks, first: str, second: str) -> None:
-    words = "comm_hook can only be called once"
-    assert_raised(ranks.outcomes(register_two, first, second), RuntimeError, match=words)
-
-
-def wrong_bucket(state: Any, bucket: Any) -> Any:
-    return completed(bucket.buffer())
-
-
-def wrong_return(state: Any, bucket: Any) -> Any:
-    return completed(bucket.buffer())
-
-
-def right(state: Any, bucket: Any) -> Any:
-    return completed(bucket.buffer())
-
-
-wrong_bucket.__annotations__ = {"bucket": int}
-wrong_return.__annotations__ = {"return": int}
-right.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]}
-HOOKS: dict[str, Any] = {
-    "number": 3,
-    "bucket": wrong_bucket,
-    "return": wrong_return,
-    "right": right,
-}
-
-
-def register(me: Me, kind: str) -> bool:
-    me.ddp(make_model().to(me.device)).register_comm_hook(None, HOOKS[kind])
-    return True
-
-
-@chapter.must(
-    "comm_hooks/not-callable",
-    "A hook that cannot be called is refused with TypeError 'Communication hook must be callable'.",
-    source="torch, test_c10d_common.py and test_ddp_invalid_comm_hook_init",
-)
-@world_sizes(1)
-def test_a_number_for_a_hook(ranks: Ranks) -> None:
-    outcomes = ranks.outcomes(register, "number")
-    assert_raised(outcomes, TypeError, match="Communication hook must be callable")
-
-
-@chapter.must(
-    "comm_hooks/annotations",
-    "A hook whose annotations contradict GradBucket and Future[Tensor] is refused with "
-    "ValueError; one with the right annotations or none is taken.",
-    source="torch, test_c10d_common.py: test_ddp_invalid_comm_hook_init",
-)
-@world_sizes(1)
-def test_annotations(ranks: Ranks) -> None:
-    words = "bucket annotation should be dist.GradBucket"
-    assert_raised(ranks.outcomes(register, "bucket"), ValueError, match=words)
-    words = "return annotation should be torch.futures.Future"
-    assert_raised(ranks.outcomes(register, "return"), ValueError, match=words)
-    assert_same_on_all_ranks(ranks.run(register, "right"), True, what="registered")
-
-
-def misbehave(me: Me, way: str) -> None:
-    def hook(_: Any, bucket: Any) -> Any:
-        if way == "raises":
-            raise ArithmeticError("refused by the hook")
-        if way == "raises later":
-            return completed(0).then(fail)
-        return {"number": 1, "none": None}.get(way, completed(way))
-
-    def fail(_: Any) -> Any:
-        raise ArithmeticError("refused by the callback")
-
-    run_hook(me, make_model, (2, WIDTH), hook, {}, 1)
-
-
-@chapter.must(
-    "comm_hooks/returns-no-future",
-    "A hook that returns a number makes backward raise RuntimeError 'callback must return a "
-    "torch.futures.Future', on every rank.",
-    source="torch, test_ddp_invalid_comm_hook_return_type",
-)
-@world_sizes(1, 2)
-def test_a_hook_returns_a_number(ranks: Ranks) -> None:
-    words = "callback must return a torch.futures.Future"
-    assert_raised(ranks.outcomes(misbehave, "number"), RuntimeError, match=words)
-
-
-@chapter.should(
-    "comm_hooks/returns-none",
-    "A hook that forgets to return anything makes backward raise RuntimeError.",
-    source=f"{OBSERVED}: the process dies",
-    rests_on="comm_hooks/returns-no-future",
-)
-@world_sizes(1)
-@deadline(10)
-def test_a_hook_returns_nothing(ranks: Ranks) -> None:
-    assert_raised(ranks.outcomes(misbehave, "none"), RuntimeError)
-
-
-@chapter.must(
-    "comm_hooks/future-of-no-tensor",
-    "A future that holds no tensor makes backward raise RuntimeError.",
-    source="torch, test_ddp_invalid_comm_hook_return_type",
-)
-@world_sizes(1, 2)
-def test_a_future_of_text(ranks: Ranks) -> None:
-    assert_raised(ranks.outcomes(misbehave, "text"), RuntimeError)
-
-
-@chapter.must(
-    "comm_hooks/raises",
-    "An exception in a hook comes out of backward with its message.",
-    source="torch 2.13, comm hooks run inside backward",
-)
-@world_sizes(1, 2)
-def test_a_hook_raises(ranks: Ranks) -> None:
-    outcomes = ranks.outcomes(misbehave, "raises")
-    assert_raised(outcomes, ArithmeticError, RuntimeError, match="refused by the hook")
-
-
-@chapter.must(
-    "comm_hooks/future-raises",
-    "An exception in a callback of then() comes out of backward with its message.",
-    source="torch 2.13 docs, Future.then",
-    rests_on="comm_hooks/raises",
-)
-@world_sizes(1, 2)
-def test_a_callback_raises(ranks: Ranks) -> None:
-    outcomes = ranks.outcomes(misbehave, "raises later")
-    assert_raised(outcomes, ArithmeticError, RuntimeError, match="refused by the callback")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import os
@@ -10,11 +9,9 @@ import signal
 import threading
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from conformance import (
@@ -23,15 +20,13 @@ from conformance import (
     Ranks,
     assert_same_on_all_ranks,
     assert_that,
-    covers,
     deadline,
     not_probed,
     world_sizes,
 )
 from conformance.harness.traces import record
 from conformance.spec.ddp.accumulating import accumulate_everywhere, micro_batches
-from conformance.spec.ddp.models import WIDTH, Branching, Perceptron, Recipe, loss_of, normal
-from conformance.spec.ddp.observing import unannotated
+from conformance.spec.ddp.models import WIDTH, Perceptron, Recipe, loss_of, normal
 from conformance.spec.ddp.training_runs import Options, assert_grads, batches, train
 from conformance.spec.raising import assert_raised
 from conformance.spec.torch_versions import needs_batched_grad_copy
@@ -44,176 +39,6 @@ chapter = Chapter("ddp")
 
 BYTE = 2**-20
 SEARCH: Options = {"find_unused_parameters": True}
-
-
-@chapter.must(
-    "ddp/no-sync/accumulates",
-    "Inside no_sync gradients add up on each rank by themselves, and the first synchronised "
-    "backward pass afterwards averages all that was added up.",
-    source=f"{DOCS}, no_sync",
-    rests_on="ddp/average",
-)
-@world_sizes(1, 2, 3)
-def test_micro_batches(ranks: Ranks) -> None:
-    steps = micro_batches(ranks.world_size, 3, [False, False, False, True])
-    accumulate_everywhere(ranks, Recipe(Perceptron), {}, steps)
-
-
-@covers("ddp/no-sync/accumulates")
-@world_sizes(2)
-@pytest.mark.parametrize("pattern", [[True, False, True], [False, True]], ids=str)
-def test_synchronised_steps_between(ranks: Ranks, pattern: list[bool]) -> None:
-    """What is averaged already is the same on all ranks, so averaging it again changes nothing."""
-    steps = micro_batches(2, 3, pattern)
-    accumulate_everywhere(ranks, Recipe(Perceptron), {"bucket_cap_mb": 20 * BYTE}, steps)
-
-
-@chapter.must(
-    "ddp/no-sync/bucket-views",
-    "With gradient_as_bucket_view gradients add up and are averaged as without.",
-    source="torch 2.13, test_accumulate_gradients_no_sync_grad_is_view",
-    rests_on="ddp/no-sync/accumulates",
-)
-@world_sizes(2)
-@pytest.mark.parametrize("pattern", [[False, False, True], [True, False, True]], ids=str)
-def test_views_of_buckets(ranks: Ranks, pattern: list[bool]) -> None:
-    steps = micro_batches(2, 3, pattern)
-    accumulate_everywhere(ranks, Recipe(Perceptron), {"gradient_as_bucket_view": True}, steps)
-
-
-@chapter.must(
-    "ddp/gradients/large",
-    "Gradients of several hundred KiB are averaged as small ones are, if they accumulate, if "
-    "they are views of buckets, and if some ranks do not use the parameter.",
-    source=f"{DOCS}: no size is named; implementations treat large gradients apart",
-    rests_on="ddp/average",
-)
-@world_sizes(2)
-@pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
-def test_large_gradients_accumulate(ranks: Ranks, view: bool) -> None:
-    steps = micro_batches(2, 3, [True, False, True])
-    recipe = Recipe(Perceptron, ((WIDTH, 1 << 14, 1),))
-    accumulate_everywhere(ranks, recipe, {"gradient_as_bucket_view": view}, steps)
-
-
-@chapter.must(
-    "ddp/no-sync/every-parameter",
-    "What was added up inside no_sync is averaged for every parameter, also if the synchronised "
-    "pass uses others, given find_unused_parameters.",
-    source="pytorch#69031",
-    rests_on="ddp/no-sync/accumulates",
-)
-@world_sizes(2)
-@pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
-def test_the_synchronised_pass_uses_other_parameters(ranks: Ranks, view: bool) -> None:
-    uses = [([0, 1], False), ([2], True)]
-    steps = [
-        [
-            [(sync, (normal((2, WIDTH), 50 * i + 10 * r), used)) for used, sync in uses]
-            for r in range(2)
-        ]
-        for i in range(2)
-    ]
-    options = {**SEARCH, "gradient_as_bucket_view": view, "bucket_cap_mb": BYTE}
-    accumulate_everywhere(ranks, Recipe(Branching), options, steps)
-
-
-@chapter.must(
-    "ddp/no-sync/first",
-    "Training may begin inside no_sync, with every way of dealing with unused parameters.",
-    source="pytorch#187732",
-    rests_on="ddp/no-sync/accumulates",
-)
-@world_sizes(2)
-@pytest.mark.parametrize("options", [{}, SEARCH], ids=str)
-def test_training_begins_without_synchronisation(ranks: Ranks, options: Options) -> None:
-    steps = micro_batches(2, 3, [False, False, True])
-    accumulate_everywhere(ranks, Recipe(Perceptron), options, steps)
-
-
-def operations_of_passes(me: Me, raises: bool) -> list[int]:
-    """How many collectives each of some backward passes issued."""
-    group = record()
-    model = me.ddp(Recipe(Perceptron)().to(me.device), process_group=group)
-    x = normal((2, WIDTH), me.rank).to(me.device)
-    counts = []
-
-    def backward() -> None:
-        loss = loss_of(model(x))
-        group.take()
-        loss.backward()
-        counts.append(len(group.take()))
-
-    backward()
-    with contextlib.suppress(KeyError), model.no_sync():
-        backward()
-        with model.no_sync():
-            backward()
-        backward()
-        if raises:
-            raise KeyError
-    backward()
-    return counts
-
-
-@chapter.must(
-    "ddp/no-sync/silent",
-    "A backward pass inside no_sync issues no collective.",
-    source=f"{DOCS}, no_sync; FunASR#3472",
-)
-@chapter.must(
-    "ddp/no-sync/nested",
-    "no_sync may be nested and restores at its end what was before, also after an exception.",
-    source="torch 2.13, no_sync",
-    rests_on="ddp/no-sync/silent",
-)
-@world_sizes(2)
-@pytest.mark.parametrize("raises", [False, True], ids=["ends", "raises"])
-def test_nothing_is_issued(ranks: Ranks, raises: bool) -> None:
-    for rank, counts in enumerate(ranks.run(operations_of_passes, raises)):
-        issued = [bool(count) for count in counts]
-        wanted = [True, False, False, False, True]
-        assert_that(issued == wanted, f"collectives of each pass: {counts}", rank)
-
-
-def hook_calls(me: Me, steps: int) -> list[tuple[int, Tensor]]:
-    """How often the hook was called in each step, and the gradient after it."""
-    module = Recipe(Perceptron, ((WIDTH, 1),))().to(me.device)
-    model = me.ddp(module)
-    calls = [0]
-
-    @unannotated
-    def hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        calls[0] += 1
-        buffer = bucket.buffer().div_(me.world_size)
-        work: Any = dist.all_reduce(buffer, async_op=True)
-        future: torch.futures.Future[Tensor] = work.get_future().then(lambda f: f.value()[0])
-        return future
-
-    model.register_comm_hook(None, hook)
-    seen = []
-    for _ in range(steps):
-        model.zero_grad()
-        calls[0] = 0
-        with model.no_sync():
-            model(torch.full((1, WIDTH), 1.0 + me.rank).double().to(me.device)).sum().backward()
-        model(torch.full((1, WIDTH), 3.0 + me.rank).double().to(me.device)).sum().backward()
-        grad = module.get_parameter("layers.0.weight").grad
-        assert grad is not None
-        seen.append((calls[0], grad.clone()))
-    return seen
-
-
-@chapter.must(
-    "ddp/no-sync/comm-hook",
-    "A communication hook is called in the synchronised pass alone, with all that was added up.",
-    source="torch 2.13, test_accumulate_gradients_no_sync_allreduce_hook",
-    rests_on="ddp/no-sync/accumulates",
-)
-@world_sizes(2)
-def test_a_hook_sees_all_that_was_added_up(ranks: Ranks) -> None:
-    want = (1, torch.full((1, WIDTH), 5.0, dtype=torch.float64))
-    assert_same_on_all_ranks(ranks.run(hook_calls, 3), [want] * 3, what="calls and gradient")
 
 
 @chapter.must(

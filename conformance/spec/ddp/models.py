@@ -139,3 +139,14 @@ def normal(shape: Sequence[int], seed: int, dtype: str = "float64") -> Tensor:
     return torch.randn(tuple(shape), generator=generator, dtype=torch.float64).to(
         getattr(torch, dtype)
     )
+
+
+class Scaled(nn.Module):
+    """Its gradient is its input."""
+
+    def __init__(self, dtype: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, dtype=getattr(torch, dtype)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.weight * x).sum()

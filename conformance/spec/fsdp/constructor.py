@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
-from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.algorithms._comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 from torch.distributed.fsdp import ShardingStrategy
 from torch.distributed.fsdp.wrap import (
-    CustomPolicy,
     ModuleWrapPolicy,
     always_wrap_policy,
-    enable_wrap,
-    lambda_auto_wrap_policy,
-    size_based_auto_wrap_policy,
-    transformer_auto_wrap_policy,
 )
-from torch.distributed.fsdp.wrap import wrap as wrap_annotated
 
 from conformance import (
     Chapter,
@@ -37,7 +27,7 @@ from conformance import (
     world_sizes,
 )
 from conformance.spec.fsdp.custom import inputs, linear, train_custom
-from conformance.spec.fsdp.models import Block, Net, units_of
+from conformance.spec.fsdp.models import Net, units_of
 from conformance.spec.fsdp.small_models import one_pass, two_layers, wanted_of_part
 from conformance.spec.fsdp.training_runs import (
     HYBRIDS,
@@ -45,11 +35,9 @@ from conformance.spec.fsdp.training_runs import (
     Recipe,
     both_kinds,
     check_runs,
-    check_tensors,
     full_parameters,
     halves,
     train,
-    train_step,
     train_whole,
     wrap,
 )
@@ -166,130 +154,6 @@ def test_instances(ranks: Ranks) -> None:
 
 
 # Wrapping
-
-
-class Layers(nn.Module):
-    """Layers of several sizes, one inside of another module."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.small = nn.Linear(2, 2)
-        self.block = Block(4, 5)
-        self.pair = nn.Sequential(nn.Linear(9, 9), nn.Linear(3, 3))
-
-
-POLICIES: dict[str, tuple[Any, list[str]]] = {
-    "ModuleWrapPolicy": (ModuleWrapPolicy({Block, nn.Sequential}), ["block", "pair"]),
-    "always": (
-        always_wrap_policy,
-        ["block", "block.down", "block.norm", "block.up", "pair", "pair.0", "pair.1", "small"],
-    ),
-    "size": (functools.partial(size_based_auto_wrap_policy, min_num_params=90), ["pair.0"]),
-    "transformer": (
-        functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={Block}),
-        ["block"],
-    ),
-    "lambda": (
-        functools.partial(
-            lambda_auto_wrap_policy,
-            lambda_fn=lambda module: isinstance(module, nn.Linear) and module.in_features < 4,
-        ),
-        ["pair.1", "small"],
-    ),
-    "CustomPolicy": (
-        CustomPolicy(
-            lambda module: (
-                {"sharding_strategy": ShardingStrategy.SHARD_GRAD_OP}
-                if isinstance(module, Block)
-                else False
-            )
-        ),
-        ["block"],
-    ),
-}
-
-
-def units_by_policy(me: Me, policy: str, without: list[str]) -> tuple[list[str], list[str]]:
-    """Names of the units below the root, and their strategies."""
-    module = Layers()
-    ignored = [module.get_submodule(name) for name in without]
-    model = wrap(me, module, auto_wrap_policy=POLICIES[policy][0], ignored_modules=ignored)
-    found = {
-        name.replace("_fsdp_wrapped_module.", "").replace("_fsdp_wrapped_module", ""): part
-        for name, part in model.named_modules()
-        if isinstance(part, type(model)) and part is not model
-    }
-    strategies = {unit.sharding_strategy.name for unit in found.values()}
-    return sorted(found), sorted(strategies)
-
-
-@chapter.must(
-    "fsdp/wrap-policies",
-    "Policies of torch.distributed.fsdp.wrap make units of the modules that they name.",
-    source=f"{DOCS}, auto_wrap_policy",
-)
-@world_sizes(2)
-@pytest.mark.parametrize("policy", list(POLICIES))
-def test_policies(ranks: Ranks, policy: str) -> None:
-    names = POLICIES[policy][1]
-    strategy = "SHARD_GRAD_OP" if policy == "CustomPolicy" else "FULL_SHARD"
-    got = ranks.run(units_by_policy, policy, [])
-    assert_same_on_all_ranks(got, (names, [strategy]), what="units")
-
-
-@covers("fsdp/wrap-policies", "fsdp/ignored-modules")
-@world_sizes(2)
-def test_policies_leave_ignored_modules(ranks: Ranks) -> None:
-    got = ranks.run(units_by_policy, "always", ["block"])
-    want = (["pair", "pair.0", "pair.1", "small"], ["FULL_SHARD"])
-    assert_same_on_all_ranks(got, want, what="units")
-
-
-def annotate(me: Me) -> list[str]:
-    cls = resolve(me.target.fsdp)
-    with enable_wrap(wrapper_cls=cls, device_id=me.device):
-        module = nn.Sequential(wrap_annotated(nn.Linear(2, 2)), nn.ReLU())
-    return [type(part).__name__ for part in module]
-
-
-@chapter.must(
-    "fsdp/annotated-wrapping",
-    "enable_wrap and wrap of torch.distributed.fsdp.wrap work with the class.",
-    source="torch 2.13, torch.distributed.fsdp.wrap",
-)
-@world_sizes(2)
-def test_wrapping_by_annotation(ranks: Ranks) -> None:
-    want = ["FullyShardedDataParallel", "ReLU"]
-    assert_same_on_all_ranks(ranks.run(annotate), want, what="types")
-
-
-class Aliases(nn.Module):
-    """One layer under two names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one = self.other = linear(3, 3, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.other(torch.tanh(self.one(x)))
-        return out
-
-
-def wrap_aliases(me: Me) -> tuple[bool, bool]:
-    """Whether both names hold one thing, and whether that is an instance."""
-    aliases = Aliases()
-    model = wrap(me, aliases, auto_wrap_policy=always_wrap_policy)
-    return aliases.one is aliases.other, isinstance(aliases.other, type(model))
-
-
-@chapter.must(
-    "fsdp/shared-module",
-    "A module in two places becomes one unit, and both places hold it.",
-    source="derived; torch 2.13 leaves all but the first place as they were",
-)
-@world_sizes(2)
-def test_a_module_under_two_names(ranks: Ranks) -> None:
-    assert_same_on_all_ranks(ranks.run(wrap_aliases), (True, True), what="the two names")
 
 
 def leave_out(me: Me, orig: bool, by_module: bool) -> tuple[list[list[int]], float, int]:
@@ -572,88 +436,6 @@ def test_replaced_parameters(ranks: Ranks) -> None:
 
 
 # Communication hooks
-
-
-class Calls:
-    """A hook's state: what it was called with."""
-
-    def __init__(self) -> None:
-        self.numels: list[list[int]] = []
-
-
-def leave_ones(calls: Calls, grad: Tensor, chunk: Tensor) -> None:
-    calls.numels.append([grad.numel(), chunk.numel()])
-    chunk.fill_(1.0)
-
-
-def make_ones(calls: Calls, grad: Tensor) -> None:
-    calls.numels.append([grad.numel()])
-    grad.fill_(1.0)
-
-
-def hooked(me: Me, strategy: str) -> tuple[list[list[int]], list[float]]:
-    """What the hook got in a backward, and distinct values of the gradients."""
-    model = Recipe(strategy=strategy).wrapped(me)
-    calls = Calls()
-    model.register_comm_hook(calls, make_ones if strategy == "NO_SHARD" else leave_ones)
-    Net().loss(model, me.rank, 0, me.device).backward()
-    grads = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-    return calls.numels, torch.cat(grads).unique().tolist()
-
-
-@chapter.must(
-    "fsdp/comm-hook",
-    "A communication hook is called once a unit and backward with its state, the padded "
-    "gradient and a chunk to fill, and what it leaves there is the gradient.",
-    source=f"{DOCS}, register_comm_hook",
-)
-@world_sizes(2, 3)
-def test_a_hook_reduces(ranks: Ranks) -> None:
-    root, *blocks = units_of(Net(), ranks.world_size)
-    want = [[unit.padded, unit.chunk] for unit in (*blocks[::-1], root)]
-    for strategy in STRATEGIES[:2]:
-        got = ranks.run(hooked, strategy)
-        assert_same_on_all_ranks(got, (want, [1.0]), what="calls and gradients")
-
-
-@chapter.must(
-    "fsdp/comm-hook-no-shard",
-    "With NO_SHARD a communication hook gets the gradient, and reduces it in place.",
-    source=f"{DOCS}, register_comm_hook",
-)
-@world_sizes(2)
-def test_a_hook_reduces_in_place(ranks: Ranks) -> None:
-    want = sorted([unit.unpadded] for unit in units_of(Net(), 1))
-    got = [(sorted(numels), values) for numels, values in ranks.run(hooked, "NO_SHARD")]
-    assert_same_on_all_ranks(got, (want, [1.0]), what="calls and gradients")
-
-
-def train_with_hook(me: Me, recipe: Recipe) -> dict[str, Tensor]:
-    """Parameters after training with torch's own hooks."""
-    model = recipe.wrapped(me)
-    hook: Callable[..., Any] = default_hooks.reduce_scatter_hook
-    if recipe.strategy == "NO_SHARD":
-        hook = default_hooks.allreduce_hook
-    state = default_hooks.DefaultState(model.process_group)
-    model.register_comm_hook(state, hook)
-    optimizer = recipe.optimizer_of(model)
-    for step in range(recipe.steps):
-        train_step(me, recipe, model, optimizer, step)
-    return full_parameters(model)
-
-
-@chapter.must(
-    "fsdp/default-hooks",
-    "torch's default hooks, which average, train like no hook.",
-    source="torch 2.13, torch.distributed.algorithms._comm_hooks.default_hooks",
-)
-@world_sizes(2)
-@both_kinds
-def test_the_default_hooks(ranks: Ranks, orig: bool) -> None:
-    for strategy in STRATEGIES:
-        recipe = Recipe(strategy=strategy, orig=orig, steps=2)
-        want = [run.params for run in train_whole(recipe, ranks.world_size)]
-        check_tensors(ranks.run(train_with_hook, recipe), want)
 
 
 def outputs_on(me: Me) -> list[str]:

@@ -16,8 +16,8 @@ from tests.mutants.kit import ForwardingGroup, Patch, breaks
 
 
 class Functional(Patch):
-    """Each static method of a mutant takes the place of the functional collective that has its name.
-    Its first argument is the right one."""
+    """Each static method of a mutant takes the place of the functional collective that has its
+    name. Its first argument is the right one."""
 
     @classmethod
     @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from conformance.harness.forwarding import OPERATIONS
 from impl.gloo import ProcessGroupGloo
+from tests.mutants.handles import Relayed
 from tests.mutants.kit import ForwardingGroup, GroupMutant
 
 _WITHOUT_RESULT = ("barrier", "recv", "send")
@@ -112,3 +113,12 @@ def lose(lossy: Any, tensors: Any) -> None:
     """In place."""
     for x in tensors:
         x.copy_(lossy(x))
+
+
+class Relaying(AroundImpl):
+    """Hands out handles of one class for all collectives that give a result."""
+
+    handle: ClassVar[type[Relayed]] = Relayed
+
+    def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
+        return self.handle(right(taken, *rest))

@@ -13,15 +13,8 @@ from impl.ddp.iteration import reduction
 from impl.ddp.iteration.grad_copy import GradientCopier
 from impl.ddp.iteration.reducer import Reducer
 from impl.ddp.iteration.reduction import BucketReduction
-from impl.ddp.wrapper import hook_registration
 from tests.mutants.ddp.kit import DDPMutant, beforehand, instead, swap, together
 from tests.mutants.kit import breaks
-
-
-def completed(value: Any) -> Any:
-    future: Any = torch.futures.Future()
-    future.set_result(value)
-    return future
 
 
 @breaks("comm_hooks/called-for-each-bucket", says=r"calls of step \d")
@@ -154,13 +147,6 @@ class DoesNotWait(DDPMutant):
     patched = swap(reduction, "result_of", _hasty)
 
 
-@breaks("comm_hooks/registered-twice", says="was to raise")
-class TakesASecondHook(DDPMutant):
-    patched = beforehand(
-        BucketReduction, "set_hook", lambda self, *_, **__: setattr(self, "hook", None)
-    )
-
-
 def _waits_for_the_last(right: Any) -> Any:
     def result_of(bucket: Any, **options: Any) -> Any:
         return right(bucket, **options) if bucket.future.done() else bucket.buffer
@@ -237,64 +223,6 @@ class HooksAreForEveryParameter(DDPMutant):
         "_gets_no_gradient",
         lambda right: lambda self, index: self.hook is None and right(self, index),
     )
-
-
-@breaks("comm_hooks/not-callable", says="was to raise|does not match")
-class TakesNumbersForHooks(DDPMutant):
-    patched = instead(hook_registration, "why_unusable", lambda *args: None)
-
-
-@breaks("comm_hooks/annotations", says="was to raise")
-class DoesNotReadAnnotations(DDPMutant):
-    patched = instead(hook_registration, "why_unusable", lambda *args: None)
-
-
-def _lenient(state_of: Any) -> Any:
-    """A way to run hooks in which what goes wrong becomes the bucket's buffer."""
-
-    def run(hook: Any, state: Any, bucket: Any) -> Any:
-        try:
-            future = hook(state, bucket)
-        except ArithmeticError:
-            return completed(bucket.buffer())
-        return future if isinstance(future, torch.futures.Future) else completed(bucket.buffer())
-
-    return run
-
-
-@breaks("comm_hooks/returns-no-future", says="was to raise")
-class NumbersMeanUnchanged(DDPMutant):
-    patched = swap(reduction, "run_hook", _lenient)
-
-
-@breaks("comm_hooks/returns-none", says="was to raise")
-class NoneMeansUnchanged(DDPMutant):
-    patched = swap(reduction, "run_hook", _lenient)
-
-
-@breaks("comm_hooks/raises", says="was to raise")
-class HidesErrorsOfHooks(DDPMutant):
-    patched = swap(reduction, "run_hook", _lenient)
-
-
-def _forgiving(right: Any) -> Any:
-    def result_of(bucket: Any, **options: Any) -> Any:
-        try:
-            return right(bucket, **options)
-        except (RuntimeError, ArithmeticError):
-            return bucket.buffer
-
-    return result_of
-
-
-@breaks("comm_hooks/future-of-no-tensor", says="was to raise")
-class TextMeansUnchanged(DDPMutant):
-    patched = swap(reduction, "result_of", _forgiving)
-
-
-@breaks("comm_hooks/future-raises", says="was to raise")
-class HidesErrorsOfCallbacks(DDPMutant):
-    patched = swap(reduction, "result_of", _forgiving)
 
 
 @breaks("comm_hooks/then", says="gradients: rank 0 is wrong")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from typing import Any, ClassVar
 
@@ -11,53 +10,12 @@ import torch.distributed as dist
 
 from impl.ddp.buckets.bucket import Bucket
 from impl.ddp.iteration import reduction
-from impl.ddp.iteration.grad_copy import GradientCopier
 from impl.ddp.iteration.progress import ReducerEvent
 from impl.ddp.iteration.reducer import Reducer
 from impl.ddp.iteration.reduction import BucketReduction
 from impl.ddp.wrapper.api import DistributedDataParallel
 from tests.mutants.ddp.kit import DDPMutant, afterwards, beforehand, forget, instead, swap, together
 from tests.mutants.kit import breaks
-
-
-def _forget(reducer: Reducer) -> None:
-    for param in reducer.params:
-        param.grad = None
-
-
-@breaks("ddp/no-sync/first", says="gradient of .* in step 1")
-class BeginsWithTheFirstSynchronisedPass(DDPMutant):
-    """What was added up before it is dropped."""
-
-    patched = afterwards(
-        Reducer,
-        "prepare_for_backward",
-        lambda self, *_: _forget(self) if self.iteration == 1 else None,
-    )
-
-
-@breaks("ddp/no-sync/bucket-views", says="gradient of .* in step 1")
-class DividesWhatItCopiesAlone(DDPMutant):
-    """A gradient that lives in its bucket already is not divided."""
-
-    patched = swap(
-        GradientCopier,
-        "_scale",
-        lambda right: (
-            lambda self, slots, copied, resident, divisor: (
-                right(self, slots, copied, resident, divisor) if copied else None
-            )
-        ),
-    )
-
-
-@breaks("ddp/no-sync/comm-hook", says="calls and gradient")
-class HooksSeeTheLastPassAlone(DDPMutant):
-    patched = afterwards(
-        Reducer,
-        "prepare_for_backward",
-        lambda self, *_: _forget(self) if self._reduction.hook is not None else None,
-    )
 
 
 def _detach(at_least: int) -> Any:
@@ -203,21 +161,6 @@ class DividesInHooksThatStay(DDPMutant):
     )
 
 
-def _if_there(right: Any) -> Any:
-    def copy_one_in(self: Any, param: Any, view: Any, divisor: int | None) -> None:
-        if param.grad is not None:
-            right(self, param, view, divisor)
-
-    return copy_one_in
-
-
-@breaks("ddp/gradients/large", says="gradient of .* in step 2: rank 0 is wrong")
-class LeavesOldLargeGradientsInBuckets(DDPMutant):
-    """A large gradient that a rank does not have counts as what its bucket still holds."""
-
-    patched = swap(GradientCopier, "copy_one_in", _if_there)
-
-
 @breaks("ddp/backward/several-forwards", says="Expected to have finished reduction")
 @breaks("ddp/unused/forward-without-backward", says="Expected to have finished reduction")
 class WantsABackwardForEachForward(DDPMutant):
@@ -228,43 +171,9 @@ class WantsABackwardForEachForward(DDPMutant):
     )
 
 
-@breaks("ddp/no-sync/silent", says="collectives of each pass")
-class SynchronisesAlways(DDPMutant):
-    patched = instead(DistributedDataParallel, "no_sync", lambda self: contextlib.nullcontext())
-
-
-@contextlib.contextmanager
-def _no_sync(ddp: Any) -> Any:
-    ddp.require_backward_grad_sync = False
-    try:
-        yield
-    finally:
-        ddp.require_backward_grad_sync = True
-
-
-@breaks("ddp/no-sync/nested", says="collectives of each pass")
-class NoSyncEndsWithTheInnerOne(DDPMutant):
-    patched = instead(DistributedDataParallel, "no_sync", _no_sync)
-
-
-@breaks("ddp/no-sync/accumulates", says="gradient of .* in step 1")
-class ForgetsWhatWasAddedUp(DDPMutant):
-    patched = afterwards(Reducer, "prepare_for_backward", forget)
-
-
 @breaks("ddp/backward/without-zero-grad", says="gradient of .* in step 1")
 class EachBackwardBeginsAgain(DDPMutant):
     patched = afterwards(Reducer, "prepare_for_backward", forget)
-
-
-@breaks("ddp/no-sync/every-parameter", says="gradient of|has one")
-class SynchronisesWhatTheLastPassUsed(DDPMutant):
-    @staticmethod
-    def _clear(reducer: Reducer) -> None:
-        if reducer._reduction.used is not None:
-            reducer._reduction.used.clear()
-
-    patched = afterwards(Reducer, "_expect_backward", _clear)
 
 
 @breaks("ddp/backward/several-forwards-then-several-backwards", says="gradient of step 1")

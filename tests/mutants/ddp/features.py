@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
@@ -12,7 +11,6 @@ from impl.ddp.wrapper import api
 from impl.ddp.wrapper.api import DistributedDataParallel
 from impl.ddp.wrapper.controls import WrapperControls
 from impl.ddp.wrapper.hook_registration import HookRegistration
-from impl.ddp.wrapper.logging_data import Logger
 from impl.ddp.wrapper.optimizer_in_backward import OptimizerInBackward
 from tests.mutants.ddp.kit import DDPMutant, afterwards, beforehand, constructor, instead, swap
 from tests.mutants.kit import breaks
@@ -46,16 +44,6 @@ class StepsOnLocalGradients(DDPMutant):
     )
 
 
-@breaks("ddp/copies/pickle", says="raised")
-class PicklesNothing(DDPMutant):
-    patched = instead(WrapperControls, "__getstate__", lambda self: None)
-
-
-@breaks("ddp/copies/pickle-of-another-group", says="was to raise")
-class PicklesAnyGroup(DDPMutant):
-    patched = instead(WrapperControls, "_check_default_group", lambda self: None)
-
-
 @breaks("ddp/update-group/average", says="gradient in|'s gradient")
 class KeepsItsGroup(DDPMutant):
     patched = instead(WrapperControls, "_update_process_group", lambda self, group: None)
@@ -75,49 +63,6 @@ class ForgetsWhatAStaticGraphUses(DDPMutant):
         return reset
 
     patched = swap(Reducer, "_reset_state", _keeping_the_graph)
-
-
-@breaks("ddp/logging/construction", says="world_size: got")
-class LogsAnotherWorldSize(DDPMutant):
-    @staticmethod
-    def _spoil(logger: Logger, *_: Any) -> None:
-        logger._data.ints_map["world_size"] += 1
-
-    patched = afterwards(Logger, "set_construction_data_and_log", _spoil)
-
-
-@breaks("ddp/logging/steps", says="rebuilt_bucket_sizes")
-class LogsNoSizes(DDPMutant):
-    @staticmethod
-    def _spoil(logger: Logger) -> None:
-        logger._data.strs_map.pop("rebuilt_bucket_sizes", None)
-
-    patched = afterwards(Logger, "set_runtime_stats_and_log", _spoil)
-
-
-@breaks("ddp/logging/sample-rate", says="data of steps|was to raise")
-class LogsAtOneRate(DDPMutant):
-    patched = instead(Reducer, "_set_ddp_runtime_logging_sample_rate", lambda self, rate: None)
-
-
-@breaks("ddp/logging/of-one-step", says="unused bytes and buckets")
-class AddsStatisticsUp(DDPMutant):
-    @staticmethod
-    def _adding(right: Any) -> Any:
-        def log(self: Logger) -> None:
-            before = self._data.ints_map.get("num_buckets_reduced", 0)
-            right(self)
-            if "num_buckets_reduced" in self._data.ints_map:
-                self._data.ints_map["num_buckets_reduced"] += before
-
-        return log
-
-    patched = swap(Logger, "set_runtime_stats_and_log", _adding)
-
-
-@breaks("ddp/logging/errors", says="has_error|KeyError")
-class LogsNoErrors(DDPMutant):
-    patched = instead(Logger, "set_error_and_log", lambda self, error: None)
 
 
 @breaks("ddp/functional-transforms", says="AttributeError")
@@ -162,44 +107,3 @@ class ShardsStayApart(DDPMutant):
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
         return mock.patch.object(ZeroRedundancyOptimizer, "_sync_params", return_value=None)
-
-
-@breaks("ddp/copies/pickle-of-a-static-graph", says="Your training graph has changed")
-class LoadsARecordedGraph(DDPMutant):
-    """A loaded wrapper takes its graph for recorded."""
-
-    @staticmethod
-    def _end(ddp: Any, _: Any) -> None:
-        if ddp.static_graph:
-            ddp.reducer._static.end_recording()
-
-    patched = afterwards(WrapperControls, "__setstate__", _end)
-
-
-@breaks("ddp/copies/options", says="Expected to have finished reduction")
-class LoadedWrappersDoNotSearch(DDPMutant):
-    patched = beforehand(
-        WrapperControls,
-        "__setstate__",
-        lambda self, state: state.update(find_unused_parameters=False),
-    )
-
-
-@breaks("ddp/copies/hook", says="can only be called once")
-class CopiesKeepTheirHook(DDPMutant):
-    @staticmethod
-    def _end(ddp: Any, _: Any) -> None:
-        for hook, state in ddp._comm_hooks:
-            ddp.reducer.register_comm_hook(state, hook)
-
-    patched = afterwards(WrapperControls, "__setstate__", _end)
-
-
-@breaks("ddp/copies/deepcopy", says="apart: rank 0 is wrong")
-class CopiesShareTheModule(DDPMutant):
-    @staticmethod
-    def patched() -> AbstractContextManager[Any]:
-        def shallow(self: Any, memo: Any) -> Any:
-            return copy.copy(self)
-
-        return mock.patch.object(DistributedDataParallel, "__deepcopy__", shallow, create=True)

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from impl.fsdp import api
-from impl.fsdp.build import groups, materialize, wrapping
+from impl.fsdp.build import groups, materialize
 from impl.fsdp.flat_param import handle, views
-from impl.fsdp.step import reduction, sharding, tree
-from tests.mutants.fsdp.kit import Swapped, always, nothing
+from impl.fsdp.step import sharding, tree
+from tests.mutants.fsdp.kit import Swapped, always
 from tests.mutants.kit import breaks
 
 
@@ -124,13 +124,6 @@ class IgnoresNothing(Swapped):
     )
 
 
-@breaks("fsdp/comm-hook", says="calls and gradients")
-@breaks("fsdp/comm-hook-no-shard", says="calls and gradients")
-@breaks("fsdp/comm-hook-refused", says="was to raise")
-class HooksAreNotCalled(Swapped):
-    swaps = ((api.FullyShardedDataParallel, "register_comm_hook", nothing),)
-
-
 def _with_few_arguments(right: Any) -> Any:
     def wrong(self: Any, module: nn.Module, process_group: Any = None) -> None:
         right(self, module, process_group)
@@ -164,28 +157,6 @@ class ListsTheLastInnerInstanceFirst(Swapped):
             ),
         ),
     )
-
-
-def _of_one_strategy(right: Any) -> Any:
-    def wrong(root: Any, chosen: Any, wrap: Any) -> None:
-        alike = {module: {**kwargs, "sharding_strategy": None} for module, kwargs in chosen.items()}
-        right(root, alike, wrap)
-
-    return wrong
-
-
-@breaks("fsdp/wrap-policies", says="units: rank . is wrong")
-class PoliciesChangeNoArguments(Swapped):
-    """What CustomPolicy says of a unit is not heard."""
-
-    swaps = ((wrapping, "_wrap_chosen", _of_one_strategy),)
-
-
-@breaks("fsdp/shared-module", says="the two names")
-class WrapsInOnePlace(Swapped):
-    """As torch 2.13 does."""
-
-    swaps = ((wrapping, "_children", lambda _: lambda module: list(module.named_children())),)
 
 
 @breaks("fsdp/param-init-fn", says="calls and values")
@@ -251,17 +222,3 @@ class NobodyIsPassedBy(Swapped):
 @breaks("fsdp/past-setattr", says="=0: calls of __setattr__")
 class EverybodyIsPassedBy(Swapped):
     swaps = ((views, "_uses_plain_attributes", lambda _: lambda module: True),)
-
-
-def _averaged_again(right: Any) -> Any:
-    def wrong(state: Any, handle: Any, shard: torch.Tensor) -> None:
-        if state.comm_hook is not None:
-            shard.div_(state.world_size)
-        right(state, handle, shard)
-
-    return wrong
-
-
-@breaks("fsdp/default-hooks", says="is wrong")
-class AveragesWhatAHookHasAveraged(Swapped):
-    swaps = ((reduction, "_finish", _averaged_again),)

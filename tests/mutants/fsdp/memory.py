@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import weakref
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import ShardingStrategy
 
-from impl.fsdp import api
-from impl.fsdp.build import construct as build
 from impl.fsdp.checkpoint import state_dict
 from impl.fsdp.flat_param import handle, views
 from impl.fsdp.step import backward, forward, sharding, unshard_params
 from tests.mutants.fsdp.kit import FREES, KEEPS, Swapped, always, nothing
 from tests.mutants.kit import breaks
-
-
-@breaks("fsdp/sharded-parameters", says=r"got Held\(params=284")
-@breaks("fsdp/sharded-gradients", says="grads=284")
-@breaks("fsdp/sharded-optimizer-state", says="state=284")
-class EveryRankHoldsTheModel(Swapped):
-    """All strategies are NO_SHARD."""
-
-    swaps = ((build, "resolve_strategy", always(ShardingStrategy.NO_SHARD)),)
 
 
 @breaks("fsdp/whole-in-forward", says="'weight' must be 2-D|size mismatch|shapes cannot be")
@@ -179,14 +166,3 @@ class HeldByAutograd(Swapped):
     """As torch 2.13 does."""
 
     swaps = ((backward, "_weakly", lambda _: functools.partial),)
-
-
-@breaks("fsdp/whole-gradients-under-no-sync", says="elements of gradients")
-class NoSyncShardsGradients(Swapped):
-    swaps = (
-        (
-            api.FullyShardedDataParallel,
-            "no_sync",
-            lambda _: lambda self: contextlib.nullcontext(),
-        ),
-    )

@@ -1,0 +1,31 @@
+"""Mutants of conformance/spec/fsdp/wrapping.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from impl.fsdp.build import wrapping
+from tests.mutants.fsdp.kit import Swapped
+from tests.mutants.kit import breaks
+
+
+def _of_one_strategy(right: Any) -> Any:
+    def wrong(root: Any, chosen: Any, wrap: Any) -> None:
+        alike = {module: {**kwargs, "sharding_strategy": None} for module, kwargs in chosen.items()}
+        right(root, alike, wrap)
+
+    return wrong
+
+
+@breaks("fsdp/wrap-policies", says="units: rank . is wrong")
+class PoliciesChangeNoArguments(Swapped):
+    """What CustomPolicy says of a unit is not heard."""
+
+    swaps = ((wrapping, "_wrap_chosen", _of_one_strategy),)
+
+
+@breaks("fsdp/shared-module", says="the two names")
+class WrapsInOnePlace(Swapped):
+    """As torch 2.13 does."""
+
+    swaps = ((wrapping, "_children", lambda _: lambda module: list(module.named_children())),)
