@@ -16,7 +16,7 @@ from conformance.cli.certify import suite_arguments
 
 @dataclass(frozen=True, slots=True)
 class CollectedCase:
-    """One test function of the suite, over all its parameters; see `case_sources.Case`.
+    """One test function of the suite, over all its parameters; see `catalogue.cases.Case`.
 
     world_sizes: of a run without options.
     """

@@ -1,0 +1,1 @@
+"""Deliberately broken targets, at the path of the rule that each of them breaks: see kit.py."""

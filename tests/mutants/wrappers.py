@@ -1,4 +1,4 @@
-"""Faults of wrappers: a DDP or a SyncBatchNorm that is wrong, on a backend that is right."""
+"""Mutants of wrappers: a DDP or a SyncBatchNorm that is wrong, on a backend that is right."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Activation checkpointing under DistributedDataParallel, and saving and resuming."""

@@ -1,5 +1,8 @@
 """Ranks that do not make the same call.
 
+torch asks callers never to do this, and its backends hang, crash or mix the bytes. A target that
+claims `feature:mismatch_errors` tells every rank instead; nothing of this is asked of any other.
+
 Every case makes a group with a timeout of its own, so that ranks which wait for each other are told
 in the end. None is probed: what does not compare calls has no way of refusing them.
 """

@@ -1,1 +1,1 @@
-"""Cases of the profile comm_hooks."""
+"""Communication hooks: how users of DDP change the way in which a bucket is reduced."""

@@ -1,1 +1,1 @@
-"""Cases of the profile ddp."""
+"""DistributedDataParallel: a module whose gradients are averaged over the ranks of a group."""

@@ -1,0 +1,1 @@
+"""FullyShardedDataParallel: parameters, gradients and optimizer state cut into one chunk a rank."""

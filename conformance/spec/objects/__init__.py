@@ -1,0 +1,1 @@
+"""Object collectives: pickled Python values instead of tensors."""

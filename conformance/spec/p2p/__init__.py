@@ -1,0 +1,1 @@
+"""Point to point: send, recv, isend, irecv, batch_isend_irecv."""

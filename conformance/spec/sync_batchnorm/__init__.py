@@ -1,0 +1,1 @@
+"""SyncBatchNorm: batch norm over the batches of all ranks of a group."""

@@ -1,4 +1,4 @@
-"""Faults of timeouts that are too short: what was meant for something else, or is read wrongly."""
+"""Mutants of timeouts that are too short: what was meant for something else, or is read wrongly."""
 
 from __future__ import annotations
 

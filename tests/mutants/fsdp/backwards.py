@@ -1,4 +1,4 @@
-"""Faults of FSDP's several backwards: only the first counts, or the last."""
+"""Mutants of FSDP's several backwards: only the first counts, or the last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of FSDP around exceptions, evaluation, what is unused, and changes of a model."""
+"""Mutants of FSDP around exceptions, evaluation, what is unused, and changes of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of FSDP in what state dicts hold beside parameters, and by what taking one changes."""
+"""Mutants of FSDP in what state dicts hold beside parameters, and by what taking one changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of FSDP in parts of a model that are frozen, ignored or looked at on their own."""
+"""Mutants of FSDP in parts of a model that are frozen, ignored or looked at on their own."""
 
 from __future__ import annotations
 

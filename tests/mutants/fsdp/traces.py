@@ -1,4 +1,4 @@
-"""Faults of what FSDP exchanges: too much, too often, or not the same on all ranks."""
+"""Mutants of what FSDP exchanges: too much, too often, or not the same on all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of backends: how they are registered, looked up, and called."""
+"""Mutants of backends: how they are registered, looked up, and called."""
 
 from __future__ import annotations
 
