@@ -76,9 +76,11 @@ def differences(first: Verdicts, other: Verdicts) -> list[str]:
     return [f"{id} {case}: {was} -> {now}" for (id, case), was, now in pairs if was != now]
 
 
-def run(way: Way, target: str, folder: Path, rest: Sequence[str]) -> dict[str, Any]:
+def run(
+    way: Way, target: str, folder: Path, rest: Sequence[str], python: str = sys.executable
+) -> dict[str, Any]:
     """Run the suite once; its certificate. Raises SystemExit where there is none."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "ci.random_order", "conformance"]
+    command = [python, "-m", "pytest", "-q", "-p", "ci.random_order", "conformance"]
     command += ["-n", str(way.workers), "--target", target, "--certificate", str(folder), *rest]
     if way.order_seed is not None:
         command += ["--order-seed", str(way.order_seed)]
