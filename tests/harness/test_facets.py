@@ -25,9 +25,7 @@ def facets(*covers: str, **parameters: Any) -> dict[str, str]:
     item = SimpleNamespace(
         callspec=SimpleNamespace(params=parameters), iter_markers=lambda name: iter(())
     )
-    plan = Plan(
-        covers=covers, own=(), lacks=(), lacks_part=False, depth=0, gpus=0, probed=False
-    )
+    plan = Plan(covers=covers, own=(), lacks=(), lacks_part=False, depth=0, gpus=0, probed=False)
     return dict(facets_of(cast(pytest.Item, item), plan))
 
 
