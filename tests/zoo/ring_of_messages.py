@@ -67,7 +67,7 @@ class RingGroup(dist.ProcessGroup):
             raise ValueError(f"{len(outputs[0])} outputs for {self.size()} ranks")
         if any(x.numel() != inputs[0].numel() or x.dtype != inputs[0].dtype for x in outputs[0]):
             raise ValueError("outputs have the size and the dtype of the input")
-        parts = [torch.empty(x.shape, dtype=x.dtype) for x in outputs[0]]
+        parts = [torch.empty(x.shape, dtype=x.dtype, device="cpu") for x in outputs[0]]
         parts[self.rank()].copy_(inputs[0].detach().reshape(parts[self.rank()].shape))
         for step in range(self.size() - 1):
             there, here = self.rank() - step, self.rank() - step - 1
@@ -92,9 +92,9 @@ class RingGroup(dist.ProcessGroup):
         return _done(tensors)
 
     def barrier(self, opts: Any) -> dist.Work:
-        token = torch.zeros(1)
+        token = torch.zeros(1, dtype=torch.float32, device="cpu")
         for _ in range(2):
-            came = torch.empty(1)
+            came = torch.empty_like(token)
             for _ in range(self.size() - 1):
                 self._shift(token, came)
         return _done([])

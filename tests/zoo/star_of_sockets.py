@@ -86,6 +86,8 @@ class Channel:
 
 class Star(dist.ProcessGroup):
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+        if rank not in range(size):
+            raise ValueError(f"star: no rank {rank} among {size}")
         super().__init__(rank, size)  # type: ignore[call-arg]
         self.me = rank
         self.names = {"name": "", "desc": ""}
