@@ -26,7 +26,7 @@ from typing import Any
 
 from conformance.verdict import REFUSES_CERTIFICATE, Verdict
 
-_RED = {str(verdict) for verdict in REFUSES_CERTIFICATE | {Verdict.UNKNOWN}}
+RED = {str(verdict) for verdict in REFUSES_CERTIFICATE | {Verdict.UNKNOWN}}
 _DEFAULT_WORKERS = 4
 _COLUMNS = "{:<26} {:>9} {:>7} {:>5} {:>10} {:>8}"
 _SHOWN = 10
@@ -76,9 +76,11 @@ def differences(first: Verdicts, other: Verdicts) -> list[str]:
     return [f"{id} {case}: {was} -> {now}" for (id, case), was, now in pairs if was != now]
 
 
-def run(way: Way, target: str, folder: Path, rest: Sequence[str]) -> dict[str, Any]:
+def run(
+    way: Way, target: str, folder: Path, rest: Sequence[str], python: str = sys.executable
+) -> dict[str, Any]:
     """Run the suite once; its certificate. Raises SystemExit where there is none."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "ci.random_order", "conformance"]
+    command = [python, "-m", "pytest", "-q", "-p", "ci.random_order", "conformance"]
     command += ["-n", str(way.workers), "--target", target, "--certificate", str(folder), *rest]
     if way.order_seed is not None:
         command += ["--order-seed", str(way.order_seed)]
@@ -143,7 +145,7 @@ def main() -> int:
         different = differences(first, found)
         rules = [verdict for (_, case), verdict in found.items() if not case]
         cases = {case for _, case in found if case}
-        reds = sum(verdict in _RED for verdict in rules)
+        reds = sum(verdict in RED for verdict in rules)
         holds = rules.count(str(Verdict.HOLDS))
         is_steady &= not different and not reds
         row = (way.name, len(cases), holds, reds, len(different), f"{minutes:.1f}")

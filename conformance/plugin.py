@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import glob
 import multiprocessing
@@ -70,15 +71,25 @@ from conformance.verdict import FAILURES, worst
 # Longer than any deadline: a group that gives up first would hide which ranks hang, and where.
 _GROUP_TIMEOUT_S = 300.0
 
+# Plugins of pytest with options of the same names, pytest-profiling and pytest-playwright.
+_TAKE_OPTIONS_OF_OURS = ("profiling", "playwright")
+
 _WHOSE_IT_MAY_BE = """
 A function that ranks run must end what it starts. If it starts nothing, this is what the target
 keeps of a group that is destroyed: see groups/leaves-nothing-behind."""
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    for name in _TAKE_OPTIONS_OF_OURS:  # unless they were loaded before: see pyproject.toml
+        pluginmanager.set_blocked(name)
     group = parser.getgroup("conformance", "certify an implementation of torch.distributed")
     for flag, how in OPTIONS.items():
-        group.addoption(flag, **how)
+        try:
+            group.addoption(flag, **how)
+        except (ValueError, argparse.ArgumentError) as error:
+            raise pytest.UsageError(
+                f"another plugin has an option {flag} too: leave that plugin out with -p no:NAME"
+            ) from error
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "few files)",
     )
     parser.epilog = (
-        "All other options go on to pytest, such as -k EXPRESSION, -x or -v. Exit code: 0 "
+        "All other options go on to pytest, such as -k EXPRESSION, -x or -v; of its plugins, it "
+        "loads those that are named, as in -p html. Exit code: 0 "
         "conformant, 1 not, 2 usage, 3 harness fault. The certificate goes to "
         "certificate/<name of the target> in this folder unless --certificate says otherwise."
     )
@@ -43,8 +46,24 @@ def run(arguments: argparse.Namespace) -> int:
     """Certify; the exit code."""
     if os.getcwd() not in sys.path:  # a target may be in this folder, as with `python -m`
         sys.path.insert(0, os.getcwd())
-    code = pytest.main([*suite_arguments(), *_options(arguments), *arguments.rest])
+    with _nothing_from_around():
+        code = pytest.main([*suite_arguments(), *_options(arguments), *arguments.rest])
     return EXIT_USAGE if code == pytest.ExitCode.USAGE_ERROR else int(code)
+
+
+@contextlib.contextmanager
+def _nothing_from_around() -> Iterator[None]:
+    """The suite runs in the same way whatever is installed beside it: pytest loads those plugins
+    that are named, and takes no options from the environment."""
+    before = os.environ.copy()
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
+        os.environ.pop(name, None)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def suite_arguments() -> list[str]:
@@ -58,7 +77,8 @@ def suite_arguments() -> list[str]:
         *("-o", f"cache_dir={Path.cwd() / '.pytest_cache'}", "-o", "xfail_strict=true"),
         # Hypothesis and the suite are imported by now, and contain nothing to rewrite.
         *("-W", "ignore::pytest.PytestAssertRewriteWarning"),
-        *("-p", "conformance.plugin", "--strict-markers", str(SPEC)),
+        # Hypothesis's own plugin has the options --hypothesis-seed and the like.
+        *("-p", "conformance.plugin", "-p", "hypothesispytest", "--strict-markers", str(SPEC)),
     ]
 
 
@@ -97,7 +117,6 @@ def _options(arguments: argparse.Namespace) -> list[str]:
         given += [f"{flag}={v}" for v in values if v is not None]
     # Under torchrun there is one set of ranks, which workers cannot share.
     if not dist.is_torchelastic_launched() and "no:xdist" not in arguments.rest:
-        # Named, for environments in which pytest loads no plugin by itself.
         workers = arguments.workers or str(_workers_for(arguments))
         given += ["-p", "xdist", "-n", workers]
     return given

@@ -93,6 +93,7 @@ class Failed:
     traceback: str
     bases: tuple[str, ...]
     refused: str = ""
+    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

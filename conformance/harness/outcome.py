@@ -34,6 +34,7 @@ class Raised:
     bases: names of all its types, most derived first, so that a case can ask `is_a("RuntimeError")`
         of exceptions whose class exists in the rank alone.
     refused: as of `Returned`.
+    hint: what is missing in the target, where the message does not say so; or "".
     """
 
     type_name: str
@@ -41,6 +42,7 @@ class Raised:
     traceback: str
     bases: tuple[str, ...] = ()
     refused: str = ""
+    hint: str = ""
     verdict = Verdict.BROKEN
 
     def is_a(self, exception: type[BaseException]) -> bool:
@@ -49,7 +51,8 @@ class Raised:
 
     def __str__(self) -> str:
         first, *rest = self.message.splitlines() or [""]
-        return f"raised {self.type_name}: {first}{' ...' if rest else ''}"
+        hint = f" ({self.hint})" if self.hint else ""
+        return f"raised {self.type_name}: {first}{' ...' if rest else ''}{hint}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +60,21 @@ class Died:
     """The rank's process ended, in whatever way, while its function ran.
 
     exit_code: as `multiprocessing` has it, negative for a signal.
+    stacks: Python stacks of all its threads when a signal such as SIGSEGV ended it, else "".
+    last_collective, in_it: as of `StillRunning`.
     """
 
     exit_code: int
+    stacks: str = ""
+    last_collective: str = ""
+    in_it: bool = False
     verdict = Verdict.CRASHED
 
     def __str__(self) -> str:
-        if self.exit_code >= 0:
-            return f"died: exit code {self.exit_code}"
-        try:
-            return f"died: {signal.Signals(-self.exit_code).name}"
-        except ValueError:
-            return f"died: signal {-self.exit_code}"
+        where = ""
+        if self.last_collective:
+            where = f" {'in' if self.in_it else 'after'} {self.last_collective}"
+        return f"died: {_end_of_process(self.exit_code)}{where}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +118,15 @@ class NotTold:
 
 
 Outcome = Returned | Raised | Died | StillRunning | NotTold
+
+
+def _end_of_process(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return signal.Signals(-exit_code).name
+    except ValueError:
+        return f"signal {-exit_code}"
 
 
 def type_name(kind: type) -> str:

@@ -404,8 +404,8 @@ def _outcome(answer: Answer | Died | StillRunning) -> Outcome:
     match answer:
         case Done(payload, refused):
             return _returned(payload, refused)
-        case Failed(type_name, message, traceback, bases, refused):
-            return Raised(type_name, message, traceback, bases, refused)
+        case Failed(type_name, message, traceback, bases, refused, hint):
+            return Raised(type_name, message, traceback, bases, refused, hint)
         case Lost(message):
             return NotTold(message)
         case Left():

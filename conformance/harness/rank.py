@@ -28,6 +28,7 @@ FOR_TRAINING = "conformance.harness.preload_training"
 _OUTPUT_BYTES_KEPT = 64 * 1024
 _OUTPUT_BYTES_MAX = 16 * 1024 * 1024
 _STACKS_WAIT_S = 2.0
+_FATAL = "Fatal Python error"  # how `faulthandler` begins
 _EXIT_CODE_UNKNOWN = 255  # what multiprocessing says of a process whose end it did not see
 _PLACE_IN_A_JOB = re.compile(
     r"MASTER_(ADDR|PORT)|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|TORCHELASTIC_\w+"
@@ -143,7 +144,13 @@ class RankProcess:
                 return None
         self._process.join(5)
         code = self._process.exitcode
-        return Died(code if code is not None else _EXIT_CODE_UNKNOWN)
+        last = self._page.read()
+        return Died(
+            code if code is not None else _EXIT_CODE_UNKNOWN,
+            self._last_stacks(),
+            last.text,
+            last.in_it,
+        )
 
     def last_collective(self) -> LastCollective:
         """The newest operation of `torch.distributed` that it issued."""
@@ -165,6 +172,11 @@ class RankProcess:
                 return text.decode(errors="replace")
             seen = text
         return seen.decode(errors="replace") or "(no answer to the request for stacks)"
+
+    def _last_stacks(self) -> str:
+        """What `faulthandler` wrote when a signal ended the process, or ""."""
+        text = os.pread(self._stacks.fileno(), 1 << 16, 0).decode(errors="replace")
+        return text if text.startswith(_FATAL) else ""
 
     def output(self) -> str:
         """The end of what it printed since `forget_output`."""

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from conformance.checks.compare import describe
+from conformance.harness.missing_methods import explain_missing_method
 from conformance.harness.outcome import message_of, type_name
 from conformance.torch_private import registered_name
 
@@ -144,8 +145,7 @@ class Recorder:
             try:
                 return operation(*args, **kwargs)
             except Exception as error:
-                said = f"{type_name(type(error))}: {message_of(error)}"
-                self.refused = self.refused or f"{name} raised {said.splitlines()[0]}"
+                self.refused = self.refused or f"{name} raised {_brief(error)}"
                 raise
             finally:
                 self._calls.outer = outer
@@ -163,6 +163,13 @@ class Recorder:
         number = self._counts[name, group_name]
         tensors = ", ".join(_tensors((*args, *kwargs.values())))
         return f"{name} #{number} on group {group_name!r}{', ' + tensors if tensors else ''}"
+
+
+def _brief(error: Exception) -> str:
+    message = message_of(error)
+    first = f"{type_name(type(error))}: {message}".splitlines()[0]
+    hint = explain_missing_method(error, message)
+    return f"{first} ({hint})" if hint else first
 
 
 def _group_name(group: Any) -> str:

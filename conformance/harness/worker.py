@@ -46,6 +46,7 @@ from conformance.harness.messages import (
     pack,
     unpack,
 )
+from conformance.harness.missing_methods import explain_missing_method
 from conformance.harness.outcome import message_of, type_name
 from conformance.harness.recorder import Page, Recorder
 from conformance.harness.switches import changed_since, stop_timers, take_switches
@@ -307,11 +308,13 @@ def _warm_up(device: torch.device) -> None:
 
 def _failed(error: BaseException) -> Failed:
     kind = type(error)
+    message = message_of(error)
     return Failed(
         _tried(lambda: type_name(kind), "an exception that has no name"),
-        message_of(error),
+        message,
         _tried(lambda: "".join(traceback.format_exception(error)), ""),
         _tried(lambda: tuple(map(type_name, kind.__mro__)), ()),
+        hint=explain_missing_method(error, message),
     )
 
 

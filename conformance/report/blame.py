@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from conformance.verdict import Verdict
@@ -29,8 +29,11 @@ _TELLING = (
 )
 TELLING = frozenset(facet for fails, holds, _ in _TELLING for facet in (fails, holds))
 _CONJUNCTION_MAX = 3
+# Of a size at which few cases ran, the failing ones are soon all.
+_OF_A_WORLD_SIZE_ALONE = 0.6
 _CAUSES_MAX = 5
 _CONTRAST_MAX = 6
+_SAID = ("aspect", "chapter", "rule")
 _VERBS = {Verdict.BROKEN: "is wrong", Verdict.TIMEOUT: "hangs", Verdict.CRASHED: "crashes"}
 
 
@@ -72,6 +75,8 @@ class Blame:
             others = ", ".join(_value(self.contrast_kind, value) for value in self.contrast)
             evidence += f"; {_preposition(self.contrast_kind)} {others} it works"
         verb = _VERBS.get(self.verdicts[0], "fails") if len(set(self.verdicts)) == 1 else "fails"
+        if verb == "is wrong" and self.facets[0][0] in _SAID:
+            verb = "does not hold"
         return f"{_subject(self.facets)} {verb} ({evidence})"
 
 
@@ -81,11 +86,15 @@ def sentences_of_blame(observations: Collection[Observation]) -> list[str]:
     for case in observations:
         for facet in case.facets & TELLING:
             failing.setdefault(facet, []).append(case.fails)
-    told = [
-        f"{phrase} ({_cases(sum(failing[fails]))} of rules on {fails[1]} fail; {holds[1]} holds)"
-        for fails, holds, phrase in _TELLING
-        if _most(failing.get(fails, ())) and not any(failing.get(holds, [True]))
-    ]
+    told = []
+    for fails, holds, phrase in _TELLING:
+        if _most(failing.get(fails, ())) and not any(failing.get(holds, [True])):
+            evidence = f"{_cases(sum(failing[fails]))} of rules on {fails[1]} fail"
+            told.append(f"{phrase} ({evidence}; {holds[1]} holds)")
+            # They want no explanation of their own any more.
+            observations = [
+                replace(o, blocked=o.blocked or fails in o.facets) for o in observations
+            ]
     return told + [str(blame) for blame in find_blames(observations)]
 
 
@@ -130,6 +139,8 @@ def find_blames(observations: Collection[Observation]) -> list[Blame]:
 
 def _order(conjunction: Sequence[Facet], explained: int) -> tuple[object, ...]:
     weight = math.prod(_weight(kind) for kind, _ in conjunction)
+    if len(conjunction) == 1 and conjunction[0][0] == "world size":
+        weight = _OF_A_WORLD_SIZE_ALONE
     value = weight * explained.bit_count()
     return -value, len(conjunction), [_rank(facet) for facet in conjunction]
 
@@ -140,6 +151,9 @@ def _is_concrete(conjunction: Sequence[Facet]) -> bool:
 
 
 def _weight(kind: str) -> float:
+    # "broadcast in subgroup" says more than the rule of that name.
+    if kind == "rule":
+        return 0.3
     return 0.9 if kind in _KINDS else 0.4 if kind in _LAST_KINDS else 0.7
 
 

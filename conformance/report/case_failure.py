@@ -76,6 +76,8 @@ _DRAWN = ("Falsifying example", "Falsifying explicit example")
 
 
 _AND_SO = re.compile(r", and so (is|are) ranks? [\d, ]+( and \d+ more)?$")
+# What follows the name of an operation in what a rank waited in or died in: "all_reduce #3 on ...".
+_COLLECTIVE = re.compile(r" #\d+ on group '[^']*'(, (\[\d+ x )?\w+ \([\d, ]*\)\]?)*")
 _SAYS_LITTLE = " wrong"
 # How a drawn call is written: of all that it says, the operation and the reduction are the cause.
 _CALL = re.compile(r"Call\(op='(\w+)'.*?reduce_op='(\w+)'.*?(?:\): |$)")
@@ -92,6 +94,7 @@ def cause_of(error: BaseException, requirement: str) -> str:
     text = message if brief else f"{type(error).__name__}: {message}"
     text = _AND_SO.sub("", text)
     text = _CALL.sub(r"\1 with \2", text)
+    text = _COLLECTIVE.sub("", text)
     text = re.sub(r"0x[0-9a-fA-F]+|\d+(\.\d+)?", "N", text)
     text = bounded(plain(re.sub(r"^rank N ", "", text)), _CAUSE_CHARS)
     return f"{text} ({requirement.partition('/')[0]})" if text.endswith(_SAYS_LITTLE) else text

@@ -17,6 +17,7 @@ from conformance.checks import CheckFailed
 from conformance.checks.compare import describe, shown
 from conformance.harness.failure import RanksFailed
 from conformance.harness.outcome import (
+    Died,
     Outcome,
     Raised,
     Returned,
@@ -121,7 +122,7 @@ def _details(rank: int, outcome: Outcome, output: str) -> list[str]:
     lines = []
     if isinstance(outcome, Raised) and outcome.traceback:
         lines += [f"\nrank {rank} raised:", _indented(outcome.traceback)]
-    if isinstance(outcome, StillRunning):
+    if isinstance(outcome, StillRunning | Died) and outcome.stacks:
         stacks = _without_harness(outcome.stacks)
         lines += [f"\nrank {rank}'s stacks, innermost call first:", _indented(stacks)]
     if output.strip():
@@ -131,10 +132,11 @@ def _details(rank: int, outcome: Outcome, output: str) -> list[str]:
 
 
 def _without_harness(stacks: str) -> str:
-    """Stacks without the frames below a rank's function, which are the same in every report."""
+    """Stacks without the frames below a rank's function, which are the same in every report, and
+    without the list of extension modules that follows those of a rank that died."""
     lines = []
     below = False
-    for line in stacks.splitlines():
+    for line in stacks.partition("\nExtension modules:")[0].splitlines():
         below = (below and line.startswith(" ")) or _WORKER in line
         if not below:
             lines.append(line)

@@ -41,7 +41,7 @@ def _of_rules(ids: Iterable[str]) -> Iterator[tuple[str, str]]:
 def _of_parameters(item: pytest.Item) -> Iterator[tuple[str, str]]:
     callspec = getattr(item, "callspec", None)
     for name, value in (callspec.params if callspec else {}).items():
-        text = value.__name__ if callable(value) else str(value)
+        text = str(value) if isinstance(value, str | int) else str(getattr(value, "__name__", ""))
         if name == "world_size":
             yield "world size", text
         elif text.lower() in _KNOWN:

@@ -79,4 +79,12 @@ def test_they_are_few_and_end_in_time() -> None:
     taken = [diagnoses.take((("dtype", str(n)),)) for n in range(100)]
     assert taken == [True] * 40 + [False] * 60
     slow = Diagnoses(seconds=30.0)
-    assert not slow.take((("aspect", "async"), ("op", "gather")))
+    assert not slow.take((("op", "gather"),))
+
+
+def test_what_may_tell_of_wait_runs_on_a_slow_machine_too() -> None:
+    telling = (("aspect", "async"), ("op", "gather"))
+    slow = Diagnoses(seconds=100.0)
+    assert [slow.take(telling) for _ in range(20)] == [True] * 16 + [False] * 4
+    assert slow.take((("op", "gather"), ("rule", "work/completed-is-written")))
+    assert not Diagnoses(seconds=120.0).take(telling)  # each one hangs

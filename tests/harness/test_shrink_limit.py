@@ -162,6 +162,7 @@ def test_a_target_that_is_slow_and_wrong_is_broken_within_the_limit(
     run = inside(CASE, "--target=tests.harness.targets:SLOW_AND_WRONG_WHEN_LARGE")
     assert run.result("mine/one").verdict is Verdict.BROKEN
     tried = re.findall(r"after (\S+) s: (\d+) (\w+)", capsys.readouterr().out)
-    assert float(tried[-1][0]) < 2.0 + 4 * 1.0, "a few times what one run takes under load"
+    # One that had begun, and Hypothesis' own replays of the smallest; without a limit, 13.
+    assert sum(float(seconds) > 2.0 for seconds, *_ in tried) < 8
     smallest = min(int(numel) for _, numel, right in tried if right == "False")
     assert f"{smallest} elements are wrong" in run.result("mine/one").reason

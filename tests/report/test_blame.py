@@ -110,6 +110,9 @@ def test_a_wait_that_does_not_wait_is_named_first() -> None:
         "wait() returns before the operation is done (3 cases of rules on async fail; "
         "work/completed-is-written holds)"
     )
+    assert sentences_of_blame([*cases, polled])[1:] == []  # there is nothing else to explain
+    another = seen(Verdict.BROKEN, op="scatter", rule="scatter/strided")
+    assert len(sentences_of_blame([*cases, polled, another])) == 2
     mostly_fine = [asynchronous(Verdict.HOLDS, op) for op in ("scatter", "all_gather", "broadcast")]
     assert not sentences_of_blame([*cases[:1], *mostly_fine, polled])[0].startswith("wait()")
     assert not sentences_of_blame(cases)[0].startswith("wait()")
@@ -131,3 +134,37 @@ def test_a_single_case_is_explained_beside_others_only_by_something_concrete() -
     assert str(find_blames(alone)[0]) == (
         "scatter with way drawn is wrong (1 of 1 case fails; with way by list it works)"
     )
+
+
+def test_a_world_size_at_which_little_ran_is_not_the_cause() -> None:
+    cases = [asynchronous(Verdict.BROKEN, op) for op in ("all_reduce", "gather", "reduce")]
+    cases = [
+        Observation(case.facets | {("world size", n)}, case.verdict) for case in cases for n in "23"
+    ]
+    cases += [seen(Verdict.HOLDS, op="all_reduce", aspect="wait", world_size="2")]
+    assert "async" in str(find_blames(cases)[0])
+    only_three = [
+        seen(Verdict.BROKEN if n == "3" else Verdict.HOLDS, op=op, world_size=n, aspect=aspect)
+        for op in ("all_reduce", "gather")
+        for aspect in ("async", "strided")
+        for n in "23"
+    ]
+    (blame,) = find_blames(only_three)
+    assert str(blame) == "world size 3 is wrong (4 of 4 cases fail; at world size 2 it works)"
+
+
+def test_a_rule_is_named_by_its_operation_and_what_it_is_about() -> None:
+    cases = [
+        seen(
+            Verdict.BROKEN if (op, aspect) == ("broadcast", "subgroup") else Verdict.HOLDS,
+            op=op,
+            aspect=aspect,
+            rule=f"{op}/{aspect}",
+        )
+        for op in ("all_gather", "broadcast")
+        for aspect in ("strided", "subgroup")
+    ]
+    (blame,) = find_blames(cases)
+    assert str(blame).startswith("broadcast in subgroup is wrong (1 of 1 case fails")
+    (blame,) = find_blames([seen(Verdict.BROKEN, rule="work/wait"), seen(Verdict.HOLDS)])
+    assert str(blame) == "rule work/wait does not hold (1 of 1 case fails)"

@@ -69,6 +69,10 @@ def test_it_survives_the_way_from_a_worker() -> None:
             RanksFailed("f", [Returned(1), Raised("TypeError", "no 17\nmore", "")]),
             "raised TypeError: no N ...",
         ),
+        (
+            RanksFailed("f", [Died(-11, "", "send #3 on group '0', [2 x bool (5,)]", True)]),
+            "died: SIGSEGV in send",
+        ),
     ],
 )
 def test_numbers_do_not_tell_causes_apart(error: BaseException, cause: str) -> None:

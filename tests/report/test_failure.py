@@ -116,7 +116,15 @@ def test_a_report_of_ranks_that_failed() -> None:
             "barrier #1 on group 'default'",
             True,
         ),
-        Died(-9),
+        Died(
+            -11,
+            "Fatal Python error: Segmentation fault\n\n"
+            "Current thread 0x1 (most recent call first):\n"
+            '  File "mine.py", line 7 in allreduce\n\n'
+            "Extension modules: numpy.core",
+            "all_reduce #1 on group 'default', float32 (5,)",
+            True,
+        ),
         Returned({"a": "x" * 100}),
     ]
     lines = "\n".join(f"line {n}" for n in range(50))
@@ -124,7 +132,9 @@ def test_a_report_of_ranks_that_failed() -> None:
     text = failed(RanksFailed("sums", outcomes), run, parameters={}, world_size=4)
     assert "sums, run 2 of this world:\n  rank 0  raised ValueError: no\n" in text
     assert "  rank 1  waiting in barrier #1 on group 'default' at the deadline\n" in text
-    assert "  rank 2  died: SIGKILL\n" in text
+    assert "  rank 2  died: SIGSEGV in all_reduce #1 on group 'default', float32 (5,)\n" in text
+    assert '    File "mine.py", line 7 in allreduce\n\n' in text
+    assert "Extension modules" not in text
     assert "  rank 3  returned {'a': 'xxxxx" in text
     assert "rank 1 waited in barrier #1 on group 'default'; rank 0 had raised; rank 2 had" in text
     assert "rank 0 raised:\n    Traceback\n      here\n    ValueError: no\n" in text

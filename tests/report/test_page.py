@@ -122,6 +122,12 @@ def test_failures_come_by_cause_the_largest_first() -> None:
     assert words.index("test_one") < words.index("test_root")
 
 
+def test_failures_begin_with_what_separates_them_from_passing_cases() -> None:
+    document = {**FAILING, "blames": ["gather is wrong (3 of 3 cases fail)"]}
+    words = page(document).words
+    assert words.index("gather is wrong (3 of 3 cases fail)") < words.index("2 cases: often")
+
+
 def test_a_case_that_breaks_two_requirements_is_one_failure() -> None:
     both = {"c/one": Verdict.BROKEN, "c/two": Verdict.BROKEN}
     one = case("test", both, Verdict.BROKEN, failure=Failure("text"))

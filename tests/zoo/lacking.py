@@ -78,5 +78,6 @@ def _target(name: str) -> Target:
     )
 
 
-for _name in (*OPS, *_DTYPES, *REDUCE_OPS[:-1]):
-    globals()[f"without_{_name}"] = _target(_name)
+NAMES = tuple(f"without_{name}" for name in (*OPS, *_DTYPES, *REDUCE_OPS[:-1]))
+for _name in NAMES:
+    globals()[_name] = _target(_name.removeprefix("without_"))

@@ -6,6 +6,7 @@ python -m conformance certify --target tests.zoo.store_based:TARGET
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -41,6 +42,8 @@ class StoreGroup(dist.ProcessGroup):
     """Each operation has a number; each rank puts its array under that number."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+        if rank not in range(size):
+            raise ValueError(f"there is no rank {rank} of {size}")
         super().__init__(rank, size)  # type: ignore[call-arg]  # torch's stub lacks this form
         self._store = store
         self._timeout = timeout
@@ -83,10 +86,13 @@ class StoreGroup(dist.ProcessGroup):
         self._put(tensor.detach().numpy())
         total = self._get(0)
         for rank in range(1, self.size()):
-            total = reduction(total, self._get(rank))
+            total = self._both(reduction, total, self._get(rank))
         with torch.no_grad():
             tensor.copy_(torch.from_numpy(np.asarray(total).reshape(tensor.shape)))
         return Done(tensors)
+
+    def _both(self, reduction: np.ufunc, one: Any, other: Any) -> Any:
+        return reduction(one, other)
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
         [tensor] = tensors
@@ -111,7 +117,16 @@ class StoreGroup(dist.ProcessGroup):
             raise TypeError(f"zoo_store cannot send {tensor.dtype}")
 
 
+class ReducesInFloats(StoreGroup):
+    """The bug: large int64 values lose their last bits."""
+
+    def _both(self, reduction: np.ufunc, one: Any, other: Any) -> Any:
+        total = reduction(np.asarray(one, np.float64), np.asarray(other, np.float64))
+        return total.astype(one.dtype)
+
+
 dist.Backend.register_backend("zoo_store", StoreGroup, devices=["cpu"])
+dist.Backend.register_backend("zoo_store_buggy", ReducesInFloats, devices=["cpu"])
 
 TARGET = Target(
     name="zoo-store",
@@ -124,3 +139,4 @@ TARGET = Target(
         features=frozenset(),
     ),
 )
+BUGGY = replace(TARGET, name="zoo-store-buggy", backend="zoo_store_buggy")

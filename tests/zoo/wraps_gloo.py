@@ -61,7 +61,40 @@ for _name in (
 ):
     setattr(WaitingGroup, _name, _method(_name))
 
+
+class HandsBackAtOnce(WaitingGroup):
+    """The bug: collectives are no longer waited for, neither in the call nor in `wait`."""
+
+    def _run(self, method: str, *args: Any, **kwargs: Any) -> dist.Work:
+        work: dist.Work = getattr(self.inner, method)(*args, **kwargs)
+        return work if method in ("send", "recv") else Impatient(work)
+
+
+class Impatient(dist.Work):
+    """An operation that goes on for a while after its `wait`."""
+
+    def __init__(self, inner: dist.Work) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return self._inner.is_completed()
+
+    def is_success(self) -> bool:
+        return self._inner.is_success()
+
+    def result(self) -> list[torch.Tensor]:
+        return self._inner.result()
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        return self._inner.get_future()
+
+
 dist.Backend.register_backend("zoo_waits", WaitingGroup, devices=["cpu"])
+dist.Backend.register_backend("zoo_waits_buggy", HandsBackAtOnce, devices=["cpu"])
 
 _GLOO = load_target("torch")
 TARGET = replace(
@@ -75,6 +108,7 @@ TARGET = replace(
     capabilities=replace(
         _GLOO.capabilities,
         ops=_GLOO.capabilities.ops - {"monitored_barrier"},
-        features=frozenset(),
+        features=frozenset({"work_result"}),
     ),
 )
+BUGGY = replace(TARGET, name="zoo-waits-buggy", backend="zoo_waits_buggy")

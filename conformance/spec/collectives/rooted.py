@@ -221,7 +221,7 @@ def gathered_complex(me: Me) -> list[Tensor]:
     "gather/complex",
     "gather takes complex tensors.",
     source="torch 2.13 docs, scatter, all_gather: 'Complex tensors are supported'",
-    needs="op:gather",
+    needs=("op:gather", "dtype:complex64"),
     rests_on="gather/values",
 )
 @world_sizes(1, 2, 3)

@@ -1,0 +1,59 @@
+"""Explains torch's words where a process group in Python lacks a method that torch calls."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import traceback
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+from conformance.harness.forwarding import OPERATIONS
+
+_NO_BACKEND = "No backend type associated with device type"
+_NO_NAME = "ProcessGroup name not set"
+_CALL = re.compile(r"\b(\w+)\.(\w+)\(")
+
+
+def explain_missing_method(error: BaseException, message: str) -> str:
+    """Such as "m.Mine has no method allreduce, which torch 2.13.0 calls", or "".
+
+    C++ has every method of a process group, and passes on to the group's backends what a class in
+    Python does not override. A class that has no backends fails then, in words that name neither.
+
+    message: the error's.
+    """
+    if message.startswith(_NO_NAME):
+        return "the group's class has no getGroupName and setGroupName, which torch calls"
+    if not message.startswith(_NO_BACKEND):
+        return ""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        said = _explain_line(frame, line)
+        if said:
+            return said
+    return ""
+
+
+def _explain_line(frame: FrameType, line: int) -> str:
+    text = linecache.getline(frame.f_code.co_filename, line)
+    for holder, method in _CALL.findall(text):
+        kind = type(frame.f_locals.get(holder))
+        if method in OPERATIONS and issubclass(kind, dist.ProcessGroup) and _lacks(kind, method):
+            return _sentence(kind, method)
+    return ""
+
+
+def _lacks(kind: type, method: str) -> bool:
+    of_torch = getattr(dist.ProcessGroup, method, None)
+    return kind is not dist.ProcessGroup and getattr(kind, method, None) is of_torch
+
+
+def _sentence(kind: type, method: str) -> str:
+    others = [name for name in OPERATIONS if OPERATIONS[name] == OPERATIONS[method]]
+    own = [name for name in others if hasattr(kind, name) and not _lacks(kind, name)]
+    has = f" (it has {', '.join(own)})" if own else ""
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    torchs = torch.__version__.partition("+")[0]
+    return f"{name} has no method {method}, which torch {torchs} calls{has}"

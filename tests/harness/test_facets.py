@@ -1,0 +1,43 @@
+"""What a case is about, from what it covers and the parameters that it has."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from conformance.run.facets import facets_of
+from conformance.run.plan import Plan
+
+
+class Callable:
+    """A parameter that can be called and has no name, as a recipe of a model has none."""
+
+    def __call__(self) -> None:
+        raise AssertionError("a parameter is not called")
+
+    def __str__(self) -> str:
+        raise AssertionError("a parameter's own text is not asked for")
+
+
+def facets(*covers: str, **parameters: Any) -> dict[str, str]:
+    item = SimpleNamespace(
+        callspec=SimpleNamespace(params=parameters), iter_markers=lambda name: iter(())
+    )
+    plan = Plan(covers=covers, own=(), lacks=(), lacks_part=False, depth=0, gpus=0, probed=False)
+    return dict(facets_of(cast(pytest.Item, item), plan))
+
+
+def test_the_rule_and_the_parameters_tell_what_a_case_is_about() -> None:
+    found = facets("all_reduce/sum", world_size=3, dtype="int16", how="SUM", layout="strided")
+    assert found["op"] == "all_reduce"
+    assert found["world size"] == "3"
+    assert found["dtype"] == "int16"
+    assert found["reduce_op"] == "sum"
+    assert found["layout"] == "strided"
+
+
+def test_a_parameter_of_any_kind_ends_no_run() -> None:
+    found = facets("all_reduce/sum", model=Callable(), function=facets, nothing=None)
+    assert not {"model", "function", "nothing"} & set(found)

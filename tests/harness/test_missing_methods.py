@@ -1,0 +1,60 @@
+"""A group in Python that lacks a method which torch calls: the explanation names it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from conformance.harness.missing_methods import explain_missing_method
+
+
+class Partial(dist.ProcessGroup):
+    """Has one operation, by the name that torch gave it before 2.13."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1)  # type: ignore[call-arg]  # torch's stub lacks this form
+
+    def _reduce_scatter_base(self, *_: Any) -> Any:
+        return None
+
+
+def error_of(call: Any) -> RuntimeError:
+    try:
+        call()
+    except RuntimeError as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def explained(error: RuntimeError) -> str:
+    return explain_missing_method(error, str(error))
+
+
+def test_the_method_that_torch_calls_is_named_with_the_one_that_the_class_has() -> None:
+    group = Partial()
+    x = torch.ones(1)
+    options = dist.ReduceScatterOptions()
+    said = explained(error_of(lambda: group.reduce_scatter_single(x, x, options)))
+    assert re.fullmatch(
+        r"\S*test_missing_methods.Partial has no method reduce_scatter_single, which torch "
+        r"\S+ calls \(it has _reduce_scatter_base\)",
+        said,
+    )
+    said = explained(error_of(lambda: group.allreduce([x])))
+    assert re.search(r"Partial has no method allreduce, which torch \S+ calls$", said)
+
+
+def test_a_group_without_methods_for_its_name_is_told_of_them() -> None:
+    group = Partial()
+    said = explained(error_of(lambda: group.group_name))
+    assert said == "the group's class has no getGroupName and setGroupName, which torch calls"
+
+
+def test_what_is_no_missing_method_is_not_explained() -> None:
+    inner = dist.ProcessGroup(0, 1)  # type: ignore[call-arg]  # torch's stub lacks this form
+    x = torch.ones(1)
+    assert explained(error_of(lambda: inner.allreduce([x]))) == "", "not a class in Python"
+    assert explained(RuntimeError("no backend")) == ""
