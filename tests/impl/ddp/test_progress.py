@@ -6,11 +6,11 @@ import pytest
 
 from impl.ddp.iteration.progress import (
     TRANSITIONS,
-    IllegalTransition,
     Progress,
     ReducerEvent,
     ReducerPhase,
 )
+from impl.state_machine import IllegalTransition
 
 E, P = ReducerEvent, ReducerPhase
 
