@@ -64,6 +64,7 @@ CONFORMANCE = {
 }
 IMPL = {
     "errors": "",
+    "state_machine": "",
     "torch_private": "",
     "torch_dispatch": "",
     "schedules": "errors",
@@ -71,9 +72,9 @@ IMPL = {
     "gloo": "errors schedules transport torch_private torch_dispatch",
     "testing": "errors schedules transport gloo ddp fsdp torch_private",
     # These run on any backend, so they know torch.distributed alone.
-    "ddp": "errors torch_private torch_dispatch",
+    "ddp": "errors state_machine torch_private torch_dispatch",
     "sync_batchnorm": "errors torch_private",
-    "fsdp": "errors torch_private",
+    "fsdp": "errors state_machine torch_private",
     "__init__": "",
 }
 
@@ -83,7 +84,7 @@ ROOMS = {
     "mixed",
     "impl.gloo": "options requests memory connect queue operations process_group __init__",
     "impl.ddp": "messages parameters device timing buckets iteration wrapper __init__",
-    "impl.fsdp": "common device collectives flat_param step build checkpoint api __init__",
+    "impl.fsdp": "common phases device collectives flat_param step build checkpoint api __init__",
 }
 
 # Imported by name when a command or a file is asked for; no import statement shows it.

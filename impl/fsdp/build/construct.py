@@ -117,6 +117,7 @@ def build_state(
     )
     if params:
         state.handle = _make_handle(state, params, transform)
+        state.progress = state.handle.progress
     mark_wrapped(module)
     return state
 
