@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from enum import Enum, auto
 
-from impl.ddp.device import DeviceHandle, Mark
+from impl.device import DeviceHandle, Mark
 
 ALWAYS_SAMPLED_ITERATIONS = 10
 DEFAULT_SAMPLE_RATE = 100

@@ -7,7 +7,7 @@ reduced and scattered while the backward of the next unit runs.
 Reading order (each imports only from those above it):
 
     common, phases                words; where a unit is, and what may come next
-    device, collectives           streams; the collectives of a step
+    collectives                   the collectives of a step
     flat_param/                   one flat parameter: sharded, gathered, freed
     step/                         the hooks of a training step, and the order of units
     build/                        the constructor

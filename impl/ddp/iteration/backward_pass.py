@@ -43,7 +43,6 @@ from impl.ddp import messages
 from impl.ddp.buckets.assignment import BYTES_PER_MB, DEFAULT_BUCKET_CAP_MB, ErrorLog
 from impl.ddp.buckets.bucket import Bucket, is_large
 from impl.ddp.buckets.factory import build_buckets
-from impl.ddp.device import handle_for
 from impl.ddp.iteration.autograd_hooks import AccumulatorHooks, Arrivals, accumulators_of
 from impl.ddp.iteration.comm_hooks import all_reduce
 from impl.ddp.iteration.distributed_autograd import LentGradients
@@ -55,6 +54,7 @@ from impl.ddp.iteration.reduction import BucketReduction, profiler_range
 from impl.ddp.iteration.static_graph import StaticGraph
 from impl.ddp.iteration.used_map import UsedMap
 from impl.ddp.timing import Moment, Statistics, Timer
+from impl.device import handle_of
 from impl.torch_private import DEFAULT_FIRST_BUCKET_BYTES, debug_is_on, queue_backward_callback
 
 logger = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ class BackwardPass:
         self._static: StaticGraph | None = None
         self._search = UnusedParameterSearch(process_group.rank(), self._names)
 
-        self._device = handle_for(self.params[0].device)
+        self._device = handle_of(self.params[0])
         on_several_gpus = self._device.has_streams and self.is_multi_device_module
         self._statistics = Statistics(
             len(self.params), None if on_several_gpus else Timer(self._device)
@@ -144,7 +144,7 @@ class BackwardPass:
         self._lent = LentGradients(self._copier)
         self._reduction = BucketReduction(process_group, self._device, self._copier, self._names)
         if find_unused_parameters:
-            self._reduction.used = UsedMap(len(self.params), self._device)
+            self._reduction.used = UsedMap(len(self.params), self.params[0].device, self._device)
         self._arrivals = Arrivals()
         self._initialize_buckets(bucket_indices)
         self._install_hooks()

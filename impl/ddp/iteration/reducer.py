@@ -184,7 +184,9 @@ class Reducer(BackwardPass):
             self._arrivals.indices.clear()
             self._reduction.forget_iteration()
             if self._reduction.used is not None:
-                self._reduction.used = UsedMap(len(self.params), self._device)
+                self._reduction.used = UsedMap(
+                    len(self.params), self.params[0].device, self._device
+                )
             if self._static is not None:
                 # Ranks may have got to different points of the first pass, and others take part.
                 self._static = StaticGraph(len(self.params))
@@ -200,7 +202,7 @@ class Reducer(BackwardPass):
             if self._statistics.iteration > 0:
                 raise RuntimeError(messages.STATIC_GRAPH_TOO_LATE)
             self._static = StaticGraph(len(self.params))
-            self._reduction.used = UsedMap(len(self.params), self._device)
+            self._reduction.used = UsedMap(len(self.params), self.params[0].device, self._device)
             self._hooks.remove()
             self._install_hooks()
 

@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from impl.device import DeviceHandle, storage_numel
 from impl.fsdp import collectives
 from impl.fsdp.common import (
     ENV_FULL_PRECISION_IN_EVAL,
@@ -38,7 +39,6 @@ from impl.fsdp.common import (
     check,
     set_flattened,
 )
-from impl.fsdp.device import DeviceHandle, storage_numel
 from impl.fsdp.flat_param.config import Dtypes, HandleConfig
 from impl.fsdp.flat_param.layout import ShardLayout, alignment_numel, plan_shard, plan_unsharded
 from impl.fsdp.flat_param.packing import (

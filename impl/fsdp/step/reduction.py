@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from impl.device import DeviceHandle
 from impl.fsdp import collectives
 from impl.fsdp.common import check
-from impl.fsdp.device import DeviceHandle
 from impl.fsdp.flat_param import gradients
 from impl.fsdp.flat_param.handle import FlatParamHandle
 from impl.fsdp.step.state import FSDPState

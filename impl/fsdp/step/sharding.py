@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from impl.device import Stream
 from impl.fsdp.common import span
-from impl.fsdp.device import Stream
 from impl.fsdp.flat_param.handle import FlatParamHandle
 from impl.fsdp.flat_param.writeback import write_back_orig_params
 from impl.fsdp.phases import OUTSIDE_COMPUTATION, DataEvent, UnitPhase

@@ -29,9 +29,9 @@ from torch.distributed.fsdp import (
     StateDictType,
 )
 
+from impl.device import DeviceHandle, Stream
 from impl.fsdp.collectives import DivideFactors
 from impl.fsdp.common import HYBRID_STRATEGIES, TrainingState
-from impl.fsdp.device import DeviceHandle, Stream
 from impl.fsdp.flat_param.handle import FlatParamHandle
 from impl.fsdp.phases import TRAINING_STATES, UnitPhase, UnitProgress
 from impl.fsdp.step.limiter import FreeEventQueue

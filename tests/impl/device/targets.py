@@ -12,15 +12,12 @@ from unittest import mock
 
 from torch import Tensor
 
-import impl.ddp.device
-import impl.fsdp.device
 from conformance.cases.cuda import streams
 from conformance.target import Target, load_target
 from impl.gloo.connect.transports import Place, connect
 from impl.gloo.options import Options
 from impl.gloo.queue.issuing import GroupCore
 from impl.testing.device.gloo import WatchedCommunicator, simulated_gloo
-from impl.testing.device.handles import DdpHandle, FsdpHandle
 from impl.testing.device.schedule import Drawn
 from impl.testing.device.simulated import SimulatedDevice, SimulatedStream
 
@@ -78,8 +75,6 @@ def simulated_device(device: SimulatedDevice) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for context in (
             simulated_gloo(device),
-            impl.fsdp.device.substituted_handle(FsdpHandle(device)),
-            impl.ddp.device.substituted_handle(DdpHandle(device)),
             streams.stand_in(lambda: SimulatedStreams(device)),
             mock.patch.object(GroupCore, "_connect", connect_watched),
             device,
