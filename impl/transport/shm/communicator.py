@@ -18,11 +18,12 @@ from impl.transport.shm.mailbox import Mailbox, ShmTransfer
 from impl.transport.shm.mapping import Mapping
 from impl.transport.shm.membership import Membership
 from impl.transport.shm.reducing import Reducing
+from impl.transport.shm.slots import Slots
 
 DEFAULT_SEGMENT_NBYTES = 1 << 20
 
 
-class ShmCommunicator(Reducing, Copying):
+class ShmCommunicator:
     """Implements `Communicator` for ranks that share memory.
 
     `members` are the ranks' numbers in the group, by position in the mapping: the same as
@@ -44,7 +45,21 @@ class ShmCommunicator(Reducing, Copying):
     ) -> None:
         layout = Layout.plan(len(members), segment_nbytes)
         membership = Membership(mapping, layout, members, rank, group_size or len(members), group)
-        super().__init__(membership)
+        self._membership = membership
+        self._slots = Slots(membership)
+        reducing, copying = Reducing(self._slots), Copying(self._slots)
+        # The methods themselves: one that calls them would cost every operation time.
+        self.all_reduce = reducing.all_reduce
+        self.all_reduce_paced = reducing.all_reduce_paced
+        self.reduce = reducing.reduce
+        self.reduce_scatter = reducing.reduce_scatter
+        self.broadcast = copying.broadcast
+        self.all_gather = copying.all_gather
+        self.all_gather_v = copying.all_gather_v
+        self.gather = copying.gather
+        self.scatter = copying.scatter
+        self.all_to_all = copying.all_to_all
+        self.barrier = copying.barrier
         self.rank = membership.position
         self.world_size = membership.size
         self._mailbox = Mailbox(membership)
@@ -95,7 +110,7 @@ class ShmCommunicator(Reducing, Copying):
                 text = f"group {membership.group!r} was destroyed on rank {membership.rank}."
                 membership.fate = Fate(Cause.ABORT, membership.rank, text)
             membership.leave()
-            self.forget_views()
+            self._slots.forget_views()
             membership.mapping.close()
 
     def _disown(self) -> None:
