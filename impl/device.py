@@ -60,7 +60,7 @@ class Stream(Protocol):
     def synchronize(self) -> None: ...
 
 
-class Mark(Protocol):
+class TimeMark(Protocol):
     """A point in time of the device's work."""
 
     def wall_ns(self) -> int:
@@ -107,7 +107,7 @@ class DeviceHandle(Protocol):
         """One whose `wait` and callbacks are ordered after the stream that sets its result."""
         ...
 
-    def mark(self) -> Mark:
+    def mark(self) -> TimeMark:
         """Note this point in time."""
         ...
 
@@ -282,7 +282,7 @@ class AcceleratorHandle:
     def new_future(self) -> torch.futures.Future[Any]:
         return torch.futures.Future(devices=list(self._where or (self.current_device(),)))
 
-    def mark(self) -> Mark:
+    def mark(self) -> TimeMark:
         if self.type != "cuda":
             return HostMark()
         return StreamMark(*(self._where or (self.current_device(),)))
@@ -474,7 +474,7 @@ class HostHandle:
     def new_future(self) -> torch.futures.Future[Any]:
         return torch.futures.Future()
 
-    def mark(self) -> Mark:
+    def mark(self) -> TimeMark:
         return HostMark()
 
     def enqueue(

@@ -37,7 +37,7 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
     `CollectiveTimeout` if one does not. `import impl.gloo` registers the class as "pygloo".
 
     store: shared by the ranks; keys are prefixed by whoever creates the group. timeout: how long an
-    operation may take, rendezvous included. `options`, if given, brings its own, and may stand in
+    operation may take, and the construction. `options`, if given, brings its own, and may stand in
     the timeout's place.
     """
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from impl.schedules.arithmetic import log2_ceil
 from impl.schedules.steps import (
     NOTHING,
-    Combine,
+    Accumulate,
     Copy,
     Receive,
     Schedule,
@@ -73,7 +73,7 @@ def binomial_reduce(rank: int, world_size: int, root: int, total_nbytes: int) ->
             if virtual + distance < world_size:
                 arrived = scratch((i & 1) * total_nbytes, total_nbytes)
                 yield Receive((rank + distance) % world_size, arrived)
-                yield Combine(everything, arrived)
+                yield Accumulate(everything, arrived)
 
     return schedule(steps, 2 * total_nbytes)
 

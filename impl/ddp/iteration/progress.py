@@ -58,7 +58,7 @@ TRANSITIONS = {
 }
 
 
-class Progress(StateMachine[ReducerPhase, ReducerEvent]):
+class ReducerProgress(StateMachine[ReducerPhase, ReducerEvent]):
     """The phase of one reducer."""
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ from impl.ddp.iteration.progress import ReducerEvent
 from impl.ddp.iteration.static_graph import StaticGraph
 from impl.ddp.iteration.used_map import UsedMap
 from impl.ddp.parameters import has_optimizer
-from impl.ddp.timing import Timer
+from impl.ddp.timing import SampledTimes
 from impl.torch_private import debug_is_on
 
 logger = logging.getLogger(__name__)
@@ -237,7 +237,7 @@ class Reducer(BackwardPass):
         return self._statistics.iteration
 
     @property
-    def timer(self) -> Timer | None:
+    def timer(self) -> SampledTimes | None:
         """None on a module that spans several GPUs."""
         return self._statistics.timer
 

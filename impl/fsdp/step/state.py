@@ -43,7 +43,7 @@ STATE_ATTRIBUTE = "_fsdp_state"
 
 
 @dataclass
-class Streams:
+class StepStreams:
     """The streams of a root and the units below it.
 
     Attributes:
@@ -74,7 +74,7 @@ class RootContext:
             may have to be lowered before the next one.
     """
 
-    def __init__(self, root: FSDPState, states: list[FSDPState], streams: Streams) -> None:
+    def __init__(self, root: FSDPState, states: list[FSDPState], streams: StepStreams) -> None:
         self.root = root
         self.states = states
         self.streams = streams

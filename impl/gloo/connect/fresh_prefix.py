@@ -23,13 +23,13 @@ import time
 from collections.abc import Iterator
 
 from impl.transport.base import Deadline
-from impl.transport.meeting.store import Gathering, KeyValueStore, not_come
+from impl.transport.meeting.store import KeyValueStore, StoreMeeting, not_come
 
 _PAUSE_S = (0.0002, 0.01)  # between looks at the store: from, doubling, up to
 _STALE_AFTER_S = 0.03  # without all answers: look whether a token was one of an earlier attempt
 
 
-class RollCall(Gathering):
+class PrefixMeeting(StoreMeeting):
     """One rank's part in it."""
 
     def __init__(

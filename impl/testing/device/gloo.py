@@ -27,7 +27,7 @@ from impl.gloo.queue.executor import Executor
 from impl.gloo.queue.issuing import as_list
 from impl.gloo.queue.work import CollectiveWork, GlooWork
 from impl.testing.device.handles import SimulatedHandle
-from impl.testing.device.memory import Place
+from impl.testing.device.memory import Elements
 from impl.testing.device.simulated import SimulatedDevice
 from impl.transport.base import CallInfo, Combine, Communicator, Deadline, Pace, PacedCommunicator
 
@@ -125,7 +125,7 @@ class WatchedCommunicator:
     def _touch(self, tensor: Tensor, what: str, *, writes: bool) -> None:
         memory = self._device.memory_of(tensor)
         if memory is not None:
-            self._device.touch_on_host(Place.of(tensor, memory), what, writes=writes)
+            self._device.touch_on_host(Elements.of(tensor, memory), what, writes=writes)
 
 
 class _WatchedPace:

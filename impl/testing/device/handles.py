@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from impl.device import HostMark, Mark
+from impl.device import HostMark, TimeMark
 from impl.testing.device.future import SimulatedFuture
 from impl.testing.device.simulated import SimulatedDevice, SimulatedEvent, SimulatedStream
 
@@ -52,7 +52,7 @@ class SimulatedHandle:
     def new_future(self) -> SimulatedFuture:
         return SimulatedFuture(self._device)
 
-    def mark(self) -> Mark:
+    def mark(self) -> TimeMark:
         return HostMark()
 
     def enqueue(

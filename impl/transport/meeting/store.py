@@ -28,7 +28,7 @@ class KeyValueStore(Protocol):
     def delete_key(self, key: str) -> bool: ...
 
 
-class Gathering:
+class StoreMeeting:
     """One rank's view of it. Errors are `CommunicationError`s that say who is missing."""
 
     operation = "rendezvous"

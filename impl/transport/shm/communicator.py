@@ -11,9 +11,9 @@ from multiprocessing import util
 from torch import Tensor
 
 from impl.transport.base import CallInfo, Deadline
-from impl.transport.fate import Cause, Fate
+from impl.transport.fate import EndCause, Fate
 from impl.transport.shm.copying import Copying
-from impl.transport.shm.layout import Layout
+from impl.transport.shm.layout import MappingLayout
 from impl.transport.shm.mailbox import Mailbox, ShmTransfer
 from impl.transport.shm.mapping import Mapping
 from impl.transport.shm.membership import Membership
@@ -43,7 +43,7 @@ class ShmCommunicator:
         segment_nbytes: int = DEFAULT_SEGMENT_NBYTES,
         group_size: int | None = None,
     ) -> None:
-        layout = Layout.plan(len(members), segment_nbytes)
+        layout = MappingLayout.plan(len(members), segment_nbytes)
         membership = Membership(mapping, layout, members, rank, group_size or len(members), group)
         self._membership = membership
         self._slots = Slots(membership)
@@ -95,7 +95,7 @@ class ShmCommunicator:
         text = f"{where} was aborted on rank {membership.rank}: {reason}."
         with self._mapping_lock:
             if self._is_mapped:
-                membership.give_up(Cause.ABORT, where, text)
+                membership.give_up(EndCause.ABORT, where, text)
 
     def close(self) -> None:
         if not self._open:
@@ -108,7 +108,7 @@ class ShmCommunicator:
             self._is_mapped = False
             if membership.fate is None:
                 text = f"group {membership.group!r} was destroyed on rank {membership.rank}."
-                membership.fate = Fate(Cause.ABORT, membership.rank, text)
+                membership.fate = Fate(EndCause.ABORT, membership.rank, text)
             membership.leave()
             self._slots.forget_views()
             membership.mapping.close()
@@ -120,7 +120,7 @@ class ShmCommunicator:
             f"group {membership.group!r} belongs to the process that created it, and this is its "
             f"child {os.getpid()}."
         )
-        membership.fate = Fate(Cause.ABORT, membership.rank, text)
+        membership.fate = Fate(EndCause.ABORT, membership.rank, text)
         self._open = self._is_mapped = False
         self._mapping_lock = threading.Lock()
 

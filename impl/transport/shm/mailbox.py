@@ -23,7 +23,7 @@ from torch import Tensor
 from impl import errors
 from impl.transport.background import is_background, work_in_background
 from impl.transport.base import ANY_SOURCE, CallInfo, Deadline
-from impl.transport.fate import Cause
+from impl.transport.fate import EndCause
 from impl.transport.shm import words
 from impl.transport.shm.matching import IncomingMessage, Matcher
 from impl.transport.shm.membership import Membership
@@ -415,7 +415,7 @@ class Mailbox:
         if died:
             lost = [self._member(p) for p in died]
             text = errors.peer_lost_message(where, lost, membership.world_size, "its process ended")
-            return membership.give_up(Cause.LOST, where, text, lost)
+            return membership.give_up(EndCause.LOST, where, text, lost)
         if len(left) < len(peers):
             return None  # another rank may still send to ANY_SOURCE
         lost = [self._member(p) for p in left]
@@ -473,7 +473,7 @@ class Mailbox:
             return
         where = f"group {membership.group!r}"
         text = f"{where} was interrupted on rank {membership.rank}: {error!r}."
-        membership.give_up(Cause.ABORT, where, text)
+        membership.give_up(EndCause.ABORT, where, text)
         for transfer in tuple(self._under_way):
             why = membership.fate_error(membership.where(transfer.call))
             self._complete([(transfer, why, -1)])

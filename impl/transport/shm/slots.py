@@ -18,7 +18,7 @@ from torch import Tensor
 
 from impl import errors
 from impl.transport.base import CallInfo
-from impl.transport.fate import Cause
+from impl.transport.fate import EndCause
 from impl.transport.shm.membership import Membership
 from impl.transport.shm.rounds import Rounds
 
@@ -38,7 +38,7 @@ _PLANS_MAX = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SlotPlan:
     """Where a tensor of one dtype and size lies in every slot, for one segment."""
 
     nbytes: int
@@ -71,7 +71,7 @@ def ends_the_group(
             raise
         except BaseException as error:
             where = _where(membership, args)
-            membership.give_up(Cause.ABORT, where, f"{where} was interrupted: {error!r}.")
+            membership.give_up(EndCause.ABORT, where, f"{where} was interrupted: {error!r}.")
             raise
 
     return run
@@ -102,7 +102,7 @@ class Slots:
             [mapping.address + layout.result_offset(p, half) for p in range(self.size)]
             for half in (0, 1)
         ]
-        self._plans: dict[tuple[torch.dtype, int], Plan] = {}
+        self._plans: dict[tuple[torch.dtype, int], SlotPlan] = {}
         self._whole_views: dict[tuple[torch.dtype, int, int], Tensor] = {}
         self._views_made: dict[tuple[torch.dtype, int, int, int], tuple[Tensor, ...]] = {}
         self._i64 = np.frombuffer(mapping.raw, dtype=np.int64)
@@ -119,7 +119,7 @@ class Slots:
 
     # -- views of shared memory
 
-    def plan(self, dtype: torch.dtype, numel: int) -> Plan | None:
+    def plan(self, dtype: torch.dtype, numel: int) -> SlotPlan | None:
         """None for a tensor that should not go through in one round."""
         plan = self._plans.get((dtype, numel))
         if plan is not None:
@@ -129,7 +129,7 @@ class Slots:
             return None
         if len(self._plans) >= _PLANS_MAX:
             self._plans.clear()
-        plan = self._plans[dtype, numel] = Plan(
+        plan = self._plans[dtype, numel] = SlotPlan(
             nbytes=nbytes,
             own_addresses=(self.parts[0][self.position], self.parts[1][self.position]),
             parts=(self.views(0, dtype, 0, numel), self.views(1, dtype, 0, numel)),

@@ -95,7 +95,7 @@ class GlooListener:
 
 
 @dataclass(frozen=True, slots=True)
-class Membership:
+class Credentials:
     """What the ends of a connection must have in common, and who they are."""
 
     secret: bytes
@@ -109,7 +109,9 @@ class Membership:
 
 
 class AuthenticatedListener:
-    def __init__(self, member: Membership, new_nonce: Callable[[int], bytes] | None = None) -> None:
+    def __init__(
+        self, member: Credentials, new_nonce: Callable[[int], bytes] | None = None
+    ) -> None:
         self.needed = len(MAGIC)  # a stranger usually fails here, without being waited for
         self.peer = -1
         self._member = member
@@ -140,7 +142,7 @@ class AuthenticatedListener:
 
 class AuthenticatedCaller:
     def __init__(
-        self, member: Membership, peer: int, new_nonce: Callable[[int], bytes] | None = None
+        self, member: Credentials, peer: int, new_nonce: Callable[[int], bytes] | None = None
     ) -> None:
         self.needed = CHALLENGE_NBYTES
         self.peer = peer

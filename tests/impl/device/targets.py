@@ -14,7 +14,7 @@ from torch import Tensor
 
 from conformance.cases.cuda import streams
 from conformance.target import Target, load_target
-from impl.gloo.connect.transports import Place, connect
+from impl.gloo.connect.transports import GroupPlace, connect
 from impl.gloo.options import Options
 from impl.gloo.queue.issuing import GroupCore
 from impl.testing.device.gloo import WatchedCommunicator, simulated_gloo
@@ -69,7 +69,7 @@ def on_simulated_device() -> Iterator[None]:
 def simulated_device(device: SimulatedDevice) -> Iterator[None]:
     """`impl` and the cases on this device."""
 
-    def connect_watched(group: GroupCore, place: Place, options: Options) -> Any:
+    def connect_watched(group: GroupCore, place: GroupPlace, options: Options) -> Any:
         return WatchedCommunicator(connect(place, options), device)
 
     with contextlib.ExitStack() as stack:
