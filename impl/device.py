@@ -13,7 +13,7 @@ stream.
 [Note: Streams on the host]
 On CPU torch has no streams, and a plain port runs every collective to its end before computation
 goes on. `HostHandle` gives a stream a meaning: it is a place where *one* collective may be under
-way. The work enqueued behind that collective is held back until somebody waits for the stream.
+way. The work enqueued behind that collective is held back until the stream is waited for.
 Hence the all-gather of the next unit overlaps with the gradient computation of the current one, and
 a reduce-scatter with the backward pass that follows it, as they do on an accelerator.
 

@@ -51,7 +51,7 @@ class UnitEvent(Enum):
     OUTPUT_GRADIENT_CAME: the first of the pre-backward hooks.
     GRADIENT_COMPLETE: the post-backward hook.
     INPUT_GRADIENTS_COMPLETE: the same for a frozen unit, whose backward may have had no hook.
-    LEFT_BEHIND: at the end of a backward, or after a failed one, that has not completed the unit.
+    LEFT_BEHIND: a backward is over, or has failed, that did not complete the unit.
     BACKWARD_ENDED: the whole backward is over, for all units.
     EXPOSED, RESTORED: around work on full parameters.
     SUMMONED, SUMMONED_READ_ONLY, RELEASED: around what the user does with them, inside the former.

@@ -8,7 +8,7 @@ executor waits for the transfers that use the same memory in a way that the step
     send              may go ahead         waits
     receive           waits                waits
 
-The executor is a generator: it yields the transfer that must end before it can go on, and whoever
+The executor is a generator: it yields the transfer that must end before it can go on, and what
 drives it decides how to wait. A communicator over sockets waits in its event loop; the simulation
 runs another rank meanwhile. The generator ends when all transfers have ended.
 """
@@ -32,7 +32,7 @@ from impl.schedules.steps import (
 
 
 class Pending(Protocol):
-    """What somebody waits for: a send or receive under way, for instance.
+    """What a collective waits for: a send or receive under way, for instance.
 
     It may end at any moment, but it never becomes undone.
     """

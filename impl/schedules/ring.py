@@ -162,7 +162,7 @@ def ring_reduce(
 
     Gloo passes `segment_count - 2` segments on where `segment_count - segments_per_rank` would
     do. With more than two segments a rank (tensors above N x 2 MiB) the surplus makes rank r add
-    to its copy of chunk r + 1 a second time, which harms nobody: the owner of that chunk is rank
+    to its copy of chunk r + 1 a second time, which does no harm: the owner of that chunk is rank
     r + 1, and the root's copy is overwritten at the end. Peers expect these messages, so they are
     sent.
 

@@ -83,7 +83,7 @@ def bruck_all_gather(rank: int, world_size: int, block_nbytes: int) -> Schedule:
 
     Cost: ceil(log2 N) messages; a rank sends N-1 blocks, as in the ring, but pays for it with
     scratch of N blocks and a copy of the result. Block k of the scratch space is that of rank r +
-    k: whoever has the first 2^i of them can double their number by one message. Two copies then
+    k: a rank that has the first 2^i of them can double their number by one message. Two copies then
     turn them into place.
 
         N=5, rank 0     start: 0     from 1: 1     from 2: 2 3     from 4: 4

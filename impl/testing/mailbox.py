@@ -153,7 +153,7 @@ def run_on_all_ranks(
         ready = [r for r in running if (w := waiting_for[r]) is None or w.done]
         ways = box.deliverable()
         if not ready and not ways:
-            raise StuckError(f"ranks {sorted(running)} wait for messages that nobody sends")
+            raise StuckError(f"ranks {sorted(running)} wait for messages that are never sent")
         if ready and (not ways or random.random() < 0.5):
             rank = random.choice(ready)
             waiting_for[rank] = next(running[rank], None)
@@ -162,4 +162,4 @@ def run_on_all_ranks(
         else:
             box.deliver(random.choice(ways))
     left = {way: len(queue) for way, queue in box.sent.items() if queue}
-    assert not left, f"messages that nobody received: {left}"
+    assert not left, f"messages that were never received: {left}"

@@ -102,7 +102,7 @@ Fault: TypeAlias = "Kill | Cut | Freeze"
 
 
 class Stuck(AssertionError):
-    """Nobody can go on, and nothing is under way."""
+    """No rank can go on, and nothing is under way."""
 
 
 class FaultNeverFired(AssertionError):
@@ -110,7 +110,7 @@ class FaultNeverFired(AssertionError):
 
 
 class SimulatedLoop:
-    """What a group needs of a loop: here everybody shares one clock."""
+    """What a group needs of a loop: here all ranks share one clock."""
 
     def __init__(self, clock: SimulatedClock, on_timer: Callable[[], None]) -> None:
         self._clock = clock

@@ -157,7 +157,7 @@ class CudaLender(Lender):
             super()._run(operation)
         except BaseException:
             if self._pace is not None and self._fetched is not None:
-                # parts of the tensor may be on their way, and nobody will wait for them
+                # parts of the tensor may be on their way, and nothing will wait for them
                 self._fetched.synchronize()
                 self._up.record_event().synchronize()
             raise

@@ -46,8 +46,8 @@ def choose_each(
     return [chosen for chosen, _ in each], joined(described for _, described in each)
 
 
-# What `choose` says of an all_reduce, by the operation's hash, which is its kind's number: a look-up
-# by the operation itself takes four microseconds more.
+# What `choose` says of an all_reduce, by the operation's hash, which is its kind's number: a
+# look-up by the operation itself takes four microseconds more.
 _all_reduces: dict[tuple[int, torch.dtype, torch.Size], tuple[Reduction, Described]] = {}
 
 

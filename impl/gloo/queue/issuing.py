@@ -18,7 +18,7 @@ from impl.gloo.requests.settings import CallSettings
 from impl.torch_private import profiler_is_on
 from impl.transport.base import CallInfo, Communicator, Deadline
 
-# What a call does when its turn has come. It holds no group: one that nobody else holds any more
+# What a call does when its turn has come. It holds no group: one without other references
 # must end, whatever is queued.
 Operation = Callable[[Communicator, CallInfo, Deadline], None]
 

@@ -108,7 +108,7 @@ class Memories:
         Args:
             on_end: called when a storage is dropped, while its bytes can still be read.
             unseen: around operations of the simulation's own.
-            lock: of whoever executes kernels; may be taken again by its holder.
+            lock: of the thread that executes kernels; may be taken again by its holder.
         """
         self._lock = lock
         self._unseen = unseen

@@ -79,7 +79,7 @@ class History:
     accesses: list[Access] = field(default_factory=list)
 
     def add(self, access: Access, clock: Clock) -> list[Access]:
-        """Note an access by somebody with this clock; those that it is not ordered after."""
+        """Note an access by an actor with this clock; those that it is not ordered after."""
         races = []
         kept = []
         for earlier in self.accesses:

@@ -34,7 +34,7 @@ class Kernel:
 
 
 class KernelSchedule:
-    """Executes nothing before somebody waits for it, and then no more than is needed."""
+    """Executes nothing before it is waited for, and then no more than is needed."""
 
     def __init__(self) -> None:
         self._queues: dict[Hashable, deque[Kernel]] = {}

@@ -210,7 +210,7 @@ class SimulatedDevice:
 
     @property
     def is_executing(self) -> bool:
-        """Whether this thread is executing kernels, which nobody must intercept."""
+        """Whether this thread is executing kernels, which must not be intercepted."""
         return bool(getattr(self._local, "executing", 0))
 
     @contextlib.contextmanager
@@ -517,5 +517,5 @@ class SimulatedDevice:
 
 
 def _is_handle(path: Path) -> bool:
-    """Whether calls in this file are made for somebody else: here, or in a package's handle."""
+    """Whether calls in this file are made for other code: here, or in a package's handle."""
     return path.parent == _HERE or path.name == "device.py"

@@ -300,7 +300,7 @@ class EagerExchange:
             if message in talk.sends:
                 assert message.view is not None
                 message.view = memoryview(bytes(message.view))
-            # Nobody has been told of a receive that has met no message: it leaves no trace.
+            # No peer has been told of a receive that has met no message: it leaves no trace.
             for receive in list(talk.receives):
                 if receive.message is message:
                     talk.receives.remove(receive)
@@ -335,7 +335,7 @@ class EagerExchange:
             for receive in [*talk.receives, *talk.asked, *under_way]:
                 if receive.message is not None:
                     receive.message.finish(error)
-            # What has come in full is still there for whoever asks for it.
+            # What has come in full is still there for a later receive.
             unclaimed = deque(receive for receive in talk.unclaimed if receive.is_complete)
             kept = [each for each in talk.arrivals if each.receive.is_complete]
             self._anyone.sender_gone(key[1], peer, len(kept) + len(unclaimed))

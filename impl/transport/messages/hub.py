@@ -1,11 +1,11 @@
 """One rank's connections on one device, and their messages. No waiting, no threads.
 
 A hub ties the parts without I/O together: for each peer a reader, a queue and a stream, and one
-exchange for all. Somebody else says when a stream is ready: the event loop, or a simulation.
+exchange for all. Others say when a stream is ready: the event loop, or a simulation.
 
 [Note: changes that are broken off]
 A signal's handler may raise (Ctrl-C) between any two lines of a change to what a hub or its
-exchange knows. Then the group ends, and whoever waits must hear of it, whatever is half changed: a
+exchange knows. Then the group ends, and all that wait must hear of it, whatever is half changed: a
 message may have left one list and not arrived in the next. So `fail_messages` expects no more of
 the lists than that they are lists, and goes by `PostedMessage.under_way`, too.
 """
@@ -165,7 +165,7 @@ class Link:
         self._reader.relocate(target)
 
     def drop_payload(self) -> None:
-        """Nobody wants the payload under way, if there is one."""
+        """The payload under way, if there is one, is not wanted."""
         if self._reader.has_payload_under_way and not self._in_control:
             self._reader.place(None)
 

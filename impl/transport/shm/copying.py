@@ -165,7 +165,7 @@ class Copying:
         room = part_numel(self._slots.segment_nbytes - table_nbytes, size, itemsize)
         sources = _addresses(input, input_splits)
         targets = _addresses(output, output_splits)
-        # equal shares are equal on all ranks, and need no look at everybody's table
+        # equal shares are equal on all ranks, and need no look at the others' tables
         shares = {*input_splits, *output_splits}
         sizes = _digest(shares) if len(shares) == 1 else 0
         rounds.announce(call, sizes)

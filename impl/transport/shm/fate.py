@@ -1,6 +1,6 @@
 """Where ranks that share memory learn how their group has ended (see `transport.fate`).
 
-The first rank that gives up writes the group's fate into shared memory, once, and wakes everybody.
+The first rank that gives up writes the group's fate into shared memory, once, and wakes all ranks.
 """
 
 from __future__ import annotations

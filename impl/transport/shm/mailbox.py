@@ -1,11 +1,11 @@
 """Point to point over shared memory: posting, moving bytes, waiting.
 
-Whoever waits for a transfer moves bytes for all of them (*drives*). While transfers are pending and
-nobody waits, a helper thread drives; it is started by the first transfer that cannot be completed
-on the spot, and sleeps otherwise. Sends go into the ring for their destination as far as there is
-room, so a small message is done at once; receives take out only what a posted receive may be
-waiting for, so the memory for unexpected messages is bounded by what their senders sent ahead of an
-awaited one.
+A thread that waits for a transfer moves bytes for all of them (*drives*). While transfers are
+pending and no thread waits, a helper thread drives; it is started by the first transfer that cannot
+be completed on the spot, and sleeps otherwise. Sends go into the ring for their destination as far
+as there is room, so a small message is done at once; receives take out only what a posted receive
+may be waiting for, so the memory for unexpected messages is bounded by what their senders sent
+ahead of an awaited one.
 """
 
 from __future__ import annotations
@@ -436,7 +436,7 @@ class Mailbox:
     # -- the helper thread
 
     def _hand_over(self) -> None:
-        """Under the lock: see to it that somebody drives if anything is pending."""
+        """Under the lock: have a thread drive if anything is pending."""
         if self._drivers or self._closed or next(iter(self._pending()), None) is None:
             return
         if self._helper is None:
@@ -466,7 +466,7 @@ class Mailbox:
     # -- the end
 
     def break_off(self, error: BaseException) -> None:
-        """A change was broken off: nobody can go on, and whoever waits must hear of it."""
+        """A change was broken off: the group ends, and threads that wait must hear of it."""
         self._broken_off = True
         membership = self._membership
         if self._closed:
@@ -479,7 +479,7 @@ class Mailbox:
             self._complete([(transfer, why, -1)])
 
     def close(self) -> None:
-        """Fail what is pending; then nobody touches the mapping. Safe to call twice.
+        """Fail what is pending; afterwards the mapping is not touched. Safe to call twice.
 
         From any thread, one that drives included: another thread that drives is waited for, and
         the caller itself, when it comes back to `drive`, finds the mailbox closed.

@@ -7,10 +7,10 @@ turns deadlines, dead peers and aborts into errors on every rank. It moves no te
 looks (`sched_yield`), then sleeps in the kernel. Looking is cheapest while the peer runs on another
 core; yielding hands the core to the peer when there are more ranks than cores, for a tenth of the
 price of a sleep and a wake-up; sleeping costs the others nothing, which matters when the wait is
-long, and as soon as somebody computes meanwhile (`transport.background`). A rank yields for several
-times what a small collective of more ranks than cores takes: with less, one rank that is late sends
-the others to sleep, their wake-ups make the next one late, and the group stays slow. A sleeper
-wakes up now and then to see whether the peer is alive.
+long, and as soon as another thread computes meanwhile (`transport.background`). A rank yields for
+several times what a small collective of more ranks than cores takes: with less, one rank that is
+late sends the others to sleep, their wake-ups make the next one late, and the group stays slow. A
+sleeper wakes up now and then to see whether the peer is alive.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A collective, step by step, for whoever can wait: the same for sockets and for simulations.
+"""A collective, step by step, without the waiting: the same for sockets and for simulations.
 
 A core turns a `Collective` into messages on its hubs. It is a generator like the executor: it
 yields what must happen before it can go on. `GlooCore` does what C++ Gloo does; `TcpCore` makes
@@ -113,7 +113,7 @@ class HubPort:
     @property
     def waits_for(self) -> list[int]:
         """The peers of the messages that have not ended."""
-        # a copy: whoever asks does not hold the lock
+        # a copy: the caller does not hold the lock
         return sorted({message.peer for message in list(self._open)})
 
 
@@ -149,8 +149,8 @@ class TcpCore:
     hands it over at the end, when every peer has been heard: the frames with data carry the call
     numbers, so this costs no message unless a rank has nothing to say to some other one, which
     then gets a TOKEN. A large one exchanges tokens first. In large worlds, where tokens from
-    everybody to everybody would be too many, an empty barrier comes first; its messages carry the
-    numbers as well.
+    every rank to every other would be too many, an empty barrier comes first; its messages carry
+    the numbers as well.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class TcpCore:
             self.open_dispute()
 
     def open_dispute(self) -> None:
-        """If this rank has come to the disputed call: stop there, and tell everybody what it is.
+        """If this rank has come to the disputed call: stop there, and tell all ranks what it is.
 
         A rank that is still in an earlier call finishes it: all have agreed on that one, and
         frames that belong to it may still be on their way. So the hubs stay as they are.

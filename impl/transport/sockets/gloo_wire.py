@@ -6,7 +6,7 @@ bytes, the frames, the number, sizes and order of messages on each slot, the tag
 work: with TORCH_GLOO_LAZY_INIT=1 a rank connects to a peer when it first has something to do with
 it.
 
-[Note: no authentication] Whoever reaches the port first with a small number is that rank. Use
+[Note: no authentication] The first to reach the port with a small number is that rank. Use
 this mode to talk to C++ ranks, and for nothing else; it is never chosen by itself.
 """
 

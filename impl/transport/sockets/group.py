@@ -105,7 +105,7 @@ class MessageGroup(ABC):
     def steps(self, collective: Collective, call: CallInfo) -> Iterator[Pending]:
         """Carry out a collective: yields what must happen before it can go on.
 
-        Raises the errors of `Communicator`. Whoever drives it calls `time_out` or `interrupt`
+        Raises the errors of `Communicator`. Its driver calls `time_out` or `interrupt`
         when it does not go on.
         """
         self.raise_fate(call)
@@ -161,7 +161,7 @@ class MessageGroup(ABC):
             self.give_up(EndCause.ABORT, text, call)
 
     def break_off(self, error: BaseException) -> None:
-        """A change of the group's state was broken off: nobody can go on. With the lock held."""
+        """A change of the group's state was broken off: the group ends. With the lock held."""
         text = f"{self.where(self._call)} was interrupted on rank {self.rank}: {error!r}."
         self.end(Fate(EndCause.ABORT, self.rank, text))
 

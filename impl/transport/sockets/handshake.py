@@ -10,7 +10,7 @@ In the authenticated mode both ends prove that they know the group's secret, wit
 Nonces are 32 fresh random bytes, so an answer is of no use a second time; the roles and ranks are
 part of what is signed, so an answer cannot be sent back or passed on to another rank. What
 follows on the connection is neither signed nor encrypted: this keeps strangers, strays and
-members of other groups out, not somebody who can change packets between the hosts.
+members of other groups out, not an attacker who can change packets between the hosts.
 
 Gloo's mode has nothing of this: the caller sends the number that the listener has published for it.
 """

@@ -1,7 +1,7 @@
 """Connections between all ranks: accept, dial, shake hands, in parallel and until the deadline.
 
 [Note: strangers]
-The port of a rank is open to anybody who finds it. A connection counts for nothing until its
+The port of a rank is open to every program that finds it. A connection counts for nothing until its
 handshake is complete: it may be silent for HANDSHAKE_LIMIT_S, there may be HALF_OPEN_MAX of them,
 and whatever goes wrong with one costs that one, with one line in the log.
 """
@@ -82,7 +82,7 @@ class _RunningHandshake:
             self._finish_if_complete()
 
     def end(self) -> None:
-        """Without a result: somebody closes the mesh."""
+        """Without a result: the mesh is being closed."""
         self._let_go()
         self._sock.close()
 
@@ -141,7 +141,7 @@ class _RunningHandshake:
 
 
 class _Dialler:
-    """Attempts to reach one peer, again and again until somebody closes it."""
+    """Attempts to reach one peer, again and again until it is closed."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class _Dialler:
 
 @dataclass(slots=True)
 class Wanted:
-    """Peers that somebody waits for. (The loop's `Pending`.)"""
+    """Peers that a call waits for. (The loop's `Pending`.)"""
 
     peers: set[int]
 
@@ -279,7 +279,7 @@ class Mesh:
         self.loop.notify()
         self._on_connected(peer, sock)
 
-    # Connections from whoever
+    # Connections from others
 
     def _on_accept(self, _: int) -> None:
         for _ in range(ACCEPTS_PER_EVENT):

@@ -19,7 +19,7 @@ FOREVER_S = 3e9  # added to a monotonic clock: no process lives that long
 
 
 class SocketTransfer(PostedTransfer):
-    """Implements `Transfer`. Whoever waits for it drives the loop; otherwise the helper does."""
+    """Implements `Transfer`. A thread that waits for it drives the loop, or the helper does."""
 
     __slots__ = ("_explain", "_loop", "_message", "_tensor", "_timer", "_way")
 

@@ -97,7 +97,7 @@ class TcpGroup(MessageGroup):
             [each.shown or each.signature for each in stated],
         )
         with self.loop.lock:
-            # Nobody has to be told: whoever was part of it makes this table as well.
+            # No rank has to be told: all that were part of it make this table as well.
             self._accept(Fate(EndCause.MISMATCH, self.rank, text))
         self.raise_fate(call)
         raise AssertionError("the group has just been given its fate")
