@@ -109,7 +109,7 @@ def never_traced(function: F) -> F:
 class _SkippedMethod:
     """A method that dynamo must not trace. Finds out at each access whether there is a dynamo.
 
-    Loading dynamo takes a second, and as long as nobody has, nothing is compiled. A wrapping
+    Loading dynamo takes a second, and before that nothing is compiled. A wrapping
     function could not look this up: it would be a frame that dynamo traces.
     """
 

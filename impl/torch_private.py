@@ -320,7 +320,7 @@ def profiler_is_on() -> bool:
 
 
 class _Failure:
-    """Is in a future in place of a result. Whoever looks for tensors in it gets the error."""
+    """Is in a future in place of a result. A search for tensors in it raises the error."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -344,7 +344,7 @@ def fail_future(future: torch.futures.Future[Any], error: Exception) -> None:
     raise it. C++ code, such as the Reducer of torch's DDP, looks for tensors in the result, which
     means to pickle it; in an exception it finds none, and takes the first of them all the same.
 
-    What the future keeps is never raised, and so has no traceback: whoever waits for the future
+    What the future keeps is never raised, and so has no traceback: a wait for the future
     holds it, and a circle that goes through C++ is never freed.
     """
     kept = _copy_of(error)
@@ -357,7 +357,7 @@ def fail_future(future: torch.futures.Future[Any], error: Exception) -> None:
 
 
 def begin_profiler_range(name: str, inputs: Sequence[torch.Tensor]) -> torch.futures.Future[None]:
-    """Begin a range with the inputs' shapes, which ends when somebody, on whatever thread, sets the
+    """Begin a range with the inputs' shapes, which ends when some thread sets the
     result of the future."""
     over: torch.futures.Future[None] = torch.futures.Future()
     handle = torch.autograd._record_function_with_args_enter(name, *inputs)
@@ -501,7 +501,8 @@ def overlapped_optimizer(optimizer: type, params: Any, *args: Any, **kwargs: Any
 def uses_python_reducer() -> bool:
     """Whether dynamo is configured to compile DDP's reductions, rather than leave them to hooks.
 
-    Asks only if dynamo is loaded: loading takes a second, and nobody else can have configured it.
+    Asks only if dynamo is loaded: loading takes a second, and it cannot have been configured
+    before.
     """
     dynamo = sys.modules.get("torch._dynamo")
     return dynamo is not None and bool(dynamo.config.optimize_ddp == "python_reducer")

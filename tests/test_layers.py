@@ -51,16 +51,18 @@ CONFORMANCE = {
 }
 IMPL = {
     "errors": "",
+    "state_machine": "",
+    "device": "",
     "torch_private": "",
     "torch_dispatch": "",
     "schedules": "errors",
     "transport": "errors schedules torch_private",
-    "gloo": "errors schedules transport torch_private torch_dispatch",
-    "testing": "errors schedules transport gloo ddp fsdp torch_private",
+    "gloo": "device errors schedules transport torch_private torch_dispatch",
+    "testing": "device errors schedules transport gloo ddp fsdp torch_private",
     # These run on any backend, so they know torch.distributed alone.
-    "ddp": "errors torch_private torch_dispatch",
+    "ddp": "device errors state_machine torch_private torch_dispatch",
     "sync_batchnorm": "errors torch_private",
-    "fsdp": "errors torch_private",
+    "fsdp": "device errors state_machine torch_private",
     "__init__": "",
 }
 
@@ -73,8 +75,8 @@ ROOMS = {
     "impl.transport": "base fate transfer background agreement memory messages meeting shm sockets "
     "mixed",
     "impl.gloo": "options requests memory connect queue operations process_group __init__",
-    "impl.ddp": "messages parameters device timing buckets iteration wrapper __init__",
-    "impl.fsdp": "common device collectives flat_param step build checkpoint api __init__",
+    "impl.ddp": "messages parameters timing buckets iteration wrapper __init__",
+    "impl.fsdp": "common phases collectives flat_param step build checkpoint api __init__",
 }
 
 # Imported by name when a command or a file is asked for; no import statement shows it.

@@ -1,6 +1,6 @@
 """Distributed data parallelism: `DistributedDataParallel` and the reducer behind it.
 
-    messages, parameters, device, timing   words, names, streams and clocks for all of it
+    messages, parameters, timing           words, names and clocks for all of it
     buckets/                               which gradient goes where
     iteration/                             one backward pass: what may be reduced, and doing it
     wrapper/                               the module around a user's module

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from enum import Enum, auto
 
-from impl.ddp.device import DeviceHandle, Mark
+from impl.device import DeviceHandle, TimeMark
 
 ALWAYS_SAMPLED_ITERATIONS = 10
 DEFAULT_SAMPLE_RATE = 100
@@ -22,12 +22,12 @@ class Moment(Enum):
     BACKWARD_COMM_END = auto()
 
 
-class Timer:
+class SampledTimes:
     """Marks of the iteration that was sampled last. None on modules that span several GPUs."""
 
     def __init__(self, device: DeviceHandle) -> None:
         self._device = device
-        self._marks: dict[Moment, Mark] = {}
+        self._marks: dict[Moment, TimeMark] = {}
 
     def record(self, moment: Moment) -> None:
         self._marks[moment] = self._device.mark()
@@ -55,7 +55,7 @@ def is_sampled(iteration: int, sample_rate: int) -> bool:
 class Statistics:
     """Counts iterations and takes their times, if they are sampled."""
 
-    def __init__(self, param_count: int, timer: Timer | None) -> None:
+    def __init__(self, param_count: int, timer: SampledTimes | None) -> None:
         self.timer = timer
         self.iteration = 0  # synchronised forward passes so far
         self.sample_rate = DEFAULT_SAMPLE_RATE

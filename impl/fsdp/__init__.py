@@ -6,7 +6,8 @@ reduced and scattered while the backward of the next unit runs.
 
 Reading order (each imports only from those above it):
 
-    common, device, collectives   words; streams; the collectives of a step
+    common, phases                words; where a unit is, and what may come next
+    collectives                   the collectives of a step
     flat_param/                   one flat parameter: sharded, gathered, freed
     step/                         the hooks of a training step, and the order of units
     build/                        the constructor

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import (
     ShardingStrategy,
 )
 
+from impl.device import handle_for
 from impl.fsdp.build.construct import (
     UnitSettings,
     arguments_for_nested,
@@ -39,7 +40,6 @@ from impl.fsdp.common import (
     TrainingState,
     span,
 )
-from impl.fsdp.device import handle_for
 from impl.fsdp.flat_param.handle import FlatParamHandle
 from impl.fsdp.step import forward, unshard_params
 from impl.fsdp.step.backward import ensure_ready
@@ -140,7 +140,8 @@ class FullyShardedDataParallel(StateDictTypeMethods, OptimStateDictMethods, nn.M
             use_orig_params=use_orig_params,
             package="impl.fsdp",
         )
-        device_handle = handle_for(choose_device_type(module, ignored, device_id))
+        kind = choose_device_type(module, ignored, device_id).type
+        device_handle = handle_for(torch.device(kind))
         groups = resolve_groups(
             process_group,
             device_mesh,

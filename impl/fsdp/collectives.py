@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from impl.fsdp.device import DeviceHandle
+from impl.device import DeviceHandle
 from impl.torch_private import all_gather_single, reduce_scatter_single
 
 

@@ -35,20 +35,10 @@ ENV_UNSAFE_SETATTR = "FSDP_USE_UNSAFE_SETATTR"
 
 
 class TrainingState(Enum):
-    """What an FSDP instance is busy with, seen from the user's calls."""
+    """What an FSDP instance is busy with, in torch's words; `phases.py` has the finer ones."""
 
     IDLE = auto()
     FORWARD_BACKWARD = auto()
-    SUMMON_FULL_PARAMS = auto()
-
-
-class HandleTrainingState(Enum):
-    """Where a flat parameter is in its iteration; decides what the user's modules show."""
-
-    IDLE = auto()
-    FORWARD = auto()
-    BACKWARD_PRE = auto()
-    BACKWARD_POST = auto()
     SUMMON_FULL_PARAMS = auto()
 
 

@@ -36,8 +36,8 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
     Construction is collective: it returns once all `size` ranks have come, and raises
     `CollectiveTimeout` if one does not. `import impl.gloo` registers the class as "pygloo".
 
-    store: shared by the ranks; keys are prefixed by whoever creates the group. timeout: how long an
-    operation may take, rendezvous included. `options`, if given, brings its own, and may stand in
+    store: shared by the ranks; the creator of the group prefixes the keys. timeout: how long an
+    operation may take, and the construction. `options`, if given, brings its own, and may stand in
     the timeout's place.
     """
 
@@ -312,7 +312,7 @@ class BackendView:
     def __init__(self, group: ProcessGroupGloo) -> None:
         self._group = group
 
-    @property  # type: ignore[misc]  # nobody assigns to it; isinstance asks it first
+    @property  # type: ignore[misc]  # never assigned to; isinstance asks it first
     def __class__(self) -> Any:
         return dist.ProcessGroupGloo if dist.is_gloo_available() else BackendView
 
@@ -342,7 +342,7 @@ class BackendView:
 
 @dataclass(frozen=True, eq=False)
 class _Life:
-    """What a group has that must be ended, also if nobody destroys it. Does not hold the group."""
+    """What of a group must be ended, also if it is never destroyed. Does not hold the group."""
 
     executor: Executor
     comm: Communicator

@@ -1,4 +1,4 @@
-"""Barrier: nobody leaves before everybody has come."""
+"""Barrier: no rank leaves before all ranks have come."""
 
 from __future__ import annotations
 

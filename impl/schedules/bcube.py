@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from impl.schedules.arithmetic import ceil_div
 from impl.schedules.steps import (
     NOTHING,
-    Combine,
+    Accumulate,
     Copy,
     Fold,
     Receive,
@@ -106,7 +106,7 @@ def exchange_all_reduce(
                 yield Receive(rank - 1, everything)
                 return
             yield Receive(rank + 1, scratch(0, total_nbytes))
-            yield Combine(everything, scratch(0, total_nbytes))
+            yield Accumulate(everything, scratch(0, total_nbytes))
         for turn, group in enumerate(cube_groups(place, factors)):
             yield from exchange(group, (turn + 1) & 1)
         if rank < 2 * folded:

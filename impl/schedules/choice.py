@@ -14,7 +14,7 @@ from functools import lru_cache
 from impl.schedules import cost
 from impl.schedules.arithmetic import factors_of
 from impl.schedules.bcube import bcube_all_reduce, exchange_all_reduce
-from impl.schedules.cost import Cost, Network, predicted_s
+from impl.schedules.cost import Cost, NetworkCost, predicted_s
 from impl.schedules.pairwise import direct_all_gather, direct_reduce_scatter
 from impl.schedules.ring import (
     chain_broadcast,
@@ -28,7 +28,7 @@ from impl.schedules.steps import Schedule
 from impl.schedules.tree import binomial_broadcast, binomial_reduce, bruck_all_gather
 
 GROUP_SIZES = (2, 4, 8)  # how many ranks may meet in one round of a cube
-NETWORK = Network()
+NETWORK = NetworkCost()
 
 # Scratch of several times the tensor is fine for small tensors only.
 EXCHANGE_NBYTES_MAX = 256 << 10
@@ -44,7 +44,7 @@ class Candidate:
     schedule: Callable[[int], Schedule]  # from the rank
 
 
-def best(candidates: Sequence[Candidate], network: Network = NETWORK) -> Candidate:
+def best(candidates: Sequence[Candidate], network: NetworkCost = NETWORK) -> Candidate:
     """The one that takes the least time; of equals, the first."""
     return min(candidates, key=lambda candidate: predicted_s(candidate.cost, network))
 

@@ -29,7 +29,7 @@ FREE = Cost(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class NetworkCost:
     """A latency-bandwidth model with a price for each message (Culler's LogP, less the gap).
 
     The defaults are what two ranks on a loopback device saw on a machine of 2020 with this code.
@@ -41,7 +41,7 @@ class Network:
     combined_bytes_per_s: float = 6e9
 
 
-def predicted_s(cost: Cost, network: Network) -> float:
+def predicted_s(cost: Cost, network: NetworkCost) -> float:
     """Rounds follow one another; a rank's messages, bytes and sums are handled by one thread."""
     return (
         cost.rounds * network.latency_s

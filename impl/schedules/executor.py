@@ -8,7 +8,7 @@ executor waits for the transfers that use the same memory in a way that the step
     send              may go ahead         waits
     receive           waits                waits
 
-The executor is a generator: it yields the transfer that must end before it can go on, and whoever
+The executor is a generator: it yields the transfer that must end before it can go on, and what
 drives it decides how to wait. A communicator over sockets waits in its event loop; the simulation
 runs another rank meanwhile. The generator ends when all transfers have ended.
 """
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from impl.schedules.steps import (
-    Combine,
+    Accumulate,
     Copy,
     Fence,
     Fold,
@@ -32,7 +32,7 @@ from impl.schedules.steps import (
 
 
 class Pending(Protocol):
-    """What somebody waits for: a send or receive under way, for instance.
+    """What a collective waits for: a send or receive under way, for instance.
 
     It may end at any moment, but it never becomes undone.
     """
@@ -52,7 +52,7 @@ class Port(Protocol):
         """Something slow follows: put everything on its way that waits for company."""
 
 
-class Memory(Protocol):
+class RankMemory(Protocol):
     """The buffers of one rank."""
 
     def view(self, region: Region) -> memoryview:
@@ -65,7 +65,7 @@ class Memory(Protocol):
     def copy(self, into: Region, source: Region) -> None: ...
 
 
-def execute(plan: Schedule, memory: Memory, port: Port) -> Iterator[Pending]:
+def execute(plan: Schedule, memory: RankMemory, port: Port) -> Iterator[Pending]:
     """Carry out `plan`. Yields a transfer whenever nothing can be done until it ends."""
     sends: list[tuple[Pending, Region]] = []
     receives: list[tuple[Pending, Region]] = []
@@ -83,7 +83,7 @@ def execute(plan: Schedule, memory: Memory, port: Port) -> Iterator[Pending]:
             transfer = port.send(step.to, memory.view(step.region))
             if not transfer.done:
                 sends.append((transfer, step.region))
-        elif isinstance(step, Combine):
+        elif isinstance(step, Accumulate):
             port.flush()
             memory.combine(step.into, step.other)
         elif isinstance(step, Fold):
@@ -123,7 +123,7 @@ def _touches(step: Step) -> tuple[tuple[Region, ...], Region | None]:
             return (region,), None
         case Receive(region=region):
             return (region,), region
-        case Combine(into=into, other=other):
+        case Accumulate(into=into, other=other):
             return (into, other), into
         case Fold(into=into, parts=parts):
             return (into, *parts), into

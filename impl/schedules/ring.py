@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from impl.schedules.arithmetic import ceil_div, round_up, starts_of
 from impl.schedules.steps import (
     NOTHING,
-    Combine,
+    Accumulate,
     Copy,
     Receive,
     Region,
@@ -100,7 +100,7 @@ def _reducing_phase(rank: int, shape: RingGeometry, issued: int) -> Iterator[Ste
 
     for i in range(issued + 2):
         if i >= 2 and incoming(i - 2).nbytes:
-            yield Combine(into=incoming(i - 2), other=staged(i - 2))
+            yield Accumulate(into=incoming(i - 2), other=staged(i - 2))
         if i < issued:
             outgoing = shape.segment((rank + 1) * per_rank + i)
             if incoming(i).nbytes:
@@ -162,7 +162,7 @@ def ring_reduce(
 
     Gloo passes `segment_count - 2` segments on where `segment_count - segments_per_rank` would
     do. With more than two segments a rank (tensors above N x 2 MiB) the surplus makes rank r add
-    to its copy of chunk r + 1 a second time, which harms nobody: the owner of that chunk is rank
+    to its copy of chunk r + 1 a second time, which does no harm: the owner of that chunk is rank
     r + 1, and the root's copy is overwritten at the end. Peers expect these messages, so they are
     sent.
 
@@ -227,7 +227,7 @@ def ring_reduce_scatter(
             if i >= lag:
                 hop, start, nbytes = work[i - lag]
                 owner = (rank + 2 + hop) % world_size
-                yield Combine(
+                yield Accumulate(
                     into=sum_of(hop, start, nbytes),
                     other=input_(owner * chunk_nbytes + start, nbytes),
                 )

@@ -69,7 +69,7 @@ class Receive:
 
 
 @dataclass(frozen=True, slots=True)
-class Combine:
+class Accumulate:
     """into = op(into, other). The order of the operands decides which NaN survives."""
 
     into: Region
@@ -80,7 +80,7 @@ class Combine:
 class Fold:
     """into = parts[0] op parts[1] op ..., from left to right; `into` may be the first part.
 
-    Unlike a chain of `Combine`, this rounds narrow floating-point types once, at the end.
+    Unlike a chain of `Accumulate`, this rounds narrow floating-point types once, at the end.
     """
 
     into: Region
@@ -98,7 +98,7 @@ class Fence:
     """Everything started so far has ended when the next step begins."""
 
 
-Step = Send | Receive | Combine | Fold | Copy | Fence
+Step = Send | Receive | Accumulate | Fold | Copy | Fence
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def traffic(plan: Schedule) -> Traffic:
     sends = [step.region.nbytes for step in plan.steps if isinstance(step, Send)]
     combined = 0
     for step in plan.steps:
-        if isinstance(step, Combine):
+        if isinstance(step, Accumulate):
             combined += step.into.nbytes
         elif isinstance(step, Fold):
             combined += (len(step.parts) - 1) * step.into.nbytes

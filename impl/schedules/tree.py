@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from impl.schedules.arithmetic import log2_ceil
 from impl.schedules.steps import (
     NOTHING,
-    Combine,
+    Accumulate,
     Copy,
     Receive,
     Schedule,
@@ -73,7 +73,7 @@ def binomial_reduce(rank: int, world_size: int, root: int, total_nbytes: int) ->
             if virtual + distance < world_size:
                 arrived = scratch((i & 1) * total_nbytes, total_nbytes)
                 yield Receive((rank + distance) % world_size, arrived)
-                yield Combine(everything, arrived)
+                yield Accumulate(everything, arrived)
 
     return schedule(steps, 2 * total_nbytes)
 
@@ -83,7 +83,7 @@ def bruck_all_gather(rank: int, world_size: int, block_nbytes: int) -> Schedule:
 
     Cost: ceil(log2 N) messages; a rank sends N-1 blocks, as in the ring, but pays for it with
     scratch of N blocks and a copy of the result. Block k of the scratch space is that of rank r +
-    k: whoever has the first 2^i of them can double their number by one message. Two copies then
+    k: a rank that has the first 2^i of them can double their number by one message. Two copies then
     turn them into place.
 
         N=5, rank 0     start: 0     from 1: 1     from 2: 2 3     from 4: 4

@@ -29,7 +29,7 @@ class StuckError(AssertionError):
 
 
 @dataclass(eq=False, slots=True)
-class Message:
+class SimulatedMessage:
     """One end of a message; both ends are matched when they meet."""
 
     rank: int
@@ -39,12 +39,12 @@ class Message:
 
 
 @dataclass(slots=True)
-class Mailbox:
+class SimulatedMailbox:
     """The messages under way, by (sender, receiver), each in order."""
 
     buffered: bool
-    sent: dict[tuple[int, int], deque[Message]] = field(default_factory=dict)
-    wanted: dict[tuple[int, int], deque[Message]] = field(default_factory=dict)
+    sent: dict[tuple[int, int], deque[SimulatedMessage]] = field(default_factory=dict)
+    wanted: dict[tuple[int, int], deque[SimulatedMessage]] = field(default_factory=dict)
 
     def deliverable(self) -> list[tuple[int, int]]:
         return [way for way, queue in self.sent.items() if queue and self.wanted.get(way)]
@@ -65,19 +65,19 @@ class MailboxPort:
     """A rank's side of the mailbox."""
 
     rank: int
-    box: Mailbox
+    box: SimulatedMailbox
 
     def send(self, to: int, data: memoryview) -> Pending:
         assert to != self.rank, "a rank does not write to itself"
         # A buffered message is copied: its region may change while it waits.
         content = memoryview(bytes(data)) if self.box.buffered else data
-        message = Message(self.rank, to, content, done=self.box.buffered)
+        message = SimulatedMessage(self.rank, to, content, done=self.box.buffered)
         self.box.sent.setdefault((self.rank, to), deque()).append(message)
         return message
 
     def receive(self, source: int, into: memoryview) -> Pending:
         assert source != self.rank, "a rank does not wait for itself"
-        message = Message(self.rank, source, into)
+        message = SimulatedMessage(self.rank, source, into)
         self.box.wanted.setdefault((source, self.rank), deque()).append(message)
         return message
 
@@ -141,7 +141,7 @@ def run_on_all_ranks(
     differ or a rank reaches outside of its buffers.
     """
     random = Random(seed)
-    box = Mailbox(buffered=random.random() < 0.5)
+    box = SimulatedMailbox(buffered=random.random() < 0.5)
     running = {}
     waiting_for: dict[int, Pending | None] = {}
     for rank, (plan, own) in enumerate(zip(plans, buffers, strict=True)):
@@ -153,7 +153,7 @@ def run_on_all_ranks(
         ready = [r for r in running if (w := waiting_for[r]) is None or w.done]
         ways = box.deliverable()
         if not ready and not ways:
-            raise StuckError(f"ranks {sorted(running)} wait for messages that nobody sends")
+            raise StuckError(f"ranks {sorted(running)} wait for messages that are never sent")
         if ready and (not ways or random.random() < 0.5):
             rank = random.choice(ready)
             waiting_for[rank] = next(running[rank], None)
@@ -162,4 +162,4 @@ def run_on_all_ranks(
         else:
             box.deliver(random.choice(ways))
     left = {way: len(queue) for way, queue in box.sent.items() if queue}
-    assert not left, f"messages that nobody received: {left}"
+    assert not left, f"messages that were never received: {left}"

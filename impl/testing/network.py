@@ -107,8 +107,8 @@ class Pipe:
         self.on_room()
 
 
-class SimulatedStream:
-    """One end of a connection. See `Stream` in `impl.transport.messages.hub`."""
+class PipeEnd:
+    """One end of a connection. See `ByteStream` in `impl.transport.messages.hub`."""
 
     def __init__(self, incoming: Pipe, outgoing: Pipe) -> None:
         self._incoming = incoming
@@ -141,7 +141,7 @@ class SimulatedStream:
 
 def connection(
     clock: SimulatedClock, random: Random, weather: Weather
-) -> tuple[tuple[SimulatedStream, Pipe, Pipe], tuple[SimulatedStream, Pipe, Pipe]]:
+) -> tuple[tuple[PipeEnd, Pipe, Pipe], tuple[PipeEnd, Pipe, Pipe]]:
     """Both ends of a new connection, each with its incoming and its outgoing pipe."""
     there, back = Pipe(clock, random, weather), Pipe(clock, random, weather)
-    return (SimulatedStream(back, there), back, there), (SimulatedStream(there, back), there, back)
+    return (PipeEnd(back, there), back, there), (PipeEnd(there, back), there, back)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from impl.schedules import choice, cost
 from impl.schedules.barrier import dissemination_barrier
 from impl.schedules.choice import Candidate, best
-from impl.schedules.cost import Network, predicted_s
+from impl.schedules.cost import NetworkCost, predicted_s
 from impl.schedules.pairwise import direct_gather, direct_scatter, pairwise_all_to_all
 
 WORLD_SIZES = (2, 4, 8, 64, 1024)
@@ -56,7 +56,7 @@ GLOO = {
 def scaling_rows(
     world_sizes: Sequence[int] = WORLD_SIZES,
     sizes_nbytes: Sequence[int] = SIZES_NBYTES,
-    network: Network = choice.NETWORK,
+    network: NetworkCost = choice.NETWORK,
 ) -> list[ScalingRow]:
     """Every algorithm for every operation, world and size."""
     rows = []
@@ -79,7 +79,7 @@ def _row(
     nbytes: int,
     candidate: Candidate,
     chosen: Candidate,
-    network: Network,
+    network: NetworkCost,
 ) -> ScalingRow:
     price = candidate.cost
     return ScalingRow(

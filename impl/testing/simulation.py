@@ -26,11 +26,11 @@ from torch import Tensor
 
 from impl.schedules.executor import Pending
 from impl.testing.clock import SimulatedClock
-from impl.testing.network import SimulatedStream, Weather, connection
+from impl.testing.network import PipeEnd, Weather, connection
 from impl.transport.base import ANY_SOURCE, CallInfo, Combine, Deadline
-from impl.transport.fate import Cause
+from impl.transport.fate import EndCause
 from impl.transport.memory import bytes_of
-from impl.transport.messages.exchange import Message
+from impl.transport.messages.exchange import PostedMessage
 from impl.transport.messages.hub import Link
 from impl.transport.sockets.collective_run import Collective
 from impl.transport.sockets.collectives import CollectiveBuilder
@@ -102,7 +102,7 @@ Fault: TypeAlias = "Kill | Cut | Freeze"
 
 
 class Stuck(AssertionError):
-    """Nobody can go on, and nothing is under way."""
+    """No rank can go on, and nothing is under way."""
 
 
 class FaultNeverFired(AssertionError):
@@ -110,7 +110,7 @@ class FaultNeverFired(AssertionError):
 
 
 class SimulatedLoop:
-    """What a group needs of a loop: here everybody shares one clock."""
+    """What a group needs of a loop: here all ranks share one clock."""
 
     def __init__(self, clock: SimulatedClock, on_timer: Callable[[], None]) -> None:
         self._clock = clock
@@ -216,19 +216,19 @@ class SimulatedRank:
     def barrier(self, timeout_s: float = TIMEOUT_S) -> Program:
         yield from self.collective("barrier", self._build.barrier(), "", timeout_s)
 
-    def _message(self, peer: int, tensor: Tensor, tag: int) -> Message:
-        message = Message(peer, self.group.slot_of_tag(tag), bytes_of(tensor))
+    def _message(self, peer: int, tensor: Tensor, tag: int) -> PostedMessage:
+        message = PostedMessage(peer, self.group.slot_of_tag(tag), bytes_of(tensor))
         self._tensors.append(tensor)  # must live as long as bytes may move
         return message
 
-    def post_send(self, tensor: Tensor, dst: int, tag: int = 0) -> Message:
+    def post_send(self, tensor: Tensor, dst: int, tag: int = 0) -> PostedMessage:
         """Start sending. Wait for the message with `wait`."""
         hub = self.group.hubs[tag % len(self.group.hubs)]
         message = self._message(dst, tensor, tag)
         hub.post_send(message)
         return message
 
-    def post_receive(self, tensor: Tensor, src: int, tag: int = 0) -> Message:
+    def post_receive(self, tensor: Tensor, src: int, tag: int = 0) -> PostedMessage:
         """Start receiving. `src` may be ANY_SOURCE; `message.peer` says who has sent."""
         hub = self.group.hubs[tag % len(self.group.hubs)]
         message = self._message(src, tensor, tag)
@@ -238,7 +238,7 @@ class SimulatedRank:
             hub.post_receive(message)
         return message
 
-    def wait(self, message: Message, timeout_s: float = TIMEOUT_S) -> Program:
+    def wait(self, message: PostedMessage, timeout_s: float = TIMEOUT_S) -> Program:
         """Raises the error of the message."""
         until = self._deadline(timeout_s)
         while not message.done:
@@ -262,7 +262,7 @@ class SimulatedRank:
         yield Wait(_Never(), self._clock.now() + seconds)
 
     def abort(self, reason: str) -> None:
-        self.group.give_up(Cause.ABORT, f"{self.group.where(None)} was aborted: {reason}.")
+        self.group.give_up(EndCause.ABORT, f"{self.group.where(None)} was aborted: {reason}.")
 
     def leave(self) -> None:
         """Say goodbye and close, in good order."""
@@ -314,7 +314,7 @@ class Simulation:
         self._weather = weather or Weather()
         self._faults = list(faults)
         self._ready: list[Callable[[], None]] = []  # events that may happen now, in any order
-        self._streams: dict[tuple[int, int], list[SimulatedStream]] = {}
+        self._streams: dict[tuple[int, int], list[PipeEnd]] = {}
         kinds: dict[str, type[TcpGroup] | type[GlooGroup]] = {"tcp": TcpGroup, "gloo": GlooGroup}
         self._processes: list[_Process] = []
         for rank in range(world_size):
@@ -345,7 +345,7 @@ class Simulation:
 
     def _read(self, process: _Process, link: Link) -> None:
         stream = link.stream
-        assert isinstance(stream, SimulatedStream)
+        assert isinstance(stream, PipeEnd)
         if stream.is_closed or process.is_frozen:
             return
         link.on_readable()
@@ -355,7 +355,7 @@ class Simulation:
 
     def _write(self, process: _Process, link: Link) -> None:
         stream = link.stream
-        assert isinstance(stream, SimulatedStream)
+        assert isinstance(stream, PipeEnd)
         if stream.wants_write and not stream.is_closed and not process.is_frozen:
             link.on_writable()
             self._after(process)

@@ -7,7 +7,7 @@ frame of a collective carries the sender's call number, and a rank does not chan
 it has heard this number from every other rank. So a rank is never more than one call ahead of
 another, and one that calls something else is noticed by all it talks to.
 
-Whoever notices sends out a STATEMENT, its own call in words. A statement makes every rank that
+A rank that notices sends out a STATEMENT, its own call in words. A statement makes every rank that
 hears it state its own, so that all ranks can raise the same table.
 """
 
@@ -87,11 +87,11 @@ class Agreement:
 
     @property
     def done(self) -> bool:
-        """Whether every peer has made the same call, or nobody waits for it any more."""
+        """Whether every peer has made the same call, or no rank waits for it any more."""
         return not self._missing or self._is_given_up
 
     def give_up(self) -> None:
-        """The group has failed: whoever waits for the others need not go on."""
+        """The group has failed: a rank that waits for the others need not go on."""
         self._is_given_up = True
 
     def assume_heard(self) -> None:
@@ -139,7 +139,7 @@ class Agreement:
         return Statement.of(past[1]) if past else None
 
     def hear_statement(self, peer: int, index: int, statement: Statement) -> None:
-        """`peer` disputes a call, or answers to somebody who does."""
+        """`peer` disputes a call, or answers to a rank that does."""
         if self.dispute is None:
             own = self.own_statement(index)
             self.dispute = Dispute(index, {} if own is None else {self._rank: own})
@@ -147,5 +147,5 @@ class Agreement:
             self.dispute.statements[peer] = statement
 
     def is_settled(self) -> bool:
-        """Whether everybody's statement about the disputed call is known."""
+        """Whether every rank's statement about the disputed call is known."""
         return self.dispute is not None and len(self.dispute.statements) == len(self._peers) + 1

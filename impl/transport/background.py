@@ -1,4 +1,4 @@
-"""Which threads should wait without getting in anybody's way?
+"""Which threads should wait without slowing others down?
 
 A thread that its user waits for may spin: the sooner it goes on the better. A thread that works
 behind the back of a computation must not: it would take the processor from the very computation
@@ -19,7 +19,7 @@ _role = _Role()
 
 
 def work_in_background() -> None:
-    """Called once by a thread that nobody waits for as a rule."""
+    """Called once by a thread that is rarely waited for."""
     _role.is_background = True
 
 

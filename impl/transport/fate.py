@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from impl import errors
 
 
-class Cause(enum.IntEnum):
+class EndCause(enum.IntEnum):
     TIMEOUT = 1
     LOST = 2
     ABORT = 3
     MISMATCH = 4
 
 
-_ERROR_TYPES: dict[Cause, type[errors.CommunicationError]] = {
-    Cause.TIMEOUT: errors.CollectiveTimeout,
-    Cause.ABORT: errors.Aborted,
-    Cause.MISMATCH: errors.CollectiveMismatch,
+_ERROR_TYPES: dict[EndCause, type[errors.CommunicationError]] = {
+    EndCause.TIMEOUT: errors.CollectiveTimeout,
+    EndCause.ABORT: errors.Aborted,
+    EndCause.MISMATCH: errors.CollectiveMismatch,
 }
 _SEPARATOR = "\x1f"
 
@@ -34,7 +34,7 @@ class Fate:
     lost: the ranks that are gone, if that is why.
     """
 
-    cause: Cause
+    cause: EndCause
     decided_by: int
     text: str
     lost: tuple[int, ...] = ()
@@ -46,7 +46,7 @@ class Fate:
             text = f"rank {self.decided_by} gave up. {text}"
         if not text.startswith(where):
             text = f"{where}, rank {rank} of {world_size}: {text}"
-        if self.cause is Cause.LOST:
+        if self.cause is EndCause.LOST:
             return errors.PeerLost(text, self.lost)
         return _ERROR_TYPES[self.cause](text)
 
@@ -60,7 +60,7 @@ class Fate:
         """What a peer has said, of itself or of another. An unknown cause is an abort."""
         name, decider, lost, text = (*message.split(_SEPARATOR, 3), "", "", "")[:4]
         return cls(
-            Cause.__members__.get(name, Cause.ABORT),
+            EndCause.__members__.get(name, EndCause.ABORT),
             int(decider) if decider.isdecimal() else peer,
             text,
             tuple(int(rank) for rank in lost.split(",") if rank.isdecimal()),

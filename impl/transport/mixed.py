@@ -21,8 +21,8 @@ message's latency, compares the calls of all of them, and ranks that disagree al
 the numbers that they know, before any tensor has changed.
 
 [Note: errors between islands] Every rank takes part in communicators that the others do not see.
-Whoever gets an error in one of them aborts all of its own, so the error reaches every rank through
-whichever it waits on.
+A rank that gets an error in one of them aborts all of its own, so the error reaches every rank
+through whichever it waits on.
 """
 
 from __future__ import annotations

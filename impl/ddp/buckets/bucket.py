@@ -28,7 +28,7 @@ def is_large(param: Tensor) -> bool:
 class GradientSlots:
     """Gradients of a bucket that are copied together.
 
-    Parameters are never given `views` themselves: whoever gives a gradient other memory
+    Parameters are never given `views` themselves: code that gives a gradient other memory
     (`grad.data = ...`, as `Module.to(memory_format=...)` does) would take them out of the bucket.
     """
 

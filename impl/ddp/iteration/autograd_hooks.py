@@ -47,7 +47,7 @@ class Arrivals:
         self.wake_at = 1
 
     def take(self) -> list[int]:
-        """The indices that nobody has looked at yet."""
+        """The indices that have not been looked at yet."""
         taken = self.indices.copy()
         # Not clear(): another thread may have added to the list since.
         del self.indices[: len(taken)]

@@ -43,18 +43,18 @@ from impl.ddp import messages
 from impl.ddp.buckets.assignment import BYTES_PER_MB, DEFAULT_BUCKET_CAP_MB, ErrorLog
 from impl.ddp.buckets.bucket import Bucket, is_large
 from impl.ddp.buckets.factory import build_buckets
-from impl.ddp.device import handle_for
 from impl.ddp.iteration.autograd_hooks import AccumulatorHooks, Arrivals, accumulators_of
 from impl.ddp.iteration.comm_hooks import all_reduce
 from impl.ddp.iteration.distributed_autograd import LentGradients
 from impl.ddp.iteration.grad_copy import GradientCopier
 from impl.ddp.iteration.graph_search import UnusedParameterSearch, unreachable_params
-from impl.ddp.iteration.progress import Progress, ReducerEvent
+from impl.ddp.iteration.progress import ReducerEvent, ReducerProgress
 from impl.ddp.iteration.readiness import LaunchOrder, Readiness, ReadyTwiceError
 from impl.ddp.iteration.reduction import BucketReduction, profiler_range
 from impl.ddp.iteration.static_graph import StaticGraph
 from impl.ddp.iteration.used_map import UsedMap
-from impl.ddp.timing import Moment, Statistics, Timer
+from impl.ddp.timing import Moment, SampledTimes, Statistics
+from impl.device import handle_of
 from impl.torch_private import DEFAULT_FIRST_BUCKET_BYTES, debug_is_on, queue_backward_callback
 
 logger = logging.getLogger(__name__)
@@ -123,15 +123,15 @@ class BackwardPass:
         self._mixed_precision_dtype: torch.dtype | None = None
         self._post_backward_futures: list[Any] = []
 
-        self._progress = Progress()
+        self._progress = ReducerProgress()
         self._final_order: list[int] = []  # gradients of the last pass, as they became ready
         self._static: StaticGraph | None = None
         self._search = UnusedParameterSearch(process_group.rank(), self._names)
 
-        self._device = handle_for(self.params[0].device)
+        self._device = handle_of(self.params[0])
         on_several_gpus = self._device.has_streams and self.is_multi_device_module
         self._statistics = Statistics(
-            len(self.params), None if on_several_gpus else Timer(self._device)
+            len(self.params), None if on_several_gpus else SampledTimes(self._device)
         )
         self._is_large = [
             not batched_grad_copy and not sparse and is_large(param)
@@ -144,7 +144,7 @@ class BackwardPass:
         self._lent = LentGradients(self._copier)
         self._reduction = BucketReduction(process_group, self._device, self._copier, self._names)
         if find_unused_parameters:
-            self._reduction.used = UsedMap(len(self.params), self._device)
+            self._reduction.used = UsedMap(len(self.params), self.params[0].device, self._device)
         self._arrivals = Arrivals()
         self._initialize_buckets(bucket_indices)
         self._install_hooks()

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
+from impl.state_machine import StateMachine
+
 
 class ReducerPhase(Enum):
     IDLE = auto()
@@ -56,22 +58,11 @@ TRANSITIONS = {
 }
 
 
-class IllegalTransition(AssertionError):
-    """The table has no such transition: a defect of the reducer."""
-
-
-class Progress:
+class ReducerProgress(StateMachine[ReducerPhase, ReducerEvent]):
     """The phase of one reducer."""
 
     def __init__(self) -> None:
-        self.phase = ReducerPhase.IDLE
-
-    def on(self, event: ReducerEvent) -> None:
-        """Go on to the phase that follows. Raises IllegalTransition if there is none."""
-        try:
-            self.phase = TRANSITIONS[self.phase, event]
-        except KeyError:
-            raise IllegalTransition(f"{event.name} while {self.phase.name}") from None
+        super().__init__(ReducerPhase.IDLE, TRANSITIONS)
 
     @property
     def is_expecting(self) -> bool:

@@ -25,7 +25,7 @@ from impl.ddp.iteration.progress import ReducerEvent
 from impl.ddp.iteration.static_graph import StaticGraph
 from impl.ddp.iteration.used_map import UsedMap
 from impl.ddp.parameters import has_optimizer
-from impl.ddp.timing import Timer
+from impl.ddp.timing import SampledTimes
 from impl.torch_private import debug_is_on
 
 logger = logging.getLogger(__name__)
@@ -184,7 +184,9 @@ class Reducer(BackwardPass):
             self._arrivals.indices.clear()
             self._reduction.forget_iteration()
             if self._reduction.used is not None:
-                self._reduction.used = UsedMap(len(self.params), self._device)
+                self._reduction.used = UsedMap(
+                    len(self.params), self.params[0].device, self._device
+                )
             if self._static is not None:
                 # Ranks may have got to different points of the first pass, and others take part.
                 self._static = StaticGraph(len(self.params))
@@ -200,7 +202,7 @@ class Reducer(BackwardPass):
             if self._statistics.iteration > 0:
                 raise RuntimeError(messages.STATIC_GRAPH_TOO_LATE)
             self._static = StaticGraph(len(self.params))
-            self._reduction.used = UsedMap(len(self.params), self._device)
+            self._reduction.used = UsedMap(len(self.params), self.params[0].device, self._device)
             self._hooks.remove()
             self._install_hooks()
 
@@ -235,7 +237,7 @@ class Reducer(BackwardPass):
         return self._statistics.iteration
 
     @property
-    def timer(self) -> Timer | None:
+    def timer(self) -> SampledTimes | None:
         """None on a module that spans several GPUs."""
         return self._statistics.timer
 

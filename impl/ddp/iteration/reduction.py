@@ -22,10 +22,10 @@ from impl.ddp import messages
 from impl.ddp.buckets.bucket import Bucket, GradBucket, GradientSlots
 from impl.ddp.buckets.factory import empty_sparse_gradient
 from impl.ddp.buckets.layout import view_gradients
-from impl.ddp.device import DeviceHandle
 from impl.ddp.iteration.comm_hooks import CommHook, is_power_sgd, result_of, run_hook, sum_hook
 from impl.ddp.iteration.grad_copy import GradientCopier
 from impl.ddp.iteration.used_map import UsedMap
+from impl.device import DeviceHandle
 from impl.torch_private import profiler_is_on
 
 
@@ -118,7 +118,7 @@ class BucketReduction:
     def follow_streams(self, bucket: Bucket) -> None:
         """Order the current stream after those that have written to the bucket or its gradients."""
         for stream in bucket.streams:
-            self._device.wait_for_stream(stream)
+            self._device.current_stream().wait_stream(stream)
         bucket.streams.clear()
 
     def take_sparse(self, bucket: Bucket) -> None:

@@ -53,7 +53,7 @@ class StaticGraph:
         """A pass has ended that may have been the first one. Whether it was not.
 
         `torch.autograd.grad` may come first: then no hook fires, though the graph reaches
-        parameters. Whoever asks will be called again.
+        parameters. The caller will be called again.
         """
         self._callback_wanted = self.reaches_params and not any(self._counts)
         return self._callback_wanted

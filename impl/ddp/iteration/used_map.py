@@ -22,19 +22,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from impl.ddp.device import DeviceHandle
+from impl.device import DeviceHandle
 
 
 class UsedMap:
     """The marks of this rank, and their sum once it was asked for."""
 
-    def __init__(self, param_count: int, device: DeviceHandle) -> None:
+    def __init__(self, param_count: int, device: torch.device, device_handle: DeviceHandle) -> None:
         self._used = np.zeros(param_count, dtype=np.int32)
         self._host = torch.from_numpy(self._used)  # (param_count,), the same memory
         self.on_device: Tensor = torch.zeros(  # (param_count,), what is reduced
-            param_count, dtype=torch.int32, device=device.device
+            param_count, dtype=torch.int32, device=device
         )
-        self._device = device
+        self._device = device_handle
         self._work: Any = None
         self._is_global = False
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from impl.ddp.buckets.bucket import Bucket
-from impl.ddp.timing import Moment, Timer
+from impl.ddp.timing import Moment, SampledTimes
 from impl.torch_private import debug_is_detail, debug_is_on, gloo_thread_count
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class Observed(Protocol):
     def ready_order(self) -> Sequence[int]: ...
 
     @property
-    def timer(self) -> Timer | None: ...
+    def timer(self) -> SampledTimes | None: ...
 
     def samples_this_iteration(self) -> bool: ...
 
@@ -206,7 +206,7 @@ class Logger:
         if debug_is_detail():
             logger.info("%s", self)
 
-    def _set_times(self, timer: Timer) -> None:
+    def _set_times(self, timer: SampledTimes) -> None:
         """Times of the sampled iteration alone, and averages over all that were sampled."""
         ints = self._data.ints_map
         for name, start, end in _DURATIONS:

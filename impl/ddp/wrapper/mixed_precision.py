@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from impl.ddp.buckets.bucket import GradBucket
-from impl.ddp.device import handle_for
 from impl.ddp.iteration.comm_hooks import all_reduce
 from impl.ddp.iteration.reducer import Reducer
+from impl.device import handle_of
 from impl.torch_private import allocate_storage, free_storage
 
 
@@ -89,7 +89,7 @@ class _Precisions:
         return self.full
 
     def _take_in(self) -> None:
-        """What somebody may have written to the parameter, or put in place of its data."""
+        """What the program may have written to the parameter, or put in place of its data."""
         data = self.param.data
         if not self.is_low or data.data_ptr() != self.low.data_ptr():
             self.full = data.to(self.full.dtype) if self.is_low else data
@@ -124,7 +124,7 @@ class MixedPrecision:
         self._module = module
         self._reducer = reducer
         self._index_of = {param: index for index, param in enumerate(reducer.params)}
-        self._device = handle_for(reducer.params[0].device)
+        self._device = handle_of(reducer.params[0])
         self._copy_stream = self._device.new_stream()
         self._copied: dict[nn.Module, Any] = {}  # events, on accelerators
         self._hooks: dict[int, Any] = {}  # by index of the parameter
@@ -167,7 +167,7 @@ class MixedPrecision:
         # last backward pass read there.
         before = self._device.record_event()
         with self._device.use_stream(self._copy_stream):
-            self._device.wait_for_event(before)
+            self._copy_stream.wait_event(before)
             for submodule in self._module.modules():
                 for param in submodule.parameters(recurse=False):
                     if param in self._params:
@@ -177,7 +177,7 @@ class MixedPrecision:
     def _wait_for_copies(self, submodule: nn.Module, _inputs: Any) -> None:
         event = self._copied.pop(submodule, None)
         if event is not None:
-            self._device.wait_for_event(event)
+            self._device.current_stream().wait_event(event)
 
     def _hook_params(self) -> None:
         """Tell the reducer about gradients; most accumulators are new."""

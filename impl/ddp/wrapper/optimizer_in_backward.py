@@ -16,9 +16,9 @@ from typing import Any
 from torch import Tensor
 
 from impl.ddp.buckets.bucket import GradBucket
-from impl.ddp.device import handle_for
 from impl.ddp.iteration.reducer import Reducer
 from impl.ddp.parameters import has_optimizer
+from impl.device import handle_of
 from impl.torch_private import (
     is_backward_running,
     optimizer_hook_handles,
@@ -44,7 +44,7 @@ class OptimizerInBackward:
         """
         self._reducer = reducer
         self._params = params
-        self._device = handle_for(reducer.params[0].device)
+        self._device = handle_of(reducer.params[0])
         self._stream = self._device.new_stream()
 
     def hook(self) -> Any:

@@ -11,7 +11,7 @@ float64 ends in garbage. And if shapes differ so much that the messages of step 
 the backend reports that, if it notices.
 
 Therefore each rank also leaves a digest of its model in the group's store before step 1. Step 1
-cannot finish before all ranks have entered it, so afterwards every digest is there: nobody waits
+cannot finish before all ranks have entered it, so afterwards every digest is there: no rank waits
 for a rank that runs torch's DDP and leaves none, and all ranks come to the same verdict.
 """
 

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import (
     ShardingStrategy,
 )
 
+from impl.device import DeviceHandle
 from impl.fsdp.build import materialize
 from impl.fsdp.build.groups import Groups
 from impl.fsdp.build.ignored import (
@@ -27,7 +28,6 @@ from impl.fsdp.build.ignored import (
 )
 from impl.fsdp.build.materialize import ParamInitFn
 from impl.fsdp.common import ENV_FULL_PRECISION_IN_EVAL, HYBRID_STRATEGIES
-from impl.fsdp.device import DeviceHandle
 from impl.fsdp.flat_param.config import HandleConfig
 from impl.fsdp.flat_param.handle import FlatParamHandle
 from impl.fsdp.flat_param.packing import ParamTransform
@@ -117,6 +117,7 @@ def build_state(
     )
     if params:
         state.handle = _make_handle(state, params, transform)
+        state.progress = state.handle.progress
     mark_wrapped(module)
     return state
 

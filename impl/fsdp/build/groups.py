@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import ShardingStrategy
 
+from impl.device import DeviceHandle
 from impl.fsdp.collectives import DivideFactors, divide_factors
 from impl.fsdp.common import HYBRID_STRATEGIES
-from impl.fsdp.device import DeviceHandle
 
 HybridGroups = tuple[dist.ProcessGroup, dist.ProcessGroup]
 ProcessGroupType = dist.ProcessGroup | HybridGroups | None

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from impl.device import DeviceHandle
 from impl.fsdp.build.ignored import Ignored, managed_params
-from impl.fsdp.device import DeviceHandle
 from impl.fsdp.step.state import state_of
 from impl.torch_private import broadcast_coalesced_from
 

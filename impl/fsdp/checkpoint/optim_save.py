@@ -177,7 +177,7 @@ def _gather_flat_state(
 def _copied(state: ParamState) -> ParamState:
     """Tensors of its own for each parameter: an optimizer counts its steps in place.
 
-    (torch 2.13 gives all parameters of a unit one `step`, and whoever loads it counts too far.)
+    (torch 2.13 gives all parameters of a unit one `step`, so that a loaded one counts too far.)
     """
     return {k: v.detach().clone() if torch.is_tensor(v) else v for k, v in state.items()}
 

@@ -11,16 +11,15 @@ Inside `no_sync()` the hook leaves the unsharded gradient where it is, and autog
 With a sharded strategy these combinations are legal ("earlier" is the reduced sum of backwards
 before, or None if the user cleared it):
 
-| when                                  | `flat_param.grad` | `saved_grad_shard` | `has_reduced` |
-|---------------------------------------|-------------------|--------------------|---------------|
-| between iterations                    | earlier           | None               | False         |
-| after a backward inside `no_sync()`   | unsharded sum     | earlier            | False         |
-| in a backward, before the hook        | None, or that sum | earlier            | False         |
-| in a backward, after the hook reduced | None              | reduced            | True          |
+| when                                | `flat_param.grad` | `saved_grad_shard` | phase             |
+|-------------------------------------|-------------------|--------------------|-------------------|
+| between iterations                  | earlier           | None               | SETTLED           |
+| after a backward inside `no_sync()` | unsharded sum     | earlier            | UNSHARDED         |
+| in a backward, before the hook      | None, or that sum | earlier            | one of these two  |
+| in a backward, after it reduced     | None              | reduced            | REDUCED           |
 
-`accumulates_unsharded` is set from a backward inside `no_sync()` to the end of the first one
-outside. With `NO_SHARD` the gradient, reduced or not, stays in `flat_param.grad`; only with
-offloading an earlier one is put aside in `saved_grad_shard`.
+With `NO_SHARD` the gradient, reduced or not, stays in `flat_param.grad`, and the phase is never
+UNSHARDED; only with offloading an earlier one is put aside in `saved_grad_shard`.
 """
 
 from __future__ import annotations
@@ -33,8 +32,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from impl.fsdp import collectives
-from impl.fsdp.common import HandleTrainingState, check
+from impl.fsdp.common import check
 from impl.fsdp.flat_param.handle import FlatParamHandle
+from impl.fsdp.phases import GradientEvent, GradientPhase, UnitPhase
 
 
 def has_unsharded_grad(handle: FlatParamHandle) -> bool:
@@ -42,7 +42,11 @@ def has_unsharded_grad(handle: FlatParamHandle) -> bool:
 
     Sizes alone cannot tell: one element on two ranks has the same size sharded and unsharded.
     """
-    return handle.accumulates_unsharded and handle.flat_param.grad is not None
+    return _phase(handle) is GradientPhase.UNSHARDED and handle.flat_param.grad is not None
+
+
+def _phase(handle: FlatParamHandle) -> GradientPhase:
+    return handle.gradient_progress.phase
 
 
 def reset_if_cleared(handles: Iterable[FlatParamHandle]) -> None:
@@ -66,13 +70,13 @@ def prepare_for_backward(handle: FlatParamHandle) -> None:
     A reduced gradient of an earlier backward is put aside and added to after the reduction.
     """
     check(
-        handle.training_state in (HandleTrainingState.BACKWARD_PRE, HandleTrainingState.IDLE),
-        "Expects to be in `BACKWARD_PRE` or `IDLE` (if prefetching)",
+        handle.phase is UnitPhase.BACKWARD_PRE,
+        f"Expects to be in `BACKWARD_PRE`, not {handle.phase}",
     )
     flat_param = handle.flat_param
     if flat_param.grad is None:
-        handle.accumulates_unsharded = False
-    elif handle.accumulates_unsharded:
+        handle.gradient_progress.on(GradientEvent.FOUND_NONE)
+    elif _phase(handle) is GradientPhase.UNSHARDED:
         handle.check_unsharded_size(flat_param.grad)
     elif handle.config.uses_sharding or flat_param.grad.device != flat_param.device:
         _put_aside(handle, flat_param.grad)
@@ -94,19 +98,21 @@ def _put_aside(handle: FlatParamHandle, grad: Tensor) -> None:
     handle.saved_grad_shard = saved
 
 
-def is_left_behind(handle: FlatParamHandle) -> bool:
+def is_left_behind(handle: FlatParamHandle, *, takes_unsharded: bool) -> bool:
     """Whether there is, at the end of a backward, a gradient that the hook did not take.
+
+    takes_unsharded: the backward is outside `no_sync()`, and reduces what was accumulated in it.
 
     It was accumulated under `no_sync()` by a unit that this backward did not reach. Or the hook did
     not run: with low precision parameters it sits on the accumulator of the first forward, and that
     forward's result was dropped. (torch 2.13 raises in the first case and loses the gradient in
     the second.)
     """
-    if handle.ran_post_backward_hook or handle.flat_param.grad is None:
+    if _phase(handle) is GradientPhase.REDUCED or handle.flat_param.grad is None:
         return False
-    if handle.ran_pre_backward_hook and handle.grad_before_backward != _identity(handle):
+    if handle.phase is UnitPhase.BACKWARD_PRE and handle.grad_before_backward != _identity(handle):
         return True
-    return handle.accumulates_unsharded
+    return takes_unsharded and _phase(handle) is GradientPhase.UNSHARDED
 
 
 def _identity(handle: FlatParamHandle) -> tuple[int, int] | None:
@@ -123,11 +129,11 @@ def hand_to_optimizer(handle: FlatParamHandle) -> None:
     """
     flat_param, saved = handle.flat_param, handle.saved_grad_shard
     handle.saved_grad_shard = None
-    if not handle.has_reduced:
+    if _phase(handle) is not GradientPhase.REDUCED:
         if saved is not None:
             flat_param.grad = saved
         return
-    handle.accumulates_unsharded = False
+    handle.gradient_progress.on(GradientEvent.HANDED_OVER)
     if handle.config.offload_params:
         assert handle.cpu_grad is not None
         # Another tensor on the same memory, whose data may be replaced without losing `cpu_grad`.
@@ -153,8 +159,7 @@ def drop(handle: FlatParamHandle) -> None:
     """Forget all gradients: those of a backward that failed, and what they were to be added to."""
     handle.flat_param.grad = None
     handle.saved_grad_shard = None
-    handle.accumulates_unsharded = False
-    handle.has_reduced = False
+    handle.gradient_progress.on(GradientEvent.DROPPED)
     if handle.orig_views is not None:
         handle.orig_views.clear_grads()
 

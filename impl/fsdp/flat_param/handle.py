@@ -30,16 +30,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from impl.device import DeviceHandle, storage_numel
 from impl.fsdp import collectives
 from impl.fsdp.common import (
     ENV_FULL_PRECISION_IN_EVAL,
     ENV_SKIP_WRITEBACK_CHECK,
     ENV_UNSAFE_SETATTR,
-    HandleTrainingState,
     check,
     set_flattened,
 )
-from impl.fsdp.device import DeviceHandle, storage_numel
 from impl.fsdp.flat_param.config import Dtypes, HandleConfig
 from impl.fsdp.flat_param.layout import ShardLayout, alignment_numel, plan_shard, plan_unsharded
 from impl.fsdp.flat_param.packing import (
@@ -50,6 +49,17 @@ from impl.fsdp.flat_param.packing import (
 )
 from impl.fsdp.flat_param.versions import optimizer_steps
 from impl.fsdp.flat_param.views import AttributeViews, OrigParamViews
+from impl.fsdp.phases import (
+    OUTSIDE_COMPUTATION,
+    DataEvent,
+    DataPhase,
+    DataProgress,
+    GradientProgress,
+    UnitPhase,
+    UnitProgress,
+)
+
+NO_UNIT = -1
 
 
 class FlatParamHandle:
@@ -80,19 +90,13 @@ class FlatParamHandle:
         self.config = config
         self.device = config.device
         self.device_handle = device_handle
-        self.training_state = HandleTrainingState.IDLE
+        self.progress = UnitProgress()
+        self.data_progress = DataProgress()
+        self.gradient_progress = GradientProgress()
         self.skips_writeback_check = os.environ.get(ENV_SKIP_WRITEBACK_CHECK, "") == "1"
         self.uses_full_precision_in_eval = os.environ.get(ENV_FULL_PRECISION_IN_EVAL, "") == "1"
-        self.unit = -1  # position among the units of the root, set by lazy initialisation
-        # What the runtime notes about this iteration. The first two say that a forward or backward
-        # of the unit is to come, for which it may be gathered early; the third, that it has been.
-        self.needs_pre_forward_unshard = False
-        self.needs_pre_backward_unshard = False
-        self.is_prefetched = False
-        # In the backward that is running; both hooks may be called more than once.
-        self.ran_pre_backward_hook = False
-        self.ran_post_backward_hook = False
-        self.has_reduced = False  # a reduced gradient is on its way to the optimizer
+        # Position among the units of the root; lazy initialisation sets it.
+        self.unit = NO_UNIT
         # What `flat_param.grad` was before, to tell whether something was added to it.
         self.grad_before_backward: tuple[int, int] | None = None
         # The gradient accumulator of the flat parameter, kept alive, and the hook on it; or, for a
@@ -142,7 +146,7 @@ class FlatParamHandle:
     def __repr__(self) -> str:
         return (
             f"FlatParamHandle({self.config.strategy.name}, rank {self.rank} of {self.world_size}, "
-            f"{self.training_state.name}, {'un' if self.points_to_unsharded else ''}sharded, "
+            f"{self.phase.name}, {self.data_progress.phase.name.lower()}, "
             f"params {list(self.metadata.fqns)})"
         )
 
@@ -157,15 +161,11 @@ class FlatParamHandle:
         self.cpu_grad: Tensor | None = None  # (chunk_numel,), pinned; only with offloading
         # (chunk_numel,): the reduced gradient of this iteration, until the backward pass ends
         self.saved_grad_shard: Tensor | None = None
-        # Whether `flat_param.grad` is an unsharded gradient that `no_sync()` left there.
-        self.accumulates_unsharded = False
-        # Whether the flat parameter is the unsharded one at the moment.
-        self.points_to_unsharded = False
         # What the attributes were views into when a forward left them unsharded.
         self.unsharded_shown: Tensor | None = None
-        # Whether the shards were written after they were gathered last.
+        # Whether the shards were written after they were gathered last. No phase implies it: an
+        # optimizer may step at any time.
         self.is_outdated = False
-        self.is_initialized = False
 
     @torch.no_grad()
     def _shard(self) -> None:
@@ -202,7 +202,6 @@ class FlatParamHandle:
             )
         else:
             self.check_on_compute_device(flat_param)
-        self.is_initialized = True
         self.local_shard = flat_param.data
         if self.config.offload_params:
             self.local_shard = self.device_handle.pin(self.local_shard)
@@ -230,22 +229,41 @@ class FlatParamHandle:
     # Predicates
 
     @property
+    def phase(self) -> UnitPhase:
+        return self.progress.phase
+
+    @property
+    def points_to_unsharded(self) -> bool:
+        """Whether the flat parameter is the unsharded one at the moment."""
+        return self.data_progress.phase is not DataPhase.SHARDED
+
+    @property
+    def is_prefetched(self) -> bool:
+        return self.data_progress.phase is DataPhase.PREFETCHED
+
+    @property
     def uses_low_precision_params(self) -> bool:
         return self.dtypes.compute != self.dtypes.original
 
     @property
     def forces_full_precision(self) -> bool:
         """Whether mixed precision is suspended: outside computation; in eval if so configured."""
+        return self.forces_full_precision_in(self.phase)
+
+    def forces_full_precision_in(self, phase: UnitPhase) -> bool:
         return (self.uses_low_precision_params or self.dtypes.reduce != self.dtypes.original) and (
-            self.training_state == HandleTrainingState.SUMMON_FULL_PARAMS
+            phase in OUTSIDE_COMPUTATION
             or (self.uses_full_precision_in_eval and not self.module.training)
         )
 
     @property
     def unsharded_buffer(self) -> Tensor:
         """The tensor that a gather would fill at this moment."""
+        return self.unsharded_buffer_in(self.phase)
+
+    def unsharded_buffer_in(self, phase: UnitPhase) -> Tensor:
         check(self.config.uses_sharding, "Expects sharded strategy")
-        full_precision = self.forces_full_precision and self.uses_low_precision_params
+        full_precision = self.forces_full_precision_in(phase) and self.uses_low_precision_params
         buffer = self.unsharded_full_prec if full_precision else self.unsharded
         assert buffer is not None, "init_tensors has not run"
         return buffer
@@ -253,12 +271,15 @@ class FlatParamHandle:
     @property
     def holds_unsharded(self) -> bool:
         """Whether the unsharded parameter is in memory (always, with `NO_SHARD`)."""
+        return self.holds_unsharded_in(self.phase)
+
+    def holds_unsharded_in(self, phase: UnitPhase) -> bool:
         if not self.config.uses_sharding:
             return True
-        return self.unsharded is not None and storage_numel(self.unsharded_buffer) > 0
+        return self.unsharded is not None and storage_numel(self.unsharded_buffer_in(phase)) > 0
 
-    def needs_unshard(self) -> bool:
-        """Whether the next unshard has to gather, which every rank answers alike.
+    def needs_unshard(self, phase: UnitPhase) -> bool:
+        """Whether an unshard for `phase` has to gather, which every rank answers alike.
 
         An unsharded parameter may have outlived its forward (the root's, or any with
         `SHARD_GRAD_OP`). It is not used for what is summoned: the shards may have been written
@@ -268,11 +289,10 @@ class FlatParamHandle:
         """
         if not self.config.uses_sharding:
             return False
-        state = self.training_state
         return (
-            not self.holds_unsharded
-            or state == HandleTrainingState.SUMMON_FULL_PARAMS
-            or (state == HandleTrainingState.FORWARD and self.is_outdated)
+            not self.holds_unsharded_in(phase)
+            or phase in OUTSIDE_COMPUTATION
+            or (phase is UnitPhase.FORWARD and self.is_outdated)
         )
 
     @property
@@ -303,15 +323,15 @@ class FlatParamHandle:
         )
         self.flat_param.data = moved
 
-    def pre_unshard(self) -> bool:
-        """Make the flat parameter what is to be gathered, in the right dtype and place.
+    def pre_unshard(self, phase: UnitPhase) -> bool:
+        """Make the flat parameter what is to be gathered for `phase`, in the right dtype and place.
 
         Returns whether the device has work to do for that.
         """
         # Without sharding this is what computes; offloaded, the shard must leave the host even if
         # nothing is gathered; otherwise only a gather needs it.
-        if not self.config.uses_sharding or self.config.offload_params or self.needs_unshard():
-            if self.uses_low_precision_params and not self.forces_full_precision:
+        if not self.config.uses_sharding or self.config.offload_params or self.needs_unshard(phase):
+            if self.uses_low_precision_params and not self.forces_full_precision_in(phase):
                 self.use_low_precision_shard()
                 return True
             if self.config.offload_params and not self.device_handle.holds(self.flat_param):
@@ -320,13 +340,16 @@ class FlatParamHandle:
         self.check_on_compute_device(self.flat_param)
         return False
 
-    def unshard(self) -> None:
-        """Gather if needed, then let the flat parameter and the attributes be the unsharded one."""
+    def unshard(self, phase: UnitPhase) -> None:
+        """Gather if needed, then let the flat parameter and the attributes be the unsharded one.
+
+        phase: what it is gathered for, which may be still to come.
+        """
         if not self.config.uses_sharding:
-            self._use_unsharded(self.flat_param.data)
+            self._use_unsharded(self.flat_param.data, phase)
             return
-        buffer = self.unsharded_buffer
-        if self.needs_unshard():
+        buffer = self.unsharded_buffer_in(phase)
+        if self.needs_unshard(phase):
             self._free_unsharded_buffers()
             shard = self.flat_param.data
             self.device_handle.alloc_storage(buffer, buffer.numel())
@@ -335,18 +358,17 @@ class FlatParamHandle:
                 # Allocated on the pre-unshard stream, read on this one.
                 self.device_handle.record_stream(shard, self.device_handle.current_stream())
             self.is_outdated = False
-        self._use_unsharded(buffer)
+        self._use_unsharded(buffer, phase)
 
     def post_unshard(self) -> None:
         if self.config.uses_sharding:
             self._free_low_precision_shard()
 
-    def _use_unsharded(self, padded: Tensor) -> None:
+    def _use_unsharded(self, padded: Tensor, phase: UnitPhase) -> None:
         self.flat_param.data = padded[: self.layout.numel]
-        self.points_to_unsharded = True
-        state = self.training_state
-        in_forward = state == HandleTrainingState.FORWARD
-        in_pre_backward = state == HandleTrainingState.BACKWARD_PRE
+        self.data_progress.on(DataEvent.UNSHARDED)
+        in_forward = phase is UnitPhase.FORWARD
+        in_pre_backward = phase is UnitPhase.BACKWARD_PRE
         if self.orig_views is None:
             if in_forward:
                 with torch.enable_grad():  # also when prefetching from a no-grad forward
@@ -380,10 +402,10 @@ class FlatParamHandle:
     def _use_sharded(self) -> None:
         unsharded = self.flat_param.data
         self.flat_param.data = self.local_shard
-        self.points_to_unsharded = False
+        self.data_progress.on(DataEvent.RESHARDED)
         if self.orig_views is None:
             return
-        in_forward = self.training_state == HandleTrainingState.FORWARD
+        in_forward = self.phase is UnitPhase.FORWARD
         if in_forward and self.config.keeps_after_forward and torch.is_grad_enabled():
             # Nothing is freed and the backward needs the attributes: leave them.
             self.unsharded_shown = unsharded
@@ -397,7 +419,7 @@ class FlatParamHandle:
             self.show_unsharded_params()
             return
         self.orig_views.show_sharded_params(self.flat_param.data, self.shard_layout)
-        if self.training_state == HandleTrainingState.BACKWARD_POST:
+        if self.phase is UnitPhase.BACKWARD_POST:
             self.orig_views.forget_forward_tensors()
 
     def _free_unsharded_buffer(self, buffer: Tensor) -> None:
@@ -440,7 +462,7 @@ class FlatParamHandle:
             self.local_shard.untyped_storage().data_ptr()
         ):
             return
-        if self.is_initialized:
+        if self.unit != NO_UNIT:  # initialised before
             self.init_tensors()
         else:
             self.local_shard = data
@@ -465,7 +487,7 @@ class FlatParamHandle:
         buffer = self.unsharded_buffer
         self.device_handle.alloc_storage(buffer, buffer.numel())
         buffer[: self.layout.numel].copy_(self.flat_param.data)
-        self._use_unsharded(buffer)
+        self._use_unsharded(buffer, self.phase)
 
     def set_data(self, data: Tensor) -> None:
         """Replace the flat parameter's data and refresh what the attributes show."""

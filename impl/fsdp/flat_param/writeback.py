@@ -150,7 +150,7 @@ def _copy(handle: FlatParamHandle, source: Tensor, target: Tensor, what: str) ->
     if dist.get_debug_level() == dist.DebugLevel.INFO:
         warnings.warn(
             f"[Rank {handle.rank}] {what.capitalize()} needs writeback in "
-            f"{handle.training_state}\n"
+            f"{handle.phase}\n"
             f"expected shape={target.shape} shape={source.shape} "
             f"expected device={target.device} device={source.device}",
             stacklevel=2,

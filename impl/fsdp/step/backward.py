@@ -26,15 +26,18 @@ import torch
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.hooks import unserializable_hook
 
-from impl.fsdp.common import HandleTrainingState, TrainingState, check, span
+from impl.fsdp.common import TrainingState, check, span
 from impl.fsdp.flat_param import gradients
 from impl.fsdp.flat_param.handle import FlatParamHandle
+from impl.fsdp.phases import GradientEvent, UnitEvent, UnitPhase
 from impl.fsdp.step import tree
 from impl.fsdp.step.lazy_init import lazy_init
 from impl.fsdp.step.reduction import reduce_gradient
 from impl.fsdp.step.sharding import frees_in_backward, prefetch, reshard, settle, unshard
 from impl.fsdp.step.state import FSDPState, RootContext
 from impl.torch_private import is_backward_running, queue_backward_callback
+
+_IN_BACKWARD = (UnitPhase.BACKWARD_PRE, UnitPhase.BACKWARD_POST)
 
 # Arming, in the forward
 
@@ -45,16 +48,12 @@ def arm_pre_backward(state: FSDPState, output: Any) -> None:
         return
     if state.is_root:
         state.shared.final_callback_queued = False
-    handle = state.handle
-    if handle is not None:
-        handle.needs_pre_backward_unshard = False
-        handle.ran_pre_backward_hook = False
     hook = unserializable_hook(functools.partial(_pre_backward, state))
-    for tensor in tree.tensors_in(output):
-        if tensor.requires_grad:
-            tensor.register_hook(hook)
-            if handle is not None:
-                handle.needs_pre_backward_unshard = True
+    differentiable = [tensor for tensor in tree.tensors_in(output) if tensor.requires_grad]
+    for tensor in differentiable:
+        tensor.register_hook(hook)
+    if state.handle is not None:
+        state.shared.order.expect_backward(state.handle.unit, expected=bool(differentiable))
 
 
 def arm_post_backward(state: FSDPState, handle: FlatParamHandle) -> None:
@@ -112,7 +111,7 @@ def _weakly(
 
 def _pre_backward(state: FSDPState, grad: torch.Tensor) -> torch.Tensor:
     handle, context = state.handle, state.shared
-    if handle is not None and handle.ran_pre_backward_hook:
+    if handle is not None and handle.phase in _IN_BACKWARD:
         return grad  # another output of the same forward came first
     with span("_pre_backward_hook"):
         if not context.final_callback_queued:
@@ -121,21 +120,20 @@ def _pre_backward(state: FSDPState, grad: torch.Tensor) -> torch.Tensor:
             context.final_callback_queued = True
             queue_backward_callback(functools.partial(_end_of_backward, context))
             gradients.reset_if_cleared(context.units)
-        if handle is not None:
-            state.require(TrainingState.IDLE)
-        state.training_state = TrainingState.FORWARD_BACKWARD
         if handle is None:
+            if state.phase is UnitPhase.IDLE:  # and not summoned, or reached before
+                state.progress.on(UnitEvent.OUTPUT_GRADIENT_CAME)
             return grad
-        handle.training_state = HandleTrainingState.BACKWARD_PRE
+        state.require(TrainingState.IDLE)
+        handle.progress.on(UnitEvent.OUTPUT_GRADIENT_CAME)
         streams = context.streams
         if not handle.is_prefetched:
             unshard(state, handle, streams.unshard, streams.pre_unshard)
         state.device_handle.current_stream().wait_stream(streams.unshard)
-        # So that a mistaken prefetch of this unit does nothing.
-        handle.needs_pre_backward_unshard = False
+        # Before any prefetch, so that a mistaken one of this unit does nothing.
+        context.order.record_backward(handle.unit)
         prefetch(state, handle)
         gradients.prepare_for_backward(handle)
-        handle.ran_pre_backward_hook = True
     return grad
 
 
@@ -144,13 +142,10 @@ def _post_backward(state: FSDPState, handle: FlatParamHandle, *_: object) -> Non
     with span("_post_backward_hook"):
         state.require(TrainingState.FORWARD_BACKWARD)
         check(
-            handle.training_state
-            # Reentrant checkpointing of several submodules may run the hook several times.
-            in (HandleTrainingState.BACKWARD_PRE, HandleTrainingState.BACKWARD_POST),
-            f"Expects `BACKWARD_PRE` or `BACKWARD_POST` state but got {handle.training_state}",
+            handle.phase in _IN_BACKWARD,
+            f"Expects `BACKWARD_PRE` or `BACKWARD_POST` state but got {handle.phase}",
         )
-        handle.training_state = HandleTrainingState.BACKWARD_POST
-        handle.ran_post_backward_hook = True
+        handle.progress.on(UnitEvent.GRADIENT_COMPLETE)
         grad = handle.flat_param.grad
         if grad is None:
             return
@@ -162,17 +157,17 @@ def _post_backward(state: FSDPState, handle: FlatParamHandle, *_: object) -> Non
 
 def _reduce_or_keep(state: FSDPState, handle: FlatParamHandle) -> None:
     if state.sync_gradients:
-        handle.has_reduced = True
+        handle.gradient_progress.on(GradientEvent.REDUCED)
         reduce_gradient(state, handle)
     else:
-        handle.accumulates_unsharded = handle.config.uses_sharding
+        if handle.config.uses_sharding:
+            handle.gradient_progress.on(GradientEvent.KEPT)
         gradients.show_unsharded_grads(handle)
 
 
 def _post_backward_of_frozen(state: FSDPState, handle: FlatParamHandle, *_: object) -> None:
     # The pre-backward hook did not run if the outputs required no gradient.
-    state.training_state = TrainingState.FORWARD_BACKWARD
-    handle.training_state = HandleTrainingState.BACKWARD_POST
+    handle.progress.on(UnitEvent.INPUT_GRADIENTS_COMPLETE)
     _reshard_after_backward(state, handle)
 
 
@@ -188,8 +183,8 @@ def _reshard_after_backward(state: FSDPState, handle: FlatParamHandle) -> None:
 def _end_of_backward(context: RootContext) -> None:
     root = context.root
     for state, handle in zip(context.owners, context.units, strict=True):
-        if gradients.is_left_behind(handle):
-            handle.training_state = HandleTrainingState.BACKWARD_POST
+        if gradients.is_left_behind(handle, takes_unsharded=state.sync_gradients):
+            handle.progress.on(UnitEvent.LEFT_BEHIND)
             _reshard_if_left_unsharded(state, handle)
             _reduce_or_keep(state, handle)
     if root.sync_gradients:
@@ -202,7 +197,7 @@ def _end_of_backward(context: RootContext) -> None:
         if state.handle is not None:
             _reshard_if_left_unsharded(state, state.handle)
             _finalize(state, state.handle)
-        state.training_state = TrainingState.IDLE
+        state.progress.on(UnitEvent.BACKWARD_ENDED)
     # Another backward may follow before the next forward.
     context.final_callback_queued = False
 
@@ -224,11 +219,11 @@ def ensure_ready(state: FSDPState) -> None:
     for other in context.states:
         handle = other.handle
         if handle is not None:
-            handle.training_state = HandleTrainingState.BACKWARD_POST
+            handle.progress.on(UnitEvent.LEFT_BEHIND)
             _reshard_if_left_unsharded(other, handle)
             gradients.drop(handle)
             _finalize(other, handle)
-        other.training_state = TrainingState.IDLE
+        other.progress.on(UnitEvent.BACKWARD_ENDED)
 
 
 def _reshard_if_left_unsharded(state: FSDPState, handle: FlatParamHandle) -> None:
@@ -243,15 +238,9 @@ def _reshard_if_left_unsharded(state: FSDPState, handle: FlatParamHandle) -> Non
 
 
 def _finalize(state: FSDPState, handle: FlatParamHandle) -> None:
-    handle.ran_pre_backward_hook = False
-    handle.ran_post_backward_hook = False
-    handle.needs_pre_backward_unshard = False
-    handle.is_prefetched = False
-    handle.training_state = HandleTrainingState.IDLE
     if handle.post_backward_hook is not None:
         handle.post_backward_hook[-1].remove()
         handle.post_backward_hook = None
-    if handle.flat_param.requires_grad and state.sync_gradients:
-        if not handle.has_optimizer_in_backward:
-            gradients.hand_to_optimizer(handle)
-        handle.has_reduced = False
+    is_reduced = handle.flat_param.requires_grad and state.sync_gradients
+    if is_reduced and not handle.has_optimizer_in_backward:
+        gradients.hand_to_optimizer(handle)

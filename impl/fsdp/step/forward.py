@@ -8,9 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from impl.fsdp.common import HandleTrainingState, TrainingState, span
+from impl.fsdp.common import span
 from impl.fsdp.flat_param import gradients
 from impl.fsdp.flat_param.handle import FlatParamHandle
+from impl.fsdp.phases import DataEvent, UnitEvent, UnitPhase
 from impl.fsdp.step import backward, buffers, tree
 from impl.fsdp.step.order import first_disagreement
 from impl.fsdp.step.sharding import prefetch, reshard, unshard
@@ -30,9 +31,9 @@ def root_pre_forward(state: FSDPState, args: Args, kwargs: Kwargs) -> tuple[Args
     context, streams = state.shared, state.shared.streams
     buffers.set_precision_for_forward(state)
     if state.forward_prefetch:
+        context.order.begin_forward(handle.unit for handle in context.units)
         for handle in context.units:
-            handle.needs_pre_forward_unshard = True
-            handle.is_prefetched = False
+            handle.data_progress.on(DataEvent.FORGOTTEN)
     # The optimizer step ran on the compute stream; gathers read what it wrote.
     compute = state.device_handle.current_stream()
     streams.unshard.wait_stream(compute)
@@ -54,11 +55,10 @@ def _refuse_if_summoned(state: FSDPState) -> None:
     end of the context, or with original parameters writes wrong values back.)
     """
     handle = state.handle
-    if (
-        handle is not None
-        and handle.config.uses_sharding
-        and state.training_state == TrainingState.SUMMON_FULL_PARAMS
-        and (state.writes_back_summoned or handle.orig_views is None)
+    if handle is None or not handle.config.uses_sharding:
+        return
+    if handle.phase is UnitPhase.SUMMONED or (
+        handle.phase is UnitPhase.SUMMONED_READ_ONLY and handle.orig_views is None
     ):
         raise AssertionError(
             "Cannot run a forward while full parameters are summoned"
@@ -69,15 +69,15 @@ def _refuse_if_summoned(state: FSDPState) -> None:
 def pre_forward(state: FSDPState, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
     """Gather the parameters and arm the hook that reduces their gradient."""
     handle = state.handle
-    if is_recomputing(handle):
+    if is_recomputing(state):
         # The parameters are there. The inputs are not cast if the checkpoint is around the unit.
         return _cast_inputs(state, args, kwargs)
-    state.training_state = TrainingState.FORWARD_BACKWARD
     if handle is None:
+        state.progress.on(UnitEvent.FORWARD_BEGAN)
         return args, kwargs
     with span("_pre_forward"):
         _record_and_check_order(state, handle)
-        handle.training_state = HandleTrainingState.FORWARD
+        handle.progress.on(UnitEvent.FORWARD_BEGAN)
         _unshard_for_forward(state, handle)
         backward.arm_post_backward(state, handle)
         if handle.config.offload_params:
@@ -103,7 +103,7 @@ def _cast_inputs(state: FSDPState, args: Args, kwargs: Kwargs) -> tuple[Args, Kw
 def post_forward(state: FSDPState, output: Any) -> Any:
     """Free the parameters if the strategy says so, and arm the hook that gathers them again."""
     handle = state.handle
-    if is_recomputing(handle):
+    if is_recomputing(state):
         return output
     with span("_post_forward"):
         if handle is not None:
@@ -115,9 +115,7 @@ def post_forward(state: FSDPState, output: Any) -> Any:
             if handle.orig_views is not None and not handle.skipped_sharded_views:
                 gradients.show_grads(handle)
         backward.arm_pre_backward(state, output)
-        state.training_state = TrainingState.IDLE
-        if handle is not None:
-            handle.training_state = HandleTrainingState.IDLE
+        state.progress.on(UnitEvent.FORWARD_ENDED)
         if state.is_root:
             if state.forward_prefetch:
                 # What was gathered early and then not used is shown until the backward.
@@ -148,26 +146,24 @@ def abandon(state: FSDPState) -> None:
     In a recomputation, an exception is how checkpointing stops early; nothing is to be done then.
     """
     handle = state.handle
+    if is_recomputing(state) or (handle is not None and handle.phase is not UnitPhase.FORWARD):
+        return
+    state.progress.on(UnitEvent.FORWARD_ENDED)
     if handle is not None:
-        if handle.training_state != HandleTrainingState.FORWARD:
-            return
-        handle.training_state = HandleTrainingState.IDLE
         reshard(state, handle, free=handle.config.uses_sharding)
-    state.training_state = TrainingState.IDLE
     if state.is_root and not is_backward_running():
         _free_all(state)
 
 
-def is_recomputing(handle: FlatParamHandle | None) -> bool:
+def is_recomputing(state: FSDPState) -> bool:
     """Whether this forward is activation checkpointing's, inside the backward pass."""
-    return handle is not None and handle.training_state == HandleTrainingState.BACKWARD_PRE
+    return state.phase is UnitPhase.BACKWARD_PRE
 
 
 def _unshard_for_forward(state: FSDPState, handle: FlatParamHandle) -> None:
     streams = state.shared.streams
     if not handle.is_prefetched:
         unshard(state, handle, streams.unshard, streams.pre_unshard)
-    handle.needs_pre_forward_unshard = False
     state.device_handle.current_stream().wait_stream(streams.unshard)
     prefetch(state, handle)
 

@@ -12,7 +12,7 @@ import torch
 
 from impl.fsdp.common import TrainingState, check, clean_tensor_name
 from impl.fsdp.step import buffers
-from impl.fsdp.step.state import FSDPState, RootContext, Streams, state_of, states_in
+from impl.fsdp.step.state import FSDPState, RootContext, StepStreams, state_of, states_in
 
 # Settings that must be the same on all instances under one root. Process groups may differ: hybrid
 # sharding and mixtures of experts need that.
@@ -106,13 +106,13 @@ def _note_optimizer_in_backward(state: FSDPState) -> None:
     )
 
 
-def _make_streams(root: FSDPState, states: list[FSDPState]) -> Streams:
+def _make_streams(root: FSDPState, states: list[FSDPState]) -> StepStreams:
     device = root.device_handle
     uses_hybrid = any(state.is_hybrid for state in states)
     # Gathers and scatters inside a node go before the all-reduce between nodes.
     priority = -1 if root.limit_all_gathers and uses_hybrid else 0
     compute = device.current_stream()
-    return Streams(
+    return StepStreams(
         compute=compute,
         pre_unshard=device.new_stream(priority),
         unshard=device.new_stream(priority),

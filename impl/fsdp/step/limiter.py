@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from impl.fsdp.device import Event
+from impl.device import Event
 
 # Computation of one unit and the gather of the next: two unsharded units in memory.
 MAX_UNSHARDED_UNITS = 2

@@ -14,13 +14,13 @@ recorded. For the units a, b, c, run in that order, and a prefetch one unit ahea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from torch.distributed.fsdp import BackwardPrefetch
 
-from impl.fsdp.common import HandleTrainingState
+from impl.fsdp.phases import UnitPhase
 
 
 class _Deviation(Enum):
@@ -40,6 +40,8 @@ class ExecutionOrder:
         self._pre_forward_position: dict[int, int] = {}
         self._post_forward: list[int] = []
         self._post_forward_position: dict[int, int] = {}
+        self._awaits_forward: set[int] = set()
+        self._awaits_backward: set[int] = set()
         self._forwards_checked = 0
         self._deviation = _Deviation.NONE
 
@@ -55,6 +57,7 @@ class ExecutionOrder:
 
     def record_pre_forward(self, unit: int) -> None:
         """`unit` is about to run forward. Only its first run in the first iteration counts."""
+        self._awaits_forward.discard(unit)
         if self.is_first_iteration and unit not in self._pre_forward_position:
             self._pre_forward_position[unit] = len(self._pre_forward)
             self._pre_forward.append(unit)
@@ -69,6 +72,29 @@ class ExecutionOrder:
         if self._post_forward_position.get(unit, 0) == 0:
             self._post_forward_position[unit] = len(self._post_forward)
         self._post_forward.append(unit)
+
+    def begin_forward(self, units: Iterable[int]) -> None:
+        """A forward of the root begins, in which all `units` are expected to run."""
+        self._awaits_forward.update(units)
+
+    def awaits_forward(self, unit: int) -> bool:
+        """Whether `unit` has not run since the forward of the root began."""
+        return unit in self._awaits_forward
+
+    def expect_backward(self, unit: int, *, expected: bool) -> None:
+        """A forward of `unit` has ended, from which gradients will come back or not."""
+        if expected:
+            self._awaits_backward.add(unit)
+        else:
+            self._awaits_backward.discard(unit)
+
+    def record_backward(self, unit: int) -> None:
+        """The backward of `unit` has begun."""
+        self._awaits_backward.discard(unit)
+
+    def awaits_backward(self, unit: int) -> bool:
+        """Whether a backward of `unit` is still to come."""
+        return unit in self._awaits_backward
 
     def after_in_forward(self, unit: int) -> int | None:
         """The unit whose forward came after that of `unit` in the first iteration."""
@@ -101,6 +127,7 @@ class ExecutionOrder:
         self.iteration += 1
         self._post_forward.clear()
         self._post_forward_position.clear()
+        self._awaits_backward.clear()
         self._forwards_checked = 0
         if self._deviation is _Deviation.WARNING:
             self._deviation = _Deviation.WARNED
@@ -149,23 +176,23 @@ def _names(unit: int, names: Mapping[int, Sequence[str]]) -> list[list[str]]:
 def unit_to_prefetch(
     order: ExecutionOrder,
     unit: int,
-    state: HandleTrainingState,
+    phase: UnitPhase,
     backward_prefetch: BackwardPrefetch | None,
     forward_prefetch: bool,
 ) -> int | None:
-    """The unit to gather early while `unit`, in `state`, is being worked on, or None.
+    """The unit to gather early while `unit`, in `phase`, is being worked on, or None.
 
-    Whether that unit still wants it is its own affair (`needs_pre_..._unshard`, `is_prefetched`).
+    That unit may have run already (`awaits_forward`, `awaits_backward`), or be prefetched.
     """
-    if state == HandleTrainingState.FORWARD:
+    if phase is UnitPhase.FORWARD:
         return order.after_in_forward(unit) if forward_prefetch else None
     when = {
-        HandleTrainingState.BACKWARD_PRE: BackwardPrefetch.BACKWARD_PRE,
-        HandleTrainingState.BACKWARD_POST: BackwardPrefetch.BACKWARD_POST,
+        UnitPhase.BACKWARD_PRE: BackwardPrefetch.BACKWARD_PRE,
+        UnitPhase.BACKWARD_POST: BackwardPrefetch.BACKWARD_POST,
     }
-    if state not in when:
+    if phase not in when:
         raise AssertionError(
             "Prefetching is only supported in forward, pre-backward and post-backward but "
-            f"currently in {state}"
+            f"currently in {phase}"
         )
-    return order.after_in_backward(unit) if when[state] == backward_prefetch else None
+    return order.after_in_backward(unit) if when[phase] == backward_prefetch else None

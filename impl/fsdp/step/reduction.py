@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from impl.device import DeviceHandle
 from impl.fsdp import collectives
 from impl.fsdp.common import check
-from impl.fsdp.device import DeviceHandle
 from impl.fsdp.flat_param import gradients
 from impl.fsdp.flat_param.handle import FlatParamHandle
 from impl.fsdp.step.state import FSDPState
@@ -96,7 +96,7 @@ def _finish(state: FSDPState, handle: FlatParamHandle, shard: Tensor) -> None:
 def _publish(state: FSDPState, handle: FlatParamHandle, reduced: Tensor) -> None:
     """Offload the gradient, and let an optimizer in the backward have it.
 
-    A shard is shown at the end of the backward. It is filled only when somebody waits for the
+    A shard is shown at the end of the backward. It is filled only by a wait for the
     reduction, which after an error in the backward is too late for an optimizer.
     """
     device = state.device_handle

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from impl.fsdp.common import HandleTrainingState, span
-from impl.fsdp.device import Stream
+from impl.device import Stream
+from impl.fsdp.common import span
 from impl.fsdp.flat_param.handle import FlatParamHandle
 from impl.fsdp.flat_param.writeback import write_back_orig_params
+from impl.fsdp.phases import OUTSIDE_COMPUTATION, DataEvent, UnitPhase
 from impl.fsdp.step.order import unit_to_prefetch
 from impl.fsdp.step.state import FSDPState
 
 
 def unshard(
-    state: FSDPState, handle: FlatParamHandle, unshard_stream: Stream, pre_unshard_stream: Stream
+    state: FSDPState,
+    handle: FlatParamHandle,
+    unshard_stream: Stream,
+    pre_unshard_stream: Stream,
+    phase: UnitPhase | None = None,
 ) -> None:
-    """Start to gather the parameters of `handle`; whoever uses them waits for `unshard_stream`.
+    """Start to gather the parameters of `handle`; their users wait for `unshard_stream`.
 
     Afterwards the flat parameter and the module attributes are the unsharded ones.
+
+    phase: what they are gathered for; None for the phase that the unit is in.
     """
     device = state.device_handle
+    phase = phase or handle.phase
     with device.use_stream(pre_unshard_stream):
-        summoned = handle.training_state == HandleTrainingState.SUMMON_FULL_PARAMS
-        if summoned and handle.skipped_sharded_views:
+        if phase in OUTSIDE_COMPUTATION and handle.skipped_sharded_views:
             # What is summoned may be another copy (in full precision): start from the shards.
             handle.show_sharded_params()
         has_work = write_back_orig_params(handle)
-        has_work |= handle.pre_unshard()
+        has_work |= handle.pre_unshard(phase)
     if has_work:
         unshard_stream.wait_stream(pre_unshard_stream)
     if state.limit_all_gathers:
@@ -33,7 +40,7 @@ def unshard(
             with span("rate_limiter"):
                 freed.synchronize()
     with device.use_stream(unshard_stream):
-        handle.unshard()
+        handle.unshard(phase)
         handle.post_unshard()
 
 
@@ -43,8 +50,6 @@ def reshard(state: FSDPState, handle: FlatParamHandle, *, free: bool) -> None:
     if state.limit_all_gathers and free:
         state.shared.free_events.enqueue(state.device_handle.record_event())
     handle.post_reshard()
-    # Freed or not, the next use has to "unshard", if only to set sizes and attributes.
-    handle.is_prefetched = False
 
 
 def settle(state: FSDPState) -> None:
@@ -74,27 +79,19 @@ def prefetch(state: FSDPState, handle: FlatParamHandle) -> None:
     unit = unit_to_prefetch(
         context.order,
         handle.unit,
-        handle.training_state,
+        handle.phase,
         state.backward_prefetch,
         state.forward_prefetch,
     )
     if unit is None:
         return
-    target = context.units[unit]
-    in_forward = handle.training_state == HandleTrainingState.FORWARD
-    is_wanted = (
-        target.needs_pre_forward_unshard if in_forward else target.needs_pre_backward_unshard
-    )
+    target, order = context.units[unit], context.order
+    in_forward = handle.phase is UnitPhase.FORWARD
+    is_wanted = order.awaits_forward(unit) if in_forward else order.awaits_backward(unit)
     if not is_wanted or target.is_prefetched:
         return
-    # What attributes show depends on the state that the unit will be in.
-    previous = target.training_state
-    target.training_state = (
-        HandleTrainingState.FORWARD if in_forward else HandleTrainingState.BACKWARD_PRE
-    )
+    # What attributes show depends on the phase that the unit will be in.
+    phase = UnitPhase.FORWARD if in_forward else UnitPhase.BACKWARD_PRE
     streams = context.streams
-    try:
-        unshard(context.owners[unit], target, streams.unshard, streams.pre_unshard)
-    finally:
-        target.training_state = previous
-    target.is_prefetched = True
+    unshard(context.owners[unit], target, streams.unshard, streams.pre_unshard, phase)
+    target.data_progress.on(DataEvent.PREFETCHED)

@@ -29,10 +29,11 @@ from torch.distributed.fsdp import (
     StateDictType,
 )
 
+from impl.device import DeviceHandle, Stream
 from impl.fsdp.collectives import DivideFactors
 from impl.fsdp.common import HYBRID_STRATEGIES, TrainingState
-from impl.fsdp.device import DeviceHandle, Stream
 from impl.fsdp.flat_param.handle import FlatParamHandle
+from impl.fsdp.phases import TRAINING_STATES, UnitPhase, UnitProgress
 from impl.fsdp.step.limiter import FreeEventQueue
 from impl.fsdp.step.order import ExecutionOrder
 from impl.torch_private import CHECKPOINT_WRAPPED_MODULE, ActivationWrapper, composed_apis
@@ -42,7 +43,7 @@ STATE_ATTRIBUTE = "_fsdp_state"
 
 
 @dataclass
-class Streams:
+class StepStreams:
     """The streams of a root and the units below it.
 
     Attributes:
@@ -73,7 +74,7 @@ class RootContext:
             may have to be lowered before the next one.
     """
 
-    def __init__(self, root: FSDPState, states: list[FSDPState], streams: Streams) -> None:
+    def __init__(self, root: FSDPState, states: list[FSDPState], streams: StepStreams) -> None:
         self.root = root
         self.states = states
         self.streams = streams
@@ -121,11 +122,10 @@ class FSDPState:
 
     handle: FlatParamHandle | None = None
     # Run time
-    training_state: TrainingState = TrainingState.IDLE
+    progress: UnitProgress = field(default_factory=UnitProgress)  # the handle's, if there is one
     is_root: bool | None = None  # None until lazy initialisation
     context: RootContext | None = None
     sync_gradients: bool = True
-    writes_back_summoned: bool = False  # meaningful while the training state is SUMMON_FULL_PARAMS
     comm_hook: Callable[..., Any] | None = None
     comm_hook_state: object = None
     # State dicts
@@ -133,6 +133,14 @@ class FSDPState:
     state_dict_config: StateDictConfig = field(default_factory=FullStateDictConfig)
     optim_state_dict_config: OptimStateDictConfig = field(default_factory=FullOptimStateDictConfig)
     unsharded_for_state_dict: AbstractContextManager[None] | None = None
+
+    @property
+    def phase(self) -> UnitPhase:
+        return self.progress.phase
+
+    @property
+    def training_state(self) -> TrainingState:
+        return TRAINING_STATES[self.phase]
 
     @property
     def rank(self) -> int:

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from impl.fsdp.common import FLAT_PARAM, HandleTrainingState, TrainingState, check
+from impl.fsdp.common import FLAT_PARAM, TrainingState, check
 from impl.fsdp.flat_param import gradients
 from impl.fsdp.flat_param.handle import FlatParamHandle
 from impl.fsdp.flat_param.writeback import adopt_replaced_params
+from impl.fsdp.phases import OUTSIDE_COMPUTATION, UnitEvent, UnitPhase
 from impl.fsdp.step.backward import ensure_ready
 from impl.fsdp.step.sharding import reshard, settle, unshard
 from impl.fsdp.step.state import FSDPState, state_of, states_in
@@ -75,12 +76,12 @@ def summon_one(state: FSDPState, options: SummonOptions) -> Iterator[None]:
             "Cannot manually unshard parameters when already unsharding parameters"
         )
     with unsharded(state, options):
-        state.training_state = TrainingState.SUMMON_FULL_PARAMS
-        state.writes_back_summoned = options.writeback
+        state.progress.on(UnitEvent.SUMMONED if options.writeback else UnitEvent.SUMMONED_READ_ONLY)
         try:
             yield
         finally:
-            state.training_state = TrainingState.IDLE
+            # A unit with parameters is restored by `unsharded`.
+            state.progress.on(UnitEvent.RELEASED if state.handle else UnitEvent.RESTORED)
 
 
 @contextlib.contextmanager
@@ -93,14 +94,14 @@ def unsharded(state: FSDPState, options: SummonOptions) -> Iterator[None]:
     """
     handle = state.handle
     settle(state)
-    if handle is None or handle.training_state == HandleTrainingState.SUMMON_FULL_PARAMS:
+    if handle is None or handle.phase in OUTSIDE_COMPUTATION:
         yield
         return
     check(
-        handle.training_state == HandleTrainingState.IDLE,
-        f"Expects the handle training to be IDLE but got {handle.training_state}",
+        handle.phase is UnitPhase.IDLE,
+        f"Expects the handle training to be IDLE but got {handle.phase}",
     )
-    handle.training_state = HandleTrainingState.SUMMON_FULL_PARAMS
+    handle.progress.on(UnitEvent.EXPOSED)
     gradients.reset_if_cleared([handle])
     # On the compute stream, where the user is going to work.
     compute = state.device_handle.current_stream()
@@ -118,7 +119,7 @@ def unsharded(state: FSDPState, options: SummonOptions) -> Iterator[None]:
             gradients.write_back_grad(handle, grad_shard)
 
     with contextlib.ExitStack() as stack:  # undone in the reverse order
-        stack.callback(setattr, handle, "training_state", HandleTrainingState.IDLE)
+        stack.callback(handle.progress.on, UnitEvent.RESTORED)
         if options.rank0_only and state.rank != 0:
             restore()  # at once: the gather needed this rank, the user does not
             yield

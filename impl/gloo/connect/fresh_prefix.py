@@ -10,7 +10,7 @@ help, because a rank may have died or been replaced in between. So rank 0 calls 
     <id>/heard/<r>  ""                            a rank that finds its own token in the roll
     <id>/go         ""                            rank 0, once all ranks of this roll have answered
 
-A token or a roll of an earlier attempt does no harm: nobody answers to it, and rank 0 calls again
+A token or a roll of an earlier attempt does no harm: no rank answers to it, and rank 0 calls again
 when the token changes. When `<id>/go` is there, all ranks of this attempt have agreed on the id,
 and the keys under it are theirs alone.
 """
@@ -23,13 +23,13 @@ import time
 from collections.abc import Iterator
 
 from impl.transport.base import Deadline
-from impl.transport.meeting.store import Gathering, KeyValueStore, not_come
+from impl.transport.meeting.store import KeyValueStore, StoreMeeting, not_come
 
 _PAUSE_S = (0.0002, 0.01)  # between looks at the store: from, doubling, up to
 _STALE_AFTER_S = 0.03  # without all answers: look whether a token was one of an earlier attempt
 
 
-class RollCall(Gathering):
+class PrefixMeeting(StoreMeeting):
     """One rank's part in it."""
 
     def __init__(
@@ -47,7 +47,7 @@ class RollCall(Gathering):
         return self._call() if self.rank == 0 else self._answer()
 
     def _call(self) -> str:
-        """Rank 0: call until everybody who is here has answered."""
+        """Rank 0: call until every rank that is here has answered."""
         keys = [_here(rank) for rank in range(self.world_size)]
         while True:
             self.wait_for(keys, self._missing)

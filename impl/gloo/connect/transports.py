@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from torch.distributed import PrefixStore, Store
 
 from impl import errors
-from impl.gloo.connect.fresh_prefix import RollCall
+from impl.gloo.connect.fresh_prefix import PrefixMeeting
 from impl.gloo.options import Options
 from impl.transport.base import Communicator, Deadline
 from impl.transport.shm import ShmCommunicator, meet
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GroupPlace:
     """A rank's place in a group, as a transport needs to know it."""
 
     store: Store  # carries the group's prefix
@@ -26,7 +26,7 @@ class Place:
     group: str
 
 
-def connect(place: Place, options: Options) -> Communicator:
+def connect(place: GroupPlace, options: Options) -> Communicator:
     """Connect the ranks of a group with the transport that `options` ask for.
 
     Every rank of the group calls it with the same transport. Raises `CollectiveTimeout` if a rank
@@ -38,7 +38,7 @@ def connect(place: Place, options: Options) -> Communicator:
         from impl.transport.sockets.gloo_wire import connect_gloo
 
         return connect_gloo(place.store, place.rank, place.world_size, place.group, options, until)
-    prefix = RollCall(place.store, place.rank, place.world_size, place.group, until).agree()
+    prefix = PrefixMeeting(place.store, place.rank, place.world_size, place.group, until).agree()
     store = PrefixStore(prefix, place.store)
     if options.transport == "tcp":
         return _connect_tcp(store, place, options, until)
@@ -46,7 +46,7 @@ def connect(place: Place, options: Options) -> Communicator:
 
 
 def _connect_by_trying(
-    store: Store, place: Place, options: Options, until: Deadline
+    store: Store, place: GroupPlace, options: Options, until: Deadline
 ) -> Communicator:
     """Shared memory if all ranks share it; otherwise, unless "shm" was asked for, with TCP."""
     meeting = meet(
@@ -82,7 +82,9 @@ def _connect_by_trying(
     )
 
 
-def _connect_tcp(store: Store, place: Place, options: Options, until: Deadline) -> Communicator:
+def _connect_tcp(
+    store: Store, place: GroupPlace, options: Options, until: Deadline
+) -> Communicator:
     from impl.transport.sockets.tcp import connect_tcp
 
     return connect_tcp(store, place.rank, place.world_size, place.group, options, until)

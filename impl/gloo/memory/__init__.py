@@ -2,7 +2,6 @@
 
 dense          any layout as flat memory on the CPU
 lending        lends flat memory for the tensors of one operation
-device         what staging asks of a device with streams
 cuda_staging   lends pinned memory for tensors on a GPU
 lender_choice  which of the two lends
 """

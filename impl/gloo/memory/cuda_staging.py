@@ -27,6 +27,7 @@ Kept apart from the CPU path, so that it costs that path nothing.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -34,12 +35,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from impl.device import DeviceHandle, Event
 from impl.gloo.memory import dense
-from impl.gloo.memory.device import DeviceHandle, Event
 from impl.gloo.memory.lending import Lender
 
 # Many times what the copy engine moves while the host starts the next copy: 10 us at 20 GB/s.
 SEGMENT_NBYTES = 4 << 20
+
+_HIGH_PRIORITY = -1  # the copies are short, and other ranks wait for them
+
+
+class StagingStreams:
+    """The side streams of one device.
+
+    down: the stream of copies to the host. up: the stream of copies to the device. All operations
+    of the process share them: copies in one direction share one engine anyway.
+    """
+
+    def __init__(self, device: DeviceHandle) -> None:
+        self.down = device.new_stream(_HIGH_PRIORITY)
+        self.up = device.new_stream(_HIGH_PRIORITY)
+
+
+_streams: weakref.WeakKeyDictionary[DeviceHandle, StagingStreams] = weakref.WeakKeyDictionary()
+
+
+def streams_of(device: DeviceHandle) -> StagingStreams:
+    if device not in _streams:
+        _streams.setdefault(device, StagingStreams(device))
+    return _streams[device]
 
 
 class CudaLender(Lender):
@@ -50,8 +74,9 @@ class CudaLender(Lender):
     def __init__(self, device: DeviceHandle) -> None:
         super().__init__()
         self._device = device
+        self._down, self._up = streams_of(device).down, streams_of(device).up
         self._issued = device.current_stream().record_event()
-        device.down.wait_event(self._issued)
+        self._down.wait_event(self._issued)
         self._fetched: Event | None = None  # all that was to be read
         self._arrived: Any = None  # all results; None if there are none
         self._segments: list[tuple[int, Event]] = []  # of the last tensor: stop, when fetched
@@ -60,10 +85,10 @@ class CudaLender(Lender):
 
     def read(self, tensor: Tensor) -> Tensor:
         device = self._device
-        with device.use_stream(device.down):
+        with device.use_stream(self._down):
             host = self._pinned_like(tensor)
             self._fetch(host, dense.flat(tensor))
-            device.record_stream(tensor, device.down)
+            device.record_stream(tensor, self._down)
         return host
 
     def _fetch(self, host: Tensor, source: Tensor) -> None:
@@ -72,12 +97,12 @@ class CudaLender(Lender):
         for start in range(0, max(1, source.numel()), segment_numel):
             stop = min(source.numel(), start + segment_numel)
             host[start:stop].copy_(source[start:stop], non_blocking=True)
-            self._fetched = self._device.down.record_event()
+            self._fetched = self._down.record_event()
             self._segments.append((stop, self._fetched))
 
     def room(self, tensor: Tensor) -> Tensor:
         device = self._device
-        with device.use_stream(device.down):  # pinned memory belongs to the device's context
+        with device.use_stream(self._down):  # pinned memory belongs to the device's context
             return self._owe(self._pinned_like(tensor), tensor)
 
     def update(self, tensor: Tensor) -> Tensor:
@@ -111,7 +136,7 @@ class CudaLender(Lender):
             self._fetched.synchronize()
 
     def on_device(self) -> AbstractContextManager[Any]:
-        return self._device.use_stream(self._device.up)
+        return self._device.use_stream(self._up)
 
     def give_back(self) -> None:
         device = self._device
@@ -119,28 +144,28 @@ class CudaLender(Lender):
             self._pace.finish()
         if not self._owed and not self._fresh:
             return
-        device.up.wait_event(self._issued)
-        with device.use_stream(device.up):
+        self._up.wait_event(self._issued)
+        with device.use_stream(self._up):
             for host, tensor in self._owed:
                 if self._pace is None:
                     tensor.data.copy_(_shaped(host, tensor), non_blocking=True)
-                device.record_stream(tensor, device.up)
-            self._arrived = device.up.record_event()
+                device.record_stream(tensor, self._up)
+            self._arrived = self._up.record_event()
 
     def _run(self, operation: Callable[[], None]) -> None:
         try:
             super()._run(operation)
         except BaseException:
             if self._pace is not None and self._fetched is not None:
-                # parts of the tensor may be on their way, and nobody will wait for them
+                # parts of the tensor may be on their way, and nothing will wait for them
                 self._fetched.synchronize()
-                self._device.up.record_event().synchronize()
+                self._up.record_event().synchronize()
             raise
 
     def give_sparse(self, result: Tensor, tensors: list[Tensor]) -> Tensor:
         # their sum was fetched, so what the caller's stream held at the call is over
         device = self._device
-        with device.use_stream(device.up):
+        with device.use_stream(self._up):
             values = self._to_device(result.values(), tensors[0])
             moved = torch.sparse_coo_tensor(
                 self._to_device(result.indices(), tensors[0]),
@@ -151,7 +176,7 @@ class CudaLender(Lender):
                 check_invariants=False,
             )
             for tensor in tensors:
-                device.record_stream(tensor, device.up)
+                device.record_stream(tensor, self._up)
                 with torch.no_grad():
                     tensor.copy_(moved)
             self._fresh += [moved, *tensors]
@@ -214,7 +239,7 @@ class SegmentPace:
     def _send(self, stop: int) -> None:
         # what the caller's stream held at the call came before the copy that was fetched
         device, start = self._device, self._sent_stop
-        with device.use_stream(device.up):
+        with device.use_stream(streams_of(device).up):
             self._target[start:stop].copy_(self._memory[start:stop], non_blocking=True)
         self._sent_stop = stop
 

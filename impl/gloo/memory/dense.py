@@ -37,7 +37,7 @@ def flat_shares_memory(tensor: Tensor) -> bool:
 
 
 def memory_holds_elements(tensor: Tensor) -> bool:
-    """Whether a contiguous tensor's memory holds its elements, and anybody may write to it."""
+    """Whether a contiguous tensor's memory holds its elements, and may be written to."""
     return not (tensor.is_complex() or tensor.is_neg() or tensor.is_inference())
 
 

@@ -1,6 +1,7 @@
 """The operations of the process group: what the caller gives, and what is communicated.
 
 reductions         allreduce, reduce, reduce_scatter
+reduction_choice   which reduction a call asks for, and how it is described
 copies             broadcast, gathers, scatter, barrier
 exchanges          all-to-all
 point_to_point     send, recv

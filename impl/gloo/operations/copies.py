@@ -16,7 +16,7 @@ from impl.gloo.operations import flattening
 from impl.gloo.queue.issuing import Described, GroupCore, as_list, as_lists, joined
 from impl.gloo.requests import validation
 from impl.gloo.requests.dispatching import dispatched
-from impl.gloo.requests.settings import Settings, Timeout, settings
+from impl.gloo.requests.settings import CallSettings, Timeout, settings
 from impl.transport.base import CallInfo, Communicator, Deadline
 
 
@@ -133,7 +133,7 @@ class Copies(GroupCore):
             inputs=inputs,
         )
 
-    def _allgather_uneven(self, outputs: list[Tensor], given: Tensor, asked: Settings) -> Work:
+    def _allgather_uneven(self, outputs: list[Tensor], given: Tensor, asked: CallSettings) -> Work:
         numels = ",".join(str(output.numel()) for output in outputs)
         plain = validation.plain_dtype(given.dtype)
         shapes = [tuple(output.shape) for output in outputs]
@@ -172,7 +172,7 @@ class Copies(GroupCore):
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # torch 2.11's name
 
     def _all_gather_singles(
-        self, method: str, outputs: list[Tensor], inputs: list[Tensor], asked: Settings
+        self, method: str, outputs: list[Tensor], inputs: list[Tensor], asked: CallSettings
     ) -> Work:
         validation.check_not_empty(method, inputs)
         validation.check_dense(method, [*outputs, *inputs])

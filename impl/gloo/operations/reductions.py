@@ -1,83 +1,85 @@
-"""allreduce, reduce, reduce_scatter: what the caller gives, and what is communicated."""
+"""allreduce, reduce, reduce_scatter: what the caller gives, and what is communicated.
+
+Each method asks four questions and then waits for its turn; `reduce` shows it best:
+
+    may it be asked?           `validation`; the errors are torch's
+    with which arithmetic?     `choose`: op, dtype -> `Reduction`, and the words that ranks compare
+    on which memory?           a `Lender` lends flat CPU memory for each tensor
+    what happens in its turn?  `run`: stage, let the communicator reduce, conclude
+
+`Reduction.stage` gives what travels, sometimes in a wider dtype; `conclude` brings the result back,
+and divides for AVG. See `reduce_ops` for the arithmetic.
+"""
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import ReduceOp, Work
+from torch.distributed import Work
 
 from impl.gloo.memory import dense
 from impl.gloo.memory.lender_choice import lender_for
 from impl.gloo.operations import flattening, sparse
-from impl.gloo.queue.issuing import Described, GroupCore, as_list, as_lists, joined
+from impl.gloo.operations.reduction_choice import choose, choose_all_reduce, choose_each
+from impl.gloo.queue.issuing import Described, GroupCore, as_list, as_lists
 from impl.gloo.requests import validation
 from impl.gloo.requests.dispatching import bypasses_dispatcher, dispatched
-from impl.gloo.requests.reduce_ops import AnyReduceOp, Reduction, check_complex, op_name, reduction
-from impl.gloo.requests.settings import Settings, Timeout, own_timeout_s, settings
+from impl.gloo.requests.reduce_ops import AnyReduceOp, Reduction, op_name
+from impl.gloo.requests.settings import CallSettings, Timeout, own_timeout_s, settings
 from impl.torch_dispatch import never_traced
 from impl.torch_private import AllreduceOptions
 from impl.transport.base import CallInfo, Communicator, Deadline, PacedCommunicator
 
 
-@functools.lru_cache(maxsize=4096)
-def _described(
-    method: str,
-    op: AnyReduceOp,
-    dtype: torch.dtype,
-    shape: torch.Size,
-    extra: str,
-    widens: bool = True,
-) -> tuple[Reduction, Described]:
-    """The reduction, and how it is described. Raises what `reduction` raises."""
-    if dtype.is_complex:
-        check_complex(method, op)
-    chosen = reduction(op, dtype.to_real() if dtype.is_complex else dtype, widens)
-    plain = validation.plain_dtype(dtype)
-    signature = f"op={chosen.op_name} dtype={plain} numel={shape.numel()}{extra}"
-    return chosen, Described(signature, f"{chosen.op_name} {plain} {tuple(shape)}{extra}")
-
-
-def _each_described(
-    method: str, op: AnyReduceOp, tensors: Sequence[Tensor], widens: bool
-) -> tuple[list[Reduction], Described]:
-    """Each tensor's reduction, and how all of them are described in one call."""
-    each = [_described(method, op, tensor.dtype, tensor.shape, "", widens) for tensor in tensors]
-    return [chosen for chosen, _ in each], joined(described for _, described in each)
-
-
-# What `_described` says of an all_reduce, by the operation's hash, which is its kind's number: to
-# look it up by the operation itself takes four microseconds more.
-_KNOWN_MAX = 4096
-_known: dict[tuple[int, torch.dtype, torch.Size], tuple[Reduction, Described]] = {}
-
-
-def _described_soon(op: ReduceOp, tensor: Tensor) -> tuple[Reduction, Described]:
-    key = hash(op), tensor.dtype, tensor.shape
-    known = _known.get(key)
-    if known is None:
-        if len(_known) >= _KNOWN_MAX:
-            _known.clear()
-        known = _known[key] = _described("all_reduce", op, tensor.dtype, tensor.shape, "")
-    return known
-
-
-# The settings of an all_reduce without a timeout of its own, by `asyncOp`: made once, since that
-# takes half a microsecond.
-_ASKED = {asynchronous: Settings(asynchronous=asynchronous) for asynchronous in (False, True)}
-
-
 class Reductions(GroupCore):
-    """Operations that combine elements of all ranks. See `reduce_ops` for the arithmetic."""
+    """Operations that combine elements of all ranks."""
 
     @property
     def _widens(self) -> bool:
         """Whether elements may travel in a wider type: C++ ranks on Gloo's wire know of none."""
         return self._comm.kind != "gloo"
+
+    @dispatched("reduce", 1, also=["tensor"])
+    def reduce(
+        self,
+        tensors: Tensor | Sequence[Tensor],
+        opts: Any = None,
+        op: AnyReduceOp | None = None,
+        timeout: Timeout | None = None,
+        *,
+        root: int | None = None,
+    ) -> Work:
+        """Reduce to the root; other ranks' tensors stay as they are."""
+        method = "reduce"
+        asked = settings(opts, root=root, op=op, timeout=timeout)
+        given = as_list(tensors)
+        validation.check_root(method, asked.root, self._size)
+        validation.check_root_tensor(method, asked.root_tensor, len(given))
+        if len(given) != 1:
+            validation.refuse(method, "requires a single-element tensor list")
+        validation.check_dense(method, given)
+        validation.check_device(method, given)
+        tensor = given[0]
+        chosen, described = choose(
+            method, asked.op, tensor.dtype, tensor.shape, f" root={asked.root}", self._widens
+        )
+        lender = lender_for(given)
+        receives = asked.root == self._rank
+        if receives:
+            dense.check_writable(method, given)
+        memory = lender.update(tensor) if receives else lender.read(tensor)
+
+        def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:
+            travelling = chosen.stage(memory)
+            comm.reduce(travelling, asked.root, chosen.combine, call, until)
+            if receives:
+                chosen.conclude(travelling, memory, comm.world_size)
+
+        return self._issue(method, described, run, given, asked, lender=lender)
 
     @never_traced
     def allreduce(
@@ -106,7 +108,7 @@ class Reductions(GroupCore):
             is_dense = only.is_cpu and only.layout is torch.strided and only.is_contiguous()
             if is_dense and bypasses_dispatcher(only) and dense.memory_holds_elements(only):
                 try:
-                    chosen, described = _described_soon(opts.reduceOp, only)
+                    chosen, described = choose_all_reduce(opts.reduceOp, only)
                 except (RuntimeError, ValueError) as error:
                     validation.sign(error, "allreduce", self)
                     raise
@@ -156,10 +158,10 @@ class Reductions(GroupCore):
         operation: str,
         bundles: Sequence[Sequence[Tensor]],
         outputs: list[Tensor],
-        asked: Settings,
+        asked: CallSettings,
     ) -> Work:
         """Reduce each bundle: tensors of one shape that are also reduced with each other."""
-        chosen, described = _each_described(
+        chosen, described = choose_each(
             "all_reduce", asked.op, [first for first, *_ in bundles], self._widens
         )
         for bundle in bundles:
@@ -195,7 +197,7 @@ class Reductions(GroupCore):
 
         return self._issue(operation, described, run, list(outputs), asked, lender=lender)
 
-    def _allreduce_sparse(self, tensors: list[Tensor], asked: Settings) -> Work:
+    def _allreduce_sparse(self, tensors: list[Tensor], asked: CallSettings) -> Work:
         if op_name(asked.op) != "sum":
             validation.refuse(
                 "allreduce",
@@ -236,44 +238,6 @@ class Reductions(GroupCore):
         ]
         return self._allreduce_dense(method, bundles, given, asked)
 
-    @dispatched("reduce", 1, also=["tensor"])
-    def reduce(
-        self,
-        tensors: Tensor | Sequence[Tensor],
-        opts: Any = None,
-        op: AnyReduceOp | None = None,
-        timeout: Timeout | None = None,
-        *,
-        root: int | None = None,
-    ) -> Work:
-        """Reduce to the root; other ranks' tensors stay as they are."""
-        method = "reduce"
-        asked = settings(opts, root=root, op=op, timeout=timeout)
-        given = as_list(tensors)
-        validation.check_root(method, asked.root, self._size)
-        validation.check_root_tensor(method, asked.root_tensor, len(given))
-        if len(given) != 1:
-            validation.refuse(method, "requires a single-element tensor list")
-        validation.check_dense(method, given)
-        validation.check_device(method, given)
-        tensor = given[0]
-        chosen, described = _described(
-            method, asked.op, tensor.dtype, tensor.shape, f" root={asked.root}", self._widens
-        )
-        lender = lender_for(given)
-        receives = asked.root == self._rank
-        if receives:
-            dense.check_writable(method, given)
-        memory = lender.update(tensor) if receives else lender.read(tensor)
-
-        def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:
-            travelling = chosen.stage(memory)
-            comm.reduce(travelling, asked.root, chosen.combine, call, until)
-            if receives:
-                chosen.conclude(travelling, memory, comm.world_size)
-
-        return self._issue(method, described, run, given, asked, lender=lender)
-
     @dispatched("reduce_scatter", 2, also=["output", "input"])
     def reduce_scatter(
         self,
@@ -305,9 +269,7 @@ class Reductions(GroupCore):
         dense.check_writable(method, outputs)
         if len({given.numel() for given in inputs}) > 1:
             return self._reduce_scatter_uneven(output, inputs, asked)
-        chosen, described = _described(
-            method, asked.op, output.dtype, output.shape, "", self._widens
-        )
+        chosen, described = choose(method, asked.op, output.dtype, output.shape, "", self._widens)
         lender = lender_for(outputs)
         memory = lender.room(output)
         sources = [lender.read(given) for given in inputs]
@@ -332,10 +294,12 @@ class Reductions(GroupCore):
             tags=self._size,
         )
 
-    def _reduce_scatter_uneven(self, output: Tensor, inputs: list[Tensor], asked: Settings) -> Work:
+    def _reduce_scatter_uneven(
+        self, output: Tensor, inputs: list[Tensor], asked: CallSettings
+    ) -> Work:
         method = "reduce_scatter"
         numels = ",".join(str(given.numel()) for given in inputs)
-        chosen, described = _described(
+        chosen, described = choose(
             method, asked.op, output.dtype, output.shape, f" of numels={numels}", self._widens
         )
         plain = validation.plain_dtype(output.dtype)
@@ -393,7 +357,7 @@ class Reductions(GroupCore):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # torch 2.11's name
 
     def _reduce_scatter_singles(
-        self, method: str, outputs: list[Tensor], inputs: list[Tensor], asked: Settings
+        self, method: str, outputs: list[Tensor], inputs: list[Tensor], asked: CallSettings
     ) -> Work:
         validation.check_not_empty(method, outputs)
         validation.check_dense(method, [*outputs, *inputs])
@@ -401,7 +365,7 @@ class Reductions(GroupCore):
         for output, given in zip(outputs, inputs, strict=True):
             validation.check_gathered_numel(method, given, output, self._size)
         dense.check_writable(method, outputs)
-        chosen, described = _each_described(method, asked.op, inputs, self._widens)
+        chosen, described = choose_each(method, asked.op, inputs, self._widens)
         lender = lender_for(outputs)
         memories = [lender.room(output) for output in outputs]
         sources = [
@@ -438,3 +402,8 @@ def _one_or_several(
     if given is None or (tensor is not None and tensors is not None):
         raise TypeError("allreduce takes either tensors or, in its short form, tensor")
     return as_list(given)
+
+
+# The settings of an all_reduce without a timeout of its own, by `asyncOp`: made once, since that
+# takes half a microsecond.
+_ASKED = {asynchronous: CallSettings(asynchronous=asynchronous) for asynchronous in (False, True)}

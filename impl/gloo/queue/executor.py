@@ -10,13 +10,14 @@ other worker is idle while something could run, one is started. Usually there is
 with callbacks.
 
 [Note: callbacks that end groups] A callback may also end its group, or others, and so may
-callbacks on other workers at the same time. Whoever ends a group waits for its workers; but a
+callbacks on other workers at the same time. Ending a group waits for its workers; but a
 worker that does so does not wait for one that does so as well: that one may wait for it.
 
 [Note: signals] A signal's handler runs on the main thread between any two steps of what is here. If
-it raises (Ctrl-C), a turn may have been taken that nobody gives back; so a turn belongs to a frame
-of its thread, and is over when that frame is. If it calls the group, what it interrupted cannot go
-on before it returns; so it is refused to wait, and what ends a group is done by another thread.
+it raises (Ctrl-C), a turn may have been taken that is never given back; so a turn belongs to a
+frame of its thread, and is over when that frame is. If it calls the group, it must
+not wait: what it interrupted goes on only when it has returned. So waiting raises an error then,
+and another thread ends the group.
 """
 
 from __future__ import annotations
@@ -218,7 +219,7 @@ class Executor:
                 self._changed.wait()
 
     def _wake_or_start_worker(self) -> None:
-        """Under the lock: somebody takes what can run now."""
+        """Under the lock: have what can run now taken."""
         if self._idle_count:
             self._changed.notify_all()
         elif self._callbacks or (self._queue and not self._busy):

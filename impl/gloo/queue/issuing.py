@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch import Tensor
 
-from impl.gloo.connect.transports import Place, connect
+from impl.gloo.connect.transports import GroupPlace, connect
 from impl.gloo.memory.lending import Lender
 from impl.gloo.options import Options
 from impl.gloo.queue.executor import Executor
 from impl.gloo.queue.profiling import profiled
 from impl.gloo.queue.work import CollectiveWork
-from impl.gloo.requests.settings import Settings
+from impl.gloo.requests.settings import CallSettings
 from impl.torch_private import profiler_is_on
 from impl.transport.base import CallInfo, Communicator, Deadline
 
-# What a call does when its turn has come. It holds no group: one that nobody else holds any more
+# What a call does when its turn has come. It holds no group: one without other references
 # must end, whatever is queued.
 Operation = Callable[[Communicator, CallInfo, Deadline], None]
 
@@ -57,9 +57,9 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
         self._sequence = 0
         self._surplus = 0  # see `CallInfo.surplus`
         self._executor = Executor(group)
-        self._comm: Communicator = self._connect(Place(store, rank, size, group), options)
+        self._comm: Communicator = self._connect(GroupPlace(store, rank, size, group), options)
 
-    def _connect(self, place: Place, options: Options) -> Communicator:
+    def _connect(self, place: GroupPlace, options: Options) -> Communicator:
         return connect(place, options)
 
     def _issue(
@@ -68,7 +68,7 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
         described: Described,
         run: Operation,
         outputs: list[Any],
-        asked: Settings,
+        asked: CallSettings,
         *,
         lender: Lender | None = None,
         inputs: Sequence[Tensor] | None = None,

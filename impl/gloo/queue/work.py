@@ -47,7 +47,7 @@ _OP_TYPES = {
 class GlooWork(Work):
     """The common part: completion, waiting, futures.
 
-    A subclass says how to wait; whoever completes the operation calls `complete` once.
+    A subclass says how to wait; the end of the operation calls `complete` once.
     """
 
     # Class attributes, not set in __init__: an operation that is over when its work is made never
@@ -67,7 +67,7 @@ class GlooWork(Work):
         self._group = group
         self._outputs = outputs
 
-    # -- for whoever runs the operation
+    # -- for the thread that runs the operation
 
     def set_lender(self, lender: Lender) -> None:
         """The results are for tensors on a device, to which `lender` brings them."""
@@ -111,9 +111,9 @@ class GlooWork(Work):
         """Block until done, or for `timeout_s`; whether it is done."""
         raise NotImplementedError(type(self).__name__)
 
-    # -- for whoever holds it
+    # -- for its callers
 
-    @never_traced  # whoever waits may run the operation
+    @never_traced  # a thread that waits may run the operation
     def wait(self, timeout: Timeout | None = None) -> bool:
         """Block until the operation is done; raise its error.
 

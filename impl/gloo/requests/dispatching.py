@@ -1,13 +1,13 @@
 """What must not be called directly: with tensors that have no memory, or under a dispatch mode.
 
 [Note: through the dispatcher] A group in C++ issues its operations through torch's dispatcher, as
-operators `c10d::...`. Whoever stands before the kernel takes them first: a tensor subclass unwraps
+operators `c10d::...`. Modes and subclasses take them before the kernel: a tensor subclass unwraps
 its tensor (`AsyncCollectiveTensor`) or refuses (`DTensor`), a transform of `torch.func` unwraps its
 own, `CommDebugMode` counts, `FakeTensorMode` and tensors on "meta" do without the operation. A
 group in Python is called directly, and would take the address of memory that is not there.
 
 So a call that has any of this to do is issued as an operator after all, through a group of torch's
-own that has no backend, under a mode of ours, which is asked after everybody else's and runs what
+own that has no backend, under a mode of ours, which is asked after all others and runs what
 has remained. All other calls, which is nearly all, pay for a look at their tensors.
 """
 
@@ -114,7 +114,7 @@ def _without_none(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class _LowestMode(TorchDispatchMode):
-    """Runs one call of a group once its operator has passed everybody else."""
+    """Runs one call of a group once its operator has passed all other modes."""
 
     def __init__(self, run: Callable[[Sequence[Any]], dist.Work], tensor_count: int) -> None:
         """run: is given what the operator's first `tensor_count` arguments are."""

@@ -18,7 +18,7 @@ from impl.gloo.requests.reduce_ops import AnyReduceOp
 Timeout = timedelta | float  # a float counts seconds, as for all of torch's functions in C++
 
 
-class Settings(NamedTuple):
+class CallSettings(NamedTuple):
     """Defaults are torch's."""
 
     op: AnyReduceOp = ReduceOp.SUM
@@ -48,13 +48,13 @@ def settings(
     root: SupportsIndex | None = None,
     op: AnyReduceOp | None = None,
     timeout: Timeout | None = None,
-) -> Settings:
+) -> CallSettings:
     """`opts` is an options object, or what a short form has in its place.
 
     Raises TypeError for anything else.
     """
     if opts is None:
-        return Settings(
+        return CallSettings(
             op=ReduceOp.SUM if op is None else op,
             root=0 if root is None else validation.integer("the root", root),
             timeout_s=own_timeout_s(timeout),
@@ -66,7 +66,7 @@ def settings(
     if _is_integer(opts.__class__):
         return settings(root=opts, op=op, timeout=timeout)
     has_op, has_root, has_root_tensor, has_async = _attributes(opts.__class__)
-    return Settings(
+    return CallSettings(
         opts.reduceOp if has_op else ReduceOp.SUM,
         opts.rootRank if has_root else 0,
         opts.rootTensor if has_root_tensor else 0,

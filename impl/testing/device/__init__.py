@@ -11,7 +11,8 @@ and the results are wrong once in a thousand runs. Here the same code runs on CP
     kernels    every torch operation becomes a kernel on the current stream (a dispatch mode)
     simulated  the device: what a program calls, and what was found
     future     a future with streams
-    handles    the device as `impl.gloo`, `impl.ddp` and `impl.fsdp` see theirs
+    handles    the device as a `impl.device.DeviceHandle`
+    gloo       process groups of `impl.gloo` on it
     group      a process group on it, whose other ranks are imagined
 
 Two things are independent of each other. The clocks find every pair of accesses that is not

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class SimulatedFuture(torch.futures.Future[Any]):
-    """Whoever waits has its current stream wait for the stream that set the result.
+    """A wait makes the current stream wait for the stream that set the result.
 
     Callbacks run on a stream of their own that comes after it.
     """

@@ -17,46 +17,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from impl.device import substituted_handle
 from impl.gloo import ProcessGroupGloo
-from impl.gloo.memory.device import substituted_handle
 from impl.gloo.operations.reductions import Reductions
 from impl.gloo.queue.executor import Executor
 from impl.gloo.queue.issuing import as_list
 from impl.gloo.queue.work import CollectiveWork, GlooWork
-from impl.testing.device.future import SimulatedFuture
-from impl.testing.device.memory import Place
-from impl.testing.device.simulated import SimulatedDevice, SimulatedStream
+from impl.testing.device.handles import SimulatedHandle
+from impl.testing.device.memory import Elements
+from impl.testing.device.simulated import SimulatedDevice
 from impl.transport.base import CallInfo, Combine, Communicator, Deadline, Pace, PacedCommunicator
-
-
-class GlooHandle:
-    """The device as `impl.gloo.memory.device.DeviceHandle` has it."""
-
-    def __init__(self, device: SimulatedDevice) -> None:
-        self._device = device
-        self.down = device.new_stream("down")
-        self.up = device.new_stream("up")
-
-    def current_stream(self) -> SimulatedStream:
-        return self._device.current_stream()
-
-    @contextlib.contextmanager
-    def use_stream(self, stream: Any) -> Iterator[None]:
-        with self._device.seen(), self._device.use_stream(stream):
-            yield
-
-    def pinned(self, numel: int, dtype: torch.dtype) -> Tensor:
-        return self._device.pinned(numel, dtype)
-
-    def record_stream(self, tensor: Tensor, stream: Any) -> None:
-        self._device.record_stream(tensor, stream)
-
-    def new_future(self) -> torch.futures.Future[Any]:
-        return SimulatedFuture(self._device)
 
 
 @contextlib.contextmanager
@@ -83,7 +56,7 @@ def simulated_gloo(device: SimulatedDevice) -> Iterator[None]:
         return self._allreduce_any(as_list(tensors), opts, *args, **more)
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(substituted_handle(GlooHandle(device)))
+        stack.enter_context(substituted_handle(SimulatedHandle(device)))
         for owner, name, replacement in (
             (Executor, "_run_job", run_job_seen),
             (GlooWork, "complete", complete_and_tell),
@@ -152,7 +125,7 @@ class WatchedCommunicator:
     def _touch(self, tensor: Tensor, what: str, *, writes: bool) -> None:
         memory = self._device.memory_of(tensor)
         if memory is not None:
-            self._device.touch_on_host(Place.of(tensor, memory), what, writes=writes)
+            self._device.touch_on_host(Elements.of(tensor, memory), what, writes=writes)
 
 
 class _WatchedPace:

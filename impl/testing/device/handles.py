@@ -1,23 +1,24 @@
-"""The simulated device as `impl.fsdp` and `impl.ddp` see theirs."""
+"""The simulated device as the product sees it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from impl.ddp.device import HostMark, Mark, StreamDeviceHandle
+from impl.device import HostMark, TimeMark
 from impl.testing.device.future import SimulatedFuture
 from impl.testing.device.simulated import SimulatedDevice, SimulatedEvent, SimulatedStream
 
 
-class FsdpHandle:
-    """As `impl.fsdp.device.DeviceHandle`: kernels go to the current stream as they come."""
+class SimulatedHandle:
+    """As `impl.device.DeviceHandle`: kernels go to the current stream as they come."""
 
     type = "cpu"
+    has_streams = True
 
     def __init__(self, device: SimulatedDevice) -> None:
         self._device = device
@@ -40,11 +41,19 @@ class FsdpHandle:
     def current_stream(self) -> SimulatedStream:
         return self._device.current_stream()
 
-    def use_stream(self, stream: Any) -> AbstractContextManager[None]:
-        return self._device.use_stream(stream)
+    @contextlib.contextmanager
+    def use_stream(self, stream: Any) -> Iterator[None]:
+        with self._device.seen(), self._device.use_stream(stream):
+            yield
 
     def record_event(self) -> SimulatedEvent:
         return self._device.current_stream().record_event()
+
+    def new_future(self) -> SimulatedFuture:
+        return SimulatedFuture(self._device)
+
+    def mark(self) -> TimeMark:
+        return HostMark()
 
     def enqueue(
         self,
@@ -80,34 +89,10 @@ class FsdpHandle:
             self._device.resize(tensor, 0)
 
     def pin(self, tensor: Tensor) -> Tensor:
-        pinned = self._device.pinned(tensor.numel(), tensor.dtype).view(tensor.shape)
-        return pinned.copy_(tensor)
+        return self.pinned(tensor.numel(), tensor.dtype).view(tensor.shape).copy_(tensor)
 
+    def pinned(self, numel: int, dtype: torch.dtype) -> Tensor:
+        return self._device.pinned(numel, dtype)
 
-class DdpHandle(StreamDeviceHandle):
-    """As the handle of an accelerator, with the simulated streams."""
-
-    def __init__(self, device: SimulatedDevice) -> None:
-        super().__init__(torch.device("cpu"))
-        self._simulated = device
-
-    def mark(self) -> Mark:
-        return HostMark()
-
-    def pinned_like(self, host: Tensor) -> Tensor:
-        return self._simulated.pinned(host.numel(), host.dtype).view(host.shape)
-
-    def new_stream(self) -> SimulatedStream:
-        return self._simulated.new_stream()
-
-    def current_stream(self) -> SimulatedStream:
-        return self._simulated.current_stream()
-
-    def use_stream(self, stream: Any) -> AbstractContextManager[Any]:
-        return self._simulated.use_stream(stream)
-
-    def record_event(self) -> SimulatedEvent:
-        return self._simulated.current_stream().record_event()
-
-    def new_future(self) -> SimulatedFuture:
-        return SimulatedFuture(self._simulated)
+    def copy_from_host(self, host: Tensor, target: Tensor) -> None:
+        target.copy_(self.pin(host), non_blocking=True)

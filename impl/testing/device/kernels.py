@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from impl.testing.device.memory import DEVICE, PAGEABLE, PINNED, Memory, Place
+from impl.testing.device.memory import DEVICE, PAGEABLE, PINNED, Elements, Memory
 
 if TYPE_CHECKING:
     from impl.testing.device.simulated import SimulatedDevice
@@ -133,7 +133,7 @@ class Operation:
             memory = memories[id(tensor)]
             if memory is not None:
                 self._device.touch_on_host(
-                    Place.of(tensor, memory), self._name, writes=id(tensor) in written
+                    Elements.of(tensor, memory), self._name, writes=id(tensor) in written
                 )
         results = self._now()
         for tensor in _tensors(results):
@@ -149,7 +149,7 @@ class Operation:
             tensors = []
         self._check_host_operands(tensors, memories)
         written = self._written()
-        places = {id(t): Place.of(t, m) for t in tensors if (m := memories[id(t)]) is not None}
+        places = {id(t): Elements.of(t, m) for t in tensors if (m := memories[id(t)]) is not None}
         writes = [places[id(t)] for t in written if id(t) in places]
         only_written = set(map(id, self._outs()))
         reads = [places[id(t)] for t in tensors if id(t) in places and id(t) not in only_written]
@@ -163,7 +163,7 @@ class Operation:
                 results = self._now()
             fresh = [t for t in _tensors(results) if not self._device.memories.is_known(t)]
             made = [self._device.allocate(tensor) for tensor in fresh]
-            outputs = [Place.of(t, m) for t, m in zip(fresh, made, strict=True) if m is not None]
+            outputs = [Elements.of(t, m) for t, m in zip(fresh, made, strict=True) if m is not None]
             if self._name in _ALLOCATE_ONLY:
                 return results
             writes = outputs
@@ -176,7 +176,9 @@ class Operation:
                 return self._now()
         return results
 
-    def _again(self, places: dict[int, Place], outputs: list[Place] | None) -> Callable[[], None]:
+    def _again(
+        self, places: dict[int, Elements], outputs: list[Elements] | None
+    ) -> Callable[[], None]:
         """What the kernel does. outputs: where results go; None if operands are written."""
         func = self._func
 
@@ -186,7 +188,7 @@ class Operation:
         args, kwargs = _map(stand_in, self._args), _map(stand_in, self._kwargs)
 
         def real(value: Any) -> Any:
-            return value.tensor() if isinstance(value, Place) else value
+            return value.tensor() if isinstance(value, Elements) else value
 
         def run() -> None:
             results = func(*_map(real, args), **_map(real, kwargs))
@@ -257,7 +259,7 @@ class Operation:
         with self._device.lock:
             written = {id(part) for t in self._written() for part in _parts(t)}
             memories = [(part, self._device.memory_of(part)) for part in parts]
-            places = [(p, Place.of(p, m)) for p, m in memories if m is not None]
+            places = [(p, Elements.of(p, m)) for p, m in memories if m is not None]
             if not any(place.memory.is_on_device for _, place in places):
                 with self._device.executing():
                     return self._now()

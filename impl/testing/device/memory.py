@@ -1,8 +1,8 @@
 """What lies where: allocations of the device and of the host, and who has touched them.
 
 A `Memory` is one life of a torch storage, from its allocation to its end: the storage is dropped,
-or it is resized to nothing. Kernels that are still to be executed refer to it by `Place`, so that
-it keeps its bytes for them, as memory of a device does.
+or it is resized to nothing. Kernels that are still to be executed refer to it by `Elements`, so it
+keeps its bytes for them, as memory of a device does.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Elements:
     """A tensor's elements in a memory."""
 
     memory: Memory
@@ -66,8 +66,8 @@ class Place:
     is_neg: bool
 
     @staticmethod
-    def of(tensor: Tensor, memory: Memory) -> Place:
-        return Place(
+    def of(tensor: Tensor, memory: Memory) -> Elements:
+        return Elements(
             memory,
             tensor.dtype,
             tuple(tensor.shape),
@@ -108,7 +108,7 @@ class Memories:
         Args:
             on_end: called when a storage is dropped, while its bytes can still be read.
             unseen: around operations of the simulation's own.
-            lock: of whoever executes kernels; may be taken again by its holder.
+            lock: of the thread that executes kernels; may be taken again by its holder.
         """
         self._lock = lock
         self._unseen = unseen

@@ -16,7 +16,7 @@ _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class ActorStep:
     """One step of an actor. what: words for a report."""
 
     actor: int
@@ -36,11 +36,11 @@ class Actor:
         self.number = next(_numbers)
         self.clock: Clock = {self.number: 0}
 
-    def step(self, what: str) -> Moment:
+    def step(self, what: str) -> ActorStep:
         """The next thing that it does."""
         tick = self.clock[self.number] + 1
         self.clock[self.number] = tick
-        return Moment(self.number, tick, f"{what} on {self.name}")
+        return ActorStep(self.number, tick, f"{what} on {self.name}")
 
     def learn(self, clock: Clock) -> None:
         """What has this clock happened before all further steps."""
@@ -53,7 +53,7 @@ class Actor:
 class Access:
     """A step that reads or writes the bytes [start, stop) of a memory."""
 
-    moment: Moment
+    moment: ActorStep
     start: int
     stop: int
     writes: bool
@@ -79,7 +79,7 @@ class History:
     accesses: list[Access] = field(default_factory=list)
 
     def add(self, access: Access, clock: Clock) -> list[Access]:
-        """Note an access by somebody with this clock; those that it is not ordered after."""
+        """Note an access by an actor with this clock; those that it is not ordered after."""
         races = []
         kept = []
         for earlier in self.accesses:

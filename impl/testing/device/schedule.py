@@ -1,7 +1,7 @@
 """In which order is executed what was put on streams?
 
-Within a stream in order; across streams, in any order that the waits permit. A `Schedule` decides:
-as soon as possible, as late as possible, or by lot.
+Within a stream in order; across streams, in any order that the waits permit. A `KernelSchedule`
+decides: as soon as possible, as late as possible, or by lot.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Kernel:
         self.on_done.clear()
 
 
-class Schedule:
-    """Executes nothing before somebody waits for it, and then no more than is needed."""
+class KernelSchedule:
+    """Executes nothing before it is waited for, and then no more than is needed."""
 
     def __init__(self) -> None:
         self._queues: dict[Hashable, deque[Kernel]] = {}
@@ -90,7 +90,7 @@ class Schedule:
         return needed
 
 
-class Eager(Schedule):
+class Eager(KernelSchedule):
     """Executes everything at once, as a device does that is faster than the host."""
 
     def put(self, stream: Hashable, kernel: Kernel) -> None:
@@ -98,7 +98,7 @@ class Eager(Schedule):
         self.finish(kernel)
 
 
-class Drawn(Schedule):
+class Drawn(KernelSchedule):
     """Executes what lots decide, when lots decide."""
 
     def __init__(self, seed: int) -> None:
@@ -115,7 +115,7 @@ class Drawn(Schedule):
         return self._random.choice(ready)
 
 
-class SideStreamsFirst(Schedule):
+class SideStreamsFirst(KernelSchedule):
     """Executes side streams as soon as it can, and the first stream as late as it can.
 
     The most unkind order for a caller that is not waited for, and that does not wait.

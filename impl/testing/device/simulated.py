@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from impl.testing.device.kernels import Interception, Naming
-from impl.testing.device.memory import DEVICE, PAGEABLE, PINNED, Memories, Memory, Place
-from impl.testing.device.order import Access, Actor, Clock, Moment
-from impl.testing.device.schedule import Kernel, Schedule
+from impl.testing.device.memory import DEVICE, PAGEABLE, PINNED, Elements, Memories, Memory
+from impl.testing.device.order import Access, Actor, ActorStep, Clock
+from impl.testing.device.schedule import Kernel, KernelSchedule
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[2]
@@ -118,7 +118,7 @@ class SimulatedStream:
         self._device = device
         self.name = name
         self.actor = Actor(f"stream {name}")
-        self.given_back: list[Moment] = []  # uses of memory that the next allocation may get
+        self.given_back: list[ActorStep] = []  # uses of memory that the next allocation may get
         self._last: Kernel | None = None
 
     def __repr__(self) -> str:
@@ -162,9 +162,11 @@ class SimulatedDevice:
     left_out: a call of the program that must not take place, for showing that it is needed.
     """
 
-    def __init__(self, schedule: Schedule | None = None, left_out: Site | None = None) -> None:
+    def __init__(
+        self, schedule: KernelSchedule | None = None, left_out: Site | None = None
+    ) -> None:
         self.lock = threading.RLock()
-        self.schedule = schedule or Schedule()
+        self.schedule = schedule or KernelSchedule()
         self.findings: list[Finding] = []
         self.sites: set[Site] = set()
         self.memories = Memories(self._on_end, self.executing, self.lock)
@@ -208,7 +210,7 @@ class SimulatedDevice:
 
     @property
     def is_executing(self) -> bool:
-        """Whether this thread is executing kernels, which nobody must intercept."""
+        """Whether this thread is executing kernels, which must not be intercepted."""
         return bool(getattr(self._local, "executing", 0))
 
     @contextlib.contextmanager
@@ -341,7 +343,7 @@ class SimulatedDevice:
         memory = self.memories.add(tensor, DEVICE, self.current_stream())
         if memory is not None:
             self.bytes_now += memory.nbytes
-            self.execute(self.launch(None, [], [Place.of(tensor, memory)], what))
+            self.execute(self.launch(None, [], [Elements.of(tensor, memory)], what))
 
     def pinned(self, numel: int, dtype: torch.dtype) -> Tensor:
         """(numel,): new host memory that copies need not wait for."""
@@ -383,7 +385,7 @@ class SimulatedDevice:
         """A copy on the host, for which the host waits: what `tensor.cpu()` is on a device."""
         with self.lock:
             memory = self.memory_of(tensor)
-            place = Place.of(tensor, memory) if memory is not None else None
+            place = Elements.of(tensor, memory) if memory is not None else None
             found: list[Tensor] = []
 
             def read() -> None:
@@ -426,8 +428,8 @@ class SimulatedDevice:
     def launch(
         self,
         run: Callable[[], None] | None,
-        reads: Sequence[Place],
-        writes: Sequence[Place],
+        reads: Sequence[Elements],
+        writes: Sequence[Elements],
         what: str,
     ) -> Kernel:
         """Put a kernel on the current stream that reads and writes these places."""
@@ -458,7 +460,7 @@ class SimulatedDevice:
         self.execute(kernel)
         self.host.learn(self.current_stream().actor.clock)
 
-    def touch_on_host(self, place: Place, what: str, *, writes: bool) -> None:
+    def touch_on_host(self, place: Elements, what: str, *, writes: bool) -> None:
         """The calling thread reads or writes memory itself."""
         with self.lock:
             self._touch(self.host, [place], [place] if writes else [], what, None)
@@ -466,8 +468,8 @@ class SimulatedDevice:
     def _touch(
         self,
         actor: Actor,
-        reads: Sequence[Place],
-        writes: Sequence[Place],
+        reads: Sequence[Elements],
+        writes: Sequence[Elements],
         what: str,
         kernel: Kernel | None,
     ) -> None:
@@ -515,5 +517,5 @@ class SimulatedDevice:
 
 
 def _is_handle(path: Path) -> bool:
-    """Whether calls in this file are made for somebody else: here, or in a package's handle."""
+    """Whether calls in this file are made for other code: here, or in a package's handle."""
     return path.parent == _HERE or path.name == "device.py"

@@ -1,6 +1,6 @@
 """What a rank publishes in the store so that the others find it, in Gloo's binary form.
 
-[Note: Gloo's rendezvous value]
+[Note: what Gloo's ranks publish]
 Little-endian (gloo/transport/tcp/context.cc, class Rank, and address.h):
 
     u64       length of the host name
@@ -56,7 +56,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class RendezvousValue:
+class PublishedAddress:
     host_name: str
     address: Address
     pair_identifiers: tuple[int, ...] = ()
@@ -95,7 +95,7 @@ def decode_address(data: bytes) -> Address:
     raise ProtocolError(f"address of unknown family {family}")
 
 
-def encode_value(value: RendezvousValue) -> bytes:
+def encode_value(value: PublishedAddress) -> bytes:
     name = value.host_name.encode()
     return b"".join(
         [
@@ -108,7 +108,7 @@ def encode_value(value: RendezvousValue) -> bytes:
     )
 
 
-def decode_value(data: bytes, world_size: int) -> RendezvousValue:
+def decode_value(data: bytes, world_size: int) -> PublishedAddress:
     """Raises `ProtocolError` if `data` is cut off, too long, or made for another world size."""
     name, rest = _take_counted(data, "host name", HOST_NAME_NBYTES_MAX)
     address, rest = _take_counted(rest, "address", ADDRESS_NBYTES)
@@ -117,7 +117,7 @@ def decode_value(data: bytes, world_size: int) -> RendezvousValue:
             f"{len(rest)} bytes of pair identifiers instead of none or {_I64.size * world_size}"
         )
     identifiers = tuple(number for (number,) in _I64.iter_unpack(rest))
-    return RendezvousValue(name.decode(errors="replace"), decode_address(address), identifiers)
+    return PublishedAddress(name.decode(errors="replace"), decode_address(address), identifiers)
 
 
 def _take_counted(data: bytes, what: str, nbytes_max: int) -> tuple[bytes, bytes]:

@@ -1,6 +1,6 @@
 """How the ranks of a group that is about to form find each other: through a store.
 
-Whoever waits here waits until one deadline, and is told whether the others did not come or the
+A rank waits here until one deadline, and is told whether the others did not come or the
 store itself failed.
 """
 
@@ -28,7 +28,7 @@ class KeyValueStore(Protocol):
     def delete_key(self, key: str) -> bool: ...
 
 
-class Gathering:
+class StoreMeeting:
     """One rank's view of it. Errors are `CommunicationError`s that say who is missing."""
 
     operation = "rendezvous"

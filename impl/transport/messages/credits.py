@@ -35,8 +35,8 @@ from dataclasses import dataclass, field
 
 from impl.transport.messages.exchange import (
     AnySource,
-    Message,
     PendingReceive,
+    PostedMessage,
     SizeMismatch,
     complete,
     in_order,
@@ -49,12 +49,12 @@ from impl.transport.messages.streams import SendQueue
 
 
 @dataclass(slots=True)
-class Conversation:
+class CreditConversation:
     """What one rank knows of one (peer, slot). Empty ones are forgotten."""
 
     credits: deque[int] = field(default_factory=deque)  # sizes that the peer waits for
     announced: deque[int] = field(default_factory=deque)  # sizes that wait at the peer
-    sends: deque[Message] = field(default_factory=deque)  # without a credit yet
+    sends: deque[PostedMessage] = field(default_factory=deque)  # without a credit yet
     receives: deque[PendingReceive] = field(default_factory=deque)  # without data yet
     unannounced: deque[PendingReceive] = field(default_factory=deque)  # without SEND_READY yet
     unclaimed: deque[PendingReceive] = field(default_factory=deque)  # whose message was cancelled
@@ -78,13 +78,13 @@ class CreditExchange:
     def __init__(self, rank: int, queue_for: Callable[[int], SendQueue]) -> None:
         self._rank = rank
         self._queue_for = queue_for
-        self._conversations: dict[tuple[int, int], Conversation] = {}
+        self._conversations: dict[tuple[int, int], CreditConversation] = {}
         self._anyone = AnySource()
         self._gone: dict[int, Exception] = {}  # peers whose connections have ended
 
     # Posting
 
-    def post_send(self, message: Message) -> None:
+    def post_send(self, message: PostedMessage) -> None:
         if message.peer in self._gone:
             message.finish(self._gone[message.peer])
             return
@@ -96,7 +96,7 @@ class CreditExchange:
         else:
             talk.sends.append(message)
 
-    def post_receive(self, message: Message) -> None:
+    def post_receive(self, message: PostedMessage) -> None:
         talk = self._conversation(message.peer, message.slot)
         if talk.unclaimed:
             receive = talk.unclaimed.popleft()
@@ -118,7 +118,7 @@ class CreditExchange:
         else:
             talk.unannounced.append(receive)
 
-    def post_receive_any(self, message: Message, sources: Sequence[int]) -> None:
+    def post_receive_any(self, message: PostedMessage, sources: Sequence[int]) -> None:
         if self._anyone.find_sender(message, sources):
             self.post_receive(message)
 
@@ -189,7 +189,7 @@ class CreditExchange:
 
     # Failures
 
-    def cancel(self, message: Message, error: Exception) -> memoryview | None:
+    def cancel(self, message: PostedMessage, error: Exception) -> memoryview | None:
         if message.done:
             return None
         new_home = None
@@ -228,17 +228,17 @@ class CreditExchange:
             kept = deque(receive for receive in talk.unclaimed if receive.is_complete)
             self._anyone.sender_gone(key[1], peer, len(kept))
             if kept:
-                self._conversations[key] = Conversation(unclaimed=kept)
+                self._conversations[key] = CreditConversation(unclaimed=kept)
         for message in self._anyone.fail_peer(peer):
             message.finish(error)
 
     # Helpers
 
-    def _conversation(self, peer: int, slot: int) -> Conversation:
+    def _conversation(self, peer: int, slot: int) -> CreditConversation:
         key = (peer, slot)
         talk = self._conversations.get(key)
         if talk is None:
-            talk = self._conversations[key] = Conversation()
+            talk = self._conversations[key] = CreditConversation()
         return talk
 
     def _forget_if_over(self, peer: int, slot: int) -> None:
@@ -249,7 +249,7 @@ class CreditExchange:
     def _tell(self, peer: int, opcode: Opcode, slot: int, nbytes: int) -> None:
         self._queue_for(peer).push(frame_header(opcode, slot, nbytes))
 
-    def _send_data(self, message: Message, wanted_nbytes: int) -> None:
+    def _send_data(self, message: PostedMessage, wanted_nbytes: int) -> None:
         """Answer a credit with a message. See [Note: sizes that differ]."""
         view = message.view
         assert view is not None

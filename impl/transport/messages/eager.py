@@ -33,8 +33,8 @@ from dataclasses import dataclass, field
 
 from impl.transport.messages.exchange import (
     AnySource,
-    Message,
     PendingReceive,
+    PostedMessage,
     SizeMismatch,
     complete,
     in_order,
@@ -65,7 +65,7 @@ class Arrival:
 
 
 @dataclass(slots=True)
-class Conversation:
+class EagerConversation:
     """What one rank knows of one (peer, slot). Empty ones are forgotten."""
 
     receives: deque[PendingReceive] = field(default_factory=deque)  # that have met no message
@@ -76,7 +76,7 @@ class Conversation:
     unclaimed: deque[PendingReceive] = field(
         default_factory=deque
     )  # asked, but the message was cancelled
-    sends: deque[Message] = field(default_factory=deque)  # announced and not yet wanted
+    sends: deque[PostedMessage] = field(default_factory=deque)  # announced and not yet wanted
     wanted: deque[int] = field(default_factory=deque)  # sizes that the peer wants too early
     arriving: PendingReceive | None = None  # whose payload is under way
 
@@ -110,7 +110,7 @@ class EagerExchange:
         self._rank = rank
         self._queue_for = queue_for
         self._on_call = on_call
-        self._conversations: dict[tuple[int, int], Conversation] = {}
+        self._conversations: dict[tuple[int, int], EagerConversation] = {}
         self._anyone = AnySource()
         self._gone: dict[int, Exception] = {}  # peers that have left or died
         self._in_flight: dict[int, int] = {}  # peer -> bytes of its window that we have used
@@ -129,7 +129,7 @@ class EagerExchange:
         if peer not in self.told:
             self._put(peer, Opcode.TOKEN, COLLECTIVE_SLOT, 0)
 
-    def post_send(self, message: Message) -> None:
+    def post_send(self, message: PostedMessage) -> None:
         peer, slot, view = message.peer, message.slot, message.view
         assert view is not None
         if peer in self._gone:
@@ -147,7 +147,7 @@ class EagerExchange:
         else:
             talk.sends.append(message)
 
-    def post_receive(self, message: Message) -> None:
+    def post_receive(self, message: PostedMessage) -> None:
         peer, slot = message.peer, message.slot
         talk = self._conversation(peer, slot)
         if talk.unclaimed:
@@ -174,7 +174,7 @@ class EagerExchange:
             return
         self._forget_if_over(peer, slot)
 
-    def post_receive_any(self, message: Message, sources: Sequence[int]) -> None:
+    def post_receive_any(self, message: PostedMessage, sources: Sequence[int]) -> None:
         if self._anyone.find_sender(message, sources):
             self.post_receive(message)
 
@@ -288,7 +288,7 @@ class EagerExchange:
 
     # Failures
 
-    def cancel(self, message: Message, error: Exception) -> memoryview | None:
+    def cancel(self, message: PostedMessage, error: Exception) -> memoryview | None:
         if message.done:
             return None
         new_home = None
@@ -300,7 +300,7 @@ class EagerExchange:
             if message in talk.sends:
                 assert message.view is not None
                 message.view = memoryview(bytes(message.view))
-            # Nobody has been told of a receive that has met no message: it leaves no trace.
+            # No peer has been told of a receive that has met no message: it leaves no trace.
             for receive in list(talk.receives):
                 if receive.message is message:
                     talk.receives.remove(receive)
@@ -335,22 +335,24 @@ class EagerExchange:
             for receive in [*talk.receives, *talk.asked, *under_way]:
                 if receive.message is not None:
                     receive.message.finish(error)
-            # What has come in full is still there for whoever asks for it.
+            # What has come in full is still there for a later receive.
             unclaimed = deque(receive for receive in talk.unclaimed if receive.is_complete)
             kept = [each for each in talk.arrivals if each.receive.is_complete]
             self._anyone.sender_gone(key[1], peer, len(kept) + len(unclaimed))
             if kept or unclaimed:
-                self._conversations[key] = Conversation(arrivals=deque(kept), unclaimed=unclaimed)
+                self._conversations[key] = EagerConversation(
+                    arrivals=deque(kept), unclaimed=unclaimed
+                )
         for message in self._anyone.fail_peer(peer):
             message.finish(error)
 
     # Helpers
 
-    def _conversation(self, peer: int, slot: int) -> Conversation:
+    def _conversation(self, peer: int, slot: int) -> EagerConversation:
         key = (peer, slot)
         talk = self._conversations.get(key)
         if talk is None:
-            talk = self._conversations[key] = Conversation()
+            talk = self._conversations[key] = EagerConversation()
         return talk
 
     def _forget_if_over(self, peer: int, slot: int) -> None:
@@ -372,7 +374,7 @@ class EagerExchange:
         index, digest = self.call >> 32, self.call & 0xFFFFFFFF
         return frame_header(opcode, slot, length, payload_nbytes, index, digest)
 
-    def _send_data(self, message: Message, wanted_nbytes: int) -> None:
+    def _send_data(self, message: PostedMessage, wanted_nbytes: int) -> None:
         view = message.view
         assert view is not None
         if wanted_nbytes != message.nbytes:

@@ -1,8 +1,8 @@
 """Messages between ranks: which send meets which receive. Common to both modes, without I/O.
 
 [Note: what an exchange is]
-An `Exchange` knows the messages that one rank wants to send or receive, and what its peers have
-said about theirs. Callers post messages; the connections feed in what arrives; the exchange
+A `MessageExchange` knows the messages that one rank wants to send or receive, and what its peers
+have said about theirs. Callers post messages; the connections feed in what arrives; the exchange
 answers by putting frames on the peers' queues and by ending messages. It is called by one thread
 at a time.
 
@@ -22,7 +22,7 @@ from typing import Protocol
 from impl.transport.messages.frames import Preamble
 
 
-class Message:
+class PostedMessage:
     """One end of a message: a posted send or receive.
 
     `peer` is -1 for a receive from anyone, until a sender is found. `view` is where the bytes are
@@ -38,14 +38,14 @@ class Message:
         peer: int,
         slot: int,
         view: memoryview,
-        on_done: Callable[[Message], None] | None = None,
+        on_done: Callable[[PostedMessage], None] | None = None,
     ) -> None:
         self.peer = peer
         self.slot = slot
         self.view: memoryview | None = view
         self.nbytes = len(view)
         self.on_done = on_done
-        self.under_way: set[Message] | None = None
+        self.under_way: set[PostedMessage] | None = None
         self.done = False
         self.error: Exception | None = None
 
@@ -60,7 +60,7 @@ class Message:
 
     def __repr__(self) -> str:
         state = "failed" if self.error else "done" if self.done else "pending"
-        return f"<Message peer={self.peer} slot={self.slot:#x} {self.nbytes} bytes, {state}>"
+        return f"<PostedMessage peer={self.peer} slot={self.slot:#x} {self.nbytes} bytes, {state}>"
 
 
 class SizeMismatch(Exception):
@@ -72,18 +72,18 @@ class SizeMismatch(Exception):
         )
 
 
-class Exchange(Protocol):
+class MessageExchange(Protocol):
     """What connections and communicators need of a mode.
 
     The frame methods raise `ProtocolError` when the peer breaks the rules; the caller then drops
     the connection and calls `fail_peer`.
     """
 
-    def post_send(self, message: Message) -> None: ...
+    def post_send(self, message: PostedMessage) -> None: ...
 
-    def post_receive(self, message: Message) -> None: ...
+    def post_receive(self, message: PostedMessage) -> None: ...
 
-    def post_receive_any(self, message: Message, sources: Sequence[int]) -> None:
+    def post_receive_any(self, message: PostedMessage, sources: Sequence[int]) -> None:
         """Receive from whichever of `sources` is the first to send on this slot."""
 
     def on_frame(self, peer: int, frame: Preamble) -> None: ...
@@ -93,7 +93,7 @@ class Exchange(Protocol):
 
     def on_payload_ends(self, peer: int, frame: Preamble) -> None: ...
 
-    def cancel(self, message: Message, error: Exception) -> memoryview | None:
+    def cancel(self, message: PostedMessage, error: Exception) -> memoryview | None:
         """Make one message fail alone, and forget its memory.
 
         What a peer has already been promised is kept: a send goes out from a copy, and what
@@ -119,7 +119,7 @@ class PendingReceive:
     """
 
     nbytes: int
-    message: Message | None
+    message: PostedMessage | None
     arrived: bytearray | None = None  # the payload, if there was no message to put it in
     is_complete: bool = False
     place: int = field(default_factory=itertools.count().__next__)  # grows along a conversation
@@ -144,7 +144,7 @@ def complete(receive: PendingReceive) -> None:
         message.finish()
 
 
-def take_over(receive: PendingReceive, message: Message, rank: int) -> None:
+def take_over(receive: PendingReceive, message: PostedMessage, rank: int) -> None:
     """Serve a message of `rank` by a receive that a cancelled one has left behind."""
     if receive.nbytes != message.nbytes:
         message.finish(SizeMismatch(message.peer, rank, receive.nbytes, message.nbytes))
@@ -154,7 +154,7 @@ def take_over(receive: PendingReceive, message: Message, rank: int) -> None:
         complete(receive)
 
 
-def vacate(receives: Sequence[PendingReceive], message: Message) -> PendingReceive | None:
+def vacate(receives: Sequence[PendingReceive], message: PostedMessage) -> PendingReceive | None:
     """Take a cancelled message out of receives that a peer has been told of, in their order.
 
     The messages behind it move up as far as they are of its size, so that they still meet what is
@@ -189,10 +189,10 @@ class AnySource:
 
     def __init__(self) -> None:
         self._senders: dict[int, deque[int]] = {}  # slot -> peers, one entry a message
-        self._receives: dict[int, deque[tuple[Message, frozenset[int]]]] = {}
+        self._receives: dict[int, deque[tuple[PostedMessage, frozenset[int]]]] = {}
         self._lost: set[int] = set()
 
-    def find_sender(self, message: Message, sources: Iterable[int]) -> bool:
+    def find_sender(self, message: PostedMessage, sources: Iterable[int]) -> bool:
         """Set `message.peer` to the first sender among `sources`, or keep the receive for later."""
         allowed = frozenset(sources)
         for peer in self._senders.get(message.slot, ()):
@@ -205,7 +205,7 @@ class AnySource:
             self._receives.setdefault(message.slot, deque()).append((message, allowed))
         return False
 
-    def sender_waits(self, slot: int, peer: int) -> Message | None:
+    def sender_waits(self, slot: int, peer: int) -> PostedMessage | None:
         """A message of `peer` has found no receive: the receive from anyone that should take it."""
         self._senders.setdefault(slot, deque()).append(peer)
         for message, allowed in self._receives.get(slot, ()):
@@ -229,7 +229,7 @@ class AnySource:
         if not senders:
             self._senders.pop(slot, None)
 
-    def forget(self, message: Message) -> None:
+    def forget(self, message: PostedMessage) -> None:
         waiting = self._receives.get(message.slot, deque())
         for entry in list(waiting):
             if entry[0] is message:
@@ -237,7 +237,7 @@ class AnySource:
         if not waiting:
             self._receives.pop(message.slot, None)
 
-    def fail_peer(self, peer: int) -> list[Message]:
+    def fail_peer(self, peer: int) -> list[PostedMessage]:
         """The receives that no one is left to serve."""
         self._lost.add(peer)
         hopeless = [

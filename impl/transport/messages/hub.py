@@ -1,13 +1,13 @@
 """One rank's connections on one device, and their messages. No waiting, no threads.
 
 A hub ties the parts without I/O together: for each peer a reader, a queue and a stream, and one
-exchange for all. Somebody else says when a stream is ready: the event loop, or a simulation.
+exchange for all. Others say when a stream is ready: the event loop, or a simulation.
 
 [Note: changes that are broken off]
 A signal's handler may raise (Ctrl-C) between any two lines of a change to what a hub or its
-exchange knows. Then the group ends, and whoever waits must hear of it, whatever is half changed: a
+exchange knows. Then the group ends, and all that wait must hear of it, whatever is half changed: a
 message may have left one list and not arrived in the next. So `fail_messages` expects no more of
-the lists than that they are lists, and goes by `Message.under_way`, too.
+the lists than that they are lists, and goes by `PostedMessage.under_way`, too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from impl.transport.messages.exchange import Exchange, Message
+from impl.transport.messages.exchange import MessageExchange, PostedMessage
 from impl.transport.messages.frames import (
     CONTROL_NBYTES_MAX,
     FrameRules,
@@ -29,7 +29,7 @@ from impl.transport.messages.streams import FrameReader, Happened, SendQueue
 READS_PER_EVENT = 16  # then the other peers get their turn
 
 
-class Stream(Protocol):
+class ByteStream(Protocol):
     """A connected, non-blocking socket, or what a simulation has instead."""
 
     def recv_into(self, buffer: memoryview, /) -> int:
@@ -80,7 +80,7 @@ class Link:
         "stream",
     )
 
-    def __init__(self, hub: Hub, peer: int, stream: Stream, queue: SendQueue) -> None:
+    def __init__(self, hub: Hub, peer: int, stream: ByteStream, queue: SendQueue) -> None:
         self.hub = hub
         self.peer = peer
         self.stream = stream
@@ -165,7 +165,7 @@ class Link:
         self._reader.relocate(target)
 
     def drop_payload(self) -> None:
-        """Nobody wants the payload under way, if there is one."""
+        """The payload under way, if there is one, is not wanted."""
         if self._reader.has_payload_under_way and not self._in_control:
             self._reader.place(None)
 
@@ -181,7 +181,7 @@ class Hub:
         self,
         peers: Sequence[int],
         rules: FrameRules,
-        make_exchange: Callable[[Callable[[int], SendQueue]], Exchange],
+        make_exchange: Callable[[Callable[[int], SendQueue]], MessageExchange],
         owner: HubOwner,
     ) -> None:
         self.peers = tuple(peers)
@@ -193,7 +193,7 @@ class Hub:
         self.silenced: Exception | None = None  # why messages are neither sent nor taken
         self._queues = {peer: SendQueue() for peer in peers}
         self._with_news: set[int] = set()  # peers for which something was queued
-        self._under_way: set[Message] = set()
+        self._under_way: set[PostedMessage] = set()
         self.exchange = make_exchange(self.queue_for)
 
     def queue_for(self, peer: int) -> SendQueue:
@@ -216,7 +216,7 @@ class Hub:
     def has_unsent(self) -> bool:
         return any(self._queues[peer] for peer in self.links)
 
-    def attach(self, peer: int, stream: Stream) -> Link:
+    def attach(self, peer: int, stream: ByteStream) -> Link:
         """The connection to `peer` is there. The caller then sees to what is queued for it."""
         assert peer not in self.links
         link = self.links[peer] = Link(self, peer, stream, self._queues[peer])
@@ -239,19 +239,19 @@ class Hub:
         if self.silenced is None:
             self.exchange.fail_peer(peer, error)
 
-    def post_send(self, message: Message) -> None:
+    def post_send(self, message: PostedMessage) -> None:
         if self._accepts(message):
             self.exchange.post_send(message)
 
-    def post_receive(self, message: Message) -> None:
+    def post_receive(self, message: PostedMessage) -> None:
         if self._accepts(message):
             self.exchange.post_receive(message)
 
-    def post_receive_any(self, message: Message, sources: Sequence[int]) -> None:
+    def post_receive_any(self, message: PostedMessage, sources: Sequence[int]) -> None:
         if self._accepts(message):
             self.exchange.post_receive_any(message, sources)
 
-    def _accepts(self, message: Message) -> bool:
+    def _accepts(self, message: PostedMessage) -> bool:
         if self.silenced is not None:
             message.finish(self.silenced)
             return False
@@ -259,7 +259,7 @@ class Hub:
         self._under_way.add(message)
         return True
 
-    def cancel(self, message: Message, error: Exception) -> None:
+    def cancel(self, message: PostedMessage, error: Exception) -> None:
         """Make one message fail alone. Its memory is the caller's again when this returns."""
         new_home = self.exchange.cancel(message, error)
         if new_home is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from impl.transport.messages.exchange import Message, SizeMismatch
+from impl.transport.messages.exchange import PostedMessage, SizeMismatch
 
 
 class OwnMessages:
@@ -16,9 +16,9 @@ class OwnMessages:
 
     def __init__(self) -> None:
         self._sent: dict[int, deque[bytes]] = {}
-        self._receives: dict[int, deque[Message]] = {}
+        self._receives: dict[int, deque[PostedMessage]] = {}
 
-    def post_send(self, message: Message) -> None:
+    def post_send(self, message: PostedMessage) -> None:
         assert message.view is not None
         data = bytes(message.view)
         waiting = self._receives.get(message.slot)
@@ -29,7 +29,7 @@ class OwnMessages:
             self._sent.setdefault(message.slot, deque()).append(data)
         message.finish()
 
-    def post_receive(self, message: Message) -> None:
+    def post_receive(self, message: PostedMessage) -> None:
         sent = self._sent.get(message.slot)
         if sent:
             _deliver(sent.popleft(), message)
@@ -39,7 +39,7 @@ class OwnMessages:
     def flush(self) -> None:
         """Nothing is queued: see `Hub`."""
 
-    def cancel(self, message: Message, error: Exception) -> None:
+    def cancel(self, message: PostedMessage, error: Exception) -> None:
         """Make one receive fail alone."""
         self._receives[message.slot].remove(message)
         message.finish(error)
@@ -53,7 +53,7 @@ class OwnMessages:
             message.finish(error)
 
 
-def _deliver(data: bytes, message: Message) -> None:
+def _deliver(data: bytes, message: PostedMessage) -> None:
     if len(data) != message.nbytes:
         message.finish(SizeMismatch(message.peer, message.peer, len(data), message.nbytes))
         return

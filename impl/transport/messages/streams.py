@@ -203,7 +203,7 @@ class SendQueue:
             owner.finish(error)
 
     def abandon(self, error: Exception) -> None:
-        """There is nobody to write to any more."""
+        """There is no peer to write to any more."""
         owners = [entry.owner for entry in self._entries if entry.owner is not None]
         self._entries.clear()
         for owner in owners:

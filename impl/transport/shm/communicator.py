@@ -11,18 +11,19 @@ from multiprocessing import util
 from torch import Tensor
 
 from impl.transport.base import CallInfo, Deadline
-from impl.transport.fate import Cause, Fate
+from impl.transport.fate import EndCause, Fate
 from impl.transport.shm.copying import Copying
-from impl.transport.shm.layout import Layout
+from impl.transport.shm.layout import MappingLayout
 from impl.transport.shm.mailbox import Mailbox, ShmTransfer
 from impl.transport.shm.mapping import Mapping
 from impl.transport.shm.membership import Membership
 from impl.transport.shm.reducing import Reducing
+from impl.transport.shm.slots import Slots
 
 DEFAULT_SEGMENT_NBYTES = 1 << 20
 
 
-class ShmCommunicator(Reducing, Copying):
+class ShmCommunicator:
     """Implements `Communicator` for ranks that share memory.
 
     `members` are the ranks' numbers in the group, by position in the mapping: the same as
@@ -42,9 +43,23 @@ class ShmCommunicator(Reducing, Copying):
         segment_nbytes: int = DEFAULT_SEGMENT_NBYTES,
         group_size: int | None = None,
     ) -> None:
-        layout = Layout.plan(len(members), segment_nbytes)
+        layout = MappingLayout.plan(len(members), segment_nbytes)
         membership = Membership(mapping, layout, members, rank, group_size or len(members), group)
-        super().__init__(membership)
+        self._membership = membership
+        self._slots = Slots(membership)
+        reducing, copying = Reducing(self._slots), Copying(self._slots)
+        # The methods themselves: one that calls them would cost every operation time.
+        self.all_reduce = reducing.all_reduce
+        self.all_reduce_paced = reducing.all_reduce_paced
+        self.reduce = reducing.reduce
+        self.reduce_scatter = reducing.reduce_scatter
+        self.broadcast = copying.broadcast
+        self.all_gather = copying.all_gather
+        self.all_gather_v = copying.all_gather_v
+        self.gather = copying.gather
+        self.scatter = copying.scatter
+        self.all_to_all = copying.all_to_all
+        self.barrier = copying.barrier
         self.rank = membership.position
         self.world_size = membership.size
         self._mailbox = Mailbox(membership)
@@ -80,7 +95,7 @@ class ShmCommunicator(Reducing, Copying):
         text = f"{where} was aborted on rank {membership.rank}: {reason}."
         with self._mapping_lock:
             if self._is_mapped:
-                membership.give_up(Cause.ABORT, where, text)
+                membership.give_up(EndCause.ABORT, where, text)
 
     def close(self) -> None:
         if not self._open:
@@ -93,9 +108,9 @@ class ShmCommunicator(Reducing, Copying):
             self._is_mapped = False
             if membership.fate is None:
                 text = f"group {membership.group!r} was destroyed on rank {membership.rank}."
-                membership.fate = Fate(Cause.ABORT, membership.rank, text)
+                membership.fate = Fate(EndCause.ABORT, membership.rank, text)
             membership.leave()
-            self.forget_views()
+            self._slots.forget_views()
             membership.mapping.close()
 
     def _disown(self) -> None:
@@ -105,7 +120,7 @@ class ShmCommunicator(Reducing, Copying):
             f"group {membership.group!r} belongs to the process that created it, and this is its "
             f"child {os.getpid()}."
         )
-        membership.fate = Fate(Cause.ABORT, membership.rank, text)
+        membership.fate = Fate(EndCause.ABORT, membership.rank, text)
         self._open = self._is_mapped = False
         self._mapping_lock = threading.Lock()
 

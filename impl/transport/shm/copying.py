@@ -15,16 +15,23 @@ from impl.transport.shm.slots import Slots, Table, ends_the_group
 from impl.transport.shm.words import memcpy
 
 
-class Copying(Slots):
+class Copying:
     """broadcast, gathers, scatter, all-to-all, barrier; see `Communicator`."""
+
+    def __init__(self, slots: Slots) -> None:
+        self.membership = slots.membership
+        self._slots = slots
+        self._rounds = slots.rounds
+        self._position = slots.position
+        self._size = slots.size
 
     @ends_the_group
     def broadcast(self, tensor: Tensor, root: int, call: CallInfo, until: Deadline) -> None:
         rounds, itemsize = self._rounds, tensor.itemsize
         address = tensor.data_ptr()
         rounds.announce(call)
-        for start, stop in spans(tensor.numel(), self._segment_nbytes // itemsize):
-            slot = self._parts[rounds.half()][root]
+        for start, stop in spans(tensor.numel(), self._slots.segment_nbytes // itemsize):
+            slot = self._slots.parts[rounds.half()][root]
             place, nbytes = address + start * itemsize, (stop - start) * itemsize
             if root == self._position:
                 memcpy(slot, place, nbytes)
@@ -60,10 +67,10 @@ class Copying(Slots):
         rounds, itemsize, me = self._rounds, input.itemsize, self._position
         address = input.data_ptr()
         rounds.announce(call)
-        for start, stop in spans(input.numel(), self._segment_nbytes // itemsize):
+        for start, stop in spans(input.numel(), self._slots.segment_nbytes // itemsize):
             half = rounds.half()
             offset, nbytes = start * itemsize, (stop - start) * itemsize
-            slots = self._parts[half]
+            slots = self._slots.parts[half]
             memcpy(slots[me], address + offset, nbytes)
             rounds.meet(call, until)
             if start == 0:
@@ -71,7 +78,7 @@ class Copying(Slots):
                 if targets is not None and targets[me] != address:
                     memcpy(targets[me], address, input.numel() * itemsize)
             if targets is not None:
-                for position in self._others:
+                for position in self._slots.others:
                     memcpy(targets[position] + offset, slots[position], nbytes)
 
     @ends_the_group
@@ -80,13 +87,13 @@ class Copying(Slots):
     ) -> None:
         rounds, itemsize, me, size = self._rounds, input.itemsize, self._position, self._size
         table_nbytes = _table_nbytes(size + 1)
-        room = (self._segment_nbytes - table_nbytes) // itemsize
+        room = (self._slots.segment_nbytes - table_nbytes) // itemsize
         expected = [output.numel() for output in outputs]
         address = input.data_ptr()
         agreed = input.numel() == expected[me]
         sizes = _digest(expected) if agreed else 0
         rounds.announce(call, sizes)
-        self._write_table([input.numel(), *expected])
+        self._slots.write_table([input.numel(), *expected])
         # a rank that contradicts itself takes part in the round that shows it to all, and no more
         count = span_count(max(expected), room) if agreed else 1
         number = 0
@@ -95,7 +102,7 @@ class Copying(Slots):
             start = number * room
             length = max(0, min(input.numel(), start + room) - start)
             memcpy(
-                self._parts[half][me] + table_nbytes,
+                self._slots.parts[half][me] + table_nbytes,
                 address + start * itemsize,
                 length * itemsize,
             )
@@ -103,14 +110,14 @@ class Copying(Slots):
             if number == 0:
                 rounds.compare(call)
                 if not rounds.same_sizes(sizes):
-                    tables = self._read_tables(half, size + 1)
+                    tables = self._slots.read_tables(half, size + 1)
                     self._check_expected(tables[:, 0], tables[:, 1:], call)
                 memcpy(outputs[me].data_ptr(), address, input.numel() * itemsize)
-            for position in self._others:
+            for position in self._slots.others:
                 length = max(0, min(expected[position], start + room) - start)
                 memcpy(
                     outputs[position].data_ptr() + start * itemsize,
-                    self._parts[half][position] + table_nbytes,
+                    self._slots.parts[half][position] + table_nbytes,
                     length * itemsize,
                 )
             number += 1
@@ -125,15 +132,15 @@ class Copying(Slots):
         until: Deadline,
     ) -> None:
         rounds, itemsize, me = self._rounds, output.itemsize, self._position
-        room = part_numel(self._segment_nbytes, self._size, itemsize)
+        room = part_numel(self._slots.segment_nbytes, self._size, itemsize)
         sources = [] if inputs is None else [input.data_ptr() for input in inputs]
         address = output.data_ptr()
         rounds.announce(call)
         for start, stop in spans(output.numel(), room):
-            slot = self._parts[rounds.half()][root]
+            slot = self._slots.parts[rounds.half()][root]
             offset, nbytes = start * itemsize, (stop - start) * itemsize
             if me == root:
-                for position in self._others:
+                for position in self._slots.others:
                     memcpy(slot + position * room * itemsize, sources[position] + offset, nbytes)
             rounds.meet(call, until)
             if start == 0:
@@ -155,21 +162,21 @@ class Copying(Slots):
     ) -> None:
         rounds, itemsize, me, size = self._rounds, input.itemsize, self._position, self._size
         table_nbytes = _table_nbytes(2 * size)
-        room = part_numel(self._segment_nbytes - table_nbytes, size, itemsize)
+        room = part_numel(self._slots.segment_nbytes - table_nbytes, size, itemsize)
         sources = _addresses(input, input_splits)
         targets = _addresses(output, output_splits)
-        # equal shares are equal on all ranks, and need no look at everybody's table
+        # equal shares are equal on all ranks, and need no look at the others' tables
         shares = {*input_splits, *output_splits}
         sizes = _digest(shares) if len(shares) == 1 else 0
         rounds.announce(call, sizes)
-        self._write_table([*input_splits, *output_splits])
+        self._slots.write_table([*input_splits, *output_splits])
         count = 1  # until the tables say how many rounds the largest share takes
         number = 0
         while number < count:
             half = rounds.half()
             start = number * room
-            slot = self._parts[half][me] + table_nbytes
-            for position in self._others:
+            slot = self._slots.parts[half][me] + table_nbytes
+            for position in self._slots.others:
                 length = min(input_splits[position] - start, room)
                 if length > 0:
                     memcpy(
@@ -183,18 +190,18 @@ class Copying(Slots):
                 if rounds.same_sizes(sizes):
                     largest = input_splits[me]
                 else:
-                    tables = self._read_tables(half, 2 * size)
+                    tables = self._slots.read_tables(half, 2 * size)
                     sent, expected = tables[:, :size], tables[:, size:]
                     self._check_splits(sent, expected, call)
                     largest = int((sent * ~np.eye(size, dtype=bool)).max())
                 count = span_count(largest, room)
                 memcpy(targets[me], sources[me], input_splits[me] * itemsize)
-            for position in self._others:
+            for position in self._slots.others:
                 length = min(output_splits[position] - start, room)
                 if length > 0:
                     memcpy(
                         targets[position] + start * itemsize,
-                        self._parts[half][position] + table_nbytes + me * room * itemsize,
+                        self._slots.parts[half][position] + table_nbytes + me * room * itemsize,
                         length * itemsize,
                     )
             number += 1
@@ -214,8 +221,8 @@ class Copying(Slots):
         """expected[i, j]: what rank i has room for from rank j."""
         for i, j in np.argwhere(expected != given):
             raise errors.CollectiveMismatch(
-                f"{self._membership.where(call)}: rank {self._membership.members[j]} gives "
-                f"{given[j]} elements, but rank {self._membership.members[i]} has room for "
+                f"{self.membership.where(call)}: rank {self.membership.members[j]} gives "
+                f"{given[j]} elements, but rank {self.membership.members[i]} has room for "
                 f"{expected[i, j]}."
             )
 
@@ -228,8 +235,8 @@ class Copying(Slots):
         """sent[i, j]: from rank i to rank j; expected[j, i]: what rank j expects from rank i."""
         for i, j in np.argwhere(sent != expected.T):
             raise errors.CollectiveMismatch(
-                f"{self._membership.where(call)}: rank {self._membership.members[i]} sends "
-                f"{sent[i, j]} elements to rank {self._membership.members[j]}, which expects "
+                f"{self.membership.where(call)}: rank {self.membership.members[i]} sends "
+                f"{sent[i, j]} elements to rank {self.membership.members[j]}, which expects "
                 f"{expected[j, i]}."
             )
 

@@ -1,6 +1,6 @@
 """Where ranks that share memory learn how their group has ended (see `transport.fate`).
 
-The first rank that gives up writes the group's fate into shared memory, once, and wakes everybody.
+The first rank that gives up writes the group's fate into shared memory, once, and wakes all ranks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 
 from impl.transport.fate import Fate
 from impl.transport.shm import words
-from impl.transport.shm.layout import Layout
+from impl.transport.shm.layout import MappingLayout
 from impl.transport.shm.mapping import Mapping
 
 _HEADER = struct.Struct("<H")  # bytes of what follows
@@ -20,7 +20,7 @@ _WRITING_S = 1.0  # the longest that a rank may take from its claim to the end o
 class FateBoard:
     """The place in shared memory where the fate is written."""
 
-    def __init__(self, mapping: Mapping, layout: Layout) -> None:
+    def __init__(self, mapping: Mapping, layout: MappingLayout) -> None:
         self._mapping = mapping
         self._claim_address = mapping.address + layout.fate_claim_offset
         self._ready_address = mapping.address + layout.fate_ready_offset

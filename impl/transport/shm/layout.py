@@ -41,7 +41,7 @@ def power_of_two_below(value: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class MappingLayout:
     """Offsets in bytes from the start of the mapping; every one of them a multiple of a line."""
 
     world_size: int
@@ -49,12 +49,12 @@ class Layout:
     ring_nbytes: int  # a power of two
 
     @staticmethod
-    def plan(world_size: int, segment_nbytes: int) -> Layout:
+    def plan(world_size: int, segment_nbytes: int) -> MappingLayout:
         """The largest rings and segments, up to `segment_nbytes`, that stay within the bounds."""
         total = min(_MAPPING_NBYTES_PER_RANK * world_size, _MAPPING_NBYTES_MAX)
         ring = power_of_two_below(max(total // 4 // world_size**2, 1))
         half = total * 5 // 8 // (2 * world_size)
-        return Layout(
+        return MappingLayout(
             world_size=world_size,
             segment_nbytes=max(
                 PAGE_NBYTES, min(segment_nbytes, half * 4 // 5) // PAGE_NBYTES * PAGE_NBYTES

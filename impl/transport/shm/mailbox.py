@@ -1,11 +1,11 @@
 """Point to point over shared memory: posting, moving bytes, waiting.
 
-Whoever waits for a transfer moves bytes for all of them (*drives*). While transfers are pending and
-nobody waits, a helper thread drives; it is started by the first transfer that cannot be completed
-on the spot, and sleeps otherwise. Sends go into the ring for their destination as far as there is
-room, so a small message is done at once; receives take out only what a posted receive may be
-waiting for, so the memory for unexpected messages is bounded by what their senders sent ahead of an
-awaited one.
+A thread that waits for a transfer moves bytes for all of them (*drives*). While transfers are
+pending and no thread waits, a helper thread drives; it is started by the first transfer that cannot
+be completed on the spot, and sleeps otherwise. Sends go into the ring for their destination as far
+as there is room, so a small message is done at once; receives take out only what a posted receive
+may be waiting for, so the memory for unexpected messages is bounded by what their senders sent
+ahead of an awaited one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from impl import errors
 from impl.transport.background import is_background, work_in_background
 from impl.transport.base import ANY_SOURCE, CallInfo, Deadline
-from impl.transport.fate import Cause
+from impl.transport.fate import EndCause
 from impl.transport.shm import words
 from impl.transport.shm.matching import IncomingMessage, Matcher
 from impl.transport.shm.membership import Membership
@@ -415,7 +415,7 @@ class Mailbox:
         if died:
             lost = [self._member(p) for p in died]
             text = errors.peer_lost_message(where, lost, membership.world_size, "its process ended")
-            return membership.give_up(Cause.LOST, where, text, lost)
+            return membership.give_up(EndCause.LOST, where, text, lost)
         if len(left) < len(peers):
             return None  # another rank may still send to ANY_SOURCE
         lost = [self._member(p) for p in left]
@@ -436,7 +436,7 @@ class Mailbox:
     # -- the helper thread
 
     def _hand_over(self) -> None:
-        """Under the lock: see to it that somebody drives if anything is pending."""
+        """Under the lock: have a thread drive if anything is pending."""
         if self._drivers or self._closed or next(iter(self._pending()), None) is None:
             return
         if self._helper is None:
@@ -466,20 +466,20 @@ class Mailbox:
     # -- the end
 
     def break_off(self, error: BaseException) -> None:
-        """A change was broken off: nobody can go on, and whoever waits must hear of it."""
+        """A change was broken off: the group ends, and threads that wait must hear of it."""
         self._broken_off = True
         membership = self._membership
         if self._closed:
             return
         where = f"group {membership.group!r}"
         text = f"{where} was interrupted on rank {membership.rank}: {error!r}."
-        membership.give_up(Cause.ABORT, where, text)
+        membership.give_up(EndCause.ABORT, where, text)
         for transfer in tuple(self._under_way):
             why = membership.fate_error(membership.where(transfer.call))
             self._complete([(transfer, why, -1)])
 
     def close(self) -> None:
-        """Fail what is pending; then nobody touches the mapping. Safe to call twice.
+        """Fail what is pending; afterwards the mapping is not touched. Safe to call twice.
 
         From any thread, one that drives included: another thread that drives is waited for, and
         the caller itself, when it comes back to `drive`, finds the mailbox closed.

@@ -30,7 +30,7 @@ import weakref
 import torch
 from torch import Tensor
 
-from impl.transport.shm.layout import Layout
+from impl.transport.shm.layout import MappingLayout
 
 _MAGIC = b"pygloo shm 1\0\0\0\0"  # names the layout's version
 NONCE_NBYTES = 16
@@ -59,7 +59,7 @@ class SharedFile:
             os.ftruncate(self._fd, nbytes)
             # a file that cannot shrink cannot turn a peer's access into SIGBUS
             fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-            os.pwrite(self._fd, _MAGIC + self.nonce, Layout.nonce_offset)
+            os.pwrite(self._fd, _MAGIC + self.nonce, MappingLayout.nonce_offset)
         except OSError as error:
             self.close()
             raise SharingRefused(f"a shared file of {nbytes} bytes: {error.strerror}") from error
@@ -88,7 +88,7 @@ class Mapping:
             raise SharingRefused(f"cannot open {path}: {error.strerror}") from error
         try:
             # in another process namespace the path may lead to a stranger's descriptor
-            if os.pread(fd, len(_MAGIC) + NONCE_NBYTES, Layout.nonce_offset) != (
+            if os.pread(fd, len(_MAGIC) + NONCE_NBYTES, MappingLayout.nonce_offset) != (
                 _MAGIC + bytes.fromhex(nonce)
             ):
                 raise SharingRefused(f"{path} is not the file that was offered")

@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from impl.transport.base import Deadline
-from impl.transport.meeting.store import Gathering, KeyValueStore, not_come
+from impl.transport.meeting.store import KeyValueStore, StoreMeeting, not_come
 from impl.transport.shm import words
-from impl.transport.shm.layout import Layout
+from impl.transport.shm.layout import MappingLayout
 from impl.transport.shm.mapping import Mapping, SharedFile, SharingRefused
 
 
@@ -52,30 +52,30 @@ def meet(
     # the file must hold an island of any size, which is known only at the end; unused pages are
     # free
     nbytes = max(
-        Layout.plan(size, segment_nbytes).total_nbytes for size in range(1, world_size + 1)
+        MappingLayout.plan(size, segment_nbytes).total_nbytes for size in range(1, world_size + 1)
     )
-    gathering = Gathering(store, rank, world_size, group, until)
+    at_store = StoreMeeting(store, rank, world_size, group, until)
     own_file, why_not = _offer(nbytes)
     mapping: Mapping | None = None
     try:
-        gathering.publish(f"offer/{rank}", own_file.offer if own_file is not None else "")
+        at_store.publish(f"offer/{rank}", own_file.offer if own_file is not None else "")
         host = rank
         why_apart = why_not
         for candidate in range(rank + 1) if own_file is not None else ():
-            offer = _read(gathering, "offer", candidate)
+            offer = _read(at_store, "offer", candidate)
             try:
                 mapping = _join(offer, rank, nbytes)
                 host = candidate
                 break
             except SharingRefused as refused:
                 why_apart = why_apart or str(refused)
-        gathering.publish(f"host/{rank}", str(host))
-        hosts = [int(_read(gathering, "host", other)) for other in range(world_size)]
+        at_store.publish(f"host/{rank}", str(host))
+        hosts = [int(_read(at_store, "host", other)) for other in range(world_size)]
     except BaseException:
         if mapping is not None:
             mapping.close()
         for kind in ("offer", "host"):
-            gathering.forget(f"{kind}/{rank}")
+            at_store.forget(f"{kind}/{rank}")
         raise
     finally:
         if own_file is not None:
@@ -116,14 +116,14 @@ def _join(offer: str, rank: int, nbytes: int) -> Mapping:
     return mapping
 
 
-def _read(gathering: Gathering, kind: str, rank: int) -> str:
+def _read(at_store: StoreMeeting, kind: str, rank: int) -> str:
     """What `rank` has put there, once it has."""
 
     def key_of(other: int) -> str:
         return f"{kind}/{other}"
 
     def missing() -> str:
-        return not_come(gathering.absent(key_of, range(gathering.world_size)) or [rank])
+        return not_come(at_store.absent(key_of, range(at_store.world_size)) or [rank])
 
-    gathering.wait_for([key_of(rank)], missing)
-    return gathering.get(key_of(rank)).decode()
+    at_store.wait_for([key_of(rank)], missing)
+    return at_store.get(key_of(rank)).decode()

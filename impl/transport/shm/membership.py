@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from impl import errors
 from impl.transport.base import CallInfo
-from impl.transport.fate import Cause, Fate
+from impl.transport.fate import EndCause, Fate
 from impl.transport.shm import words
 from impl.transport.shm.fate import FateBoard
-from impl.transport.shm.layout import Layout
+from impl.transport.shm.layout import MappingLayout
 from impl.transport.shm.mapping import Mapping
 
 
@@ -19,7 +19,7 @@ class Membership:
     def __init__(
         self,
         mapping: Mapping,
-        layout: Layout,
+        layout: MappingLayout,
         members: Sequence[int],
         rank: int,
         world_size: int,
@@ -65,7 +65,7 @@ class Membership:
                 words.wake_all(self.mapping.address + offset)
 
     def give_up(
-        self, cause: Cause, where: str, text: str, lost: Sequence[int] = ()
+        self, cause: EndCause, where: str, text: str, lost: Sequence[int] = ()
     ) -> BaseException:
         """Decide the group's fate, or learn it if another rank was faster; returns the error.
 

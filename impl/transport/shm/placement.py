@@ -46,7 +46,7 @@ def better_processor(
     return there if ranks[there] + 2 <= ranks[here] else None
 
 
-class Placement:
+class ProcessorPlacement:
     """One rank's part in keeping the ranks apart."""
 
     def __init__(self, u32: memoryview, indices: Sequence[int], position: int) -> None:

@@ -16,8 +16,16 @@ from impl.transport.shm.slots import Slots, ends_the_group
 from impl.transport.shm.words import memcpy
 
 
-class Reducing(Slots):
+class Reducing:
     """The collectives that combine elements; see `Communicator`."""
+
+    def __init__(self, slots: Slots) -> None:
+        self.membership = slots.membership
+        self._slots = slots
+        self._rounds = slots.rounds
+        self._plan = slots.plan
+        self._position = slots.position
+        self._size = slots.size
 
     @ends_the_group
     def all_reduce(self, tensor: Tensor, combine: Combine, call: CallInfo, until: Deadline) -> None:
@@ -96,7 +104,7 @@ class Reducing(Slots):
         pace: Pace | None,
     ) -> None:
         rounds, itemsize = self._rounds, tensor.itemsize
-        segment_numel = self._segment_nbytes // itemsize
+        segment_numel = self._slots.segment_nbytes // itemsize
         address = tensor.data_ptr()
         rounds.announce(call)
         for start, stop in spans(tensor.numel(), segment_numel):
@@ -104,7 +112,7 @@ class Reducing(Slots):
             if pace is not None:
                 pace.will_read(stop)
             memcpy(
-                self._parts[half][self._position],
+                self._slots.parts[half][self._position],
                 address + start * itemsize,
                 (stop - start) * itemsize,
             )
@@ -113,7 +121,7 @@ class Reducing(Slots):
                 rounds.compare(call)
             if root is None or root == self._position:
                 segment = tensor[start:stop]
-                parts = self._views(half, tensor.dtype, 0, stop - start)
+                parts = self._slots.views(half, tensor.dtype, 0, stop - start)
                 combine.fold(segment, self._in_place(segment, parts))
             if pace is not None:
                 pace.has_written(stop)
@@ -133,7 +141,7 @@ class Reducing(Slots):
         receives = root is None or root == me
         chunks_before: list[tuple[int, int]] = []  # of the previous segment, within the tensor
         rounds.announce(call)
-        segments = list(spans(tensor.numel(), self._segment_nbytes // itemsize))
+        segments = list(spans(tensor.numel(), self._slots.segment_nbytes // itemsize))
         for number, segment in enumerate([*segments, None]):
             half = rounds.half()
             chunks: list[tuple[int, int]] = []
@@ -142,7 +150,7 @@ class Reducing(Slots):
                 if pace is not None:
                     pace.will_read(stop)
                 own_start, own_stop = chunk_span(stop - start, size, itemsize, me)
-                slot = self._parts[half][me]
+                slot = self._slots.parts[half][me]
                 source = address + start * itemsize
                 memcpy(slot, source, own_start * itemsize)
                 memcpy(
@@ -160,17 +168,17 @@ class Reducing(Slots):
                 for owner, (low, high) in enumerate(chunks_before):
                     memcpy(
                         address + low * itemsize,
-                        self._results[half][owner],
+                        self._slots.results[half][owner],
                         (high - low) * itemsize,
                     )
                 if pace is not None and chunks_before:
                     pace.has_written(chunks_before[-1][1])
             if segment is not None and own_stop > own_start:
-                parts = list(self._views(half, dtype, own_start, own_stop))
+                parts = list(self._slots.views(half, dtype, own_start, own_stop))
                 parts[me] = tensor[start + own_start : start + own_stop]
                 # What lay in the other half was read before this round was published; the results
                 # are read from it in the next one.
-                combine.fold(self._result_view(1 - half, dtype, own_stop - own_start), parts)
+                combine.fold(self._slots.result_view(1 - half, dtype, own_stop - own_start), parts)
             chunks_before = chunks
 
     @ends_the_group
@@ -180,14 +188,14 @@ class Reducing(Slots):
         rounds, itemsize, me = self._rounds, output.itemsize, self._position
         numel = output.numel()
         address = input.data_ptr()
-        room = part_numel(self._segment_nbytes, self._size, itemsize)
+        room = part_numel(self._slots.segment_nbytes, self._size, itemsize)
         # fold may write to `output` before it reads part 2 and later ones
         in_place = me >= 2 and overlap(output, input)
         rounds.announce(call)
         for start, stop in spans(numel, room):
             half = rounds.half()
-            slot, nbytes = self._parts[half][me], (stop - start) * itemsize
-            for owner in range(self._size) if in_place else self._others:
+            slot, nbytes = self._slots.parts[half][me], (stop - start) * itemsize
+            for owner in range(self._size) if in_place else self._slots.others:
                 memcpy(
                     slot + owner * room * itemsize,
                     address + (owner * numel + start) * itemsize,
@@ -197,7 +205,7 @@ class Reducing(Slots):
             if start == 0:
                 rounds.compare(call)
             first = me * room
-            parts = list(self._views(half, output.dtype, first, first + stop - start))
+            parts = list(self._slots.views(half, output.dtype, first, first + stop - start))
             if not in_place:
                 parts[me] = input[me * numel + start : me * numel + stop]
             combine.fold(output if stop == numel and start == 0 else output[start:stop], parts)

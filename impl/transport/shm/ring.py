@@ -10,7 +10,7 @@ import struct
 
 from impl.schedules.arithmetic import round_up
 from impl.transport.shm import words
-from impl.transport.shm.layout import Layout
+from impl.transport.shm.layout import MappingLayout
 from impl.transport.shm.mapping import Mapping
 
 HEADER = struct.Struct("<qq")  # tag, bytes of payload
@@ -26,7 +26,9 @@ def padded(nbytes: int) -> int:
 class _End:
     """What both ends know: where the ring is, and the two counters (bytes, modulo 2^32)."""
 
-    def __init__(self, mapping: Mapping, layout: Layout, destination: int, source: int) -> None:
+    def __init__(
+        self, mapping: Mapping, layout: MappingLayout, destination: int, source: int
+    ) -> None:
         self._mapping = mapping
         self._u32 = mapping.u32
         self._capacity = layout.ring_nbytes

@@ -7,10 +7,10 @@ turns deadlines, dead peers and aborts into errors on every rank. It moves no te
 looks (`sched_yield`), then sleeps in the kernel. Looking is cheapest while the peer runs on another
 core; yielding hands the core to the peer when there are more ranks than cores, for a tenth of the
 price of a sleep and a wake-up; sleeping costs the others nothing, which matters when the wait is
-long, and as soon as somebody computes meanwhile (`transport.background`). A rank yields for several
-times what a small collective of more ranks than cores takes: with less, one rank that is late sends
-the others to sleep, their wake-ups make the next one late, and the group stays slow. A sleeper
-wakes up now and then to see whether the peer is alive.
+long, and as soon as another thread computes meanwhile (`transport.background`). A rank yields for
+several times what a small collective of more ranks than cores takes: with less, one rank that is
+late sends the others to sleep, their wake-ups make the next one late, and the group stays slow. A
+sleeper wakes up now and then to see whether the peer is alive.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from collections.abc import Callable
 from impl import errors
 from impl.transport.background import is_background
 from impl.transport.base import CallInfo, Deadline, exchange_of
-from impl.transport.fate import Cause
+from impl.transport.fate import EndCause
 from impl.transport.shm import words
 from impl.transport.shm.layout import ANNOUNCEMENT_NBYTES
 from impl.transport.shm.membership import Membership
-from impl.transport.shm.placement import Placement
+from impl.transport.shm.placement import ProcessorPlacement
 
 LOOKS = 40  # about 2 us
 YIELDING_S = 2e-3
@@ -65,7 +65,7 @@ class Rounds:
             for half in (0, 1)
         ]
         self._wake_always = not words.LOADS_ARE_ORDERED
-        self._placement = Placement(
+        self._placement = ProcessorPlacement(
             mapping.u32,
             [layout.processor_offset(p) // 4 for p in range(membership.size)],
             own,
@@ -183,7 +183,7 @@ class Rounds:
             how = "it left the group" if left else "its process ended"
             lost = [membership.members[position]]
             text = errors.peer_lost_message(where, lost, membership.world_size, how)
-            raise membership.give_up(Cause.LOST, where, text, lost)
+            raise membership.give_up(EndCause.LOST, where, text, lost)
         if time.monotonic() >= until.at_s:
             text = errors.timeout_message(
                 where,
@@ -193,7 +193,7 @@ class Rounds:
                 membership.world_size,
                 self._describe_missing(),
             )
-            raise membership.give_up(Cause.TIMEOUT, where, text)
+            raise membership.give_up(EndCause.TIMEOUT, where, text)
 
     def _is_behind(self, position: int) -> bool:
         index = self._membership.layout.step_offset(position) // 4

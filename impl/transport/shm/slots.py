@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -18,13 +18,13 @@ from torch import Tensor
 
 from impl import errors
 from impl.transport.base import CallInfo
-from impl.transport.fate import Cause
+from impl.transport.fate import EndCause
 from impl.transport.shm.membership import Membership
 from impl.transport.shm.rounds import Rounds
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_S = TypeVar("_S", bound="Slots")
+_S = TypeVar("_S", bound="Collectives")
 
 Table = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 
@@ -38,7 +38,7 @@ _PLANS_MAX = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SlotPlan:
     """Where a tensor of one dtype and size lies in every slot, for one segment."""
 
     nbytes: int
@@ -46,17 +46,23 @@ class Plan:
     parts: tuple[tuple[Tensor, ...], tuple[Tensor, ...]]  # by half, then by position
 
 
+class Collectives(Protocol):
+    """Some of the collectives of one rank."""
+
+    membership: Membership
+
+
 def ends_the_group(
     method: Callable[Concatenate[_S, _P], _R],
 ) -> Callable[Concatenate[_S, _P], _R]:
-    """An exception in the middle of a collective leaves the ranks out of step: nobody goes on.
+    """An exception in the middle of a collective leaves the ranks out of step: the group ends.
 
     A mismatch is the exception: every rank raises it at the same step.
     """
 
     @functools.wraps(method)
     def run(self: _S, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        membership = self._membership
+        membership = self.membership
         if membership.fate is not None or membership.board.is_decided():
             membership.raise_fate(_where(membership, args))
         try:
@@ -65,41 +71,44 @@ def ends_the_group(
             raise
         except BaseException as error:
             where = _where(membership, args)
-            membership.give_up(Cause.ABORT, where, f"{where} was interrupted: {error!r}.")
+            membership.give_up(EndCause.ABORT, where, f"{where} was interrupted: {error!r}.")
             raise
 
     return run
 
 
 class Slots:
-    """One rank's access to all slots."""
+    """One rank's access to all slots.
+
+    position: this rank's. parts, results: [half][position], addresses.
+    """
 
     def __init__(self, membership: Membership) -> None:
         layout, mapping = membership.layout, membership.mapping
-        self._membership = membership
-        self._rounds = Rounds(membership)
-        self._segment_nbytes = layout.segment_nbytes
-        self._position = membership.position
-        self._size = membership.size
-        self._others = [p for p in range(self._size) if p != self._position]
-        self._parts = [  # [half][position]: addresses
-            [mapping.address + layout.parts_offset(p, half) for p in range(self._size)]
+        self.membership = membership
+        self.rounds = Rounds(membership)
+        self.segment_nbytes = layout.segment_nbytes
+        self.position = membership.position
+        self.size = membership.size
+        self.others = [p for p in range(self.size) if p != self.position]
+        self.parts = [
+            [mapping.address + layout.parts_offset(p, half) for p in range(self.size)]
             for half in (0, 1)
         ]
         self._table_indices = [  # [half][position]: of the parts, in `u64`
-            [layout.parts_offset(p, half) // 8 for p in range(self._size)] for half in (0, 1)
+            [layout.parts_offset(p, half) // 8 for p in range(self.size)] for half in (0, 1)
         ]
-        self._results = [
-            [mapping.address + layout.result_offset(p, half) for p in range(self._size)]
+        self.results = [
+            [mapping.address + layout.result_offset(p, half) for p in range(self.size)]
             for half in (0, 1)
         ]
-        self._plans: dict[tuple[torch.dtype, int], Plan] = {}
+        self._plans: dict[tuple[torch.dtype, int], SlotPlan] = {}
         self._whole_views: dict[tuple[torch.dtype, int, int], Tensor] = {}
         self._views_made: dict[tuple[torch.dtype, int, int, int], tuple[Tensor, ...]] = {}
         self._i64 = np.frombuffer(mapping.raw, dtype=np.int64)
-        self._whole_nbytes = self._segment_nbytes
-        if self._size > 2:
-            self._whole_nbytes = min(self._segment_nbytes, _WHOLE_TOTAL_NBYTES // self._size)
+        self._whole_nbytes = self.segment_nbytes
+        if self.size > 2:
+            self._whole_nbytes = min(self.segment_nbytes, _WHOLE_TOTAL_NBYTES // self.size)
 
     def forget_views(self) -> None:
         """Drop everything that keeps the mapping alive."""
@@ -110,7 +119,7 @@ class Slots:
 
     # -- views of shared memory
 
-    def _plan(self, dtype: torch.dtype, numel: int) -> Plan | None:
+    def plan(self, dtype: torch.dtype, numel: int) -> SlotPlan | None:
         """None for a tensor that should not go through in one round."""
         plan = self._plans.get((dtype, numel))
         if plan is not None:
@@ -120,14 +129,14 @@ class Slots:
             return None
         if len(self._plans) >= _PLANS_MAX:
             self._plans.clear()
-        plan = self._plans[dtype, numel] = Plan(
+        plan = self._plans[dtype, numel] = SlotPlan(
             nbytes=nbytes,
-            own_addresses=(self._parts[0][self._position], self._parts[1][self._position]),
-            parts=(self._views(0, dtype, 0, numel), self._views(1, dtype, 0, numel)),
+            own_addresses=(self.parts[0][self.position], self.parts[1][self.position]),
+            parts=(self.views(0, dtype, 0, numel), self.views(1, dtype, 0, numel)),
         )
         return plan
 
-    def _views(self, half: int, dtype: torch.dtype, start: int, stop: int) -> tuple[Tensor, ...]:
+    def views(self, half: int, dtype: torch.dtype, start: int, stop: int) -> tuple[Tensor, ...]:
         """Elements [start, stop) of every rank's parts, by position."""
         key = (dtype, half, start, stop)
         views = self._views_made.get(key)
@@ -135,7 +144,7 @@ class Slots:
             if len(self._views_made) >= _PLANS_MAX:
                 self._views_made.clear()
             views = self._views_made[key] = tuple(
-                self._whole_view(half, p, dtype)[start:stop] for p in range(self._size)
+                self._whole_view(half, p, dtype)[start:stop] for p in range(self.size)
             )
         return views
 
@@ -143,25 +152,25 @@ class Slots:
         key = (dtype, half, position)
         view = self._whole_views.get(key)
         if view is None:
-            layout = self._membership.layout
-            view = self._whole_views[key] = self._membership.mapping.tensor(
-                layout.parts_offset(position, half), self._segment_nbytes // dtype.itemsize, dtype
+            layout = self.membership.layout
+            view = self._whole_views[key] = self.membership.mapping.tensor(
+                layout.parts_offset(position, half), self.segment_nbytes // dtype.itemsize, dtype
             )
         return view
 
-    def _result_view(self, half: int, dtype: torch.dtype, numel: int) -> Tensor:
-        layout = self._membership.layout
-        return self._membership.mapping.tensor(
-            layout.result_offset(self._position, half), numel, dtype
+    def result_view(self, half: int, dtype: torch.dtype, numel: int) -> Tensor:
+        layout = self.membership.layout
+        return self.membership.mapping.tensor(
+            layout.result_offset(self.position, half), numel, dtype
         )
 
     # -- tables: how ranks learn sizes that only their peers know
 
-    def _write_table(self, values: Sequence[int]) -> None:
-        first = self._table_indices[self._rounds.half()][self._position]
+    def write_table(self, values: Sequence[int]) -> None:
+        first = self._table_indices[self.rounds.half()][self.position]
         self._i64[first : first + len(values)] = values
 
-    def _read_tables(self, half: int, length: int) -> Table:
+    def read_tables(self, half: int, length: int) -> Table:
         """(ranks, length): a copy, one row a rank."""
         rows = self._table_indices[half]
         return np.stack([self._i64[first : first + length] for first in rows])

@@ -1,4 +1,4 @@
-"""A collective, step by step, for whoever can wait: the same for sockets and for simulations.
+"""A collective, step by step, without the waiting: the same for sockets and for simulations.
 
 A core turns a `Collective` into messages on its hubs. It is a generator like the executor: it
 yields what must happen before it can go on. `GlooCore` does what C++ Gloo does; `TcpCore` makes
@@ -21,7 +21,7 @@ from impl.transport.agreement import Agreement
 from impl.transport.base import CallInfo, Combine
 from impl.transport.memory import ScratchPool, StagingCache, TensorMemory
 from impl.transport.messages.eager import COLLECTIVE_SLOT, EagerExchange
-from impl.transport.messages.exchange import Message
+from impl.transport.messages.exchange import PostedMessage
 from impl.transport.messages.frames import Opcode, SlotPrefix, collective_slot
 from impl.transport.messages.hub import Hub
 
@@ -61,26 +61,26 @@ class MessageFailed(Exception):
         self.cause = cause
 
 
-class Port:
+class HubPort:
     """Sends and receives for the executor, on one slot of one hub."""
 
     def __init__(self, hub: Hub, slot: int, lock: AbstractContextManager[object]) -> None:
         self._hub = hub
         self._slot = slot
         self._lock = lock
-        self._open: set[Message] = set()
+        self._open: set[PostedMessage] = set()
         self._error: Exception | None = None
 
-    def send(self, to: int, data: memoryview) -> Message:
-        message = Message(to, self._slot, data, self._on_done)
+    def send(self, to: int, data: memoryview) -> PostedMessage:
+        message = PostedMessage(to, self._slot, data, self._on_done)
         with self._lock:
             self._open.add(message)
             self._hub.post_send(message)
         self.check()
         return message
 
-    def receive(self, source: int, into: memoryview) -> Message:
-        message = Message(source, self._slot, into, self._on_done)
+    def receive(self, source: int, into: memoryview) -> PostedMessage:
+        message = PostedMessage(source, self._slot, into, self._on_done)
         with self._lock:
             self._open.add(message)
             self._hub.post_receive(message)
@@ -93,7 +93,7 @@ class Port:
                 self._hub.flush()
         self.check()
 
-    def _on_done(self, message: Message) -> None:
+    def _on_done(self, message: PostedMessage) -> None:
         self._open.discard(message)
         if message.error is not None and self._error is None:
             self._error = message.error
@@ -113,7 +113,7 @@ class Port:
     @property
     def waits_for(self) -> list[int]:
         """The peers of the messages that have not ended."""
-        # a copy: whoever asks does not hold the lock
+        # a copy: the caller does not hold the lock
         return sorted({message.peer for message in list(self._open)})
 
 
@@ -121,7 +121,7 @@ class GlooCore:
     """Collectives as C++ Gloo runs them, on one slot for each tag."""
 
     def __init__(self, hubs: Sequence[Hub], lock: AbstractContextManager[object]) -> None:
-        self.port: Port | None = None  # of the present collective
+        self.port: HubPort | None = None  # of the present collective
         self._hubs = hubs
         self._lock = lock
         self._scratch = ScratchPool()
@@ -129,7 +129,7 @@ class GlooCore:
     def run(self, collective: Collective, tag: int) -> Iterator[Pending]:
         """Raises `MessageFailed`. The generator must be driven to its end, or the core given up."""
         slot = collective_slot(collective.prefix, tag)
-        port = self.port = Port(self._hubs[tag % len(self._hubs)], slot, self._lock)
+        port = self.port = HubPort(self._hubs[tag % len(self._hubs)], slot, self._lock)
         scratch = self._scratch.take(collective.plan.scratch_nbytes, collective.dtype)
         memory = TensorMemory(collective.output, collective.input, scratch, collective.combine)
         for pending in execute(collective.plan, memory, port):
@@ -149,8 +149,8 @@ class TcpCore:
     hands it over at the end, when every peer has been heard: the frames with data carry the call
     numbers, so this costs no message unless a rank has nothing to say to some other one, which
     then gets a TOKEN. A large one exchanges tokens first. In large worlds, where tokens from
-    everybody to everybody would be too many, an empty barrier comes first; its messages carry the
-    numbers as well.
+    every rank to every other would be too many, an empty barrier comes first; its messages carry
+    the numbers as well.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class TcpCore:
     ) -> None:
         peers = [peer for peer in range(world_size) if peer != rank]
         self.agreement = Agreement(rank, peers)
-        self.port: Port | None = None
+        self.port: HubPort | None = None
         self._rank = rank
         self._world_size = world_size
         self._peers = peers
@@ -176,7 +176,7 @@ class TcpCore:
             self.open_dispute()
 
     def open_dispute(self) -> None:
-        """If this rank has come to the disputed call: stop there, and tell everybody what it is.
+        """If this rank has come to the disputed call: stop there, and tell all ranks what it is.
 
         A rank that is still in an earlier call finishes it: all have agreed on that one, and
         frames that belong to it may still be on their way. So the hubs stay as they are.
@@ -209,7 +209,7 @@ class TcpCore:
         exchange = hub.exchange
         assert isinstance(exchange, EagerExchange)
         self._calls += 1
-        port = self.port = Port(hub, COLLECTIVE_SLOT, self._lock)
+        port = self.port = HubPort(hub, COLLECTIVE_SLOT, self._lock)
         with self._lock:
             exchange.begin_call(self.agreement.begin(call))
             if self.agreement.dispute is not None:
@@ -260,7 +260,7 @@ class TcpCore:
         scratch = self._scratch.take(collective.plan.scratch_nbytes, collective.dtype)
         return TensorMemory(collective.output, collective.input, scratch, collective.combine)
 
-    def _carry_out(self, collective: Collective, port: Port) -> Iterator[Pending]:
+    def _carry_out(self, collective: Collective, port: HubPort) -> Iterator[Pending]:
         for pending in execute(collective.plan, self._memory(collective), port):
             yield pending
             port.check()
@@ -272,7 +272,7 @@ class TcpCore:
                 for peer in self._peers:
                     exchange.tell_call(peer)
 
-    def _hear_everybody(self, exchange: EagerExchange, port: Port) -> Iterator[Pending]:
+    def _hear_everybody(self, exchange: EagerExchange, port: HubPort) -> Iterator[Pending]:
         self._tell_the_rest(exchange)
         port.flush()
         while not self.agreement.done:

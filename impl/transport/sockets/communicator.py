@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from impl.transport.base import ANY_SOURCE, CallInfo, Combine, Deadline
-from impl.transport.fate import Cause
+from impl.transport.fate import EndCause
 from impl.transport.meeting.addresses import Address
 from impl.transport.meeting.interfaces import listen
 from impl.transport.memory import bytes_of
-from impl.transport.messages.exchange import Message
+from impl.transport.messages.exchange import PostedMessage
 from impl.transport.messages.hub import Hub
 from impl.transport.messages.own_messages import OwnMessages
 from impl.transport.sockets.collective_run import Collective
@@ -184,7 +184,7 @@ class SocketCommunicator(ABC):
                 f"{self._group.where(call)}: rank {source} sends {sent[source, target]} elements "
                 f"to rank {target}, which expects {expected[source, target]}."
             )
-            raise self._group.give_up(Cause.MISMATCH, text, call)
+            raise self._group.give_up(EndCause.MISMATCH, text, call)
 
     def gather(
         self,
@@ -229,7 +229,7 @@ class SocketCommunicator(ABC):
 
     def _post(
         self,
-        post: Callable[[Hub | OwnMessages, Message], None],
+        post: Callable[[Hub | OwnMessages, PostedMessage], None],
         tensor: Tensor,
         peer: int,
         tag: int,
@@ -238,7 +238,7 @@ class SocketCommunicator(ABC):
     ) -> SocketTransfer:
         group = self._group
         group.raise_fate(call)
-        message = Message(peer, group.slot_of_tag(tag), bytes_of(tensor))
+        message = PostedMessage(peer, group.slot_of_tag(tag), bytes_of(tensor))
         way: Hub | OwnMessages
         if peer == self.rank:
             way = group.own_messages(call)
@@ -265,7 +265,7 @@ class SocketCommunicator(ABC):
         if not self._is_closed:
             group = self._group
             text = f"{group.where(None)} was aborted on rank {self.rank}: {reason}."
-            group.give_up(Cause.ABORT, text)
+            group.give_up(EndCause.ABORT, text)
 
     def close(self) -> None:
         with self._loop.lock:
@@ -294,15 +294,15 @@ class SocketCommunicator(ABC):
             mesh.abandon()
 
 
-def _post_send(way: Hub | OwnMessages, message: Message) -> None:
+def _post_send(way: Hub | OwnMessages, message: PostedMessage) -> None:
     way.post_send(message)
 
 
-def _post_receive(way: Hub | OwnMessages, message: Message) -> None:
+def _post_receive(way: Hub | OwnMessages, message: PostedMessage) -> None:
     way.post_receive(message)
 
 
-def _post_receive_any(way: Hub | OwnMessages, message: Message) -> None:
+def _post_receive_any(way: Hub | OwnMessages, message: PostedMessage) -> None:
     assert isinstance(way, Hub)
     way.post_receive_any(message, way.peers)
 

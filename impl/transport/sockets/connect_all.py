@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from impl import errors
-from impl.transport.meeting.addresses import Address, RendezvousValue, connects_first, decode_value
-from impl.transport.meeting.store import Gathering, not_come
+from impl.transport.meeting.addresses import Address, PublishedAddress, connects_first, decode_value
+from impl.transport.meeting.store import StoreMeeting, not_come
 from impl.transport.messages.frames import ProtocolError
 from impl.transport.sockets.mesh import Mesh
 
@@ -20,7 +20,7 @@ class SocketOptions(Protocol):
     hostname: str | None
 
 
-class MeetingPoint(Gathering):
+class AddressMeeting(StoreMeeting):
     """One rank's view of a group that is about to connect. Errors say who is missing."""
 
     operation = "connect"
@@ -44,7 +44,7 @@ class MeetingPoint(Gathering):
 
     def addresses(
         self, key_of: Callable[[int], str], ranks: Sequence[int]
-    ) -> dict[int, RendezvousValue]:
+    ) -> dict[int, PublishedAddress]:
         """The decoded values of these ranks."""
         values = {}
         for rank, data in self.published(key_of, ranks).items():
@@ -58,8 +58,8 @@ class MeetingPoint(Gathering):
         return values
 
     def to_dial(
-        self, own: Address, values: Mapping[int, RendezvousValue]
-    ) -> list[tuple[int, RendezvousValue]]:
+        self, own: Address, values: Mapping[int, PublishedAddress]
+    ) -> list[tuple[int, PublishedAddress]]:
         """Of these ranks, those that expect this one, which listens at `own`, to call.
 
         Raises `CommunicationError` where two addresses cannot be connected.
@@ -90,5 +90,5 @@ class MeetingPoint(Gathering):
                 raise self.timed_out(f"{errors.list_ranks(missing)} cannot be reached{detail}")
 
 
-def own_value(address: Address, pair_identifiers: Sequence[int] = ()) -> RendezvousValue:
-    return RendezvousValue(socket.gethostname(), address, tuple(pair_identifiers))
+def own_value(address: Address, pair_identifiers: Sequence[int] = ()) -> PublishedAddress:
+    return PublishedAddress(socket.gethostname(), address, tuple(pair_identifiers))

@@ -6,7 +6,7 @@ bytes, the frames, the number, sizes and order of messages on each slot, the tag
 work: with TORCH_GLOO_LAZY_INIT=1 a rank connects to a peer when it first has something to do with
 it.
 
-[Note: no authentication] Whoever reaches the port first with a small number is that rank. Use
+[Note: no authentication] The first to reach the port with a small number is that rank. Use
 this mode to talk to C++ ranks, and for nothing else; it is never chosen by itself.
 """
 
@@ -22,14 +22,14 @@ from impl.schedules.steps import Receive, Schedule, Send
 from impl.transport.base import CallInfo, Combine, Deadline
 from impl.transport.meeting.addresses import (
     Address,
-    RendezvousValue,
+    PublishedAddress,
     encode_value,
 )
 from impl.transport.meeting.interfaces import choose_addresses
 from impl.transport.meeting.store import KeyValueStore
 from impl.transport.sockets.collective_run import Collective
 from impl.transport.sockets.communicator import SocketCommunicator
-from impl.transport.sockets.connect_all import MeetingPoint, SocketOptions, own_value
+from impl.transport.sockets.connect_all import AddressMeeting, SocketOptions, own_value
 from impl.transport.sockets.gloo_group import GlooGroup
 from impl.transport.sockets.handshake import GlooCaller, GlooListener, Handshake
 from impl.transport.sockets.loop import EventLoop
@@ -76,7 +76,7 @@ class GlooCommunicator(SocketCommunicator):
         self._store = store
         self._listening: list[Address] = []  # one per device
         self._is_lazy = False
-        self._approached: set[int] = set()  # peers that are connected, or about to be
+        self._connected_to: set[int] = set()  # peers that are connected, or about to be
 
     # Meeting
 
@@ -92,15 +92,15 @@ class GlooCommunicator(SocketCommunicator):
                 _store_key(device, self.rank), encode_value(own_value(own, identifiers))
             )
         if not is_lazy and meeting.others:
-            self._approach(meeting.others, until)
+            self._connect_to(meeting.others, until)
             meeting.connect_all(self._meshes, meeting.others)
 
-    def _meeting(self, until: Deadline) -> MeetingPoint:
-        return MeetingPoint(self._store, self.rank, self.world_size, self._group.name, until)
+    def _meeting(self, until: Deadline) -> AddressMeeting:
+        return AddressMeeting(self._store, self.rank, self.world_size, self._group.name, until)
 
-    def _approach(self, peers: Iterable[int], until: Deadline) -> None:
+    def _connect_to(self, peers: Iterable[int], until: Deadline) -> None:
         """Dial the peers that expect it. The others call by themselves."""
-        new = sorted(set(peers) - self._approached)
+        new = sorted(set(peers) - self._connected_to)
         if not new:
             return
         meeting = self._meeting(until)
@@ -109,9 +109,9 @@ class GlooCommunicator(SocketCommunicator):
             with self._loop.lock:
                 for peer, value in meeting.to_dial(own, values):
                     mesh.dial(peer, value.address, self._caller_for(peer, value))
-        self._approached.update(new)
+        self._connected_to.update(new)
 
-    def _caller_for(self, peer: int, value: RendezvousValue) -> Callable[[], Handshake]:
+    def _caller_for(self, peer: int, value: PublishedAddress) -> Callable[[], Handshake]:
         greeting = value.greeting_from(self.rank)
         return lambda: GlooCaller(peer, greeting)
 
@@ -119,7 +119,7 @@ class GlooCommunicator(SocketCommunicator):
 
     def _run(self, collective: Collective, call: CallInfo, until: Deadline) -> None:
         if self._is_lazy:
-            self._approach(partners(collective.plan), until)
+            self._connect_to(partners(collective.plan), until)
         super()._run(collective, call, until)
 
     def reduce(
@@ -148,7 +148,7 @@ class GlooCommunicator(SocketCommunicator):
 
     def _before_messages(self, peers: Sequence[int], until: Deadline) -> None:
         if self._is_lazy:
-            self._approach(peers, until)
+            self._connect_to(peers, until)
 
 
 def partners(plan: Schedule) -> set[int]:

@@ -12,8 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from impl import errors
 from impl.schedules.executor import Pending
 from impl.transport.base import CallInfo, Deadline
-from impl.transport.fate import Cause, Fate
-from impl.transport.messages.exchange import Exchange, Message, NobodyLeft, SizeMismatch
+from impl.transport.fate import EndCause, Fate
+from impl.transport.messages.exchange import (
+    MessageExchange,
+    NobodyLeft,
+    PostedMessage,
+    SizeMismatch,
+)
 from impl.transport.messages.frames import FrameRules, Preamble
 from impl.transport.messages.hub import Hub, Link, PeerGone
 from impl.transport.messages.own_messages import OwnMessages
@@ -44,7 +49,7 @@ class MessageGroup(ABC):
         name: str,
         device_count: int,
         rules: FrameRules,
-        make_exchange: Callable[[Callable[[int], SendQueue]], Exchange],
+        make_exchange: Callable[[Callable[[int], SendQueue]], MessageExchange],
         loop: Loop,
     ) -> None:
         self.rank = rank
@@ -100,7 +105,7 @@ class MessageGroup(ABC):
     def steps(self, collective: Collective, call: CallInfo) -> Iterator[Pending]:
         """Carry out a collective: yields what must happen before it can go on.
 
-        Raises the errors of `Communicator`. Whoever drives it calls `time_out` or `interrupt`
+        Raises the errors of `Communicator`. Its driver calls `time_out` or `interrupt`
         when it does not go on.
         """
         self.raise_fate(call)
@@ -122,10 +127,10 @@ class MessageGroup(ABC):
         where = self.where(call)
         if isinstance(cause, PeerGone):
             text = errors.peer_lost_message(where, [cause.peer], self.world_size, cause.how)
-            return self.give_up(Cause.LOST, text, call, lost=[cause.peer])
+            return self.give_up(EndCause.LOST, text, call, lost=[cause.peer])
         if isinstance(cause, SizeMismatch):
-            return self.give_up(Cause.MISMATCH, f"{where}: {cause}.", call)
-        return self.give_up(Cause.ABORT, f"{where}: {cause}.", call)
+            return self.give_up(EndCause.MISMATCH, f"{where}: {cause}.", call)
+        return self.give_up(EndCause.ABORT, f"{where}: {cause}.", call)
 
     def time_out(self, call: CallInfo, until: Deadline) -> errors.CommunicationError:
         """The deadline of a collective has passed: end the group. The error to raise."""
@@ -137,7 +142,7 @@ class MessageGroup(ABC):
             self.world_size,
             self._waits_for(),
         )
-        return self.give_up(Cause.TIMEOUT, text, call)
+        return self.give_up(EndCause.TIMEOUT, text, call)
 
     def own_splits_differ(
         self, sent: int, wanted: int, call: CallInfo
@@ -147,23 +152,23 @@ class MessageGroup(ABC):
             f"{self.where(call)}, rank {self.rank} of {self.world_size}: rank {self.rank} gives "
             f"itself {sent} elements, and expects {wanted}."
         )
-        return self.give_up(Cause.MISMATCH, text, call)
+        return self.give_up(EndCause.MISMATCH, text, call)
 
     def interrupt(self, call: CallInfo) -> None:
         """A collective is left in the middle: what its peers wait for will never come."""
         if self.fate is None:
             text = f"{self.where(call)} was interrupted on rank {self.rank}."
-            self.give_up(Cause.ABORT, text, call)
+            self.give_up(EndCause.ABORT, text, call)
 
     def break_off(self, error: BaseException) -> None:
-        """A change of the group's state was broken off: nobody can go on. With the lock held."""
+        """A change of the group's state was broken off: the group ends. With the lock held."""
         text = f"{self.where(self._call)} was interrupted on rank {self.rank}: {error!r}."
-        self.end(Fate(Cause.ABORT, self.rank, text))
+        self.end(Fate(EndCause.ABORT, self.rank, text))
 
     # Single messages
 
     def explain_message(
-        self, message: Message, call: CallInfo, until: Deadline
+        self, message: PostedMessage, call: CallInfo, until: Deadline
     ) -> errors.CommunicationError:
         """The error of one message between two ranks, which fails alone."""
         cause, where = message.error, self.where(call)
@@ -199,7 +204,7 @@ class MessageGroup(ABC):
             raise self.fate.error(self.where(call), self.rank, self.world_size)
 
     def give_up(
-        self, cause: Cause, text: str, call: CallInfo | None = None, *, lost: Sequence[int] = ()
+        self, cause: EndCause, text: str, call: CallInfo | None = None, *, lost: Sequence[int] = ()
     ) -> errors.CommunicationError:
         """End the group, unless it has ended: the error to raise. Without the lock.
 
@@ -215,14 +220,14 @@ class MessageGroup(ABC):
         """End all messages and connections at once. With the lock held."""
         if self.fate is None:
             text = f"{self.where(None)} was destroyed on rank {self.rank}."
-            self.fate = Fate(Cause.ABORT, self.rank, text)
+            self.fate = Fate(EndCause.ABORT, self.rank, text)
         for hub in self.hubs:
             hub.close(errors.Aborted(self.fate.text))
 
     def disown(self) -> None:
         """In a forked child: refuse to work. The connections belong to the parent."""
         text = f"{self.where(None)} belongs to the process that created it, and this is a child."
-        self.fate = Fate(Cause.ABORT, self.rank, text)
+        self.fate = Fate(EndCause.ABORT, self.rank, text)
 
 
 def ranks_that_wait(peers: Sequence[int]) -> str:

@@ -10,7 +10,7 @@ In the authenticated mode both ends prove that they know the group's secret, wit
 Nonces are 32 fresh random bytes, so an answer is of no use a second time; the roles and ranks are
 part of what is signed, so an answer cannot be sent back or passed on to another rank. What
 follows on the connection is neither signed nor encrypted: this keeps strangers, strays and
-members of other groups out, not somebody who can change packets between the hosts.
+members of other groups out, not an attacker who can change packets between the hosts.
 
 Gloo's mode has nothing of this: the caller sends the number that the listener has published for it.
 """
@@ -95,7 +95,7 @@ class GlooListener:
 
 
 @dataclass(frozen=True, slots=True)
-class Membership:
+class Credentials:
     """What the ends of a connection must have in common, and who they are."""
 
     secret: bytes
@@ -109,7 +109,9 @@ class Membership:
 
 
 class AuthenticatedListener:
-    def __init__(self, member: Membership, new_nonce: Callable[[int], bytes] | None = None) -> None:
+    def __init__(
+        self, member: Credentials, new_nonce: Callable[[int], bytes] | None = None
+    ) -> None:
         self.needed = len(MAGIC)  # a stranger usually fails here, without being waited for
         self.peer = -1
         self._member = member
@@ -140,7 +142,7 @@ class AuthenticatedListener:
 
 class AuthenticatedCaller:
     def __init__(
-        self, member: Membership, peer: int, new_nonce: Callable[[int], bytes] | None = None
+        self, member: Credentials, peer: int, new_nonce: Callable[[int], bytes] | None = None
     ) -> None:
         self.needed = CHALLENGE_NBYTES
         self.peer = peer

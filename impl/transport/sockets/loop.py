@@ -1,13 +1,13 @@
-"""The event loop: whoever waits for something drives it, and a helper thread when nobody waits.
+"""The event loop: a thread that waits drives it, or a helper thread when none waits.
 
 [Note: who drives]
 A thread that waits for a message would only be slowed down by another thread that reads the
 message for it: the hand-over costs more than the work. So the loop has no thread of its own that
 must run. A waiting caller takes the *driver's* seat, polls and handles what comes, for itself and
-for everybody else. Further callers that wait meanwhile sleep until the driver has handled
+for all others. Further callers that wait meanwhile sleep until the driver has handled
 something or leaves.
 
-That leaves nobody to handle what comes while no caller waits: messages that were posted and left
+That leaves no thread to handle what comes while no caller waits: messages that were posted and left
 to themselves, and peers that die. A helper thread does that. It steps back while callers come and
 go, because it would wake up with them at every event; it returns when a caller leaves while posted
 messages are under way, or when no caller has come for HELPER_PATIENCE_S.
@@ -104,7 +104,7 @@ class Loop(Protocol):
     def call_at(self, due_s: float, callback: Callable[[], None]) -> Timer: ...
 
     def notify(self) -> None:
-        """Something has changed that somebody may wait for. With the lock held."""
+        """Something has changed that a thread may wait for. With the lock held."""
 
     def defer(self, callback: Callable[[], None]) -> None:
         """Call back soon, without the lock."""
@@ -168,7 +168,7 @@ class EventLoop:
         self._deferred.append(callback)
 
     def message_posted(self) -> None:
-        """A message was posted, and somebody must see it to its end, though nobody waits."""
+        """A message was posted, and must reach its end although no thread waits for it."""
         self._under_way += 1
         if not self._is_driven:
             self._helper_may_go_on.notify()

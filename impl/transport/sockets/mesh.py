@@ -1,7 +1,7 @@
 """Connections between all ranks: accept, dial, shake hands, in parallel and until the deadline.
 
 [Note: strangers]
-The port of a rank is open to anybody who finds it. A connection counts for nothing until its
+The port of a rank is open to every program that finds it. A connection counts for nothing until its
 handshake is complete: it may be silent for HANDSHAKE_LIMIT_S, there may be HALF_OPEN_MAX of them,
 and whatever goes wrong with one costs that one, with one line in the log.
 """
@@ -57,7 +57,7 @@ def _how(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-class _Greeting:
+class _RunningHandshake:
     """One handshake on one socket. Ends by `on_done(peer)` or `on_failed(why)`, once."""
 
     def __init__(
@@ -82,7 +82,7 @@ class _Greeting:
             self._finish_if_complete()
 
     def end(self) -> None:
-        """Without a result: somebody closes the mesh."""
+        """Without a result: the mesh is being closed."""
         self._let_go()
         self._sock.close()
 
@@ -141,7 +141,7 @@ class _Greeting:
 
 
 class _Dialler:
-    """Attempts to reach one peer, again and again until somebody closes it."""
+    """Attempts to reach one peer, again and again until it is closed."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class _Dialler:
         self._new_handshake = new_handshake
         self._pause_s = FIRST_PAUSE_S
         self._sock: socket.socket | None = None
-        self._greeting: _Greeting | None = None
+        self._running: _RunningHandshake | None = None
         self._timer: Timer | None = None
 
     def dial(self) -> None:
@@ -181,17 +181,17 @@ class _Dialler:
             sock.close()
             self._retry(errno.errorcode.get(code, str(code)))
             return
-        self._greeting = _Greeting(
+        self._running = _RunningHandshake(
             self._mesh.loop, sock, self._new_handshake(), self._on_done, self._retry
         )
-        self._greeting.begin()
+        self._running.begin()
 
     def _on_done(self, sock: socket.socket, peer: int) -> None:
-        self._greeting = None
+        self._running = None
         self._mesh.reached(peer, sock)
 
     def _retry(self, why: str) -> None:
-        self._greeting = None
+        self._running = None
         loop = self._mesh.loop
         self._mesh.complaints[self._peer] = f"{self._address}: {why}"
         self._timer = loop.call_at(loop.now() + self._pause_s, self.dial)
@@ -200,23 +200,23 @@ class _Dialler:
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._greeting is not None:
-            self._greeting.end()
+        if self._running is not None:
+            self._running.end()
         if self._sock is not None:
             self._mesh.loop.unregister(self._sock.fileno())
             self._sock.close()
 
     def abandon(self) -> None:
         """In a forked child."""
-        if self._greeting is not None:
-            self._greeting.abandon()
+        if self._running is not None:
+            self._running.abandon()
         if self._sock is not None:
             self._sock.close()
 
 
 @dataclass(slots=True)
 class Wanted:
-    """Peers that somebody waits for. (The loop's `Pending`.)"""
+    """Peers that a call waits for. (The loop's `Pending`.)"""
 
     peers: set[int]
 
@@ -243,7 +243,7 @@ class Mesh:
         self._new_listener_handshake = new_listener_handshake
         self._on_connected = on_connected
         self._label = label
-        self._half_open: dict[int, _Greeting] = {}  # oldest first
+        self._half_open: dict[int, _RunningHandshake] = {}  # oldest first
         self._diallers: dict[int, _Dialler] = {}
         self._connected: set[int] = set()
         self._wanted: list[Wanted] = []
@@ -279,7 +279,7 @@ class Mesh:
         self.loop.notify()
         self._on_connected(peer, sock)
 
-    # Connections from whoever
+    # Connections from others
 
     def _on_accept(self, _: int) -> None:
         for _ in range(ACCEPTS_PER_EVENT):
@@ -293,7 +293,7 @@ class Mesh:
                     return
                 continue  # the caller has gone again: the next one may be well
             prepare_socket(sock)
-            self._greet(sock, f"{endpoint[0]}:{endpoint[1]}")
+            self._begin_handshake(sock, f"{endpoint[0]}:{endpoint[1]}")
 
     def _pause_accepting(self, error: OSError) -> None:
         logger.warning("%s: cannot accept connections now: %s", self._label, error.strerror)
@@ -303,7 +303,7 @@ class Mesh:
             lambda: self.loop.modify(self._listener.fileno(), select.EPOLLIN),
         )
 
-    def _greet(self, sock: socket.socket, origin: str) -> None:
+    def _begin_handshake(self, sock: socket.socket, origin: str) -> None:
         if len(self._half_open) >= HALF_OPEN_MAX:
             key = next(iter(self._half_open))
             self._half_open.pop(key).end()
@@ -319,9 +319,11 @@ class Mesh:
             self._half_open.pop(key, None)
             self._log_dropped(origin, why)
 
-        greeting = _Greeting(self.loop, sock, self._new_listener_handshake(), on_done, on_failed)
-        self._half_open[key] = greeting
-        greeting.begin()
+        running = _RunningHandshake(
+            self.loop, sock, self._new_listener_handshake(), on_done, on_failed
+        )
+        self._half_open[key] = running
+        running.begin()
 
     def _welcome(self, sock: socket.socket, peer: int, origin: str) -> None:
         if peer in self._connected:
@@ -340,14 +342,14 @@ class Mesh:
     def abandon(self) -> None:
         """In a forked child: close the copies of the parent's descriptors, and nothing else."""
         self._listener.close()
-        for greeting in self._half_open.values():
-            greeting.abandon()
+        for running in self._half_open.values():
+            running.abandon()
         for dialler in self._diallers.values():
             dialler.abandon()
 
     def close(self) -> None:
-        for greeting in self._half_open.values():
-            greeting.end()
+        for running in self._half_open.values():
+            running.end()
         self._half_open.clear()
         for dialler in self._diallers.values():
             dialler.close()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from impl.transport.base import Deadline
-from impl.transport.messages.exchange import Message
+from impl.transport.messages.exchange import PostedMessage
 from impl.transport.messages.hub import Hub
 from impl.transport.messages.own_messages import OwnMessages
 from impl.transport.sockets.group import Expired
@@ -19,7 +19,7 @@ FOREVER_S = 3e9  # added to a monotonic clock: no process lives that long
 
 
 class SocketTransfer(PostedTransfer):
-    """Implements `Transfer`. Whoever waits for it drives the loop; otherwise the helper does."""
+    """Implements `Transfer`. A thread that waits for it drives the loop, or the helper does."""
 
     __slots__ = ("_explain", "_loop", "_message", "_tensor", "_timer", "_way")
 
@@ -27,9 +27,9 @@ class SocketTransfer(PostedTransfer):
         self,
         loop: EventLoop,
         way: Hub | OwnMessages,
-        message: Message,
+        message: PostedMessage,
         tensor: Tensor,
-        explain: Callable[[Message], Exception],
+        explain: Callable[[PostedMessage], Exception],
     ) -> None:
         """`explain` makes the error that the user sees from that of the message."""
         super().__init__()
@@ -40,7 +40,7 @@ class SocketTransfer(PostedTransfer):
         self._explain = explain
         self._timer: Timer | None = None
 
-    def start(self, post: Callable[[Message], None], until: Deadline) -> None:
+    def start(self, post: Callable[[PostedMessage], None], until: Deadline) -> None:
         """Post the message. Called once, without the lock."""
         message, loop = self._message, self._loop
 
@@ -62,7 +62,7 @@ class SocketTransfer(PostedTransfer):
     def _expire(self) -> None:
         self._way.cancel(self._message, Expired())
 
-    def _on_done(self, _: Message) -> None:
+    def _on_done(self, _: PostedMessage) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._loop.message_ended()

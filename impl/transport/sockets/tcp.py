@@ -16,12 +16,12 @@ from impl.transport.meeting.addresses import Address, encode_value
 from impl.transport.meeting.interfaces import choose_addresses
 from impl.transport.meeting.store import KeyValueStore
 from impl.transport.sockets.communicator import SocketCommunicator
-from impl.transport.sockets.connect_all import MeetingPoint, SocketOptions, own_value
+from impl.transport.sockets.connect_all import AddressMeeting, SocketOptions, own_value
 from impl.transport.sockets.handshake import (
     SECRET_NBYTES,
     AuthenticatedCaller,
     AuthenticatedListener,
-    Membership,
+    Credentials,
 )
 from impl.transport.sockets.loop import EventLoop
 from impl.transport.sockets.tcp_group import TcpGroup
@@ -46,7 +46,7 @@ def connect_tcp(
     communicator = TcpCommunicator(rank, world_size, group, max(len(addresses), 1))
     try:
         if world_size > 1:
-            meeting = MeetingPoint(store, rank, world_size, group, until)
+            meeting = AddressMeeting(store, rank, world_size, group, until)
             communicator.meet(meeting, addresses)
     except BaseException:
         communicator.close()
@@ -61,14 +61,14 @@ class TcpCommunicator(SocketCommunicator):
         loop = EventLoop(f"pygloo-tcp-{group}")
         super().__init__(TcpGroup(rank, world_size, group, device_count, loop), loop)
 
-    def meet(self, meeting: MeetingPoint, addresses: Sequence[Address]) -> None:
+    def meet(self, meeting: AddressMeeting, addresses: Sequence[Address]) -> None:
         """Agree on a secret, listen at the addresses and connect to all peers."""
         if self.rank == 0:
             meeting.publish(_SECRET_KEY, secrets.token_hex(SECRET_NBYTES).encode())
         secret = bytes.fromhex(meeting.published(lambda _: _SECRET_KEY, [0])[0].decode())
         listening = []
         for device, address in enumerate(addresses):
-            member = Membership(secret, self.rank, self.world_size, device)
+            member = Credentials(secret, self.rank, self.world_size, device)
             own = self._listen(device, address, functools.partial(AuthenticatedListener, member))
             meeting.publish(_address_key(device, self.rank), encode_value(own_value(own)))
             listening.append((member, own))

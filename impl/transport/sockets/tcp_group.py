@@ -19,7 +19,7 @@ from impl import errors
 from impl.schedules.executor import Pending
 from impl.transport.agreement import Statement
 from impl.transport.base import CallInfo
-from impl.transport.fate import Cause, Fate
+from impl.transport.fate import EndCause, Fate
 from impl.transport.messages.eager import EagerExchange
 from impl.transport.messages.frames import TCP_RULES, Opcode, Preamble, frame_header
 from impl.transport.messages.hub import Link
@@ -97,8 +97,8 @@ class TcpGroup(MessageGroup):
             [each.shown or each.signature for each in stated],
         )
         with self.loop.lock:
-            # Nobody has to be told: whoever was part of it makes this table as well.
-            self._accept(Fate(Cause.MISMATCH, self.rank, text))
+            # No rank has to be told: all that were part of it make this table as well.
+            self._accept(Fate(EndCause.MISMATCH, self.rank, text))
         self.raise_fate(call)
         raise AssertionError("the group has just been given its fate")
 
@@ -133,7 +133,7 @@ class TcpGroup(MessageGroup):
         if self._hear_of_the_end():
             return
         text = errors.peer_lost_message(self.where(self._call), [link.peer], self.world_size, how)
-        self.end(Fate(Cause.LOST, self.rank, text, (link.peer,)))
+        self.end(Fate(EndCause.LOST, self.rank, text, (link.peer,)))
 
     def _hear_of_the_end(self) -> bool:
         """Read what the other peers have sent; whether one of them says how the group ended.

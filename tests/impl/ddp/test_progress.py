@@ -6,23 +6,23 @@ import pytest
 
 from impl.ddp.iteration.progress import (
     TRANSITIONS,
-    IllegalTransition,
-    Progress,
     ReducerEvent,
     ReducerPhase,
+    ReducerProgress,
 )
+from impl.state_machine import IllegalTransition
 
 E, P = ReducerEvent, ReducerPhase
 
 
-def after(*events: ReducerEvent) -> Progress:
-    progress = Progress()
+def after(*events: ReducerEvent) -> ReducerProgress:
+    progress = ReducerProgress()
     for event in events:
         progress.on(event)
     return progress
 
 
-def flags(progress: Progress) -> tuple[bool, bool, bool]:
+def flags(progress: ReducerProgress) -> tuple[bool, bool, bool]:
     return progress.is_expecting, progress.is_unfinished, progress.has_marked
 
 
@@ -45,7 +45,7 @@ def test_an_unfinished_pass_stays_unfinished_although_another_forward_pass_ends(
 
 @pytest.mark.parametrize("phase", ReducerPhase)
 def test_whatever_was_expected_can_be_dropped(phase: ReducerPhase) -> None:
-    progress = Progress()
+    progress = ReducerProgress()
     progress.phase = phase
     progress.on(E.DROPPED)
     assert progress.phase is P.IDLE
@@ -56,7 +56,7 @@ def test_whatever_was_expected_can_be_dropped(phase: ReducerPhase) -> None:
 def test_what_is_not_in_the_table_raises_with_both_names(
     phase: ReducerPhase, event: ReducerEvent
 ) -> None:
-    progress = Progress()
+    progress = ReducerProgress()
     progress.phase = phase
     if (phase, event) in TRANSITIONS:
         progress.on(event)

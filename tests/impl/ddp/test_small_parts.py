@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from impl.ddp.buckets.agreement import agree_on_buckets, decode, encode
-from impl.ddp.device import DeviceHandle, StreamMark
 from impl.ddp.iteration.used_map import UsedMap
 from impl.ddp.messages import ready_twice, unfinished_reduction
 from impl.ddp.parameters import managed_parameters
 from impl.ddp.wrapper.options import buffer_policy, choose_devices, choose_group
 from impl.ddp.wrapper.outputs import find_tensors, notify_at, pass_through
+from impl.device import HostHandle, StreamMark
 
 # ---- used map
 
@@ -33,7 +33,7 @@ class Waited:
 
 
 def test_only_what_this_rank_did_not_use_is_asked_of_the_others() -> None:
-    used = UsedMap(3, DeviceHandle(torch.device("cpu")))
+    used = UsedMap(3, torch.device("cpu"), HostHandle())
     used.mark(0)
     work = Waited()
 
@@ -51,7 +51,7 @@ def test_only_what_this_rank_did_not_use_is_asked_of_the_others() -> None:
 
 
 def test_cleared_marks_are_those_of_the_next_pass() -> None:
-    used = UsedMap(2, DeviceHandle(torch.device("cpu")))
+    used = UsedMap(2, torch.device("cpu"), HostHandle())
     used.mark(0)
     used.clear()
     used.mark(1)
@@ -60,7 +60,7 @@ def test_cleared_marks_are_those_of_the_next_pass() -> None:
 
 
 def test_a_rank_without_input_contributes_no_marks() -> None:
-    used = UsedMap(2, DeviceHandle(torch.device("cpu")))
+    used = UsedMap(2, torch.device("cpu"), HostHandle())
     used.mark(0)
     used.start_reduction(lambda marks: Waited())
     assert used.contribute_nothing().tolist() == [0, 0]

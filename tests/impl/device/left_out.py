@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from impl.testing.device.schedule import Schedule
+from impl.testing.device.schedule import KernelSchedule
 from impl.testing.device.simulated import SimulatedDevice, Site
 
 ROOT = Path(__file__).parents[3]
@@ -35,7 +35,9 @@ class Seen:
     sites: set[Site]
 
 
-def run(program: Program, schedule: Schedule | None = None, left_out: Site | None = None) -> Seen:
+def run(
+    program: Program, schedule: KernelSchedule | None = None, left_out: Site | None = None
+) -> Seen:
     """Run a program on a device of its own."""
     device = SimulatedDevice(schedule, left_out)
     try:

@@ -12,15 +12,12 @@ from unittest import mock
 
 from torch import Tensor
 
-import impl.ddp.device
-import impl.fsdp.device
 from conformance.spec.cuda import stream_work as streams
 from conformance.target import Target, load_target
-from impl.gloo.connect.transports import Place, connect
+from impl.gloo.connect.transports import GroupPlace, connect
 from impl.gloo.options import Options
 from impl.gloo.queue.issuing import GroupCore
 from impl.testing.device.gloo import WatchedCommunicator, simulated_gloo
-from impl.testing.device.handles import DdpHandle, FsdpHandle
 from impl.testing.device.schedule import Drawn
 from impl.testing.device.simulated import SimulatedDevice, SimulatedStream
 
@@ -72,14 +69,12 @@ def on_simulated_device() -> Iterator[None]:
 def simulated_device(device: SimulatedDevice) -> Iterator[None]:
     """`impl` and the cases on this device."""
 
-    def connect_watched(group: GroupCore, place: Place, options: Options) -> Any:
+    def connect_watched(group: GroupCore, place: GroupPlace, options: Options) -> Any:
         return WatchedCommunicator(connect(place, options), device)
 
     with contextlib.ExitStack() as stack:
         for context in (
             simulated_gloo(device),
-            impl.fsdp.device.substituted_handle(FsdpHandle(device)),
-            impl.ddp.device.substituted_handle(DdpHandle(device)),
             streams.stand_in(lambda: SimulatedStreams(device)),
             mock.patch.object(GroupCore, "_connect", connect_watched),
             device,

@@ -18,10 +18,10 @@ from torch.nn.parallel.distributed import _MixedPrecision
 
 import impl.ddp
 from impl.ddp import DistributedDataParallel
-from impl.ddp.device import substituted_handle
 from impl.ddp.wrapper import mixed_precision
+from impl.device import substituted_handle
 from impl.testing.device.group import ImaginedGroup
-from impl.testing.device.handles import DdpHandle
+from impl.testing.device.handles import SimulatedHandle
 from impl.testing.device.schedule import Drawn, Eager
 from impl.testing.device.simulated import SimulatedDevice, SimulatedStream
 from tests.impl.device.left_out import (
@@ -102,7 +102,7 @@ def train(
     steps_in_backward: bool = False,
     **options: Any,
 ) -> list[Tensor]:
-    with substituted_handle(DdpHandle(device)), storages_of(device), device:
+    with substituted_handle(SimulatedHandle(device)), storages_of(device), device:
         torch.manual_seed(5)
         streams = [device.new_stream(f"layer {i}") for i in range(stream_count)]
         group: Any = ImaginedGroup(device, 2)

@@ -20,10 +20,10 @@ from torch.distributed.fsdp import (
 )
 
 import impl.fsdp
+from impl.device import substituted_handle
 from impl.fsdp import FullyShardedDataParallel
-from impl.fsdp.device import substituted_handle
 from impl.testing.device.group import ImaginedGroup
-from impl.testing.device.handles import FsdpHandle
+from impl.testing.device.handles import SimulatedHandle
 from impl.testing.device.schedule import Drawn, Eager
 from impl.testing.device.simulated import SimulatedDevice
 from tests.impl.device.left_out import (
@@ -47,7 +47,7 @@ PROGRAMS: dict[str, Program] = {}
 
 @contextmanager
 def on_the_device(device: SimulatedDevice) -> Iterator[None]:
-    with substituted_handle(FsdpHandle(device)), device:
+    with substituted_handle(SimulatedHandle(device)), device:
         yield
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from impl.fsdp.device import (
+from impl.device import (
     AcceleratorHandle,
     HostHandle,
     HostStream,

@@ -17,7 +17,7 @@ from torch.distributed.fsdp._flat_param import (
     HandleShardingStrategy,
 )
 
-from impl.fsdp.device import handle_for
+from impl.device import handle_for
 from impl.fsdp.flat_param.config import HandleConfig
 from impl.fsdp.flat_param.handle import FlatParamHandle
 from impl.fsdp.flat_param.layout import (

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from torch.distributed.fsdp import BackwardPrefetch
 from torch.distributed.fsdp._exec_order_utils import _ExecOrderData
 
-from impl.fsdp.common import HandleTrainingState
+from impl.fsdp.phases import UnitPhase
 from impl.fsdp.step.order import ExecutionOrder, first_disagreement, unit_to_prefetch
 
 NAMES = {0: ["a.weight"], 1: ["b.weight", "b.bias"], 2: ["c.weight"]}
-FORWARD = HandleTrainingState.FORWARD
-PRE, POST = HandleTrainingState.BACKWARD_PRE, HandleTrainingState.BACKWARD_POST
+FORWARD = UnitPhase.FORWARD
+PRE, POST = UnitPhase.BACKWARD_PRE, UnitPhase.BACKWARD_POST
 
 
 def order_of(*units: int) -> ExecutionOrder:
@@ -51,7 +51,7 @@ def test_the_first_unit_takes_its_last_position_as_in_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "policy", "forward_prefetch", "expected"),
+    ("phase", "policy", "forward_prefetch", "expected"),
     [
         (FORWARD, BackwardPrefetch.BACKWARD_PRE, True, 2),
         (FORWARD, BackwardPrefetch.BACKWARD_PRE, False, None),
@@ -63,17 +63,17 @@ def test_the_first_unit_takes_its_last_position_as_in_torch() -> None:
     ],
 )
 def test_what_is_prefetched_for_the_middle_unit(
-    state: HandleTrainingState,
+    phase: UnitPhase,
     policy: BackwardPrefetch | None,
     forward_prefetch: bool,
     expected: int | None,
 ) -> None:
-    assert unit_to_prefetch(order_of(0, 1, 2), 1, state, policy, forward_prefetch) == expected
+    assert unit_to_prefetch(order_of(0, 1, 2), 1, phase, policy, forward_prefetch) == expected
 
 
 def test_prefetch_outside_of_computation_is_a_bug() -> None:
     with pytest.raises(AssertionError, match="Prefetching is only supported"):
-        unit_to_prefetch(order_of(0), 0, HandleTrainingState.IDLE, None, False)
+        unit_to_prefetch(order_of(0), 0, UnitPhase.IDLE, None, False)
 
 
 def test_deviations_are_reported_in_one_iteration_only() -> None:
@@ -133,3 +133,22 @@ def test_positions_are_those_of_torch(iterations: list[list[int]]) -> None:
         theirs.next_iter()
         for handle in handles:
             handle._post_forward_index = None
+
+
+def test_a_unit_awaits_its_forward_until_it_runs() -> None:
+    order = ExecutionOrder()
+    assert not order.awaits_forward(0)
+    order.begin_forward([0, 1])
+    order.record_pre_forward(0)
+    assert [order.awaits_forward(unit) for unit in (0, 1)] == [False, True]
+
+
+def test_a_unit_awaits_its_backward_until_it_runs_or_the_backward_is_over() -> None:
+    order = ExecutionOrder()
+    for unit in (0, 1, 2):
+        order.expect_backward(unit, expected=True)
+    order.expect_backward(0, expected=False)
+    order.record_backward(1)
+    assert [order.awaits_backward(unit) for unit in (0, 1, 2)] == [False, False, True]
+    order.end_iteration()
+    assert not order.awaits_backward(2)

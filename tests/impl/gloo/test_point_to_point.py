@@ -13,7 +13,7 @@ from impl import errors
 from impl.gloo import ProcessGroupGloo
 from impl.gloo.operations import monitored_barrier
 from impl.transport.base import Transfer
-from impl.transport.fate import Cause, Fate
+from impl.transport.fate import EndCause, Fate
 from impl.transport.transfer import PostedTransfer
 from tests.impl.gloo.ranks import in_groups
 
@@ -214,7 +214,7 @@ def test_monitored_barrier_says_who_came_in_time() -> None:
 def test_monitored_barrier_blames_the_dead_alone(noticed_by: int, wait_all_ranks: bool) -> None:
     """A rank that dies ends the group, and so what the slow ones were about to send."""
     text = errors.peer_lost_message("recv on group 'g'", [2], 4, "its process ended")
-    fate = Fate(Cause.LOST, noticed_by, text, lost=(2,))
+    fate = Fate(EndCause.LOST, noticed_by, text, lost=(2,))
     heard: dict[int, Transfer] = {}
     for rank in (1, 2, 3):
         transfer = PostedTransfer()

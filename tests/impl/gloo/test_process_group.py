@@ -25,7 +25,7 @@ from impl import errors
 from impl.gloo import Options, ProcessGroupGloo
 from impl.gloo.queue.issuing import Described
 from impl.gloo.queue.work import GlooWork
-from impl.gloo.requests.settings import Settings
+from impl.gloo.requests.settings import CallSettings
 from impl.transport.shm.mailbox import Mailbox
 from tests.impl.gloo.ranks import in_groups, on_processes
 from tests.impl.threads import on_threads
@@ -349,7 +349,7 @@ def test_a_group_may_be_freed_in_the_middle_of_its_own_operation() -> None:
 
         executor = held[0]._executor
         assert executor.enter()
-        asked = Settings(asynchronous=True)
+        asked = CallSettings(asynchronous=True)
         work = held[0]._issue("barrier", Described("", ""), free, [], asked)
         executor._busy = False  # as `leave`, but without starting a worker
         return work
@@ -499,7 +499,7 @@ def test_a_signal_may_end_the_group_in_the_middle_of_a_collective() -> None:
 
         with pytest.raises(errors.Aborted, match="in the middle of an operation"):
             group._issue(
-                "barrier", Described("", ""), interrupted, [], Settings(asynchronous=False)
+                "barrier", Described("", ""), interrupted, [], CallSettings(asynchronous=False)
             )
         over.set()
         with pytest.raises(errors.Aborted, match="destroyed"):

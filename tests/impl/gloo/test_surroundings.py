@@ -6,10 +6,8 @@ import ast
 import contextlib
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,8 +16,8 @@ from torch import Tensor
 from torch.utils._device import _device_constructors
 
 import impl
+from impl.device import HostHandle, substituted_handle
 from impl.gloo import Options, ProcessGroupGloo
-from impl.gloo.memory.device import substituted_handle
 from tests.impl.gloo.ranks import in_groups
 from tests.impl.threads import on_threads
 
@@ -136,35 +134,10 @@ def test_tensors_of_outside_get_results_in_inference_mode(is_staged: bool) -> No
         in_groups(2, run)
 
 
-class HostAsDevice:
+class HostAsDevice(HostHandle):
     """Tensors of the host are staged as if they were on a device whose copies take no time."""
 
-    def __init__(self) -> None:
-        self.down = self.up = self
-
-    def current_stream(self) -> HostAsDevice:
-        return self
-
-    def wait_event(self, event: Any) -> None:
-        pass
-
-    def record_event(self) -> HostAsDevice:
-        return self
-
-    def synchronize(self) -> None:
-        pass
-
-    def use_stream(self, stream: Any) -> AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def pinned(self, numel: int, dtype: torch.dtype) -> Tensor:
-        return torch.empty(numel, dtype=dtype, device="cpu")
-
-    def record_stream(self, tensor: Tensor, stream: Any) -> None:
-        pass
-
-    def new_future(self) -> torch.futures.Future[Any]:
-        return torch.futures.Future()
+    has_streams = True
 
 
 def _factory_calls(path: Path) -> Iterator[str]:

@@ -13,7 +13,7 @@ from impl.schedules.arithmetic import factors_of, log2_ceil, round_up, starts_of
 from impl.schedules.executor import Pending, execute
 from impl.schedules.ring import all_reduce_geometry, reduce_geometry
 from impl.schedules.steps import (
-    Combine,
+    Accumulate,
     Copy,
     Fence,
     Fold,
@@ -67,8 +67,8 @@ A, B = output(0, 4), output(4, 4)
 HELD_BACK_BY_A_RECEIVE_INTO_A: list[Step] = [
     Send(1, A),
     Receive(1, A),
-    Combine(A, B),
-    Combine(B, A),
+    Accumulate(A, B),
+    Accumulate(B, A),
     Fold(A, (B, B)),
     Fold(B, (B, A)),
     Copy(A, B),
@@ -77,7 +77,7 @@ HELD_BACK_BY_A_RECEIVE_INTO_A: list[Step] = [
 ]
 HELD_BACK_BY_A_SEND_FROM_A: list[Step] = [
     Receive(1, A),
-    Combine(A, B),
+    Accumulate(A, B),
     Fold(A, (B, B)),
     Copy(A, B),
     Fence(),
@@ -85,9 +85,9 @@ HELD_BACK_BY_A_SEND_FROM_A: list[Step] = [
 FREE_TO_GO: list[tuple[Step, Step]] = [
     (Receive(1, A), Send(1, B)),
     (Receive(1, A), Receive(1, B)),
-    (Receive(1, A), Combine(B, scratch(0, 4))),
+    (Receive(1, A), Accumulate(B, scratch(0, 4))),
     (Send(1, A), Send(1, A)),
-    (Send(1, A), Combine(B, A)),
+    (Send(1, A), Accumulate(B, A)),
     (Send(1, A), Copy(B, A)),
     (Receive(1, scratch(0, 0)), Send(1, scratch(0, 0))),
 ]
@@ -128,7 +128,7 @@ def test_a_schedule_ends_when_its_last_transfer_has_ended() -> None:
 
 
 def test_work_is_sent_off_before_a_reduction() -> None:
-    port, _ = start(Combine(A, B))
+    port, _ = start(Accumulate(A, B))
     assert port.flushes == 1
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from impl.schedules.cost import Network
+from impl.schedules.cost import NetworkCost
 from impl.testing.__main__ import main
 from impl.testing.scaling import GLOO, ScalingRow, scaling_rows, table
 
@@ -41,7 +41,7 @@ def test_1024_ranks() -> None:
 
 
 def test_a_slower_network_takes_longer_but_changes_no_choice() -> None:
-    slow = scaling_rows([8], [MIB], Network(bytes_per_s=1e8))
+    slow = scaling_rows([8], [MIB], NetworkCost(bytes_per_s=1e8))
     fast = scaling_rows([8], [MIB])
     assert [row.is_chosen for row in slow] == [row.is_chosen for row in fast]
     assert all(s.predicted_s >= f.predicted_s for s, f in zip(slow, fast, strict=True))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from impl.transport.messages.credits import CreditExchange
 from impl.transport.messages.eager import EagerExchange
-from impl.transport.messages.exchange import Exchange, Message
+from impl.transport.messages.exchange import MessageExchange, PostedMessage
 from impl.transport.messages.frames import PREAMBLE, PREAMBLE_NBYTES, Opcode, Preamble
 from impl.transport.messages.hub import Hub
 from impl.transport.messages.streams import SendQueue
@@ -19,21 +19,23 @@ class Desk:
         self, make: Callable[[Callable[[int], SendQueue]], CreditExchange | EagerExchange]
     ) -> None:
         self.queues: dict[int, SendQueue] = {}
-        self.exchange: Exchange = make(lambda peer: self.queues.setdefault(peer, SendQueue()))
-        self.way: Exchange | Hub = self.exchange  # that messages go
+        self.exchange: MessageExchange = make(
+            lambda peer: self.queues.setdefault(peer, SendQueue())
+        )
+        self.way: MessageExchange | Hub = self.exchange  # that messages go
 
-    def send(self, peer: int, slot: int, data: bytes) -> Message:
-        message = Message(peer, slot, memoryview(bytearray(data)))
+    def send(self, peer: int, slot: int, data: bytes) -> PostedMessage:
+        message = PostedMessage(peer, slot, memoryview(bytearray(data)))
         self.way.post_send(message)
         return message
 
-    def receive(self, peer: int, slot: int, nbytes: int) -> Message:
-        message = Message(peer, slot, memoryview(bytearray(nbytes)))
+    def receive(self, peer: int, slot: int, nbytes: int) -> PostedMessage:
+        message = PostedMessage(peer, slot, memoryview(bytearray(nbytes)))
         self.way.post_receive(message)
         return message
 
-    def receive_any(self, slot: int, nbytes: int, *sources: int) -> Message:
-        message = Message(-1, slot, memoryview(bytearray(nbytes)))
+    def receive_any(self, slot: int, nbytes: int, *sources: int) -> PostedMessage:
+        message = PostedMessage(-1, slot, memoryview(bytearray(nbytes)))
         self.way.post_receive_any(message, sources)
         return message
 

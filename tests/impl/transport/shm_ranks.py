@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from impl.transport.base import CallInfo, Deadline
 from impl.transport.shm import ShmCommunicator, meet
-from impl.transport.shm.layout import Layout
+from impl.transport.shm.layout import MappingLayout
 from impl.transport.shm.mapping import Mapping, SharedFile
 from tests.impl.threads import on_threads
 
@@ -26,9 +26,9 @@ def soon(timeout_s: float = 30.0) -> Deadline:
     return Deadline.after(timeout_s)
 
 
-def new_mapping(world_size: int) -> tuple[Mapping, Layout]:
+def new_mapping(world_size: int) -> tuple[Mapping, MappingLayout]:
     """Memory for a group, seen by one mapping."""
-    layout = Layout.plan(world_size, SMALL_SEGMENT_NBYTES)
+    layout = MappingLayout.plan(world_size, SMALL_SEGMENT_NBYTES)
     file = SharedFile(layout.total_nbytes)
     try:
         return Mapping(file.offer, layout.total_nbytes), layout

@@ -12,7 +12,7 @@ import pytest
 
 from impl.transport.messages.credits import CreditExchange
 from impl.transport.messages.eager import EagerExchange
-from impl.transport.messages.exchange import Exchange, Message
+from impl.transport.messages.exchange import MessageExchange, PostedMessage
 from impl.transport.messages.frames import (
     EAGER_NBYTES_MAX,
     GLOO_RULES,
@@ -29,7 +29,7 @@ from tests.impl.transport.desk import Desk
 SLOT = 5
 LARGE = EAGER_NBYTES_MAX + 1
 
-Step = Callable[[Desk], Message | None]
+Step = Callable[[Desk], PostedMessage | None]
 
 
 def announced(peer: int, nbytes: int = LARGE) -> Step:
@@ -97,7 +97,7 @@ class HubDesk(Desk):
     """As `Desk`, for a hub without connections, to peers 1 and 2."""
 
     def __init__(self, rules: FrameRules) -> None:
-        def make(queue_for: Callable[[int], SendQueue]) -> Exchange:
+        def make(queue_for: Callable[[int], SendQueue]) -> MessageExchange:
             if rules is GLOO_RULES:
                 return CreditExchange(0, queue_for)
             return EagerExchange(0, queue_for, lambda peer, call: None)

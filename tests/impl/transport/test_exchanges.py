@@ -9,7 +9,7 @@ import pytest
 
 from impl.transport.messages.credits import CreditExchange
 from impl.transport.messages.eager import COLLECTIVE_SLOT, WINDOW_NBYTES, EagerExchange, eager_cost
-from impl.transport.messages.exchange import Message, NobodyLeft, SizeMismatch
+from impl.transport.messages.exchange import NobodyLeft, PostedMessage, SizeMismatch
 from impl.transport.messages.frames import (
     EAGER_NBYTES_MAX,
     PREAMBLE,
@@ -33,7 +33,7 @@ def tcp() -> Desk:
     return Desk(lambda queue_for: EagerExchange(0, queue_for, lambda peer, call: None))
 
 
-def content(message: Message) -> bytes:
+def content(message: PostedMessage) -> bytes:
     assert message.view is not None
     return bytes(message.view)
 
@@ -414,7 +414,7 @@ def test_a_cancelled_send_still_goes_out_from_a_copy(
 ) -> None:
     desk: Desk = request.getfixturevalue(kind)
     memory = bytearray(b"x" * LARGE)
-    message = Message(1, 5, memoryview(memory))
+    message = PostedMessage(1, 5, memoryview(memory))
     desk.exchange.post_send(message)
     desk.exchange.cancel(message, TimeoutError())
     memory[:] = b"y" * LARGE

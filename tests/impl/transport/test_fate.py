@@ -7,12 +7,12 @@ import pickle
 import pytest
 
 from impl.errors import Aborted, CollectiveTimeout, PeerLost
-from impl.transport.fate import Cause, Fate
+from impl.transport.fate import EndCause, Fate
 
 
-@pytest.mark.parametrize("cause", Cause)
+@pytest.mark.parametrize("cause", EndCause)
 @pytest.mark.parametrize("lost", [(), (2,), (0, 3)])
-def test_what_a_rank_tells_is_what_the_others_hear(cause: Cause, lost: tuple[int, ...]) -> None:
+def test_what_a_rank_tells_is_what_the_others_hear(cause: EndCause, lost: tuple[int, ...]) -> None:
     fate = Fate(cause, 1, "all_reduce #3: a text with \x1f in it, and a comma", lost)
     assert Fate.decode(4, fate.encode()) == fate
 
@@ -25,7 +25,7 @@ def test_what_cannot_be_understood_still_ends_the_group(said: str) -> None:
 
 
 def test_an_error_about_lost_ranks_names_them_on_every_rank() -> None:
-    fate = Fate(Cause.LOST, 0, "barrier #1: lost ranks 2, 3 of 4", (2, 3))
+    fate = Fate(EndCause.LOST, 0, "barrier #1: lost ranks 2, 3 of 4", (2, 3))
     for rank in (0, 1):
         error = fate.error("barrier #1", rank, 4)
         assert isinstance(error, PeerLost)
@@ -34,5 +34,5 @@ def test_an_error_about_lost_ranks_names_them_on_every_rank() -> None:
 
 
 def test_other_errors_are_of_the_type_of_their_cause() -> None:
-    assert isinstance(Fate(Cause.TIMEOUT, 0, "late").error("x", 0, 2), CollectiveTimeout)
-    assert isinstance(Fate(Cause.ABORT, 0, "over").error("x", 0, 2), Aborted)
+    assert isinstance(Fate(EndCause.TIMEOUT, 0, "late").error("x", 0, 2), CollectiveTimeout)
+    assert isinstance(Fate(EndCause.ABORT, 0, "over").error("x", 0, 2), Aborted)

@@ -12,15 +12,15 @@ from impl.transport.sockets.handshake import (
     MAGIC,
     AuthenticatedCaller,
     AuthenticatedListener,
+    Credentials,
     GlooCaller,
     GlooListener,
     Handshake,
     HandshakeError,
-    Membership,
 )
 
 SECRET = b"s" * 32
-LISTENER = Membership(SECRET, rank=1, world_size=4, device=0)
+LISTENER = Credentials(SECRET, rank=1, world_size=4, device=0)
 CALLER = dataclasses.replace(LISTENER, rank=3)
 
 
@@ -56,7 +56,7 @@ def test_members_learn_who_the_other_is() -> None:
     ],
     ids=["secret", "no secret", "device", "the listener's rank", "no such rank"],
 )
-def test_others_do_not_get_in(stranger: Membership) -> None:
+def test_others_do_not_get_in(stranger: Credentials) -> None:
     with pytest.raises(HandshakeError):
         converse(AuthenticatedCaller(stranger, peer=1), AuthenticatedListener(LISTENER))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from impl import errors
 from impl.transport.base import ANY_SOURCE
 from impl.transport.shm import ShmCommunicator
-from impl.transport.shm.layout import Layout
+from impl.transport.shm.layout import MappingLayout
 from impl.transport.shm.mailbox import Mailbox, ShmTransfer
 from impl.transport.shm.mapping import Mapping, SharedFile
 from tests.impl.transport.breaking_off import Interrupted, RaisesAt, everywhere
@@ -30,7 +30,7 @@ Step = Callable[[Pair], ShmTransfer]
 
 @contextmanager
 def two_ranks() -> Iterator[Pair]:
-    layout = Layout.plan(2, SMALL_SEGMENT_NBYTES)
+    layout = MappingLayout.plan(2, SMALL_SEGMENT_NBYTES)
     file = SharedFile(layout.total_nbytes)
     first, second = (
         ShmCommunicator(

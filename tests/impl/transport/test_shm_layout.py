@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from impl.transport.shm.layout import ANNOUNCEMENT_NBYTES, LINE_NBYTES, Layout
+from impl.transport.shm.layout import ANNOUNCEMENT_NBYTES, LINE_NBYTES, MappingLayout
 
 SEGMENT_NBYTES = 1 << 20
 WORLD_SIZES = [1, 2, 3, 4, 7, 8, 16, 64]
 
 
-def regions(layout: Layout) -> list[tuple[int, int, str]]:
+def regions(layout: MappingLayout) -> list[tuple[int, int, str]]:
     """(start, stop, name) of everything that ranks write."""
     found = [
         (0, 32, "nonce"),
@@ -44,7 +44,7 @@ def regions(layout: Layout) -> list[tuple[int, int, str]]:
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_nothing_overlaps_and_all_is_aligned(world_size: int) -> None:
-    layout = Layout.plan(world_size, SEGMENT_NBYTES)
+    layout = MappingLayout.plan(world_size, SEGMENT_NBYTES)
     before = (0, 0, "start")
     for region in regions(layout):
         assert region[0] >= before[1], (before, region)
@@ -56,28 +56,28 @@ def test_nothing_overlaps_and_all_is_aligned(world_size: int) -> None:
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_words_of_different_writers_share_no_line(world_size: int) -> None:
-    layout = Layout.plan(world_size, SEGMENT_NBYTES)
+    layout = MappingLayout.plan(world_size, SEGMENT_NBYTES)
     words = [layout.step_offset(r) for r in range(world_size)]
     words += [layout.bell_offset(r) for r in range(world_size)]
     assert len({offset // LINE_NBYTES for offset in words}) == len(words)
 
 
 def test_four_ranks_stay_within_32_mib() -> None:
-    assert Layout.plan(4, SEGMENT_NBYTES).total_nbytes <= 32 << 20
-    assert Layout.plan(4, 1 << 30).total_nbytes <= 32 << 20
+    assert MappingLayout.plan(4, SEGMENT_NBYTES).total_nbytes <= 32 << 20
+    assert MappingLayout.plan(4, 1 << 30).total_nbytes <= 32 << 20
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_a_group_is_bounded_whatever_the_segment(world_size: int) -> None:
-    assert Layout.plan(world_size, 1 << 40).total_nbytes <= 600 << 20
+    assert MappingLayout.plan(world_size, 1 << 40).total_nbytes <= 600 << 20
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_rings_are_powers_of_two(world_size: int) -> None:
-    ring = Layout.plan(world_size, SEGMENT_NBYTES).ring_nbytes
+    ring = MappingLayout.plan(world_size, SEGMENT_NBYTES).ring_nbytes
     assert ring & (ring - 1) == 0
     assert ring >= 4096
 
 
 def test_a_tiny_segment_becomes_a_page() -> None:
-    assert Layout.plan(4, 1).segment_nbytes == 4096
+    assert MappingLayout.plan(4, 1).segment_nbytes == 4096

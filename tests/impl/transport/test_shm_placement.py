@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from impl.transport.shm import placement
-from impl.transport.shm.placement import Placement, better_processor
+from impl.transport.shm.placement import ProcessorPlacement, better_processor
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ class Machine:
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(self.allowed))
         monkeypatch.setattr(os, "sched_setaffinity", lambda _, to: self.moves.append(set(to)))
         self.words = memoryview(bytearray(8)).cast("I")
-        self.first, self.second = (Placement(self.words, [0, 1], p) for p in (0, 1))
+        self.first, self.second = (ProcessorPlacement(self.words, [0, 1], p) for p in (0, 1))
 
     def both_wait(self, times: int = 1) -> None:
         """Every millisecond, for each other."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from impl.transport.shm.layout import Layout
+from impl.transport.shm.layout import MappingLayout
 from impl.transport.shm.segments import (
     CACHE_LINE_NBYTES,
     chunk_numel,
@@ -53,7 +53,7 @@ def test_the_example_in_the_docstring() -> None:
 def test_what_is_cut_fits_where_it_goes(
     world_size: int, segment_nbytes: int, itemsize: int
 ) -> None:
-    layout = Layout.plan(world_size, segment_nbytes)
+    layout = MappingLayout.plan(world_size, segment_nbytes)
     numel = layout.segment_nbytes // itemsize
     assert chunk_numel(numel, world_size, itemsize) * itemsize <= layout.result_nbytes
     room = part_numel(layout.segment_nbytes, world_size, itemsize)

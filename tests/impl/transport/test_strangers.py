@@ -22,9 +22,9 @@ from impl.transport.sockets import mesh
 from impl.transport.sockets.handshake import (
     MAGIC,
     AuthenticatedCaller,
+    Credentials,
     GlooListener,
     Handshake,
-    Membership,
 )
 from impl.transport.sockets.loop import EventLoop
 from tests.impl.transport.combines import SUM
@@ -200,7 +200,7 @@ def test_a_stream_of_callers_leaves_the_members_their_turn() -> None:
 
 def test_a_wrong_secret(log_book: LogBook) -> None:
     def try_secret(visitors: Visitors, address: Address) -> None:
-        stranger = AuthenticatedCaller(Membership(b"guess" * 8, 0, 2, 0), peer=1)
+        stranger = AuthenticatedCaller(Credentials(b"guess" * 8, 0, 2, 0), peer=1)
         sock = visitors.call(address, stranger.start())
         challenge = sock.recv(stranger.needed, socket.MSG_WAITALL)
         sock.sendall(stranger.receive(challenge))

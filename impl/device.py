@@ -1,9 +1,9 @@
-"""How the runtime touches the device: streams, events, deferred work, pinning, storage.
+"""How impl touches a device: streams, events, futures, deferred work, pinning, storage, time.
 
-Everything that is stream-ordered goes through a `DeviceHandle`; no other file of this package calls
-`torch.cuda`, resizes a storage or starts a collective. So there is one place to read for the
-ordering rules, and one thing to replace in order to check them (a handle that records every read
-and write and runs the queued work in another legal order).
+Everything that is stream-ordered goes through a `DeviceHandle`; no other file calls `torch.cuda`,
+resizes a storage or starts a collective of FSDP. So there is one place to read for the ordering
+rules, and one thing to replace in order to check them (a handle that records every read and write
+and runs the queued work in another legal order, `impl.testing.device`).
 
 [Note: Streams on a device]
 `AcceleratorHandle` hands out torch's own streams and events. A kernel that is put on a stream is
@@ -13,7 +13,7 @@ stream.
 [Note: Streams on the host]
 On CPU torch has no streams, and a plain port runs every collective to its end before computation
 goes on. `HostHandle` gives a stream a meaning: it is a place where *one* collective may be under
-way. The work enqueued behind that collective is held back until somebody waits for the stream.
+way. The work enqueued behind that collective is held back until the stream is waited for.
 Hence the all-gather of the next unit overlaps with the gradient computation of the current one, and
 a reduce-scatter with the backward pass that follows it, as they do on an accelerator.
 
@@ -31,6 +31,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -43,24 +44,45 @@ StartCollective = Callable[[bool], "Work | None"]
 
 
 class Event(Protocol):
-    def synchronize(self) -> None: ...
+    """A point in a stream."""
+
+    def synchronize(self) -> None:
+        """The host waits for it."""
+        ...
 
 
 class Stream(Protocol):
+    """A queue of kernels and copies."""
+
     def wait_stream(self, other: Any) -> None: ...
     def wait_event(self, event: Any) -> None: ...
     def record_event(self) -> Any: ...
     def synchronize(self) -> None: ...
 
 
+class TimeMark(Protocol):
+    """A point in time of the device's work."""
+
+    def wall_ns(self) -> int:
+        """When the host passed it, in nanoseconds since the epoch."""
+        ...
+
+    def ns_since(self, earlier: Any) -> int | None:
+        """How long the device took from `earlier` to here; None if that is not known (yet)."""
+        ...
+
+
 class DeviceHandle(Protocol):
-    """What the runtime may ask of a device; `reads` and `writes` name the tensors of an operation.
+    """What impl may ask of a device; `reads` and `writes` name the tensors of an operation.
 
     A handle that executes eagerly may ignore `reads` and `writes`. They are there for handles that
     defer (to keep storages alive) and for handles that check the order of accesses.
+
+    has_streams: whether what was put on the device may be still to come when the call returns.
     """
 
     type: str
+    has_streams: bool
 
     def is_available(self) -> bool: ...
     def current_device(self) -> torch.device: ...
@@ -69,10 +91,27 @@ class DeviceHandle(Protocol):
         """Whether a tensor is in this kind of memory, and not on the host of a device."""
         ...
 
+    # Streams
+
     def new_stream(self, priority: int = 0) -> Stream: ...
     def current_stream(self) -> Stream: ...
-    def use_stream(self, stream: Any) -> contextlib.AbstractContextManager[None]: ...
-    def record_event(self) -> Event: ...
+    def use_stream(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
+        """Inside, this thread puts its work on `stream`, and on the stream's device."""
+        ...
+
+    def record_event(self) -> Event:
+        """A point in the current stream."""
+        ...
+
+    def new_future(self) -> torch.futures.Future[Any]:
+        """One whose `wait` and callbacks are ordered after the stream that sets its result."""
+        ...
+
+    def mark(self) -> TimeMark:
+        """Note this point in time."""
+        ...
+
+    # Work
 
     def enqueue(
         self,
@@ -102,13 +141,59 @@ class DeviceHandle(Protocol):
         """
         ...
 
+    # Memory
+
     def record_stream(self, tensor: torch.Tensor, stream: Any) -> None:
         """Tell the allocator that `stream` uses `tensor`, which another stream allocated."""
         ...
 
     def alloc_storage(self, tensor: torch.Tensor, numel: int) -> None: ...
     def free_storage(self, tensor: torch.Tensor) -> None: ...
-    def pin(self, tensor: torch.Tensor) -> torch.Tensor: ...
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor`, or a copy of it in pinned memory of the host."""
+        ...
+
+    def pinned(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """(numel,): host memory that copies need not wait for. Kept and given out again."""
+        ...
+
+    def copy_from_host(self, host: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy `host` to `target`; `host` may be overwritten as soon as this returns."""
+        ...
+
+
+class HostMark:
+    """A point in time of work that is done when the call returns."""
+
+    def __init__(self) -> None:
+        self._wall_ns = time.time_ns()
+
+    def wall_ns(self) -> int:
+        return self._wall_ns
+
+    def ns_since(self, earlier: HostMark) -> int | None:
+        elapsed = self._wall_ns - earlier._wall_ns
+        return elapsed if elapsed >= 0 else None
+
+
+class StreamMark:
+    """A point in a CUDA stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._wall_ns = time.time_ns()
+        self._event = torch.cuda.Event(enable_timing=True)
+        self._event.record(torch.cuda.current_stream(device))
+
+    def wall_ns(self) -> int:
+        return self._wall_ns
+
+    def ns_since(self, earlier: StreamMark) -> int | None:
+        # Torch waits for the two events here as well; they belong to the previous iteration. They
+        # may be on two streams, so the later one says nothing of the earlier one.
+        earlier._event.synchronize()
+        self._event.synchronize()
+        elapsed_ms = earlier._event.elapsed_time(self._event)
+        return int(elapsed_ms * 1e6) if elapsed_ms >= 0 else None
 
 
 def _ranks_per_node_from_environment() -> int | None:
@@ -145,10 +230,17 @@ def _check_sole_occupant(tensor: torch.Tensor) -> None:
 
 
 class AcceleratorHandle:
-    """CUDA and devices with CUDA-like streams, reached as `torch.<type>`."""
+    """CUDA and devices with CUDA-like streams, reached as `torch.<type>`.
+
+    device: without an index, the handle is for whichever device is current.
+    """
+
+    has_streams = True
 
     def __init__(self, device: torch.device) -> None:
         self.type = device.type
+        has_index = device != torch.device(device.type)
+        self._where: tuple[torch.device, ...] = (device,) if has_index else ()
         self._module: Any = getattr(torch, device.type, None)
         if self._module is None:
             raise AttributeError(
@@ -172,20 +264,28 @@ class AcceleratorHandle:
         return tensor.device.type == self.type
 
     def new_stream(self, priority: int = 0) -> Stream:
-        stream: Stream = self._module.Stream(priority=priority)
+        stream: Stream = self._module.Stream(*self._where, priority=priority)
         return stream
 
     def current_stream(self) -> Stream:
-        stream: Stream = self._module.current_stream()
+        stream: Stream = self._module.current_stream(*self._where)
         return stream
 
-    def use_stream(self, stream: Any) -> contextlib.AbstractContextManager[None]:
-        context: contextlib.AbstractContextManager[None] = self._module.stream(stream)
+    def use_stream(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
+        context: contextlib.AbstractContextManager[Any] = self._module.stream(stream)
         return context
 
     def record_event(self) -> Event:
         event: Event = self.current_stream().record_event()
         return event
+
+    def new_future(self) -> torch.futures.Future[Any]:
+        return torch.futures.Future(devices=list(self._where or (self.current_device(),)))
+
+    def mark(self) -> TimeMark:
+        if self.type != "cuda":
+            return HostMark()
+        return StreamMark(*(self._where or (self.current_device(),)))
 
     def enqueue(
         self,
@@ -209,7 +309,12 @@ class AcceleratorHandle:
         return None
 
     def record_stream(self, tensor: torch.Tensor, stream: Any) -> None:
-        if self.holds(tensor):
+        if not self.holds(tensor):
+            return
+        if tensor.is_sparse:
+            tensor._indices().record_stream(stream)
+            tensor._values().record_stream(stream)
+        else:
             tensor.record_stream(stream)
 
     def alloc_storage(self, tensor: torch.Tensor, numel: int) -> None:
@@ -224,6 +329,18 @@ class AcceleratorHandle:
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.pin_memory()
+
+    def pinned(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        # From torch's caching host allocator: no system call once the sizes repeat, and a block is
+        # given out again only after the copies that use it, which the allocator notes itself.
+        return torch.empty(numel, dtype=dtype, device="cpu", pin_memory=True)
+
+    def copy_from_host(self, host: torch.Tensor, target: torch.Tensor) -> None:
+        # The copy may run long after the host has gone on and cleared `host`. So it reads a pinned
+        # copy, which the caching allocator keeps until it is done.
+        pinned = self.pinned(host.numel(), host.dtype).view(host.shape)
+        pinned.copy_(host)
+        target.copy_(pinned, non_blocking=True)
 
 
 class HostStream:
@@ -304,6 +421,7 @@ class HostHandle:
     """CPU: collectives of side streams run in the background, everything else at once."""
 
     type = "cpu"
+    has_streams = False
 
     def __init__(self) -> None:
         self._default = HostStream()
@@ -352,6 +470,12 @@ class HostHandle:
 
     def record_event(self) -> Event:
         return self._current.record_event()
+
+    def new_future(self) -> torch.futures.Future[Any]:
+        return torch.futures.Future()
+
+    def mark(self) -> TimeMark:
+        return HostMark()
 
     def enqueue(
         self,
@@ -406,33 +530,51 @@ class HostHandle:
         """Pageable memory is as good: there is no device to copy to."""
         return tensor
 
+    def pinned(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(numel, dtype=dtype, device="cpu")
 
-_handles: dict[str, DeviceHandle] = {}
+    def copy_from_host(self, host: torch.Tensor, target: torch.Tensor) -> None:
+        target.copy_(host)
+
+
+_handles: dict[tuple[str, int | None], DeviceHandle] = {}
+_substitute: DeviceHandle | None = None
 
 
 def handle_for(device: torch.device) -> DeviceHandle:
-    """The process's handle for the type of `device`; FSDP instances of one type share it.
+    """The process's handle for `device`, or for the current device of its type without an index.
 
     Raises:
         AttributeError: if torch has no module for that device type.
     """
-    if device.type not in _handles:
-        _handles[device.type] = HostHandle() if device.type == "cpu" else AcceleratorHandle(device)
-    return _handles[device.type]
+    if _substitute is not None:
+        return _substitute
+    key = device.type, device.index
+    if key not in _handles:
+        _handles[key] = HostHandle() if device.type == "cpu" else AcceleratorHandle(device)
+    return _handles[key]
+
+
+_HOST = torch.device("cpu")
+
+
+def handle_of(tensor: torch.Tensor) -> DeviceHandle:
+    """The handle of the device that a tensor is on; the host's for a device without streams."""
+    if tensor.is_cpu:
+        return handle_for(_HOST)
+    module = getattr(torch, tensor.device.type, None)  # none for the meta device
+    return handle_for(tensor.device if hasattr(module, "Stream") else _HOST)
 
 
 @contextlib.contextmanager
 def substituted_handle(handle: DeviceHandle) -> Iterator[None]:
-    """Let `handle_for` answer `handle` for its device type, for checking the order of accesses.
+    """Inside, every device's handle is `handle`: for checking the order of accesses.
 
-    Instances built inside keep it afterwards.
+    What was built inside keeps it afterwards.
     """
-    previous = _handles.get(handle.type)
-    _handles[handle.type] = handle
+    global _substitute
+    before, _substitute = _substitute, handle
     try:
         yield
     finally:
-        if previous is None:
-            del _handles[handle.type]
-        else:
-            _handles[handle.type] = previous
+        _substitute = before

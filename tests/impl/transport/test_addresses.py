@@ -15,20 +15,20 @@ from impl.transport.base import Deadline
 from impl.transport.meeting.addresses import (
     ADDRESS_NBYTES,
     Address,
-    RendezvousValue,
+    PublishedAddress,
     connects_first,
     decode_value,
     encode_value,
 )
 from impl.transport.messages.frames import ProtocolError
-from impl.transport.sockets.connect_all import MeetingPoint, own_value
+from impl.transport.sockets.connect_all import AddressMeeting, own_value
 
 V4 = Address(socket.AF_INET, "10.1.2.3", 0x1234)
 V6 = Address(socket.AF_INET6, "fe80::1", 4242, scope_id=3)
 
 
 def test_the_value_has_gloo_s_layout() -> None:
-    value = encode_value(RendezvousValue("host", V4, (0, 1, -2)))
+    value = encode_value(PublishedAddress("host", V4, (0, 1, -2)))
     assert value[:12] == b"\x04\0\0\0\0\0\0\0host"
     assert value[12:20] == b"\x88\0\0\0\0\0\0\0"
     sockaddr, rest = value[20:148], value[148:]
@@ -38,10 +38,10 @@ def test_the_value_has_gloo_s_layout() -> None:
 
 
 def test_a_lazy_rank_publishes_no_identifiers() -> None:
-    value = encode_value(RendezvousValue("h", V4))
+    value = encode_value(PublishedAddress("h", V4))
     assert len(value) == 8 + 1 + 8 + ADDRESS_NBYTES
     assert decode_value(value, world_size=4).greeting_from(3) == 3
-    assert decode_value(encode_value(RendezvousValue("h", V4, (7, 8))), 2).greeting_from(1) == 8
+    assert decode_value(encode_value(PublishedAddress("h", V4, (7, 8))), 2).greeting_from(1) == 8
 
 
 @given(
@@ -56,18 +56,18 @@ def test_what_is_written_can_be_read(
     text = str(host)
     family = socket.AF_INET6 if ":" in text else socket.AF_INET
     canonical = socket.inet_ntop(family, socket.inet_pton(family, text))
-    value = RendezvousValue(name, Address(family, canonical, port), identifiers)
+    value = PublishedAddress(name, Address(family, canonical, port), identifiers)
     assert decode_value(encode_value(value), world_size=3) == value
 
 
 def test_ipv6_keeps_its_scope() -> None:
-    assert decode_value(encode_value(RendezvousValue("h", V6)), 2).address == V6
+    assert decode_value(encode_value(PublishedAddress("h", V6)), 2).address == V6
     assert V6.endpoint == ("fe80::1", 4242, 0, 3)
     assert str(V6) == "[fe80::1]:4242"
     assert str(V4) == "10.1.2.3:4660"
 
 
-GOOD = encode_value(RendezvousValue("host", V4, (0, 1)))
+GOOD = encode_value(PublishedAddress("host", V4, (0, 1)))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_ports_are_compared_as_they_lie_in_memory() -> None:
 
 
 def test_addresses_that_cannot_meet_are_a_failure_of_communication() -> None:
-    meeting = MeetingPoint(dist.HashStore(), 0, 2, "g", Deadline(0.0, 0.0))
+    meeting = AddressMeeting(dist.HashStore(), 0, 2, "g", Deadline(0.0, 0.0))
     with pytest.raises(errors.CommunicationError, match="no connection with rank 1 is possible"):
         meeting.to_dial(V4, {1: own_value(V6)})
 

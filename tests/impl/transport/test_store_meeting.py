@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from impl import errors
 from impl.transport.base import Deadline
-from impl.transport.meeting.store import Gathering, not_come
+from impl.transport.meeting.store import StoreMeeting, not_come
 
 
 class BrokenStore:
@@ -22,8 +22,8 @@ class BrokenStore:
     set = get = wait = check = delete_key = fail
 
 
-def gathering(store: Any, timeout_s: float = 30.0) -> Gathering:
-    return Gathering(store, 1, 3, "g", Deadline.after(timeout_s))
+def gathering(store: Any, timeout_s: float = 30.0) -> StoreMeeting:
+    return StoreMeeting(store, 1, 3, "g", Deadline.after(timeout_s))
 
 
 def test_what_others_published_is_read() -> None:
@@ -59,7 +59,7 @@ def test_those_who_did_not_come_are_named() -> None:
     ],
     ids=["publish", "get", "are_there", "wait_for"],
 )
-def test_a_store_that_fails_is_no_timeout(act: Callable[[Gathering], object]) -> None:
+def test_a_store_that_fails_is_no_timeout(act: Callable[[StoreMeeting], object]) -> None:
     with pytest.raises(errors.CommunicationError) as caught:
         act(gathering(BrokenStore()))
     assert not isinstance(caught.value, errors.CollectiveTimeout)

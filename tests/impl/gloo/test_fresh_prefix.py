@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from impl import errors
-from impl.gloo.connect.fresh_prefix import RollCall
+from impl.gloo.connect.fresh_prefix import PrefixMeeting
 from impl.transport.base import Deadline
 from tests.impl.threads import on_threads
 
@@ -20,7 +20,7 @@ def soon(timeout_s: float = 30.0) -> Deadline:
 
 def agree(store: dist.Store, world_size: int) -> str:
     prefixes = on_threads(
-        world_size, lambda rank: RollCall(store, rank, world_size, "g", soon()).agree()
+        world_size, lambda rank: PrefixMeeting(store, rank, world_size, "g", soon()).agree()
     )
     assert len(set(prefixes)) == 1
     return prefixes[0]
@@ -52,7 +52,7 @@ def test_ranks_that_do_not_come_are_named() -> None:
             return ""
         begun.wait(30)
         with pytest.raises(errors.CollectiveTimeout) as caught:
-            RollCall(store, rank, 4, "g", soon(0.5)).agree()
+            PrefixMeeting(store, rank, 4, "g", soon(0.5)).agree()
         return str(caught.value)
 
     for message in on_threads(4, run)[::2]:
@@ -64,15 +64,15 @@ def test_a_rank_that_came_to_an_earlier_attempt_only_is_named() -> None:
     store = dist.HashStore()
     store.set("here/1", "dead")
     with pytest.raises(errors.CollectiveTimeout, match="rank 1 has not come"):
-        RollCall(store, 0, 2, "g", soon(0.1)).agree()
+        PrefixMeeting(store, 0, 2, "g", soon(0.1)).agree()
 
 
 def test_attempts_after_a_failed_one_succeed() -> None:
     store = dist.HashStore()
     with pytest.raises(errors.CollectiveTimeout):
-        RollCall(store, 0, 2, "g", soon(0.05)).agree()
+        PrefixMeeting(store, 0, 2, "g", soon(0.05)).agree()
     with pytest.raises(errors.CollectiveTimeout):
-        RollCall(store, 1, 2, "g", soon(0.05)).agree()
+        PrefixMeeting(store, 1, 2, "g", soon(0.05)).agree()
     agree(store, 2)
 
 
@@ -80,11 +80,11 @@ def test_a_token_that_was_tidied_away_is_renewed() -> None:
     """As when rank 0 is late in tidying up after an earlier attempt."""
     store = dist.HashStore()
     store.set("roll", '["old", ["a", "b"]]')  # so that rank 1 does not wait for a roll
-    rank_1 = threading.Thread(target=lambda: RollCall(store, 1, 2, "g", soon()).agree())
+    rank_1 = threading.Thread(target=lambda: PrefixMeeting(store, 1, 2, "g", soon()).agree())
     rank_1.start()
     store.wait(["here/1"])
     store.delete_key("here/1")
-    RollCall(store, 0, 2, "g", soon()).agree()
+    PrefixMeeting(store, 0, 2, "g", soon()).agree()
     rank_1.join()
 
 
@@ -95,4 +95,4 @@ def test_a_store_that_fails_is_not_a_timeout() -> None:
 
     broken: Any = Broken()
     with pytest.raises(RuntimeError, match="Connection reset"):
-        RollCall(broken, 0, 2, "g", soon()).agree()
+        PrefixMeeting(broken, 0, 2, "g", soon()).agree()
