@@ -49,23 +49,6 @@ def test_what_was_ready_twice_is_named_if_only_the_next_forward_notices() -> Non
         wrapped(x)
 
 
-def test_autograd_grad_may_walk_a_graph_that_was_averaged() -> None:
-    model = TwoLayers()
-    alone = copy.deepcopy(model)
-    wrapped = DDP(model)
-    x = X.clone().requires_grad_()
-    output = wrapped(x)
-    output.sum().backward(retain_graph=True)
-    torch.autograd.grad(output.sum(), x)
-    alone(x).sum().backward()
-    for _ in range(2):
-        assert same_gradients(model, alone)
-        for module in (wrapped, alone):
-            module(x).sum().backward()
-        assert wrapped.reducer.reduced_bucket_count == 1
-    assert wrapped.reducer.has_rebuilt_buckets
-
-
 def test_backward_may_be_told_to_reach_inputs_only() -> None:
     model = nn.Linear(2, 1, bias=False)
     wrapped = DDP(model)

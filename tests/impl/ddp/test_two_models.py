@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from impl.ddp import broadcast_coalesced, verify_params_across_processes
-from tests.impl.ddp.models import DDP, grad_of
+from tests.impl.ddp.models import DDP
 from tests.impl.ddp.ranks import Ranks
 
 # ---- models that differ
@@ -22,16 +22,6 @@ def build(rank: int, *models: nn.Module) -> str:
     except RuntimeError as error:
         return str(error)
     return "no error"
-
-
-def test_a_differing_number_of_parameters_is_an_error_on_both_ranks(two_ranks: Ranks) -> None:
-    models = [nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))]
-    assert two_ranks.run(build, *models) == [
-        "DDP expects same model across all ranks, but Rank 0 has 2 params, while rank 1 has "
-        "inconsistent 4 params.",
-        "DDP expects same model across all ranks, but Rank 1 has 4 params, while rank 0 has "
-        "inconsistent 2 params.",
-    ]
 
 
 def transposed(linear: nn.Linear) -> nn.Linear:
@@ -94,7 +84,7 @@ def test_the_messages_of_verification_are_torchs(two_ranks: Ranks) -> None:
     assert "appears not to match sizes of the same param in process 0" in on_rank_1
 
 
-# ---- buffers and states
+# ---- tensors of one rank for all
 
 
 def broadcasts(rank: int) -> list[Any]:
@@ -116,45 +106,3 @@ def test_broadcast_coalesced_gives_every_rank_the_sources_values(two_ranks: Rank
     for mine, source in zip(first, second, strict=True):
         assert mine.equal(source)
     assert first[0].eq(2).all()
-
-
-class Counts(nn.Module):
-    count: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(1, 1)
-        self.register_buffer("count", torch.zeros(1))
-
-    def forward(self, x: Tensor) -> Any:
-        self.count = self.count + 1 + dist.get_rank()  # a new tensor each time
-        return self.layer(x) * self.count
-
-
-def counts(rank: int, forward_sync: bool) -> list[float]:
-    model = Counts()
-    model.count += 10 * rank
-    wrapped = DDP(model, forward_sync_buffers=forward_sync)
-    seen = []
-    for _ in range(3):
-        seen.append(model.count.item())
-        wrapped(torch.ones(1, 1)).sum().backward()
-    return seen
-
-
-def test_buffers_follow_rank_0_also_if_they_are_reassigned(two_ranks: Ranks) -> None:
-    assert two_ranks.run(counts, True) == [[0, 1, 2], [0, 2, 3]]
-    assert two_ranks.run(counts, False) == [[0, 1, 2], [0, 2, 4]]
-
-
-def two_forwards_through_batch_norm(rank: int) -> float:
-    model = nn.BatchNorm1d(2)
-    wrapped = DDP(model)
-    x = torch.randn(4, 2)
-    (wrapped(x) + wrapped(x + 1)).square().sum().backward()
-    return grad_of(model.weight).sum().item()
-
-
-def test_buffer_sync_does_not_invalidate_an_earlier_forward(two_ranks: Ranks) -> None:
-    first, second = two_ranks.run(two_forwards_through_batch_norm)
-    assert first == second

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import time
 from pathlib import Path
@@ -12,10 +11,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
-    allreduce_hook,
-    fp16_compress_hook,
-)
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 
 from impl.torch_private import MixedPrecision, TorchDDP
@@ -33,52 +28,7 @@ def step(wrapped: Any, value: float) -> None:
     wrapped(torch.tensor([[value]])).sum().backward()
 
 
-# ---- averaging
-
-
-def averages(rank: int) -> list[float]:
-    model, wrapped = line(rank)
-    seen = []
-    for iteration in range(3):
-        step(wrapped, 1.0 + rank + 10 * iteration)
-        seen.append(grad_of(model.weight).item())
-        wrapped.zero_grad()
-    return seen
-
-
-def test_gradients_are_averaged_in_every_iteration(two_ranks: Ranks) -> None:
-    assert two_ranks.run(averages) == [[1.5, 11.5, 21.5]] * 2
-
-
-def accumulates(rank: int) -> list[float]:
-    model, wrapped = line(rank)
-    seen = []
-    for _ in range(2):
-        with wrapped.no_sync():
-            step(wrapped, 1.0 + rank)
-            seen.append(grad_of(model.weight).item())
-        step(wrapped, 3.0 + rank)
-        seen.append(grad_of(model.weight).item())
-        wrapped.zero_grad()
-    return seen
-
-
-def test_no_sync_accumulates_and_the_next_pass_averages_all(two_ranks: Ranks) -> None:
-    assert two_ranks.run(accumulates) == [[1, 5, 1, 5], [2, 5, 2, 5]]
-
-
-def walks_back_later(rank: int) -> list[float]:
-    model, wrapped = line(rank)
-    losses = [wrapped(torch.tensor([[1.0 + rank + i]])).sum() for i in range(3)]
-    seen = []
-    for loss in losses:
-        loss.backward()
-        seen.append(grad_of(model.weight).item())
-    return seen
-
-
-def test_several_forwards_then_as_many_backwards(two_ranks: Ranks) -> None:
-    assert two_ranks.run(walks_back_later) == [[1.5, 4.0, 7.5]] * 2
+# ---- next to torch's
 
 
 def goes_on_without_a_backward(rank: int, wrapper: str) -> list[float]:
@@ -171,96 +121,6 @@ def test_training_is_torchs_bit_for_bit(two_ranks: Ranks, options: dict[str, Any
 # ---- parameters that go unused
 
 
-def uses_one_branch(rank: int) -> list[float | None]:
-    torch.manual_seed(0)
-    model = Branches()
-    wrapped = DDP(model, find_unused_parameters=True)
-    seen: list[float | None] = []
-    for _ in range(2):
-        wrapped.zero_grad()
-        wrapped(torch.tensor([[1.0, 1.0]]), both=rank == 0).sum().backward()
-        seen += [grad_of(param).sum().item() for param in model.parameters()]
-    return seen
-
-
-def test_a_parameter_that_one_rank_uses_is_averaged_on_both(two_ranks: Ranks) -> None:
-    first, second = two_ranks.run(uses_one_branch)
-    assert first == second
-    assert None not in first
-
-
-def one_rank_uses_nothing(rank: int) -> list[float]:
-    model = nn.Linear(1, 1, bias=False)
-
-    class Bypass(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = model
-
-        def forward(self, x: Tensor) -> Any:
-            return self.layer(x) if rank == 0 else x * 2
-
-    wrapped = DDP(Bypass(), find_unused_parameters=True)
-    seen = []
-    for _ in range(2):
-        wrapped.zero_grad()
-        wrapped(torch.tensor([[4.0]], requires_grad=True)).sum().backward()
-        seen.append(grad_of(model.weight).item())
-    return seen
-
-
-def test_a_rank_that_uses_no_parameter_keeps_up(two_ranks: Ranks) -> None:
-    assert two_ranks.run(one_rank_uses_nothing) == [[2.0, 2.0]] * 2
-
-
-def sparse_on_one_rank(rank: int) -> Any:
-    embedding = nn.Embedding(4, 1, sparse=True)
-    layer = nn.Linear(1, 1)
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding, self.layer = embedding, layer
-
-        def forward(self, rows: Tensor) -> Any:
-            return self.layer(self.embedding(rows) if rank == 0 else torch.ones(1, 1))
-
-    wrapped = DDP(Model(), find_unused_parameters=True)
-    torch.nn.init.ones_(layer.weight)
-    wrapped(torch.tensor([2])).sum().backward()
-    return grad_of(embedding.weight).to_dense().flatten().tolist()
-
-
-def test_a_sparse_parameter_may_go_unused_on_a_rank(two_ranks: Ranks) -> None:
-    assert two_ranks.run(sparse_on_one_rank) == [[0, 0, 0.5, 0]] * 2
-
-
-def adds_embeddings(rank: int, hooked: bool) -> list[list[float]]:
-    """Gradients of embeddings and of a layer that are added, so that one tensor is that of all."""
-    first, second = (nn.Embedding(4, 1, sparse=True) for _ in range(2))
-    layer = nn.Linear(1, 1, bias=False)
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second, self.layer = first, second, layer
-
-        def forward(self, rows: Tensor) -> Any:
-            return self.layer(torch.ones(1, 1)) + self.first(rows) + self.second(rows + 1)
-
-    wrapped = DDP(Model())
-    if hooked:
-        wrapped.register_comm_hook(None, allreduce_hook)
-    wrapped(torch.tensor([rank])).sum().backward()
-    return [grad_of(p).to_dense().flatten().tolist() for p in wrapped.parameters()]
-
-
-@pytest.mark.parametrize("hooked", [False, True], ids=["plain", "hooked"])
-def test_sparse_gradients_may_share_their_values(two_ranks: Ranks, hooked: bool) -> None:
-    want = [[0.5, 0.5, 0, 0], [0, 0.5, 0.5, 0], [1]]
-    assert two_ranks.run(adds_embeddings, hooked) == [want] * 2
-
-
 def counts_uses(rank: int) -> list[list[int]]:
     model = Branches()
     wrapped = DDP(model, find_unused_parameters=True)
@@ -275,44 +135,7 @@ def test_the_used_map_holds_how_many_ranks_used_a_parameter(two_ranks: Ranks) ->
     assert two_ranks.run(counts_uses) == [[[2, 0], [2, 2], [2, 1]]] * 2
 
 
-def different_orders(rank: int) -> tuple[list[float], list[tuple[int, ...]]]:
-    a, b = nn.Parameter(torch.tensor([2.0])), nn.Parameter(torch.tensor([3.0]))
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = a, b
-
-        def forward(self, x: Tensor) -> Any:
-            return (x * a) * b if rank == 0 else (x * b) * a
-
-    wrapped = DDP(Model(), bucket_cap_mb=1e-6)
-    for _ in range(3):
-        wrapped.zero_grad()
-        wrapped(torch.tensor([1.0 + rank])).sum().backward()
-    return (
-        [grad_of(a).item(), grad_of(b).item()],
-        [bucket.param_indices for bucket in wrapped.reducer.buckets],
-    )
-
-
-def test_buckets_follow_the_order_of_rank_0(two_ranks: Ranks) -> None:
-    first, second = two_ranks.run(different_orders)
-    assert first == second == ([4.5, 3.0], [(1,), (0,)])
-
-
 # ---- hooks, precision, join, groups
-
-
-def compresses(rank: int) -> list[float]:
-    model, wrapped = line(rank)
-    wrapped.register_comm_hook(None, fp16_compress_hook)
-    step(wrapped, 40000.0)  # twice that overflows float16
-    return [grad_of(model.weight).item()]
-
-
-def test_compression_divides_before_it_adds(two_ranks: Ranks) -> None:
-    assert two_ranks.run(compresses) == [[40000.0]] * 2
 
 
 def adds_again_in_a_callback(rank: int, options: dict[str, Any]) -> list[float]:
@@ -363,45 +186,6 @@ def test_mixed_precision_averages_in_low_precision(two_ranks: Ranks) -> None:
     assert two_ranks.run(mixed_precision) == [[42048.0] * 3] * 2
 
 
-def joins(rank: int, initial: bool, options: dict[str, Any]) -> tuple[list[float], list[float]]:
-    torch.manual_seed(rank)
-    model, wrapped = line(rank, **options)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    seen = []
-    with wrapped.join(divide_by_initial_world_size=initial):
-        for _ in range(2 + 2 * rank):
-            optimizer.zero_grad()
-            step(wrapped, 1.0 + rank)
-            seen.append(grad_of(model.weight).item())
-            optimizer.step()
-    return seen, [model.weight.item()]
-
-
-@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}])
-def test_uneven_inputs(two_ranks: Ranks, options: dict[str, Any]) -> None:
-    (early, weight), (late, same_weight) = two_ranks.run(joins, True, options)
-    assert (early, late) == ([1.5, 1.5], [1.5, 1.5, 1.0, 1.0])
-    assert weight == same_weight
-    (early, weight), (late, same_weight) = two_ranks.run(joins, False, options)
-    assert (early, late) == ([1.5, 1.5], [1.5, 1.5, 2.0, 2.0])
-    assert weight == same_weight
-
-
-def one_rank_joins_at_once(rank: int) -> list[float]:
-    model, wrapped = line(rank)
-    seen = []
-    with wrapped.join():
-        for _ in range(3 * rank):
-            wrapped.zero_grad()
-            step(wrapped, 2.0)
-            seen.append(grad_of(model.weight).item())
-    return seen
-
-
-def test_a_rank_may_have_no_input_at_all(two_ranks: Ranks) -> None:
-    assert two_ranks.run(one_rank_joins_at_once) == [[], [1.0, 1.0, 1.0]]
-
-
 def joins_stepping_in_backward(rank: int) -> tuple[list[float], float]:
     from torch.distributed.optim import _apply_optimizer_in_backward
 
@@ -430,43 +214,6 @@ def test_a_rank_that_has_joined_takes_the_steps_in_backward_too(two_ranks: Ranks
     assert late == pytest.approx([1.0, 1.0, 1.0])
     assert after == pytest.approx(1.5)
     assert same_after == pytest.approx(1.5)
-
-
-def throws_early(rank: int) -> str:
-    _, wrapped = line(rank)
-    try:
-        with wrapped.join(throw_on_early_termination=True):
-            for _ in range(1 + rank):
-                step(wrapped, 1.0)
-    except RuntimeError as error:
-        return str(error)
-    return "no error"
-
-
-def test_all_ranks_may_stop_with_the_first(two_ranks: Ranks) -> None:
-    assert two_ranks.run(throws_early) == [
-        "Rank 0 exhausted all inputs.",
-        "Detected at least one rank that exhausted inputs. Throwing across all ranks.",
-    ]
-
-
-def regroups(rank: int, options: dict[str, Any]) -> list[float]:
-    alone = [dist.new_group([r]) for r in range(2)][rank]
-    model, wrapped = line(rank, **options)
-    seen = []
-    for group in (alone, dist.distributed_c10d._get_default_group()):
-        wrapped._update_process_group(group)
-        for _ in range(2):
-            wrapped.zero_grad()
-            step(wrapped, 1.0 + rank)
-            seen.append(grad_of(model.weight).item())
-    return seen
-
-
-@pytest.mark.parametrize("static", [False, True], ids=["plain", "static"])
-def test_the_group_may_change(two_ranks: Ranks, static: bool) -> None:
-    got = two_ranks.run(regroups, {"static_graph": static})
-    assert got == [[1, 1, 1.5, 1.5], [2, 2, 1.5, 1.5]]
 
 
 class RaisingBackward(torch.autograd.Function):
@@ -502,30 +249,6 @@ def test_what_a_failed_pass_has_launched_keeps_its_memory(two_ranks: Ranks) -> N
     assert two_ranks.run(regroups_after_an_error) == [(True, [1.5, 1.5])] * 2
 
 
-def delays(rank: int) -> list[float]:
-    torch.manual_seed(0)
-    model = TwoLayers()
-    wrapped = DDP(
-        model,
-        delay_all_reduce_named_params=[("second.weight", model.second.weight)],
-        param_to_hook_all_reduce=model.first.weight,
-    )
-    alone = copy.deepcopy(model)
-    seen = []
-    for _ in range(2):
-        wrapped.zero_grad()
-        alone.zero_grad()
-        x = torch.ones(1, 2)
-        wrapped(x * (rank + 1)).sum().backward()
-        for r in range(2):
-            (alone(x * (r + 1)).sum() / 2).backward()
-        seen += [
-            (grad_of(p) - grad_of(q)).abs().max().item()
-            for p, q in zip(model.parameters(), alone.parameters(), strict=True)
-        ]
-    return seen
-
-
 def regroups_delayed(rank: int, delay_all: bool) -> list[float]:
     alone = [dist.new_group([r]) for r in range(2)][rank]
     model = TwoLayers()
@@ -549,11 +272,6 @@ def test_delayed_gradients_follow_the_group(two_ranks: Ranks) -> None:
         for rank, gradient in enumerate(two_ranks.run(regroups_delayed, delay_all)):
             hidden = torch.tanh(torch.tensor(1.0 + rank)).item()
             assert gradient == pytest.approx([hidden] * 4)
-
-
-def test_delayed_gradients_are_averaged(two_ranks: Ranks) -> None:
-    for differences in two_ranks.run(delays):
-        assert max(differences) < 1e-6
 
 
 def over_rpc(rank: int, meeting_point: str) -> tuple[list[float], bool]:

@@ -20,14 +20,6 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 
 @pytest.fixture(scope="session")
-def three_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """Three rank processes on torch's gloo."""
-    ranks = Ranks(3, tmp_path_factory.mktemp("stores"))
-    yield ranks
-    ranks.stop()
-
-
-@pytest.fixture(scope="session")
 def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     """Four rank processes on torch's gloo, for hybrid sharding two by two."""
     ranks = Ranks(4, tmp_path_factory.mktemp("stores"))

@@ -1,17 +1,13 @@
-"""Two ranks: bit for bit what torch's FSDP computes, the same collectives, and jobs of both."""
+"""Two ranks: bit for bit what torch's FSDP computes, and the same optimizer state."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import warnings
-from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointImpl,
@@ -32,7 +28,6 @@ from impl.fsdp import FullyShardedDataParallel
 from tests.impl.fsdp.models import (
     BLOCK_POLICY,
     CPU,
-    Model,
     differences,
     loss_of,
     make_model,
@@ -181,98 +176,3 @@ def compare_optimizer_state(rank: int, world_size: int, use_orig_params: bool) -
 def test_the_same_optimizer_state_as_torch(two_ranks: Ranks, use_orig_params: bool) -> None:
     for problems in two_ranks.run(compare_optimizer_state, use_orig_params):
         assert problems == []
-
-
-def compare_optimizer_in_backward(rank: int, world_size: int) -> list[str]:
-    results: list[Any] = []
-    for cls in (TorchFSDP, FSDP):
-        model = build(cls, {}, use_orig_params=True)
-        for param in model.parameters():  # what torch's _apply_optimizer_in_backward does
-            param._in_backward_optimizers = [torch.optim.SGD([param], lr=0.1)]
-        for step in range(3):
-            loss_of(model, rank, step).backward()
-            assert all(param.grad is None for param in model.parameters())
-        results.append(dict(model.state_dict()))
-    return differences(results[0], results[1])
-
-
-def test_the_optimizer_in_the_backward_pass(two_ranks: Ranks) -> None:
-    for problems in two_ranks.run(compare_optimizer_in_backward):
-        assert problems == []
-
-
-# Collectives
-
-# torch 2.11 has older names for two of them
-GATHER, SCATTER = (
-    ("all_gather_single", "reduce_scatter_single")
-    if hasattr(dist, "all_gather_single")
-    else ("all_gather_into_tensor", "reduce_scatter_tensor")
-)
-RECORDED = ("all_gather", GATHER, SCATTER, "all_reduce")
-# torch gathers into a list on CPU; it is the same exchange.
-SAME_AS = {"all_gather": GATHER}
-
-
-@contextlib.contextmanager
-def recorded() -> Iterator[list[tuple[str, int]]]:
-    """The collectives that are issued, with the elements that this rank puts in."""
-    calls: list[tuple[str, int]] = []
-    with contextlib.ExitStack() as stack:
-        for name in RECORDED:
-            original = getattr(dist, name)
-
-            def call(
-                *args: Any, _original: Any = original, _name: str = name, **kwargs: Any
-            ) -> Any:
-                source = args[0] if _name == "all_reduce" else args[1]
-                calls.append((SAME_AS.get(_name, _name), source.numel()))
-                return _original(*args, **kwargs)
-
-            stack.enter_context(mock.patch.object(dist, name, call))
-        yield calls
-
-
-def compare_traces(rank: int, world_size: int, strategy: ShardingStrategy) -> list[str]:
-    problems: list[str] = []
-    variants = ("plain", "no_sync", "two forwards", "prefetching otherwise", "checkpointing")
-    for name, use_orig_params in itertools.product(variants, (False, True)):
-        traces = []
-        for cls in (TorchFSDP, FSDP):
-            model = build(
-                cls, VARIANTS[name], sharding_strategy=strategy, use_orig_params=use_orig_params
-            )
-            with recorded() as calls:
-                train(model, VARIANTS[name], rank)
-                with torch.no_grad():
-                    loss_of(model, rank, 0)
-            traces.append(calls)
-        if traces[0] != traces[1]:
-            problems.append(f"{name}: torch {traces[0]}, ours {traces[1]}")
-    return problems
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_same_collectives_as_torch(two_ranks: Ranks, strategy: ShardingStrategy) -> None:
-    for problems in two_ranks.run(compare_traces, strategy):
-        assert problems == []
-
-
-def train_in_a_mixed_job(rank: int, world_size: int, classes: list[str]) -> list[Any]:
-    results: list[Any] = []
-    for strategy, use_orig_params in itertools.product(STRATEGIES, (False, True)):
-        for name in ("plain", "no_sync", "bf16"):
-            model: Model = build(
-                TorchFSDP if classes[rank] == "torch" else FSDP,
-                VARIANTS[name],
-                sharding_strategy=strategy,
-                use_orig_params=use_orig_params,
-            )
-            results.append(train(model, VARIANTS[name], rank)[-1])
-    return results
-
-
-def test_ranks_of_torch_and_ours_in_one_job(two_ranks: Ranks) -> None:
-    reference = two_ranks.run(train_in_a_mixed_job, ["torch", "torch"])
-    assert differences(reference, two_ranks.run(train_in_a_mixed_job, ["torch", "ours"])) == []
-    assert differences(reference, two_ranks.run(train_in_a_mixed_job, ["ours", "torch"])) == []

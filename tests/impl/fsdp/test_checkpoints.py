@@ -1,4 +1,4 @@
-"""State dicts over two and three ranks: kinds, errors, files, other world sizes, torch's FSDP."""
+"""State dicts over two ranks: on a mesh, wrong ones, and all ways of saving an optimizer."""
 
 from __future__ import annotations
 
@@ -6,28 +6,20 @@ import contextlib
 import copy
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     FullOptimStateDictConfig,
-    FullStateDictConfig,
     OptimStateKeyType,
     ShardedOptimStateDictConfig,
-    ShardedStateDictConfig,
-    ShardingStrategy,
     StateDictType,
 )
-from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 from torch.distributed.tensor import DTensor
 
 from impl.fsdp import FullyShardedDataParallel
-from impl.torch_private import ShardedTensor
 from tests.impl.fsdp.models import BLOCK_POLICY, CPU, differences, make_model, train_step
 from tests.impl.fsdp.ranks import Ranks
 
@@ -58,47 +50,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> str:
-    return str(tmp_path / "checkpoint")
-
-
-# Kinds
-
-
-def run_kinds(rank: int, world_size: int, use_orig_params: bool) -> None:
-    model, _ = trained(rank, use_orig_params=use_orig_params)
-    full = dict(model.state_dict())
-    assert all(type(value) is torch.Tensor for value in full.values())
-    kinds: list[tuple[StateDictType, Any]] = [
-        (FULL, None),
-        (SHARDED, None),
-        (SHARDED, ShardedStateDictConfig(offload_to_cpu=True)),
-        (LOCAL, None),
-    ]
-    for kind, config in kinds:
-        other, _ = trained(rank, seed=6, use_orig_params=use_orig_params)
-        with (
-            FSDP.state_dict_type(model, kind, config),
-            FSDP.state_dict_type(other, kind, config),
-        ):
-            saved = model.state_dict()
-            other.load_state_dict(saved)
-        assert differences(full, dict(other.state_dict())) == []
-        if kind == SHARDED:
-            assert saved.keys() == full.keys()
-            assert isinstance(saved["head.weight"], ShardedTensor)
-        if kind == LOCAL:
-            assert set(saved) == {"_flat_param", "scale"} | {
-                f"blocks.{i}._flat_param" for i in range(3)
-            }
-    with FSDP.state_dict_type(model, FULL, FullStateDictConfig(True, True)):
-        assert bool(model.state_dict()) == (rank == 0)
-
-
-@pytest.mark.parametrize("use_orig_params", [False, True])
-def test_what_is_saved_can_be_loaded(two_ranks: Ranks, use_orig_params: bool) -> None:
-    two_ranks.run(run_kinds, use_orig_params)
+# Models
 
 
 def run_mesh(rank: int, world_size: int) -> None:
@@ -281,91 +233,3 @@ def run_state_made_ahead(rank: int, world_size: int) -> None:
 def test_state_of_what_a_rank_does_not_step(two_ranks: Ranks) -> None:
     """Adagrad makes state for every parameter at once, and steps those in this rank's shard."""
     two_ranks.run(run_state_made_ahead)
-
-
-# Other jobs
-
-
-def run_save(rank: int, world_size: int, path: str, use_orig_params: bool) -> dict[str, Any]:
-    # The same data on every rank, so that two and three ranks train alike.
-    model, optimizer = trained(0, use_orig_params=use_orig_params)
-    with quiet(), FSDP.state_dict_type(model, SHARDED):
-        state = {"model": model.state_dict(), "optim": FSDP.optim_state_dict(model, optimizer)}
-        dcp.save(state, checkpoint_id=path)
-    train_step(model, optimizer, 0, 7)
-    return dict(model.state_dict())
-
-
-def run_resume(rank: int, world_size: int, path: str, use_orig_params: bool) -> dict[str, Any]:
-    model, optimizer = trained(0, seed=8, use_orig_params=use_orig_params)
-    with quiet(), FSDP.state_dict_type(model, SHARDED):
-        state = {"model": model.state_dict(), "optim": FSDP.optim_state_dict(model, optimizer)}
-        dcp.load(state, checkpoint_id=path)
-        model.load_state_dict(state["model"])
-        FSDP.optim_state_dict_to_load(model, optimizer, state["optim"], load_directly=True)
-    train_step(model, optimizer, 0, 7)
-    return dict(model.state_dict())
-
-
-@pytest.mark.parametrize("use_orig_params", [False, True])
-def test_a_job_goes_on_with_another_world_size(
-    two_ranks: Ranks, three_ranks: Ranks, checkpoint: str, use_orig_params: bool
-) -> None:
-    (saved, _) = two_ranks.run(run_save, checkpoint, use_orig_params)
-    for resumed in three_ranks.run(run_resume, checkpoint, not use_orig_params):
-        for name, value in saved.items():
-            assert torch.allclose(value, resumed[name], atol=1e-6)
-
-
-def run_exchange(rank: int, world_size: int, use_orig_params: bool) -> None:
-    for first, second in ((TorchFSDP, FSDP), (FSDP, TorchFSDP)):
-        a, a_optimizer = trained(rank, first, use_orig_params=use_orig_params)
-        b, b_optimizer = trained(rank, second, seed=9, use_orig_params=use_orig_params)
-        for kind, config in (
-            (FULL, FullOptimStateDictConfig(offload_to_cpu=False)),
-            (SHARDED, ShardedOptimStateDictConfig(offload_to_cpu=False)),
-        ):
-            with (
-                quiet(),
-                first.state_dict_type(a, kind, None, config),
-                second.state_dict_type(b, kind, None, config),
-            ):
-                b.load_state_dict(a.state_dict())
-                state = first.optim_state_dict(a, a_optimizer)
-                second.optim_state_dict_to_load(b, b_optimizer, state, load_directly=True)
-            train_step(a, a_optimizer, rank, 5)
-            train_step(b, b_optimizer, rank, 5)
-            assert differences(dict(a.state_dict()), dict(b.state_dict())) == []
-
-
-@pytest.mark.parametrize("use_orig_params", [False, True])
-def test_torch_loads_what_we_save_and_the_reverse(two_ranks: Ranks, use_orig_params: bool) -> None:
-    two_ranks.run(run_exchange, use_orig_params)
-
-
-def run_bare(rank: int, world_size: int) -> None:
-    model, _ = trained(rank)
-    bare = make_model(7)
-    bare.load_state_dict(model.state_dict())
-    other, _ = trained(rank, seed=8, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)
-    other.load_state_dict(bare.state_dict())
-    assert differences(dict(model.state_dict()), dict(other.state_dict())) == []
-    outer = nn.Sequential(model, nn.Linear(2, 2))
-    assert set(outer.state_dict()) >= {"0.head.weight", "0.blocks.1.up.bias", "1.weight"}
-
-
-def test_the_bare_module_and_outer_modules(two_ranks: Ranks) -> None:
-    two_ranks.run(run_bare)
-
-
-def run_buffers(rank: int, world_size: int) -> None:
-    from torch.distributed.fsdp import MixedPrecision
-
-    model = FSDP(make_model(), mixed_precision=MixedPrecision(buffer_dtype=torch.bfloat16))
-    train_step(model, torch.optim.SGD(model.parameters(), lr=0.1), rank, 0)
-    assert [b.dtype for b in model.buffers()] == [torch.bfloat16]
-    assert model.state_dict()["scale"].dtype == torch.float32
-
-
-def test_buffers_are_saved_in_full_precision(two_ranks: Ranks) -> None:
-    two_ranks.run(run_buffers)

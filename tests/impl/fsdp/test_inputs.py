@@ -1,71 +1,21 @@
-"""What goes in and out of a forward, what is ignored, and modules on the meta device."""
+"""Casts of what goes into a forward, and modules on the meta device."""
 
 from __future__ import annotations
 
 import functools
 import warnings
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecision, StateDictType
+from torch.distributed.fsdp import MixedPrecision
 from torch.utils.checkpoint import checkpoint
 
 from impl.fsdp import FullyShardedDataParallel
-from tests.impl.fsdp.models import BLOCK_POLICY, Block, Model, batch, loss_of, make_model
+from tests.impl.fsdp.models import BLOCK_POLICY, Model, batch
 from tests.impl.fsdp.ranks import Ranks
 
 FSDP = FullyShardedDataParallel
-LOW = MixedPrecision(param_dtype=torch.bfloat16)
-
-
-def run_ignored(rank: int, world_size: int) -> None:
-    model = make_model()
-    ignored = model.blocks[1]
-    wrapped = FSDP(model, auto_wrap_policy=BLOCK_POLICY, ignored_states=[ignored])
-    loss_of(wrapped, rank, 0).backward()
-    assert isinstance(model.blocks[1], Block)
-    assert all(p.grad is not None and p.grad.shape == p.shape for p in ignored.parameters())
-    wrapped.state_dict()
-    with FSDP.state_dict_type(wrapped, StateDictType.SHARDED_STATE_DICT):
-        assert type(wrapped.state_dict()["blocks.1.up.weight"]) is Tensor
-
-
-def test_ignored_modules_stay_as_they_are(two_ranks: Ranks) -> None:
-    two_ranks.run(run_ignored)
-
-
-def run_inputs(rank: int, world_size: int) -> None:
-    """Inputs are cast at the root only, unless configured; outputs keep their containers."""
-    seen: list[torch.dtype] = []
-
-    class Named(nn.Linear):
-        def forward(self, x: Tensor, extra: Any = None) -> Any:
-            seen.append(extra["scale"].dtype)
-            return {"out": super().forward(x), "extra": extra}
-
-    model = FSDP(Named(2, 2), mixed_precision=LOW)
-    extra: dict[str, Any] = {
-        "scale": torch.ones(1),
-        "name": "text",
-        "count": torch.ones(1, dtype=torch.int64),
-    }
-    result = model(torch.ones(1, 2), extra=extra)
-    assert seen == [torch.bfloat16]
-    assert result["out"].dtype == torch.bfloat16
-    assert result["extra"]["name"] == "text"
-    assert extra["scale"].dtype == torch.float32
-    plain = FSDP(
-        Named(2, 2).bfloat16(),
-        mixed_precision=MixedPrecision(torch.bfloat16, cast_root_forward_inputs=False),
-    )
-    plain(torch.ones(1, 2, dtype=torch.bfloat16), extra=extra)
-    assert seen[-1] == torch.float32
-
-
-def test_inputs_and_outputs(two_ranks: Ranks) -> None:
-    two_ranks.run(run_inputs)
 
 
 @pytest.mark.usefixtures("one_rank")

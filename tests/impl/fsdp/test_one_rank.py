@@ -22,9 +22,9 @@ from torch.distributed.fsdp import (
     ShardingStrategy,
     StateDictType,
 )
-from torch.distributed.fsdp.wrap import always_wrap_policy, enable_wrap, wrap
+from torch.distributed.fsdp.wrap import always_wrap_policy
 
-from impl.fsdp import FullyShardedDataParallel, ShardedStateDictConfig
+from impl.fsdp import FullyShardedDataParallel
 from impl.fsdp.flat_param.versions import optimizer_steps
 from tests.impl.fsdp.models import (
     BLOCK_POLICY,
@@ -112,16 +112,6 @@ def test_the_wrapper_is_transparent() -> None:
     assert (model.rank, model.world_size, model.compute_device) == (0, 1, CPU)
 
 
-def test_names_inside_summon_are_those_of_the_user() -> None:
-    model = FSDP(make_model(), auto_wrap_policy=BLOCK_POLICY)
-    expected = dict(make_model().named_parameters())
-    with FSDP.summon_full_params(model):
-        assert {n: p.shape for n, p in model.named_parameters()} == {
-            n: p.shape for n, p in expected.items()
-        }
-        assert [name for name, _ in model.named_buffers()] == ["scale"]
-
-
 def test_a_module_can_be_wrapped_once() -> None:
     module = nn.Linear(2, 2)
     FSDP(module)
@@ -171,11 +161,6 @@ def test_flat_parameters_of_instances() -> None:
     assert FSDP(nn.Linear(2, 3), use_orig_params=True).params[0].numel() >= 9
 
 
-def test_containers_without_forward_warn() -> None:
-    with pytest.warns(UserWarning, match="containers that do not implement forward"):
-        FSDP(nn.ModuleList([nn.Linear(2, 2)]))
-
-
 def test_submodules_of_a_subclass_are_plain_instances() -> None:
     class Named(FSDP):
         def __init__(self, name: str, module: nn.Module, **kwargs: Any) -> None:
@@ -186,61 +171,13 @@ def test_submodules_of_a_subclass_are_plain_instances() -> None:
     assert type(model[0]) is FSDP
 
 
-def test_wrapping_by_annotation() -> None:
-    with enable_wrap(wrapper_cls=FSDP):
-        module = nn.Sequential(wrap(nn.Linear(2, 2)), nn.ReLU())
-    assert isinstance(module[0], FSDP)
-
-
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [
         (
-            lambda: FSDP(
-                nn.Linear(2, 2),
-                process_group=dist.group.WORLD,
-                device_mesh=init_device_mesh("cpu", (1,)),
-            ),
-            ValueError,
-            "Cannot pass both process_group and device_mesh",
-        ),
-        (
-            lambda: FSDP(nn.Linear(2, 2), sharding_strategy=ShardingStrategy.HYBRID_SHARD),
-            ValueError,
-            "Manual wrapping with .*HYBRID_SHARD requires explicit",
-        ),
-        (
-            lambda: FSDP(
-                nn.Linear(2, 2),
-                sharding_strategy=ShardingStrategy.HYBRID_SHARD,
-                process_group=dist.group.WORLD,
-            ),
-            ValueError,
-            "Expected process_group to be passed in as either None or",
-        ),
-        (
-            lambda: FSDP(
-                nn.Linear(2, 2),
-                sharding_strategy=ShardingStrategy.HYBRID_SHARD,
-                device_mesh=init_device_mesh("cpu", (1,)),
-            ),
-            ValueError,
-            "Expected device_mesh to have ndim=2 but got 1",
-        ),
-        (
             lambda: FSDP(nn.Linear(2, 2), process_group=(world(), world())),
             ValueError,
             "for hybrid sharding",
-        ),
-        (
-            lambda: FSDP(nn.Sequential(FSDP(nn.Linear(2, 2))), auto_wrap_policy=always_wrap_policy),
-            ValueError,
-            "FSDP auto wrapping requires modules to not already have FSDP applied",
-        ),
-        (
-            lambda: FSDP(nn.Sequential(nn.Linear(2, 2)), ignored_modules=[FSDP(nn.Linear(2, 2))]),
-            ValueError,
-            "should not include FSDP modules",
         ),
         (
             lambda: FSDP(nn.Sequential(nn.Linear(2, 2)), auto_wrap_policy=3),  # type: ignore[arg-type]  # the error
@@ -259,41 +196,7 @@ def test_what_the_constructor_refuses(build: Any, error: type[Exception], messag
         build()
 
 
-def test_without_a_default_group() -> None:
-    dist.destroy_process_group()
-    try:
-        with pytest.raises(ValueError, match="Default process group has not been initialized"):
-            FSDP(nn.Linear(2, 2))
-    finally:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-
-
 # Materialising
-
-
-def test_meta_parameters_are_reset() -> None:
-    with torch.device("meta"):
-        module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-    model = FSDP(module)
-    assert model._flat_param is not None
-    assert model._flat_param.device == CPU
-    assert dict(module.named_buffers())["1.running_var"].tolist() == [1, 1]
-
-
-def test_meta_parameters_are_initialised_by_the_user() -> None:
-    with torch.device("meta"):
-        module = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
-    calls: list[nn.Module] = []
-
-    def init(part: nn.Module) -> None:
-        calls.append(part)
-        part.to_empty(device=CPU, recurse=False)
-        for param in part.parameters(recurse=False):
-            nn.init.constant_(param, 3.0)
-
-    model = FSDP(module, auto_wrap_policy=always_wrap_policy, param_init_fn=init)
-    assert calls == [module[0].module, module[1].module]
-    assert all((value == 3).all() for value in model.state_dict().values())
 
 
 def test_a_module_that_cannot_reset_itself() -> None:
@@ -335,37 +238,7 @@ def test_deferred_initialisation(monkeypatch: pytest.MonkeyPatch) -> None:
     assert materialized == [linear]
 
 
-def test_module_states_are_synchronized_on_cpu() -> None:
-    FSDP(make_model(), auto_wrap_policy=BLOCK_POLICY, sync_module_states=True)
-
-
 # Use
-
-
-def test_only_the_root_may_be_asked() -> None:
-    model = FSDP(make_model(), auto_wrap_policy=BLOCK_POLICY)
-    inner = FSDP.fsdp_modules(model)[1]
-    assert model.check_is_root()
-    assert not inner.check_is_root()
-    assert FSDP.fsdp_modules(model, root_only=True) == [model]
-    with pytest.raises(RuntimeError, match="`no_sync\\(\\)` on inner FSDP"), inner.no_sync():
-        pass
-    with pytest.raises(RuntimeError, match="only be called on the root"):
-        inner.clip_grad_norm_(1.0)
-    with pytest.raises(AssertionError, match="only be called on a root"):
-        inner.register_comm_hook(None, print)
-
-
-def test_communication_hooks() -> None:
-    model = FSDP(make_model(), auto_wrap_policy=BLOCK_POLICY)
-    with pytest.raises(ValueError, match="must be callable"):
-        model.register_comm_hook(None, 5)  # type: ignore[arg-type]  # the error
-    calls: list[Tensor] = []
-    model.register_comm_hook(calls, lambda state, grad: state.append(grad))
-    with pytest.raises(AssertionError, match="already registered"):
-        model.register_comm_hook(None, print)
-    train_step(model, torch.optim.SGD(model.parameters(), lr=0.1), 0, 0)
-    assert len(calls) == 4
 
 
 def test_settings_must_be_homogeneous() -> None:
@@ -374,13 +247,6 @@ def test_settings_must_be_homogeneous() -> None:
     for _ in range(2):  # the first error leaves nothing half done
         with pytest.raises(ValueError, match="one homogeneous value for limit_all_gathers"):
             model(torch.ones(1, 2))
-
-
-def test_a_root_cannot_become_a_part() -> None:
-    inner = FSDP(nn.Linear(2, 2))
-    inner(torch.ones(1, 2))
-    with pytest.raises(AssertionError, match="Non-root FSDP instance's `_is_root`"):
-        FSDP(nn.Sequential(inner))(torch.ones(1, 2))
 
 
 def test_parameters_on_a_wrong_device() -> None:
@@ -430,39 +296,6 @@ def test_gradients_of_gradients() -> None:
         model(torch.ones(1, 2)).pow(2).sum().backward(create_graph=True)
 
 
-def test_full_parameters_inside_computation() -> None:
-    class Nosy(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            with FSDP.summon_full_params(model):
-                return super().forward(x)
-
-    model = FSDP(Nosy(2, 2))
-    with pytest.raises(AssertionError, match="during forward/backward"):
-        model(torch.ones(1, 2))
-    with (
-        FSDP.summon_full_params(model),
-        pytest.raises(AssertionError, match="when already unsharding"),
-        FSDP.summon_full_params(model),
-    ):
-        pass
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"rank0_only": True},
-        {"with_grads": True},
-        {"offload_to_cpu": True, "writeback": False},
-    ],
-)
-def test_combinations_that_summon_refuses(options: dict[str, bool]) -> None:
-    with (
-        pytest.raises(NotImplementedError, match="is not supported yet"),
-        FSDP.summon_full_params(FSDP(nn.Linear(2, 2)), **options),
-    ):
-        pass
-
-
 def test_apply_sees_full_parameters_and_leaves_the_root_open() -> None:
     inner = FSDP(nn.Linear(2, 3))
 
@@ -477,24 +310,6 @@ def test_apply_sees_full_parameters_and_leaves_the_root_open() -> None:
     assert (model.state_dict()["0.weight"] == 6).all()
 
 
-def test_a_forward_that_raises_leaves_the_module_usable() -> None:
-    class Moody(nn.Linear):
-        angry = True
-
-        def forward(self, x: Tensor) -> Tensor:
-            if self.angry:
-                raise KeyError("not today")
-            return super().forward(x)
-
-    moody = Moody(2, 2)
-    model = FSDP(nn.Sequential(FSDP(moody)))
-    with pytest.raises(KeyError):
-        model(torch.ones(1, 2))
-    model.state_dict()
-    moody.angry = False
-    model(torch.ones(1, 2)).sum().backward()
-
-
 def test_the_compiler_takes_it() -> None:
     model = FSDP(nn.Sequential(FSDP(nn.Linear(2, 2), use_orig_params=True)), use_orig_params=True)
     x = torch.ones(1, 2)
@@ -504,13 +319,6 @@ def test_the_compiler_takes_it() -> None:
         assert torch.equal(compiled(x), model(x))
         compiled(x).sum().backward()
     assert all(param.grad is not None for param in model.parameters())
-
-
-def test_clipping_uses_torch_when_nothing_is_sharded() -> None:
-    model = FSDP(nn.Linear(2, 1))
-    model(torch.ones(1, 2)).sum().backward()
-    norm = model.clip_grad_norm_(1.0)
-    assert norm == pytest.approx(3**0.5)
 
 
 def test_optimizer_steps_are_told_to_those_who_ask() -> None:
@@ -532,22 +340,6 @@ def test_optimizer_steps_are_told_to_those_who_ask() -> None:
 
 
 # State dict types
-
-
-def test_types_are_restored_also_after_an_error() -> None:
-    model = FSDP(nn.Linear(2, 2))
-    with (
-        pytest.raises(KeyError),
-        FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT),
-    ):
-        raise KeyError
-    assert FSDP.get_state_dict_type(model).state_dict_type == StateDictType.FULL_STATE_DICT
-
-
-def test_a_config_must_be_of_the_type() -> None:
-    model = FSDP(nn.Linear(2, 2))
-    with pytest.raises(RuntimeError, match="Expected state_dict_config of type"):
-        FSDP.set_state_dict_type(model, StateDictType.FULL_STATE_DICT, ShardedStateDictConfig())
 
 
 @pytest.mark.parametrize("meshed", [False, True])

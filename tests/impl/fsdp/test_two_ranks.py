@@ -1,4 +1,4 @@
-"""Two ranks: what must hold although torch does otherwise, memory, full parameters, offloading."""
+"""Two ranks: what must hold although torch does otherwise, full gradients, offloading."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from torch.distributed.fsdp import CPUOffload, MixedPrecision, ShardingStrategy
 from impl.fsdp import FullyShardedDataParallel
 from tests.impl.fsdp.models import (
     BLOCK_POLICY,
-    Block,
     differences,
     full_params,
     loss_of,
@@ -109,59 +108,6 @@ def test_a_forward_whose_result_is_dropped(two_ranks: Ranks) -> None:
     two_ranks.run(run_dropped_forward)
 
 
-class Gain(nn.Module):
-    """One element: sharded and unsharded gradient have the same size."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gain = nn.Parameter(torch.ones(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (self.gain * x).sum()
-
-
-def run_one_element(rank: int, world_size: int) -> list[float]:
-    model = FSDP(Gain())
-    for _ in range(2):
-        model(torch.ones(1)).backward()
-    (param,) = model.parameters()
-    assert param.grad is not None
-    grad: list[float] = param.grad.tolist()
-    return grad
-
-
-def test_gradients_of_one_element_accumulate(two_ranks: Ranks) -> None:
-    assert two_ranks.run(run_one_element)[0] == [2.0]
-
-
-class HalfFrozen(nn.Module):
-    """With original parameters, rank 1 holds only what is frozen."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.trained = nn.Parameter(torch.ones(4))
-        self.frozen = nn.Parameter(torch.ones(4), requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (self.trained * x + 0 * self.frozen).sum()
-
-
-def run_norm_without_gradients(rank: int, world_size: int) -> list[float]:
-    model = FSDP(HalfFrozen(), use_orig_params=True)
-    norms = []
-    for size in (5.0, 1.0):
-        model(torch.full((4,), size)).backward()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # rank 1 warns that it has no gradients
-            norms.append(model.clip_grad_norm_(1e9, float("inf")).item())
-        model.zero_grad()
-    return norms
-
-
-def test_the_largest_gradient_where_a_rank_has_none(two_ranks: Ranks) -> None:
-    assert two_ranks.run(run_norm_without_gradients) == [[5.0, 1.0]] * 2
-
-
 class Branches(nn.Module):
     """Two units of which the loss may leave one out."""
 
@@ -203,28 +149,6 @@ def test_accumulated_gradients_of_a_unit_that_is_then_unused(two_ranks: Ranks) -
     two_ranks.run(run_no_sync_then_unused)
 
 
-def run_hybrid_of_single_ranks(rank: int, world_size: int) -> list[float]:
-    groups = [dist.new_group([r]) for r in range(world_size)]
-    world = dist.group.WORLD
-    assert world is not None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it says that one rank cannot shard
-        model = FSDP(
-            nn.Linear(2, 1, bias=False),
-            process_group=(groups[rank], world),
-            sharding_strategy=ShardingStrategy.HYBRID_SHARD,
-        )
-    model(torch.full((1, 2), rank + 1.0)).sum().backward()
-    (param,) = model.parameters()
-    assert param.grad is not None
-    grad: list[float] = param.grad.tolist()
-    return grad
-
-
-def test_replicas_of_one_rank_each_average_gradients(two_ranks: Ranks) -> None:
-    assert two_ranks.run(run_hybrid_of_single_ranks) == [[1.5, 1.5]] * 2
-
-
 def channels_last_convolution() -> nn.Module:
     torch.manual_seed(0)
     module = nn.Conv2d(3, 4, 2)
@@ -256,72 +180,6 @@ def test_channels_last_parameters(two_ranks: Ranks) -> None:
     two_ranks.run(run_channels_last)
 
 
-# Memory
-
-
-class Watch:
-    """Counts the units whose parameters are unsharded, whenever a module runs forward."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.units = [u for u in FSDP.fsdp_modules(model) if u is not model]
-        self.counts: list[int] = []
-        for unit in self.units:
-            unit.module.register_forward_hook(lambda *_: self.note())
-            unit.module.register_full_backward_hook(lambda *_: self.note())
-
-    def unsharded(self) -> list[bool]:
-        return [u._handle is not None and u._handle.holds_unsharded for u in self.units]
-
-    def note(self) -> None:
-        self.counts.append(sum(self.unsharded()))
-
-
-def run_memory(rank: int, world_size: int) -> None:
-    for strategy, use_orig_params in KINDS:
-        model = FSDP(
-            make_model(),
-            auto_wrap_policy=BLOCK_POLICY,
-            sharding_strategy=strategy,
-            use_orig_params=use_orig_params,
-        )
-        watch = Watch(model)
-        for step in range(2):
-            watch.counts.clear()
-            train_step(model, sgd(model), rank, step)
-            if strategy == FULL:
-                assert watch.counts[:3] == [1, 1, 1]  # forwards
-                assert watch.counts[3:] == [2, 2, 1]  # backwards: this one and the next
-            else:
-                assert watch.counts == [1, 2, 3, 3, 2, 1]
-            assert not any(watch.unsharded())
-            assert model._handle is not None
-            assert not model._handle.holds_unsharded
-
-
-def test_parameters_are_freed_when_they_must_be(two_ranks: Ranks) -> None:
-    two_ranks.run(run_memory)
-
-
-def check_unused_unit_is_freed(rank: int, settings: dict[str, Any]) -> None:
-    branches = Branches(**settings)
-    model = FSDP(branches, **settings)
-    for loss_of_both in (True, False, True):
-        used, optional = model(torch.ones(2, 3))
-        (used.sum() + optional.sum() if loss_of_both else used.sum()).backward()
-        for unit in (branches.used, branches.optional):
-            assert unit._handle is not None
-            assert not unit._handle.holds_unsharded
-        model.state_dict()  # everything is idle again
-
-
-def run_unused_unit(rank: int, world_size: int) -> None:
-    each_kind(check_unused_unit_is_freed, rank)
-
-
-def test_a_unit_that_is_not_in_the_loss_is_freed_too(two_ranks: Ranks) -> None:
-    two_ranks.run(run_unused_unit)
-
-
 def run_loss_without_the_root(rank: int, world_size: int) -> None:
     """The root's outputs are not in the loss: the backward pass is finished nevertheless."""
 
@@ -349,55 +207,6 @@ def run_loss_without_the_root(rank: int, world_size: int) -> None:
 
 def test_a_loss_that_the_root_does_not_produce(two_ranks: Ranks) -> None:
     two_ranks.run(run_loss_without_the_root)
-
-
-# Full parameters
-
-
-def check_summon(rank: int, settings: dict[str, Any]) -> None:
-    bare = make_model()
-    model = FSDP(bare, auto_wrap_policy=BLOCK_POLICY, **settings)
-    train_step(model, sgd(model), rank, 0)
-    before = full_params(model)
-    with FSDP.summon_full_params(model, writeback=False), torch.no_grad():
-        for param in model.parameters():
-            param.zero_()
-    assert differences(before, full_params(model)) == []
-    with FSDP.summon_full_params(model), torch.no_grad():
-        for param in model.parameters():
-            param.fill_(rank + 1.0)  # each rank keeps its own part
-    after = full_params(model)
-    assert {v.item() for p in after.values() for v in p.unique()} == {1.0, 2.0}
-    with FSDP.summon_full_params(model, recurse=False):
-        assert bare.head.weight.shape == (11, 10)
-    with FSDP.summon_full_params(model, writeback=False, rank0_only=True, offload_to_cpu=True):
-        shapes = [p.dim() for p in model.parameters()]
-        assert (max(shapes) == 2) == (rank == 0)
-    assert differences(after, full_params(model)) == []
-
-
-def run_summon(rank: int, world_size: int) -> None:
-    each_kind(check_summon, rank)
-
-
-def test_full_parameters(two_ranks: Ranks) -> None:
-    two_ranks.run(run_summon)
-
-
-def run_discard_what_was_unsharded(rank: int, world_size: int) -> None:
-    """`writeback=False` also holds for a root that was unsharded before."""
-    linear = nn.Linear(3, 2)
-    model = FSDP(linear)
-    x = torch.ones(1, 3)
-    with torch.no_grad():
-        before = model(x)
-        with FSDP.summon_full_params(model, writeback=False):
-            linear.weight.zero_()
-        assert torch.equal(model(x), before)
-
-
-def test_discarded_changes_stay_discarded(two_ranks: Ranks) -> None:
-    two_ranks.run(run_discard_what_was_unsharded)
 
 
 def run_full_gradients(rank: int, world_size: int) -> None:
@@ -493,82 +302,3 @@ def run_change_between_passes(rank: int, world_size: int) -> None:
 
 def test_parameters_replaced_between_forward_and_backward(two_ranks: Ranks) -> None:
     two_ranks.run(run_change_between_passes)
-
-
-def run_sync(rank: int, world_size: int) -> list[float]:
-    """The mean of each state after the ranks filled theirs with 1 and 2."""
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    with torch.no_grad():
-        for tensor in model.state_dict().values():
-            tensor.fill_(rank + 1)
-    wrapped = FSDP(model, sync_module_states=True)
-    return [v.double().mean().item() for v in wrapped.state_dict().values()]
-
-
-def test_states_come_from_rank_0(two_ranks: Ranks) -> None:
-    for means in two_ranks.run(run_sync):
-        assert set(means) == {1.0}
-
-
-def run_order(rank: int, world_size: int) -> list[str]:
-    """Forward order checks, which torch couples to its debug level."""
-
-    class Either(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = FSDP(Block(4, 3)), FSDP(Block(4, 3))
-            self.swap = False
-
-        def forward(self, x: Tensor) -> Tensor:
-            first, second = (self.b, self.a) if self.swap else (self.a, self.b)
-            out: Tensor = second(first(x))
-            return out
-
-    level = dist.get_debug_level()
-    dist.set_debug_level(dist.DebugLevel.DETAIL)
-    try:
-        either = Either()
-        model = FSDP(either)
-        heard: list[str] = []
-        for swap in (False, True, True):
-            either.swap = swap
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                model(torch.ones(1, 4)).sum().backward()
-            heard.append(" ".join(str(w.message) for w in caught))
-        return heard
-    finally:
-        dist.set_debug_level(level)
-
-
-def test_another_order_of_forwards_warns_once(two_ranks: Ranks) -> None:
-    for first, second, third in two_ranks.run(run_order):
-        assert (first, third) == ("", "")
-        assert "Forward order differs from that of the first iteration" in second
-        assert "Expected to all-gather for [['a.norm.weight'" in second
-
-
-def run_divergent_order(rank: int, world_size: int) -> str:
-    class Either(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = FSDP(Block(4, 3)), FSDP(Block(4, 3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = (self.a if rank == 0 else self.b)(x)
-            return out
-
-    level = dist.get_debug_level()
-    dist.set_debug_level(dist.DebugLevel.DETAIL)
-    try:
-        with pytest.raises(RuntimeError, match="Forward order differs across ranks") as info:
-            FSDP(Either())(torch.ones(1, 4))
-        return str(info.value)
-    finally:
-        dist.set_debug_level(level)
-
-
-def test_ranks_that_run_different_units_are_told(two_ranks: Ranks) -> None:
-    message, other = two_ranks.run(run_divergent_order)
-    assert message == other
-    assert "rank 1 is all-gathering parameters for [['b.norm.weight'" in message

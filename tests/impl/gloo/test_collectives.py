@@ -38,26 +38,6 @@ def of_rank(rank: int, *shape: int) -> Tensor:
 
 
 @each_world
-@pytest.mark.parametrize("asynchronous", [True, False])
-def test_allreduce(world_size: int, asynchronous: bool) -> None:
-    def run(group: ProcessGroupGloo) -> None:
-        tensor = own(group, 3, 4)
-        options = c10d.AllreduceOptions()
-        options.asyncOp = asynchronous
-        work = group.allreduce([tensor], options)
-        assert work.wait()
-        want = sum(of_rank(rank, 3, 4) for rank in ranks_of(group))
-        assert torch.equal(tensor, torch.as_tensor(want))
-        assert work.result()[0] is tensor
-        assert work.get_future().wait() == [tensor]
-        assert work.is_completed()
-        assert work.is_success()
-        assert work.exception() is None
-
-    in_groups(world_size, run)
-
-
-@each_world
 def test_short_forms(world_size: int) -> None:
     def run(group: ProcessGroupGloo) -> None:
         tensor = own(group, 2)
@@ -139,34 +119,6 @@ def test_several_tensors_are_reduced_with_each_other(world_size: int) -> None:
 
 
 @each_world
-def test_views_change_and_their_neighbours_do_not(world_size: int) -> None:
-    def run(group: ProcessGroupGloo) -> None:
-        base = own(group, 4, 3)
-        before = base.clone()
-        group.allreduce([base[1::2, 1]]).wait()
-        want = before.clone()
-        want[1::2, 1] = torch.as_tensor(
-            sum(of_rank(rank, 4, 3)[1::2, 1] for rank in ranks_of(group))
-        )
-        assert torch.equal(base, want)
-
-    in_groups(world_size, run)
-
-
-@each_world
-def test_reduce_leaves_other_ranks_alone(world_size: int) -> None:
-    def run(group: ProcessGroupGloo) -> None:
-        root = world_size - 1
-        tensor = own(group, 2, 2)
-        group.reduce([tensor], root, ReduceOp.AVG).wait()
-        total = torch.as_tensor(sum(of_rank(rank, 2, 2) for rank in ranks_of(group)))
-        want = total / world_size if group.rank() == root else of_rank(group.rank(), 2, 2)
-        assert torch.equal(tensor, want)
-
-    in_groups(world_size, run)
-
-
-@each_world
 def test_reduce_scatter_of_lists(world_size: int) -> None:
     def run(group: ProcessGroupGloo) -> None:
         inputs = [own(group, 2, 3) + 7 * rank for rank in ranks_of(group)]
@@ -216,17 +168,6 @@ def test_ranks_with_different_uneven_lists() -> None:
 
 
 @each_world
-def test_reduce_scatter_single_into_its_own_input(world_size: int) -> None:
-    def run(group: ProcessGroupGloo) -> None:
-        source = own(group, world_size, 5)
-        group.reduce_scatter_single(source[group.rank()], source).wait()
-        want = sum(of_rank(rank, world_size, 5)[group.rank()] for rank in ranks_of(group))
-        assert torch.equal(source[group.rank()], torch.as_tensor(want))
-
-    in_groups(world_size, run)
-
-
-@each_world
 def test_averages_of_narrow_types(world_size: int) -> None:
     def run(group: ProcessGroupGloo) -> None:
         halves = torch.full((3,), 60000.0, dtype=torch.float16)
@@ -272,29 +213,6 @@ def test_coalesced_forms_keep_dtypes_apart(world_size: int) -> None:
 # -- sparse
 
 
-# torch 2.11 warns in spite of `check_invariants`
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
-@each_world
-def test_sparse_sum_is_in_the_tensor_and_in_the_result(world_size: int) -> None:
-    def run(group: ProcessGroupGloo) -> None:
-        rank = group.rank()
-        tensor = torch.sparse_coo_tensor(
-            torch.tensor([[rank, 0]]), own(group, 2, 3), (world_size, 3), check_invariants=True
-        )
-        want = torch.zeros(world_size, 3)
-        for other in ranks_of(group):
-            want[other] += of_rank(other, 2, 3)[0]
-            want[0] += of_rank(other, 2, 3)[1]
-        work = group.allreduce([tensor])
-        work.wait()
-        assert torch.equal(tensor.to_dense(), want)
-        assert tensor.is_coalesced()
-        assert torch.equal(work.result()[0].to_dense(), want)
-        assert torch.equal(work.get_future().value()[0].to_dense(), want)
-
-    in_groups(world_size, run)
-
-
 def test_sparse_tensors_that_do_not_fit_are_named() -> None:
     def run(group: ProcessGroupGloo) -> None:
         size = 2 + (group.rank() == 1)
@@ -323,16 +241,6 @@ def test_layouts_without_an_algorithm_are_refused() -> None:
 
 
 @each_world
-def test_allgather_of_columns(world_size: int) -> None:
-    def run(group: ProcessGroupGloo) -> None:
-        base = torch.zeros(3, world_size)
-        group.allgather([[base[:, r] for r in ranks_of(group)]], [own(group, 3)]).wait()
-        assert torch.equal(base, torch.stack([of_rank(r, 3) for r in ranks_of(group)], dim=1))
-
-    in_groups(world_size, run)
-
-
-@each_world
 def test_allgather_of_several_inputs(world_size: int) -> None:
     def run(group: ProcessGroupGloo) -> None:
         inputs = [own(group, 2), own(group, 2) + 50]
@@ -344,28 +252,6 @@ def test_allgather_of_several_inputs(world_size: int) -> None:
                 assert torch.equal(outputs[2 * rank + 1], of_rank(rank, 2) + 50)
 
     in_groups(world_size, run)
-
-
-@each_world
-def test_allgather_of_another_shape_from_each_rank(world_size: int) -> None:
-    def run(group: ProcessGroupGloo) -> None:
-        outputs = [torch.zeros(rank, 2) for rank in ranks_of(group)]
-        group.allgather([outputs], [own(group, group.rank(), 2)]).wait()
-        for rank in ranks_of(group):
-            assert torch.equal(outputs[rank], of_rank(rank, rank, 2))
-        with pytest.raises(RuntimeError, match=f"invalid tensor size at index {group.rank()}"):
-            group.allgather([[torch.zeros(1) for _ in ranks_of(group)]], [torch.zeros(2)])
-
-    in_groups(world_size, run)
-
-
-def test_an_output_given_twice_is_refused() -> None:
-    def run(group: ProcessGroupGloo) -> None:
-        buffer = torch.zeros(2)
-        with pytest.raises(RuntimeError, match="shares memory"):
-            group.allgather([[buffer, buffer]], [torch.ones(2)])
-
-    in_groups(2, run)
 
 
 @each_world
@@ -399,60 +285,3 @@ def test_all_to_all_in_place(world_size: int) -> None:
         assert torch.equal(tensor, want)
 
     in_groups(world_size, run)
-
-
-@each_world
-def test_all_to_all_of_rows(world_size: int) -> None:
-    def run(group: ProcessGroupGloo) -> None:
-        rank = group.rank()
-        sent = [(rank + 2 * peer) % 3 for peer in ranks_of(group)]
-        received = [(peer + 2 * rank) % 3 for peer in ranks_of(group)]
-        source = own(group, sum(sent), 2)
-        output = torch.zeros(sum(received), 2)
-        group.all_to_all_single(output, source, received, sent).wait()
-        want = []
-        for peer in ranks_of(group):
-            splits = [(peer + 2 * other) % 3 for other in ranks_of(group)]
-            want.append(of_rank(peer, sum(splits), 2).split(splits)[rank])
-        assert torch.equal(output, torch.cat(want))
-
-    in_groups(world_size, run)
-
-
-@each_world
-def test_complex_tensors_travel_everywhere(world_size: int) -> None:
-    def run(group: ProcessGroupGloo) -> None:
-        value = torch.complex(own(group, 2, world_size), -own(group, 2, world_size))
-        total = value.clone().t()
-        group.allreduce([total]).wait()
-        want = sum(of_rank(rank, 2, world_size) for rank in ranks_of(group))
-        assert torch.equal(total.real.t(), torch.as_tensor(want))
-        rows = value.t().contiguous()
-        output = torch.zeros_like(rows)
-        group.all_to_all_single(output, rows, [], []).wait()
-        root = torch.zeros(2, world_size, dtype=torch.complex64) if group.rank() else value.clone()
-        group.broadcast([root], 0).wait()
-        assert torch.equal(root.imag, -of_rank(0, 2, world_size))
-        with pytest.raises(ValueError, match=r"does not support ReduceOp\.MAX on complex"):
-            group.allreduce([value], ReduceOp.MAX)
-        with pytest.raises(ValueError, match=r"does not support ReduceOp\.PRODUCT on complex"):
-            group.reduce([value], 0, ReduceOp.PRODUCT)
-
-    in_groups(world_size, run)
-
-
-def test_tensors_that_autograd_or_inference_mode_watch() -> None:
-    def run(group: ProcessGroupGloo) -> None:
-        leaf = torch.ones(3, requires_grad=True)
-        group.allreduce([leaf]).wait()
-        assert leaf.tolist() == [2.0] * 3
-        assert leaf.is_leaf
-        with torch.inference_mode():
-            frozen = torch.ones(3)
-        for asynchronous in (True, False):
-            options = c10d.AllreduceOptions()
-            options.asyncOp = asynchronous
-            group.allreduce([frozen], options).wait()
-        assert frozen.tolist() == [4.0] * 3
-
-    in_groups(2, run)

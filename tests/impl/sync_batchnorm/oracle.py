@@ -26,7 +26,6 @@ def whole_batch(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     momentum: float = 0.1,
-    eps: float = 1e-5,
 ) -> Expected:
     """Forward and backward in training, from running statistics of 0 and 1."""
     sizes = [len(batch) for batch in batches]
@@ -43,10 +42,9 @@ def whole_batch(
         None if bias is None else bias.detach().double(),
         training=True,
         momentum=momentum,
-        eps=eps,
     )
     (grad,) = torch.autograd.grad(y, x, dy)
-    normalised = functional.batch_norm(x.detach(), None, None, training=True, eps=eps)
+    normalised = functional.batch_norm(x.detach(), None, None, training=True)
     dims = [dim for dim in range(x.dim()) if dim != 1]
     parts = list(zip(dy.split(sizes), normalised.split(sizes), strict=True))
     return Expected(
