@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from conformance.exit_codes import EXIT_INTERRUPTED, EXIT_USAGE
-from conformance.settings import UsageError
 from conformance.version import VERSION
 
 # Name -> module and what it does. A module is imported when its command is chosen.
@@ -21,6 +20,19 @@ COMMANDS = {
     "bench": ("conformance.bench.command", "measure a target against others"),
     "compare": ("conformance.cli.compare", "show what changed between two certificates"),
     "verify": ("conformance.cli.verify", "check that a certificate is whole and consistent"),
+}
+
+# Module of another distribution that the suite needs -> what pip calls it.
+_NEEDED = {
+    "torch": "torch",
+    "numpy": "numpy",
+    "pytest": "pytest",
+    "xdist": "pytest-xdist",
+    "hypothesis": "hypothesis",
+    "jinja2": "jinja2",
+    "rich": "rich",
+    "packaging": "packaging",
+    "tomli": "tomli",
 }
 
 # Commands that hand options which they do not know on to somebody else, as `arguments.rest`.
@@ -36,6 +48,21 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns its exit code, see `conformance.exit_codes`."""
+    try:
+        return _run(argv)
+    except ModuleNotFoundError as error:  # so is what tells that a distribution is missing
+        needed = _NEEDED.get(str(error.name).partition(".")[0])
+        if needed is None:
+            raise
+        python = sys.executable
+        said = f"{needed} is needed, and {python} does not have it: {python} -m pip install"
+        print(f"c10d-conformance: {said} {needed}", file=sys.stderr)
+        return EXIT_USAGE
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    from conformance.settings import UsageError  # which needs what may be missing
+
     arguments, rest = _parser(sys.argv[1:] if argv is None else argv)
     module = importlib.import_module(COMMANDS[arguments.command][0])
     arguments.rest = rest

@@ -8,7 +8,7 @@ import pytest
 
 from conformance.board import Board
 from conformance.diagnosis import Diagnoses
-from conformance.harness.failure import RanksFailed, refusal_of
+from conformance.harness.failure import RanksFailed, lack_of, refusal_of
 from conformance.harness.ranks import Ranks
 from conformance.judgement import Judgement, judge_end
 from conformance.plan import Plan
@@ -34,14 +34,21 @@ DIAGNOSED = pytest.StashKey[str]()  # why a case is blocked that runs neverthele
 def judgement_of(item: pytest.Item, error: BaseException | None) -> Judgement:
     """What the end of the case says, as far as this process can tell."""
     target = item.config.stash[SETTINGS].target
-    plan, refusal = item.stash[PLAN], _refusal(item, error)
-    judgement = judge_end(error, plan, target, item.stash.get(BLOCKED, ""), refusal)
+    plan, refusal, lack = item.stash[PLAN], _refusal(item, error), _lack(item, error)
+    judgement = judge_end(error, plan, target, item.stash.get(BLOCKED, ""), refusal, lack)
     return judgement.blocked(item.stash[DIAGNOSED]) if DIAGNOSED in item.stash else judgement
 
 
 def is_drawn(item: pytest.Item) -> bool:
     """Whether Hypothesis draws what the case works on."""
     return bool(getattr(item.obj, "is_hypothesis_test", False))  # type: ignore[attr-defined]  # Function has it
+
+
+def _lack(item: pytest.Item, error: BaseException | None) -> str:
+    world = item.stash.get(WORLD, None)
+    if isinstance(error, RanksFailed):
+        return lack_of(error.outcomes)
+    return lack_of(world.last_run.outcomes) if world and world.last_run else ""
 
 
 def _refusal(item: pytest.Item, error: BaseException | None) -> str:

@@ -58,13 +58,19 @@ def judge_end(
     target: Target,
     why_blocked: str = "",
     refusal: str = "",
+    lack: str = "",
 ) -> Judgement:
     """The verdicts of a case that ended with this exception, or without one.
 
     why_blocked: what is known to fail, because of which the case was skipped, or "".
     refusal: which rank refused in the last run of the ranks, see `refusal_of`; if the case ended
         without an exception, in any run of them.
+    lack: which argument the target's wrapper does not have, see `lack_of`, in the last run.
     """
+    if lack and not (error is not None and verdict_of(error) is Verdict.UNKNOWN):
+        seen = Verdict.HOLDS if error is None else verdict_of(error)
+        verdicts = dict.fromkeys(plan.covers, Verdict.NOT_CLAIMED)
+        return Judgement(seen, verdicts, f"not claimed: {lack}", worked=False)
     if error is None and not plan.lacks:
         return Judgement(Verdict.HOLDS, dict.fromkeys(plan.covers, Verdict.HOLDS), "", True)
     if error is None:

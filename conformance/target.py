@@ -103,6 +103,8 @@ class Target:
     simulation: "module:attribute" of a callable without arguments that returns a text: how the
         backend would scale to many ranks, by its own reckoning.
     distributions: names of installed distributions whose versions belong in the certificate.
+    arguments: of "ddp" and "fsdp", torch's arguments that the target's wrapper has, where its
+        signature does not tell.
     capabilities: what it claims; with some versions of torch and on some devices, without its
         `absences`.
     """
@@ -119,6 +121,7 @@ class Target:
     simulation: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     distributions: tuple[str, ...] = ()
+    arguments: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     capabilities: Capabilities = field(default_factory=Capabilities)
     absences: tuple[Absence, ...] = ()
     deviations: tuple[Deviation, ...] = ()
@@ -129,6 +132,10 @@ class Target:
         _check_device(self.device, *DEVICES)
         for name, value in self.env.items():
             _check_variable(name, value)
+        for wrapper in self.arguments:
+            if wrapper not in _WITH_ARGUMENTS:
+                known = " and ".join(_WITH_ARGUMENTS)
+                raise ValueError(f"arguments: unknown wrapper {wrapper!r}; there are {known}")
         for key in _REFERENCES:
             reference = getattr(self, key)
             if reference and not _is_reference(reference):
@@ -152,6 +159,7 @@ class Target:
         return next((d for d in of_it if seen in (None, d.expects)), None)
 
 
+_WITH_ARGUMENTS = ("ddp", "fsdp")
 _REFERENCES = ("ddp", "fsdp", "sync_batchnorm", "options", "activate", "simulation")
 
 
@@ -221,6 +229,7 @@ def _combined(wrappers: Target, backend: Target) -> Target:
         ddp=wrappers.ddp,
         fsdp=wrappers.fsdp,
         sync_batchnorm=wrappers.sync_batchnorm,
+        arguments=wrappers.arguments,
         capabilities=backend.capabilities.with_wrappers_of(wrappers.capabilities),
         imports=tuple(dict.fromkeys((*backend.imports, *wrappers.imports))),
         distributions=tuple(dict.fromkeys((*backend.distributions, *wrappers.distributions))),
@@ -288,6 +297,9 @@ def _from_table(table: Mapping[str, object]) -> Target:
         values["capabilities"] = Capabilities.from_mapping(_table(values, "capabilities"))
     if "env" in values:
         values["env"] = {k: _text(k, v) for k, v in _table(values, "env").items()}
+    if "arguments" in values:
+        arguments = _table(values, "arguments")
+        values["arguments"] = {k: _words(f"arguments: {k}", v) for k, v in arguments.items()}
     if "absences" in values:
         values["absences"] = tuple(map(_absence, _rows(values, "absences")))
     if "deviations" in values:
@@ -348,13 +360,17 @@ def _known_keys(table: Mapping[str, object], shape: type, where: str) -> dict[st
             hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(types)}"
             raise ValueError(f"{where}unknown key {key!r}; {hint}")
         if types[key] == "tuple[str, ...]":
-            if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-                raise ValueError(f"{where}{key} must be a list of strings")
-            value = tuple(value)
+            value = _words(f"{where}{key}", value)
         elif types[key] == "str" and not isinstance(value, str):
             raise ValueError(f"{where}{key} must be a string")
         values[key] = value
     return values
+
+
+def _words(what: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+        raise ValueError(f"{what} must be a list of strings")
+    return tuple(value)
 
 
 def on_device(target: Target, device: str) -> Target:

@@ -12,7 +12,9 @@ from conformance.target import resolve
 
 def in_ddp(me: Me, module: nn.Module, **kwargs: Any) -> Any:
     """The module in the target's DistributedDataParallel, or in torch's."""
-    return resolve(me.target.ddp or "torch.nn.parallel:DistributedDataParallel")(module, **kwargs)
+    if me.target.ddp:
+        return me.ddp(module, **kwargs)
+    return nn.parallel.DistributedDataParallel(module, **kwargs)
 
 
 def fsdp_of(me: Me) -> Any:

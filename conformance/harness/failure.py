@@ -16,6 +16,7 @@ from conformance.harness.outcome import (
     describe_hang,
     verdict_of,
 )
+from conformance.harness.wrapping import LacksArgument
 from conformance.verdict import Verdict
 
 
@@ -48,6 +49,12 @@ class RanksFailed(Exception):
 
     def __reduce__(self) -> Any:
         return type(self), (self.doing, self.outcomes)
+
+
+def lack_of(outcomes: Sequence[Outcome]) -> str:
+    """Which argument of a wrapper a rank needed and the target does not have, or ""."""
+    raised = (outcome for outcome in outcomes if isinstance(outcome, Raised))
+    return next((outcome.message for outcome in raised if outcome.is_a(LacksArgument)), "")
 
 
 def refusal_of(outcomes: Sequence[Outcome]) -> str:

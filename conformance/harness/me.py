@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from functools import cached_property
-from inspect import Parameter, signature
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from conformance.harness.wrapping import LacksArgument, arguments_for
 from conformance.target import Target, resolve
 
 
@@ -42,20 +43,32 @@ class Me:
         return resolve(self.target.options)() if self.target.options else None
 
     def ddp(self, module: torch.nn.Module, **kwargs: Any) -> Any:
-        """The module in the target's DistributedDataParallel."""
-        return resolve(self.target.ddp)(module, **kwargs)
+        """The module in the target's DistributedDataParallel.
+
+        Raises LacksArgument if that has not all the arguments, and they are not torch's defaults.
+        """
+        wrapper = resolve(self.target.ddp)
+        of_torch = torch.nn.parallel.DistributedDataParallel
+        named = self.target.arguments.get("ddp")
+        return wrapper(module, **arguments_for(wrapper, of_torch, kwargs, named))
 
     def fsdp(self, module: torch.nn.Module, **kwargs: Any) -> Any:
         """The module in the target's FullyShardedDataParallel, on this rank's device.
 
         On the CPU, a wrapper that takes no `device_id` is called without it.
+        Raises LacksArgument as `ddp` does.
         """
+        from torch.distributed.fsdp import FullyShardedDataParallel  # takes most of a second
+
         wrapper = resolve(self.target.fsdp)
-        taken = signature(wrapper).parameters.values()
-        takes_it = any(p.name == "device_id" or p.kind is Parameter.VAR_KEYWORD for p in taken)
-        if self.device.type != "cpu" or takes_it:
-            kwargs.setdefault("device_id", self.device)
-        return wrapper(module, **kwargs)
+        named = self.target.arguments.get("fsdp")
+        own = {"device_id": kwargs.pop("device_id", self.device)}
+        taken = arguments_for(wrapper, FullyShardedDataParallel, kwargs, named)
+        with contextlib.ExitStack() as stack:
+            if self.device.type == "cpu":
+                stack.enter_context(contextlib.suppress(LacksArgument))
+            taken |= arguments_for(wrapper, FullyShardedDataParallel, own, named)
+        return wrapper(module, **taken)
 
     def sync_batchnorm(self) -> Any:
         """The target's SyncBatchNorm class."""

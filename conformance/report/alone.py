@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import importlib
+import inspect
 import multiprocessing
 import os
 import pickle
@@ -50,6 +51,7 @@ class Target:
     options: str = ""
     activate: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
+    arguments: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -99,13 +101,28 @@ class Me:
         return find_reference(self.target.options)() if self.target.options else None
 
     def ddp(self, module: torch.nn.Module, **kwargs: Any) -> Any:
-        return find_reference(self.target.ddp)(module, **kwargs)
+        wrapper = find_reference(self.target.ddp)
+        return wrapper(module, **taken(wrapper, self.target.arguments.get("ddp"), kwargs))
 
     def fsdp(self, module: torch.nn.Module, **kwargs: Any) -> Any:
-        return find_reference(self.target.fsdp)(module, **{"device_id": self.device, **kwargs})
+        wrapper = find_reference(self.target.fsdp)
+        kwargs.setdefault("device_id", self.device)
+        return wrapper(module, **taken(wrapper, self.target.arguments.get("fsdp"), kwargs))
 
     def sync_batchnorm(self) -> Any:
         return find_reference(self.target.sync_batchnorm)
+
+
+def taken(
+    wrapper: Callable[..., Any], named: Sequence[str] | None, given: dict[str, Any]
+) -> dict[str, Any]:
+    """Arguments that the wrapper has; the others are torch's defaults."""
+    parameters = inspect.signature(wrapper).parameters
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    if named is None and takes_any:
+        return given
+    has = parameters if named is None else named
+    return {name: value for name, value in given.items() if name in has}
 
 
 def find_reference(reference: str) -> Any:

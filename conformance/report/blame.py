@@ -33,6 +33,7 @@ _CONJUNCTION_MAX = 3
 _OF_A_WORLD_SIZE_ALONE = 0.6
 _CAUSES_MAX = 5
 _CONTRAST_MAX = 6
+_SAID = ("aspect", "chapter", "rule")
 _VERBS = {Verdict.BROKEN: "is wrong", Verdict.TIMEOUT: "hangs", Verdict.CRASHED: "crashes"}
 
 
@@ -74,6 +75,8 @@ class Blame:
             others = ", ".join(_value(self.contrast_kind, value) for value in self.contrast)
             evidence += f"; {_preposition(self.contrast_kind)} {others} it works"
         verb = _VERBS.get(self.verdicts[0], "fails") if len(set(self.verdicts)) == 1 else "fails"
+        if verb == "is wrong" and self.facets[0][0] in _SAID:
+            verb = "does not hold"
         return f"{_subject(self.facets)} {verb} ({evidence})"
 
 
@@ -148,6 +151,9 @@ def _is_concrete(conjunction: Sequence[Facet]) -> bool:
 
 
 def _weight(kind: str) -> float:
+    # "broadcast in subgroup" says more than the rule of that name.
+    if kind == "rule":
+        return 0.3
     return 0.9 if kind in _KINDS else 0.4 if kind in _LAST_KINDS else 0.7
 
 

@@ -170,6 +170,7 @@ def _target(target: Target, spec: str, versions: Mapping[str, str]) -> Document:
         "options": target.options,
         "activate": target.activate,
         "env": dict(target.env),
+        "arguments": {wrapper: list(names) for wrapper, names in target.arguments.items()},
         "versions": dict(versions),
         "capabilities": target.capabilities.as_mapping(),
     }

@@ -210,6 +210,7 @@ def _target(target: Target, values: Values, used: frozenset[str]) -> str:
     names = ["name", "backend", "imports", "device", "options", "activate"]
     names += [name for name in ("ddp", "fsdp", "sync_batchnorm") if name in used]
     facts = {name: getattr(target, name) for name in names} | {"env": dict(target.env)}
+    facts["arguments"] = {k: v for k, v in target.arguments.items() if k in used}
     return f"Target({', '.join(f'{k}={values.text(v)}' for k, v in facts.items() if v)})"
 
 

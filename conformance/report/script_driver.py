@@ -12,6 +12,7 @@ from conformance.report.script_source import CannotStandAlone
 
 # What only some functions of ranks use, and the driver itself does not.
 _OPTIONAL = ("generator", "options", "ddp", "fsdp", "sync_batchnorm")
+_FOR_WRAPPERS = "taken"
 _TARGET = {f"target.{field.name}" for field in fields(alone.Target)}
 
 
@@ -40,6 +41,9 @@ class Driver:
             raise CannotStandAlone(f"it looks at me.{min(beyond)}")
         texts: list[str] = []
         for statement in self._definitions:
+            is_for_wrappers = getattr(statement, "name", "") == _FOR_WRAPPERS
+            if is_for_wrappers and used.isdisjoint({"ddp", "fsdp"}):
+                continue
             text = self._text(statement, used)
             if isinstance(statement, ast.Assign) and texts and "\n" not in texts[-1]:
                 texts[-1] += f"\n{text}"  # constants stand together

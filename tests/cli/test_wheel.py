@@ -54,6 +54,43 @@ def run(installed: Path, folder: Path, *args: str) -> subprocess.CompletedProces
     )
 
 
+def test_pytest_knows_the_options_of_an_installed_suite(installed: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "--pyargs", "conformance", "--target", "torch"),
+            *("--requirement", "all_reduce/sum", "--collect-only", "-q"),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "test_all_reduce_adds_one_contribution_per_rank[ws2]" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [("list", "packaging"), ("verify .", "numpy"), ("certify", "torch"), ("certify", "pytest")],
+)
+def test_what_is_not_installed_is_said_in_one_line(
+    installed: Path, tmp_path: Path, command: str, module: str
+) -> None:
+    missing = f"raise ModuleNotFoundError('No module named {module}', name='{module}')"
+    (tmp_path / f"{module}.py").write_text(missing)
+    done = run(installed, tmp_path, *command.split())  # whose folder comes first in the search path
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"c10d-conformance: {module} is needed, and ")
+
+
+def test_the_list_needs_no_torch(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('no torch', name='torch')")
+    done = run(installed, tmp_path, "list", "all_reduce/sum")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_certificate_can_be_made_in_any_folder(installed: Path, tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()

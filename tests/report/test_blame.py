@@ -151,3 +151,20 @@ def test_a_world_size_at_which_little_ran_is_not_the_cause() -> None:
     ]
     (blame,) = find_blames(only_three)
     assert str(blame) == "world size 3 is wrong (4 of 4 cases fail; at world size 2 it works)"
+
+
+def test_a_rule_is_named_by_its_operation_and_what_it_is_about() -> None:
+    cases = [
+        seen(
+            Verdict.BROKEN if (op, aspect) == ("broadcast", "subgroup") else Verdict.HOLDS,
+            op=op,
+            aspect=aspect,
+            rule=f"{op}/{aspect}",
+        )
+        for op in ("all_gather", "broadcast")
+        for aspect in ("strided", "subgroup")
+    ]
+    (blame,) = find_blames(cases)
+    assert str(blame).startswith("broadcast in subgroup is wrong (1 of 1 case fails")
+    (blame,) = find_blames([seen(Verdict.BROKEN, rule="work/wait"), seen(Verdict.HOLDS)])
+    assert str(blame) == "rule work/wait does not hold (1 of 1 case fails)"

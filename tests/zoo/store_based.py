@@ -42,6 +42,8 @@ class StoreGroup(dist.ProcessGroup):
     """Each operation has a number; each rank puts its array under that number."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+        if rank not in range(size):
+            raise ValueError(f"there is no rank {rank} of {size}")
         super().__init__(rank, size)  # type: ignore[call-arg]  # torch's stub lacks this form
         self._store = store
         self._timeout = timeout

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from ci.repeat import Way, run
+from ci.zoo import first_sentence, objections
 from conformance.certifier import Certifier
 from conformance.harness.pool import SHARED_POOL
 from conformance.report.results import Results
@@ -20,6 +22,8 @@ from tests.zoo.catalogue import STRANGERS, Stranger
 
 ROOT = Path(__file__).parents[2]
 NAMES = [stranger.module for stranger in STRANGERS]
+HERE = [stranger for stranger in STRANGERS if not stranger.launch]
+LAUNCHED = [stranger for stranger in STRANGERS if stranger.launch]
 
 
 class Listener:
@@ -50,7 +54,7 @@ def certified(spec: str, requirements: tuple[str, ...], tmp_path: Path) -> Resul
     pytest.main(
         [
             *("conformance", "--rootdir", str(ROOT), "--target", spec),
-            *("--requirement", ",".join(requirements), "--deadline", "20"),
+            *("--requirement", ",".join(requirements), "--repetitions", "1"),
             *("-o", "addopts=", "--assert", "plain", "--basetemp", str(tmp_path / "run"), "-s"),
             *("-p", "no:terminal", "-p", "no:xdist", "-p", "no:cacheprovider"),
             *("-p", "no:unraisableexception", "-p", "no:faulthandler"),
@@ -61,7 +65,7 @@ def certified(spec: str, requirements: tuple[str, ...], tmp_path: Path) -> Resul
     return listener.results
 
 
-@pytest.mark.parametrize("stranger", STRANGERS, ids=NAMES)
+@pytest.mark.parametrize("stranger", HERE, ids=[s.module for s in HERE])
 def test_nothing_is_held_against_an_honest_stranger(stranger: Stranger, tmp_path: Path) -> None:
     results = certified(stranger.honest, stranger.telling, tmp_path)
     reds = REFUSES_CERTIFICATE | {Verdict.UNKNOWN}
@@ -71,15 +75,26 @@ def test_nothing_is_held_against_an_honest_stranger(stranger: Stranger, tmp_path
     assert results.counts[Verdict.HOLDS] > 0
 
 
-@pytest.mark.parametrize("stranger", STRANGERS, ids=NAMES)
+@pytest.mark.parametrize("stranger", HERE, ids=[s.module for s in HERE])
 def test_the_bug_of_a_twin_is_named_first(stranger: Stranger, tmp_path: Path) -> None:
     results = certified(stranger.buggy, stranger.telling, tmp_path)
     first, *others = results.blames or ["nothing failed"]
     assert re.search(stranger.blamed, first), f"{first}; then {others}"
 
 
+@pytest.mark.parametrize("stranger", LAUNCHED, ids=[s.module for s in LAUNCHED])
+def test_a_stranger_that_is_launched_and_its_twin(stranger: Stranger, tmp_path: Path) -> None:
+    telling = ["--requirement", ",".join(stranger.telling), "--repetitions", "1"]
+    document = run(Way(""), stranger.honest, tmp_path / "honest", telling, launch=stranger.launch)
+    assert list(objections(document)) == []
+    assert document["counts"][str(Verdict.HOLDS)] > 0
+    document = run(Way(""), stranger.buggy, tmp_path / "buggy", telling, launch=stranger.launch)
+    assert re.search(stranger.blamed, first_sentence(document)), document["blames"]
+
+
 def test_every_stranger_is_in_the_catalogue() -> None:
-    files = {path.stem for path in Path(__file__).parent.glob("*.py")}
+    paths = Path(__file__).parent.glob("*.py")
+    files = {path.stem for path in paths if not path.stem.endswith("_backend")}
     assert files - {"__init__", "catalogue", "lacking", "test_zoo"} == set(NAMES)
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conformance import Me
+from conformance.capabilities import OPS
 from conformance.cases.collectives.perform import all_gather_into_tensor, reduce_scatter_tensor
 
 
@@ -31,6 +33,15 @@ class Kit:
     ) -> list[Tensor]:
         """A list of so many tensors; one for each rank by default."""
         return [self.x(numel, dtype) for _ in range(self.n if count is None else count)]
+
+
+_SHORT = {"into_tensor": "all_gather_into_tensor", "splits": "all_to_all_single"}
+
+
+def operation_of(call: Callable[[Kit], None]) -> str:
+    """The operation that it calls: its name begins with it."""
+    named = {**{op: op for op in OPS}, **_SHORT}
+    return named[max((name for name in named if call.__name__.startswith(name)), key=len)]
 
 
 def all_reduce_of_a_list(k: Kit) -> None:

@@ -152,11 +152,12 @@ GATHER_SHAPES = _gather(
     source="torch 2.13 docs, gather",
     rests_on=("gather/values",),
 )
-GATHER_COMPLEX = _gather(
+GATHER_COMPLEX = _collective(
     id="gather/complex",
     level=SHOULD,
     says="gather takes complex tensors.",
     source="torch 2.13 docs, scatter, all_gather: 'Complex tensors are supported'",
+    needs=("op:gather", "dtype:complex64"),
     rests_on=("gather/values",),
 )
 GATHER_STRIDED = _gather(

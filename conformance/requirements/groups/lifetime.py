@@ -34,7 +34,7 @@ LAST_HELD_BY_A_CALLBACK = Requirement(
     says="A callback of an operation may be the last to hold the group, as PowerSGD's may: the "
     "group is freed in whichever thread runs the callback, and the process goes on.",
     source="pybind11 shares a group with whoever holds it; found with torch 2.13",
-    rests_on=("destroy/one-group", "groups/is-freed"),
+    rests_on=("destroy/one-group", "groups/is-freed", "work/future-then"),
 )
 DESTROY_ONE = Requirement(
     id="destroy/one-group",
@@ -84,7 +84,7 @@ DESTROY_IN_CALLBACKS = Requirement(
     "both return, and the default group goes on working.",
     source="derived: who ends a group waits for its threads, which may wait for him",
     needs=("feature:nonblocking",),
-    rests_on=("destroy/one-group",),
+    rests_on=("destroy/one-group", "work/future"),
 )
 DESTROY_SENT = Requirement(
     id="destroy/what-was-sent-arrives",
