@@ -204,6 +204,15 @@ def test_the_suite_does_not_know_the_implementation_nor_the_other_way_round() ->
                 assert top not in other, f"{path.relative_to(ROOT)}:{line}: {imported}"
 
 
+def test_an_example_of_a_users_own_part_needs_torch_alone() -> None:
+    """It shows what an outside author writes; a training run shows how `impl` is used."""
+    for name, path in modules("examples").items():
+        if name.startswith("examples.own_"):
+            for line, imported in imports(path):
+                top = imported.partition(".")[0]
+                assert not (ROOT / top).is_dir(), f"{path.relative_to(ROOT)}:{line}: {imported}"
+
+
 @pytest.mark.parametrize("package", ["conformance", "impl", "tests"])
 def test_nobody_imports_torchs_private_test_modules(package: str) -> None:
     for path in modules(package).values():
@@ -217,7 +226,7 @@ def test_every_module_is_used(package: str) -> None:
     reference."""
     used = {
         name
-        for top in ("conformance", "impl", "tests", "ci")
+        for top in ("conformance", "impl", "tests", "ci", "examples")
         for path in modules(top).values()
         for _, imported in imports(path)
         for name in (imported, imported.rpartition(".")[0])

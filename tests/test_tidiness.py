@@ -20,7 +20,7 @@ from tests.collected_cases import CollectedCase, collect_cases
 
 ROOT = Path(__file__).parents[1]
 LINES_MAX = 600
-SOURCES = ("conformance", "impl", "tests", "ci")
+SOURCES = ("conformance", "impl", "tests", "ci", "examples")
 
 # What the README files promise by name.
 PUBLIC = {

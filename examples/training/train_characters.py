@@ -1,6 +1,6 @@
 """A real training run: one process, torch's DDP and impl's DDP learn the same text.
 
-    python -m ci.train_characters --output DIR
+    python examples/training/train_characters.py --output DIR
 
 Two ranks train a character-level language model for 300 steps, under each wrapper; one process
 trains it on the same samples. Written are the loss curves, in one picture and as JSON, and a digest
@@ -30,7 +30,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import impl.gloo  # noqa: F401  # registers "pygloo"
-from ci.characters import CharacterModel, batch, encode, loss_of, make_text
+from characters import CharacterModel, batch, encode, loss_of, make_text
 from impl.ddp import DistributedDataParallel
 
 RANKS = 2

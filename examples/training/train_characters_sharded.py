@@ -1,6 +1,6 @@
 """A real training run under FSDP: stopped, saved in shards, and resumed by twice as many ranks.
 
-    python -m ci.train_characters_sharded --output DIR
+    python examples/training/train_characters_sharded.py --output DIR
 
 Two ranks train the character-level language model with DDP, and with FSDP: FULL_SHARD, computation
 in bfloat16, blocks that recompute their activations. The same FSDP run is stopped half-way and
@@ -29,7 +29,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.multiprocessing.spawn import spawn
 
 import impl.gloo  # noqa: F401  # registers "pygloo"
-from ci.characters import Block, CharacterModel, batch, encode, loss_of, make_text
+from characters import Block, CharacterModel, batch, encode, loss_of, make_text
 from impl.ddp import DistributedDataParallel
 from impl.fsdp import FullyShardedDataParallel, MixedPrecision, StateDictType
 
