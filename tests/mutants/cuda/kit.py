@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest import mock
 
-from impl.testing.device.schedule import Schedule, SideStreamsFirst
+from impl.testing.device.schedule import KernelSchedule, SideStreamsFirst
 from impl.testing.device.simulated import SimulatedDevice, SimulatedStream
 from tests.impl.device.targets import simulated_device
 from tests.mutants.kit import Patch
@@ -16,7 +16,7 @@ from tests.mutants.kit import Patch
 
 @contextmanager
 def on_a_device_with(
-    *patches: AbstractContextManager[Any], schedule: type[Schedule] = SideStreamsFirst
+    *patches: AbstractContextManager[Any], schedule: type[KernelSchedule] = SideStreamsFirst
 ) -> Iterator[None]:
     """On the simulated device, with something wrong."""
     with contextlib.ExitStack() as stack:

@@ -10,9 +10,9 @@ from unittest import mock
 from torch import Tensor
 
 from impl.gloo.memory.cuda_staging import CudaLender
-from impl.testing.device.gloo import GlooHandle
+from impl.testing.device.handles import SimulatedHandle
 from impl.testing.device.memory import Memory
-from impl.testing.device.schedule import Schedule
+from impl.testing.device.schedule import KernelSchedule
 from impl.testing.device.simulated import SimulatedDevice, SimulatedStream
 from tests.impl.device.targets import simulated_device
 from tests.mutants.cuda.kit import (
@@ -64,7 +64,7 @@ class ForgetsWaiting(OnADevice):
     @staticmethod
     @contextmanager
     def patched() -> Iterator[None]:
-        with on_a_device_with(never(CudaLender, "synchronize"), schedule=Schedule):
+        with on_a_device_with(never(CudaLender, "synchronize"), schedule=KernelSchedule):
             yield
 
 
@@ -94,7 +94,7 @@ class TellsTheAllocatorNothing(OnADevice):
     @staticmethod
     @contextmanager
     def patched() -> Iterator[None]:
-        with simulated_device(Strict()), never(GlooHandle, "record_stream"):
+        with simulated_device(Strict()), never(SimulatedHandle, "record_stream"):
             yield
 
 
@@ -109,7 +109,7 @@ class ResolvesOnAnyStream(OnADevice):
             return contextlib.nullcontext()
 
         wrong = mock.patch.object(CudaLender, "on_device", on_device)
-        with on_a_device_with(wrong, schedule=Schedule):
+        with on_a_device_with(wrong, schedule=KernelSchedule):
             yield
 
 
@@ -126,5 +126,5 @@ class ForgetsOneOfSeveral(OnADevice):
             waited.append(lender)
             return lender is waited[0]
 
-        with on_a_device_with(unless(CudaLender, "synchronize", is_first), schedule=Schedule):
+        with on_a_device_with(unless(CudaLender, "synchronize", is_first), schedule=KernelSchedule):
             yield

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from conformance.target import Target, load_target
 from impl.gloo.memory.cuda_staging import CudaLender
-from impl.testing.device.gloo import GlooHandle
-from impl.testing.device.handles import DdpHandle
-from impl.testing.device.schedule import Schedule
+from impl.testing.device.handles import SimulatedHandle
+from impl.testing.device.schedule import KernelSchedule
 from impl.testing.device.simulated import SimulatedStream
 from tests.mutants.cuda.kit import OnADevice, is_for, never, on_a_device_with, unless
 from tests.mutants.kit import Patch, breaks
@@ -37,11 +36,11 @@ class DoesNotOrderFutures(OnADevice):
     @staticmethod
     @contextmanager
     def patched() -> Iterator[None]:
-        def new_future(handle: GlooHandle) -> torch.futures.Future[Any]:
+        def new_future(handle: SimulatedHandle) -> torch.futures.Future[Any]:
             return torch.futures.Future()
 
-        wrong = mock.patch.object(GlooHandle, "new_future", new_future)
-        with on_a_device_with(wrong, schedule=Schedule):
+        wrong = mock.patch.object(SimulatedHandle, "new_future", new_future)
+        with on_a_device_with(wrong, schedule=KernelSchedule):
             yield
 
 
@@ -67,11 +66,11 @@ class CopiesALivingMap(OnADevice):
     @staticmethod
     @contextmanager
     def patched() -> Iterator[None]:
-        def copy_from_host(handle: DdpHandle, host: Tensor, target: Tensor) -> None:
-            pinned = handle.pinned_like(host)  # of which nothing has been written
-            target.copy_(pinned, non_blocking=True)
+        def copy_from_host(handle: SimulatedHandle, host: Tensor, target: Tensor) -> None:
+            unwritten = handle.pinned(host.numel(), host.dtype).view(host.shape)
+            target.copy_(unwritten, non_blocking=True)
 
-        with on_a_device_with(mock.patch.object(DdpHandle, "copy_from_host", copy_from_host)):
+        with on_a_device_with(mock.patch.object(SimulatedHandle, "copy_from_host", copy_from_host)):
             yield
 
 
@@ -85,7 +84,7 @@ class ComputesBeforeTheGather(OnADevice):
         with on_a_device_with(
             unless(SimulatedStream, "wait_stream", is_for("default")),
             never(CudaLender, "synchronize"),
-            schedule=Schedule,
+            schedule=KernelSchedule,
         ):
             yield
 
@@ -97,5 +96,5 @@ class StepsBeforeTheCopies(OnADevice):
     @staticmethod
     @contextmanager
     def patched() -> Iterator[None]:
-        with on_a_device_with(never(SimulatedStream, "synchronize"), schedule=Schedule):
+        with on_a_device_with(never(SimulatedStream, "synchronize"), schedule=KernelSchedule):
             yield

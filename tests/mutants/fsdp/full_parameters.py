@@ -11,6 +11,7 @@ import torch.distributed as dist
 from impl.fsdp import api
 from impl.fsdp.flat_param import gradients, handle
 from impl.fsdp.flat_param import gradients as gradients_module
+from impl.fsdp.phases import GradientEvent
 from impl.fsdp.step import backward, grad_norm, reduction, unshard_params
 from impl.fsdp.step.grad_norm import clip_grad_norm
 from impl.fsdp.step.lazy_init import lazy_init
@@ -233,7 +234,9 @@ class ForgetsWhatAnUnusedUnitAccumulated(Swapped):
 def _by_size(right: Any, handle: Any) -> None:
     grad = handle.flat_param.grad
     if grad is not None:
-        handle.accumulates_unsharded = grad.numel() == handle.layout.numel
+        is_whole = grad.numel() == handle.layout.numel
+        event = GradientEvent.KEPT if is_whole else GradientEvent.DROPPED
+        handle.gradient_progress.on(event)
     right(handle)
 
 

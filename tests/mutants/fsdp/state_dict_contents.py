@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from impl.fsdp import common
 from impl.fsdp.checkpoint import optim_api, optim_save, state_dict
+from impl.fsdp.phases import GradientPhase
 from tests.mutants.fsdp.kit import Swapped, nothing
 from tests.mutants.kit import breaks
 
@@ -80,7 +81,7 @@ class SavesOnlyWhatItKnows(Swapped):
 def _afresh(right: Any) -> Any:
     def wrong(wrapper: nn.Module, prefix: str, keep_vars: bool) -> None:
         handle = state_dict._state(wrapper).handle
-        if handle is not None and handle.accumulates_unsharded:
+        if handle is not None and handle.gradient_progress.phase is GradientPhase.UNSHARDED:
             handle.flat_param.grad = None
         right(wrapper, prefix, keep_vars)
 
