@@ -136,7 +136,7 @@ def test_everything_that_did_not_run_has_a_reason() -> None:
     reasons = why_not_exercised(settings(profiles=("p2p",), world_sizes=(2,)))
     assert reasons["all_reduce/sum"] == (Verdict.NOT_EXERCISED, "not selected")
     assert set(reasons) == set(catalogue())
-    p2p = catalogue().of_profile("p2p")[0].id
+    p2p = "p2p/delivers"
     said = "no case of it ran (world sizes selected: 2)"
     assert reasons[p2p] == (Verdict.NOT_EXERCISED, said)
     assert why_not_exercised(settings())[p2p] == (Verdict.NOT_EXERCISED, "no case of it ran")
@@ -158,6 +158,12 @@ def test_requirements_of_a_module_come_with_its_cases() -> None:
     assert plan.covers == ("mine/leaf",)
     assert plan.own == (leaf, root)
     assert plan.depth == 1
+
+
+def test_rules_of_the_suite_are_known_to_every_process() -> None:
+    rule = catalogue()["all_reduce/same-bits"]
+    plan = make_plan(item("a", rule), settings())
+    assert (plan.covers, plan.own) == ((rule.id,), ())
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,34 @@ def asserts(me):
 Run = Callable[..., Inside]
 
 
+def test_a_user_writes_rules_on_cases_as_the_suite_does(inside: Run) -> None:
+    run = inside(
+        CASES
+        + """
+from conformance import Chapter, world_sizes
+
+chapter = Chapter("faults", source="a test", needs="op:all_reduce")
+
+
+@chapter.must("mine/root", "It holds.")
+@world_sizes(2)
+def test_root(ranks):
+    ranks.run(sums)
+
+
+@chapter.should("mine/leaf", "It holds, too.", rests_on="mine/root")
+@world_sizes(2)
+def test_leaf(ranks):
+    assert_same_on_all_ranks(ranks.run(disagrees))
+"""
+    )
+    verdicts = {r.requirement.id: r.verdict for r in run.results.requirements}
+    assert verdicts["mine/root"] is Verdict.HOLDS
+    assert verdicts["mine/leaf"] is Verdict.BROKEN
+    [leaf] = [r.requirement for r in run.results.requirements if r.requirement.id == "mine/leaf"]
+    assert (str(leaf.level), leaf.source, leaf.needs) == ("SHOULD", "a test", ("op:all_reduce",))
+
+
 def test_dependents_of_a_broken_requirement_are_blocked_and_not_run(inside: Run) -> None:
     run = inside(
         CASES

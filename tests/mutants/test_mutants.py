@@ -121,7 +121,7 @@ def id_of(mutant: Broken) -> str:
     return f"{name_of(mutant)}-{mutant.requirement}"
 
 
-@pytest.mark.parametrize("fault", MUTANTS, ids=id_of)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=id_of)
 def test_a_fault_is_rejected_by_its_requirement(mutant: Broken, tmp_path: Path) -> None:
     # A mutant that shows by a hang is noticed when the deadline is over; for others it is patience.
     deadline_s = 4.0 if mutant.verdict is Verdict.TIMEOUT else 30.0

@@ -154,7 +154,7 @@ def _before_the_fourth_step(right: Any) -> Any:
         """Twice without effect when there is an order to rebuild by."""
         delays = getattr(self, "delays", 0)
         if self._final_order and delays < 2:
-            self.delays = delays + 1  # type: ignore[attr-defined]  # the fault's own note
+            self.delays = delays + 1  # type: ignore[attr-defined]  # the mutant's own note
             return False
         rebuilt: bool = right(self)
         return rebuilt
