@@ -1,4 +1,4 @@
-"""Which parameters does DDP look after, and what are they called?"""
+"""Which parameters does DDP manage, and under which names?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Doing it: fill a bucket, reduce it, hand out the result.
+"""Fill a bucket, reduce it, hand out the result.
 
 When to do what is the reducer's decision. A bucket passes through here in one direction:
 

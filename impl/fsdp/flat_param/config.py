@@ -1,4 +1,4 @@
-"""What a flat parameter handle is told once: strategy, device, precision."""
+"""The settings of a flat parameter: strategy, device, precision. They never change."""
 
 from __future__ import annotations
 

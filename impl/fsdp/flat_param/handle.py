@@ -41,13 +41,13 @@ from impl.fsdp.common import (
 )
 from impl.fsdp.flat_param.config import Dtypes, HandleConfig
 from impl.fsdp.flat_param.layout import ShardLayout, alignment_numel, plan_shard, plan_unsharded
+from impl.fsdp.flat_param.optimizer_steps import optimizer_steps
 from impl.fsdp.flat_param.packing import (
     ParamTransform,
     describe_params,
     make_flat_parameter,
     validate_params,
 )
-from impl.fsdp.flat_param.versions import optimizer_steps
 from impl.fsdp.flat_param.views import AttributeViews, OrigParamViews
 from impl.fsdp.phases import (
     OUTSIDE_COMPUTATION,

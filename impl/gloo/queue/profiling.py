@@ -1,4 +1,4 @@
-"""Which range does a profiler see of an operation? From the call to its completion.
+"""The range that a profiler sees of an operation: from the call to its completion.
 
 Names are those of torch's gloo, with this backend's name before them; shapes are the inputs'.
 """

@@ -1,4 +1,4 @@
-"""What must not be called directly: with tensors that have no memory, or under a dispatch mode.
+"""Which calls must go through torch's dispatcher, and how they do.
 
 [Note: through the dispatcher] A group in C++ issues its operations through torch's dispatcher, as
 operators `c10d::...`. Modes and subclasses take them before the kernel: a tensor subclass unwraps

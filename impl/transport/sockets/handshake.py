@@ -1,4 +1,6 @@
-"""The first words on a new connection: who calls, and may they? Bytes in, bytes out.
+"""The handshake on a new connection: which rank calls, and is it one of the group?
+
+Bytes in, bytes out: nothing here reads or writes a socket.
 
 [Note: challenge and response]
 In the authenticated mode both ends prove that they know the group's secret, without showing it:

@@ -25,7 +25,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.wrap import always_wrap_policy
 
 from impl.fsdp import FullyShardedDataParallel
-from impl.fsdp.flat_param.versions import optimizer_steps
+from impl.fsdp.flat_param.optimizer_steps import optimizer_steps
 from tests.impl.fsdp.models import (
     BLOCK_POLICY,
     CPU,

@@ -1,4 +1,4 @@
-"""Did an optimizer step write shards of which an unsharded copy is still in memory?"""
+"""Notices optimizer steps that write shards whose unsharded copy is still in memory."""
 
 from __future__ import annotations
 
