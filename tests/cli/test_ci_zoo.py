@@ -10,7 +10,12 @@ from conformance.report.certificate import counted
 
 def certificate(verdict: str = "holds", **more: Any) -> dict[str, Any]:
     found = {"id": "all_reduce/sum", "verdict": verdict, "reason": "rank 1 is wrong"}
-    plain = {"under_claims": [], "deviations": [], "harness_faults": [], "blames": []}
+    plain: dict[str, Any] = {
+        "under_claims": [],
+        "deviations": [],
+        "harness_faults": [],
+        "blames": [],
+    }
     counts = counted([verdict])
     return {"requirements": [found], "counts": counts, "target": {"name": "x"}, **plain, **more}
 

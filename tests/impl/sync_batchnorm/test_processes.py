@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import impl.gloo  # noqa: F401  # registers pygloo
 from impl.sync_batchnorm import SyncBatchNorm
+from tests.impl.gloo.ranks import on_processes
 from tests.impl.sync_batchnorm.oracle import whole_batch
-from tests.impl.sync_batchnorm.processes import run_processes
 
 SIZES = [3, 1, 0]
+
+
+def in_a_group(
+    rank: int, world_size: int, path: str, backend: str, body: Callable[[int], Any]
+) -> Any:
+    """What body(rank) returns, in a default group of that backend."""
+    dist.init_process_group(
+        backend,
+        store=dist.FileStore(path, world_size),
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=30),
+    )
+    value = body(rank)
+    dist.destroy_process_group()
+    return value
 
 
 def batches(world_size: int, seed: int, channels: int = 2) -> list[Tensor]:
@@ -55,7 +75,8 @@ def three_steps(rank: int) -> dict[str, float]:
 @pytest.mark.parametrize("backend", ["gloo", "pygloo"])
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_three_steps(world_size: int, backend: str, tmp_path: Path) -> None:
-    for errors in run_processes(world_size, tmp_path / "store", three_steps, backend):
+    path = str(tmp_path / "store")
+    for errors in on_processes(world_size, in_a_group, path, backend, three_steps):
         assert {name: error for name, error in errors.items() if error > 1e-12} == {}
 
 
@@ -66,6 +87,6 @@ def one_value(rank: int) -> str:
 
 
 def test_one_value_over_all_ranks(tmp_path: Path) -> None:
-    messages = run_processes(2, tmp_path / "store", one_value)
+    messages = on_processes(2, in_a_group, str(tmp_path / "store"), "gloo", one_value)
     for rank, message in enumerate(messages):
         assert f"got input size torch.Size([{1 - rank}, 2])" in message
