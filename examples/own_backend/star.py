@@ -46,7 +46,8 @@ class StarGroup(dist.ProcessGroup):
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # torch's stub lacks this form
-        self._timeout_s = timeout.total_seconds()
+        # Waiting for a connection takes no more than 24 days, and torch's users ask for 30.
+        self._timeout_s = min(timeout, timedelta(days=7)).total_seconds()
         self._name = ""
         self._issued = 0
         # On rank 0, one to each other rank, in order; on each other rank, one to rank 0.
@@ -92,6 +93,8 @@ class StarGroup(dist.ProcessGroup):
 
     def broadcast(self, tensors: list[Tensor], opts: Any) -> dist.Work:
         [tensor] = tensors
+        if not 0 <= opts.rootRank < self.size():
+            raise ValueError(f"star: rank {opts.rootRank} is not one of {self.size()}")
         values = self._exchange(f"broadcast from {opts.rootRank}", tensor)
         _write(tensor, values[opts.rootRank])
         return Done(tensors)

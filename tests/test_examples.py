@@ -1,0 +1,80 @@
+"""The examples do what their READMEs say, in short: the backend and the wrapper are certified."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+STAR, FLAT_DDP = EXAMPLES / "own_backend", EXAMPLES / "own_wrapper"
+
+
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """A Python command in a folder, where this checkout and both examples can be imported."""
+    path = os.pathsep.join(map(str, (ROOT, STAR, FLAT_DDP)))
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("folder", "target", "verdicts"),
+    [
+        pytest.param(
+            STAR,
+            "star.toml",
+            {
+                "all_reduce/sum": "holds",
+                "broadcast/same-numel": "holds",
+                "all_gather/aliased-outputs": "deviation",
+                "reduce/sum": "not claimed",
+            },
+            id="own_backend",
+        ),
+        pytest.param(
+            FLAT_DDP,
+            "flat_ddp.toml",
+            {"ddp/average": "holds", "ddp/no-sync/silent": "holds"},
+            id="own_wrapper",
+        ),
+        pytest.param(
+            FLAT_DDP,
+            "flat_ddp.toml@../own_backend/star.toml",
+            {"ddp/average": "holds"},
+            id="own_wrapper on own_backend",
+        ),
+    ],
+)
+def test_an_example_is_certified(
+    folder: Path, target: str, verdicts: dict[str, str], tmp_path: Path
+) -> None:
+    done = run(
+        folder,
+        *("-m", "conformance", "certify", "--target", target, "--certificate", str(tmp_path)),
+        *("--requirement", ",".join(verdicts), "--world-sizes", "2"),
+        *("-n", "0", "-p", "no:cacheprovider"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads((tmp_path / "partial" / "certificate.json").read_text())
+    found = {row["id"]: row["verdict"] for row in document["requirements"]}
+    assert {id: found[id] for id in verdicts} == verdicts
+
+
+@pytest.mark.parametrize(
+    "script", sorted((EXAMPLES / "training").glob("train_*.py")), ids=lambda path: path.stem
+)
+def test_a_training_run_finds_what_it_needs(script: Path) -> None:
+    done = run(ROOT, str(script.relative_to(ROOT)), "--help")
+    assert done.returncode == 0, done.stderr
+    assert "--steps" in done.stdout
