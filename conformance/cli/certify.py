@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 
 import conformance
 from conformance.case_files import CASES, case_files
 from conformance.exit_codes import EXIT_USAGE
+from conformance.harness.launcher import LauncherError, place
 from conformance.options import OPTIONS
 from conformance.selection import is_asked_for
 from conformance.settings import UsageError, read_settings
@@ -109,6 +109,13 @@ def _workers_for(arguments: argparse.Namespace) -> int:
     return min(default_workers(), files) if files > 1 else 0
 
 
+def _is_launched(arguments: argparse.Namespace) -> bool:
+    try:
+        return place(arguments.launcher) is not None
+    except LauncherError:
+        return True  # pytest will say so
+
+
 def _options(arguments: argparse.Namespace) -> list[str]:
     given = []
     for flag, how in OPTIONS.items():
@@ -118,8 +125,8 @@ def _options(arguments: argparse.Namespace) -> list[str]:
             continue
         values = value if how.get("action") == "append" else [value]
         given += [f"{flag}={v}" for v in values if v is not None]
-    # Under torchrun there is one set of ranks, which workers cannot share.
-    if not dist.is_torchelastic_launched() and "no:xdist" not in arguments.rest:
+    # Under a launcher there is one set of ranks, which workers cannot share.
+    if not _is_launched(arguments) and "no:xdist" not in arguments.rest:
         workers = arguments.workers or str(_workers_for(arguments))
         given += ["-p", "xdist", "-n", workers]
     return given
