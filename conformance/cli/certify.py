@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ PACKAGE = Path(conformance.__file__).parent
 
 _CERTIFICATE = "certificate/{target}"
 _WORKERS_MAX = 8
+_ALMOST = 0.85  # in difflib's measure: one or two letters of an option are other ones
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,11 +49,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Certify; the exit code."""
+    _refuse_misspelt(arguments.rest)
     if os.getcwd() not in sys.path:  # a target may be in this folder, as with `python -m`
         sys.path.insert(0, os.getcwd())
     with _nothing_from_around():
         code = pytest.main([*suite_arguments(), *_options(arguments), *arguments.rest])
     return EXIT_USAGE if code == pytest.ExitCode.USAGE_ERROR else int(code)
+
+
+def _refuse_misspelt(rest: Sequence[str]) -> None:
+    """Raises UsageError for what is almost an option of ours: pytest would only say that it does
+    not know it."""
+    for word in rest:
+        flag = word.partition("=")[0]
+        close = difflib.get_close_matches(flag, OPTIONS, n=1, cutoff=_ALMOST)
+        if flag.startswith("--") and close:
+            raise UsageError(f"unrecognized argument {flag}; did you mean {close[0]}?")
 
 
 @contextlib.contextmanager
