@@ -53,8 +53,6 @@ GRACE_S = 3.0
 _LEAVE_DEADLINE_S = 20.0
 # To import what a command needs, and to start on a CUDA device that dozens of processes start on.
 _BEGIN_DEADLINE_S = 180.0
-# For all ranks to import the target, which may start MPI.
-_PREPARE_DEADLINE_S = 60.0
 _POLL_S = 0.5
 _PROOF_DEADLINE_S = 10.0
 _LOOPBACK_WAIT_S = 5.0
@@ -183,7 +181,7 @@ class Pool:
             return ""
         self._ensure(self._crew.world_size)
         command = Prepare(target, search_path)
-        answers = self._ask([command] * len(self._ranks), _PREPARE_DEADLINE_S, wait_for_all=True)
+        answers = self._ask([command] * len(self._ranks), _BEGIN_DEADLINE_S, wait_for_all=True)
         self._is_prepared = not self._spoilt
         lost = [
             f"rank {rank}" for rank, a in enumerate(answers) if isinstance(a, Died | StillRunning)
