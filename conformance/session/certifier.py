@@ -12,6 +12,7 @@ import pytest
 
 from conformance.catalogue.rules import catalogue
 from conformance.exit_codes import EXIT_HARNESS_FAULT, EXIT_INTERRUPTED, EXIT_USAGE
+from conformance.harness.pool import SHARED_POOL
 from conformance.report.certificate import (
     CERTIFICATE,
     JUNIT,
@@ -25,7 +26,7 @@ from conformance.report.folder import CertificateFolder, aside
 from conformance.report.results import CaseResult, Results, judge
 from conformance.report.terminal import summary_lines, verdict_line
 from conformance.rule import Requirement
-from conformance.run.first_look import FirstLook, look_at
+from conformance.run.first_look import FirstLook, look_at, versions_of
 from conformance.run.plan import why_not_exercised
 from conformance.run.settings import Settings
 from conformance.run.worker_messages import Board, Planned
@@ -80,12 +81,20 @@ class Certifier:
         """Look at the target while the workers start; one that is not there is a usage error."""
         if session.config.option.collectonly:
             return None
-        self._look = look_at(self._settings.target)
+        self._look = self._first_look()
         if self._look.error:
             message = f"--target {self._settings.spec}: {self._look.error}"
             self._board.note_usage_error(message)
             return True  # the loop is done
         return None
+
+    def _first_look(self) -> FirstLook:
+        target, crew = self._settings.target, SHARED_POOL.crew
+        if crew is None or not crew.starts_together:
+            return look_at(target)
+        # All ranks at once: what the target starts in a single process would wait for the others.
+        error = SHARED_POOL.acquire(self._config).prepare(target, tuple(sys.path))
+        return FirstLook(error, versions_of(target))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._something_failed |= report.failed

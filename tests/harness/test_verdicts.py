@@ -84,6 +84,7 @@ def test_leaf(ranks):
     assert_same_on_all_ranks(ranks.run(disagrees))
 """
     )
+    assert run.results is not None
     verdicts = {r.requirement.id: r.verdict for r in run.results.requirements}
     assert verdicts["mine/root"] is Verdict.HOLDS
     assert verdicts["mine/leaf"] is Verdict.BROKEN

@@ -62,6 +62,7 @@ def live_four_lives(me: Me) -> tuple[str, ...]:
     "groups/leaves-nothing-behind",
     "A process holds no thread, descriptor or shared memory of a group that is destroyed.",
     source="torch 2.13 docs, destroy_process_group",
+    rests_on="all_reduce/sum",
 )
 @world_sizes(1, 2, 3)
 def test_nothing_is_left_of_destroyed_groups(bare_ranks: Ranks) -> None:
@@ -90,6 +91,7 @@ def watch_groups_go(me: Me) -> list[str]:
     "groups/is-freed",
     "The object of a destroyed group is freed once nobody holds it.",
     source="pytorch#94988",
+    rests_on="all_reduce/sum",
 )
 @world_sizes(1, 2)
 def test_destroyed_groups_are_freed(bare_ranks: Ranks) -> None:
@@ -230,6 +232,7 @@ def destroy_from_outside(me: Me) -> Tensor:
     "destroy/non-member",
     "A rank that is no member may destroy the group too: nothing happens.",
     source=f"{C10D}, destroy_process_group",
+    rests_on="all_reduce/sum",
 )
 @world_sizes(2, 3)
 def test_a_rank_outside_may_destroy_the_group_too(ranks: Ranks) -> None:
@@ -326,7 +329,7 @@ def ask_handles_afterwards(me: Me) -> list[Any]:
     "The handle of an operation that was waited for says the same after its group was "
     "destroyed: wait returns, it is completed, and successful.",
     source="derived: a handle is of its operation, which is over",
-    rests_on="destroy/default-group",
+    rests_on=("destroy/default-group", "all_reduce/sum"),
 )
 @world_sizes(1, 2)
 def test_handles_outlive_their_group(ranks: Ranks) -> None:
