@@ -177,6 +177,16 @@ def test_list_is_a_table_on_a_terminal() -> None:
     assert b"\t" not in text
 
 
+def test_an_interrupt_while_a_command_is_imported_is_told_by_the_exit_code_alone(
+    call: Called, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("importlib.import_module", interrupted)
+    assert call("list") == (130, "", "")
+
+
 # ---- explain
 
 
