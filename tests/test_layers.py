@@ -43,10 +43,12 @@ CONFORMANCE = {
     "report": "verdict version rule catalogue target checks harness run",
     # What puts it all together: what pytest's session carries, hooks, commands.
     "session": "verdict exit_codes rule catalogue harness run report",
-    "plugin": "verdict catalogue harness markers run report session",
+    "plugin": "verdict exit_codes catalogue harness markers run report session",
     "conftest": "plugin run",
     "bench": "exit_codes harness target capabilities oracle checks",
-    "cli": "__init__ capabilities rule catalogue exit_codes run report target version",
+    # What pytest loads wherever the suite is installed; it names the plugin by a string.
+    "pyargs": "",
+    "cli": "__init__ capabilities rule catalogue exit_codes harness run report target version",
     "__main__": "exit_codes run version",
 }
 IMPL = {
@@ -84,6 +86,7 @@ ENTRY_POINTS = {
     "conformance.__main__",
     "conformance.conftest",
     "conformance.plugin",
+    "conformance.pyargs",
     "conformance.harness.preload",
     "conformance.harness.preload_training",
 }
