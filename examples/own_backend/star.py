@@ -101,6 +101,8 @@ class StarGroup(dist.ProcessGroup):
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> dist.Work:
         [mine], [tensors] = inputs, outputs
+        if len(tensors) != self.size():
+            raise ValueError(f"star: invalid output tensor list: {len(tensors)} tensors")
         if any(tensor.shape != mine.shape or tensor.dtype != mine.dtype for tensor in tensors):
             raise ValueError("star gathers tensors of one shape and dtype")
         for tensor, value in zip(tensors, self._exchange("all_gather", mine), strict=True):
