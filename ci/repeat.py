@@ -77,11 +77,20 @@ def differences(first: Verdicts, other: Verdicts) -> list[str]:
 
 
 def run(
-    way: Way, target: str, folder: Path, rest: Sequence[str], python: str = sys.executable
+    way: Way,
+    target: str,
+    folder: Path,
+    rest: Sequence[str],
+    python: str = sys.executable,
+    launch: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Run the suite once; its certificate. Raises SystemExit where there is none."""
-    command = [python, "-m", "pytest", "-q", "-p", "ci.random_order", "conformance"]
-    command += ["-n", str(way.workers), "--target", target, "--certificate", str(folder), *rest]
+    """Run the suite once; its certificate. Raises SystemExit where there is none.
+
+    launch: a launcher's command, such as ("mpirun", "-n", "3"); there are no workers then.
+    """
+    command = [*launch, python, "-m", "pytest", "-q", "-p", "ci.random_order", "conformance"]
+    command += [] if launch else ["-n", str(way.workers)]
+    command += ["--target", target, "--certificate", str(folder), *rest]
     if way.order_seed is not None:
         command += ["--order-seed", str(way.order_seed)]
     shutil.rmtree(folder, ignore_errors=True)  # what an earlier one found is not this one's

@@ -79,14 +79,15 @@ def main() -> int:
     if unknown:
         parser.error(f"no such stranger: {', '.join(sorted(unknown))}")
 
-    def certified(spec: str) -> tuple[dict[str, Any], float]:
+    def certified(spec: str, launch: Sequence[str] = ()) -> tuple[dict[str, Any], float]:
         started = time.monotonic()
         folder = arguments.output / re.sub(r"\W+", "_", spec)
-        document = run(Way(spec, workers=arguments.workers), spec, folder, rest)
+        way = Way(spec, workers=arguments.workers)
+        document = run(way, spec, folder, rest, launch=launch)
         return document, (time.monotonic() - started) / 60
 
-    def is_honest(spec: str, claims: str) -> bool:
-        document, minutes = certified(spec)
+    def is_honest(spec: str, claims: str, launch: Sequence[str] = ()) -> bool:
+        document, minutes = certified(spec, launch)
         found = list(objections(document))
         _print([row(document, minutes, claims), *_shortened(found)])
         return not found
@@ -96,8 +97,8 @@ def main() -> int:
     for stranger in STRANGERS:
         if arguments.names and stranger.module not in arguments.names:
             continue
-        is_true &= is_honest(stranger.honest, stranger.claims)
-        document, minutes = certified(stranger.buggy)
+        is_true &= is_honest(stranger.honest, stranger.claims, stranger.launch)
+        document, minutes = certified(stranger.buggy, stranger.launch)
         said = first_sentence(document)
         is_named = re.search(stranger.blamed, said) is not None
         verdict = "names it" if is_named else f"DOES NOT NAME IT, as {stranger.blamed} would"

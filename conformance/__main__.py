@@ -50,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns its exit code, see `conformance.exit_codes`."""
     try:
         return _run(argv)
+    except KeyboardInterrupt:  # maybe while a command is imported
+        return EXIT_INTERRUPTED
     except ModuleNotFoundError as error:  # so is what tells that a distribution is missing
         needed = _NEEDED.get(str(error.name).partition(".")[0])
         if needed is None:
@@ -75,8 +77,6 @@ def _run(argv: Sequence[str] | None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
     return code
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from conformance.board import Board, Planned
 from conformance.exit_codes import EXIT_HARNESS_FAULT, EXIT_INTERRUPTED, EXIT_USAGE
-from conformance.first_look import FirstLook, look_at
+from conformance.first_look import FirstLook, look_at, versions_of
+from conformance.harness.pool import SHARED_POOL
 from conformance.plan import why_not_exercised
 from conformance.report.certificate import (
     CERTIFICATE,
@@ -79,12 +80,20 @@ class Certifier:
         """Look at the target while the workers start; one that is not there is a usage error."""
         if session.config.option.collectonly:
             return None
-        self._look = look_at(self._settings.target)
+        self._look = self._first_look()
         if self._look.error:
             message = f"--target {self._settings.spec}: {self._look.error}"
             self._board.note_usage_error(message)
             return True  # the loop is done
         return None
+
+    def _first_look(self) -> FirstLook:
+        target, crew = self._settings.target, SHARED_POOL.crew
+        if crew is None or not crew.starts_together:
+            return look_at(target)
+        # All ranks at once: what the target starts in a single process would wait for the others.
+        error = SHARED_POOL.acquire(self._config).prepare(target, tuple(sys.path))
+        return FirstLook(error, versions_of(target))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._something_failed |= report.failed

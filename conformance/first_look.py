@@ -39,7 +39,12 @@ def look_at(target: Target) -> FirstLook:
     backends, start threads or crash, and none of that may happen here.
     """
     error = _error(target)
-    return FirstLook(error, {} if error else {n: _version(n) for n in target.distributions})
+    return FirstLook(error, {} if error else versions_of(target))
+
+
+def versions_of(target: Target) -> dict[str, str]:
+    """The versions of the distributions that the target names."""
+    return {name: _version(name) for name in target.distributions}
 
 
 def _error(target: Target) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from conformance.harness.launcher import LAUNCHERS
 from conformance.settings import DEADLINE_S, REPETITIONS
 
 # Flag -> how argparse and pytest are told of it.
@@ -42,6 +43,12 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "metavar": "N",
         "help": "how often a failed case is repeated, each time on fresh ranks, before its "
         "requirement is called broken (default: %(default)s)",
+    },
+    "--launcher": {
+        "choices": LAUNCHERS,
+        "default": LAUNCHERS[0],
+        "help": "how this process was started as one of several ranks: auto for torchrun or "
+        "mpirun, slurm for srun, none for neither (default: %(default)s)",
     },
     "--deadline": {
         "type": float,

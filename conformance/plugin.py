@@ -24,13 +24,15 @@ from conformance import properties
 from conformance.board import Board, Planned
 from conformance.certifier import Certifier, Settler, attach, usage_error
 from conformance.diagnosis import Diagnoses
+from conformance.exit_codes import EXIT_HARNESS_FAULT
 from conformance.facets import facets_of
 from conformance.failures import failed_case, show, write_script_of
+from conformance.harness.agents import Crew, serve
+from conformance.harness.launcher import LauncherError, Place, place
 from conformance.harness.pool import SHARED_POOL, WorldSpec
 from conformance.harness.rank import FOR_TRAINING, HarnessFault, fork_server_context
 from conformance.harness.ranks import Ranks
 from conformance.harness.shrink_limit import limits_shrinking
-from conformance.harness.torchrun import Crew, Place, place, serve
 from conformance.items import (
     BLOCKED,
     BOARD,
@@ -94,8 +96,8 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """Refuse bad options with one line and exit code 2, before anything starts."""
     option = config.option
-    at = place()
     try:
+        at = place(option.launcher)
         if not option.collectonly:
             check_python()
         if at is not None and at.rank > 0:
@@ -112,11 +114,14 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
             repetitions=option.repetitions,
         )
         if at is not None:
-            settings = _join_torchrun(at, settings, option)
+            settings = _join_launched(at, settings, option)
         if settings.certificate is not None and not (_is_worker(config) or option.collectonly):
             _open_folder(config, settings.certificate, settings.target.name)
-    except UsageError as error:
+    except (UsageError, LauncherError) as error:
         return usage_error(str(error))
+    except HarnessFault as fault:
+        print(f"ERROR: {fault}", file=sys.stderr)
+        return EXIT_HARNESS_FAULT
     config.stash[SETTINGS] = settings
     config.stash[CAUSES] = Counter()
     config.stash[DIAGNOSES] = Diagnoses()
@@ -146,9 +151,9 @@ def _named_paths(config: pytest.Config) -> list[Path]:
     return [folder / arg.partition("::")[0] for arg in config.args]
 
 
-def _join_torchrun(at: Place, settings: Settings, option: Any) -> Settings:
+def _join_launched(at: Place, settings: Settings, option: Any) -> Settings:
     if getattr(option, "numprocesses", None):
-        raise UsageError("-n cannot be used under torchrun, which has one set of ranks")
+        raise UsageError("-n cannot be used under a launcher, which has one set of ranks")
     SHARED_POOL.crew = Crew(at, _folder_of_tmp_path(option))
     return replace(settings, world_size_max=at.world_size)
 

@@ -40,7 +40,7 @@ class Settings:
     certificate: the folder to write it to, or None for no certificate.
     deadline_s: how long the ranks may take for one call, unless the case says otherwise.
     repetitions: how often a failed case is repeated on fresh ranks, 0 for not at all.
-    world_size_max: how many ranks there are at all; torchrun has a fixed number of them.
+    world_size_max: how many ranks there are at all; a launcher has a fixed number of them.
     """
 
     target: Target

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 
 import conformance
 from conformance.case_files import CASES, case_files
 from conformance.exit_codes import EXIT_USAGE
+from conformance.harness.launcher import LauncherError, place
 from conformance.options import OPTIONS
 from conformance.selection import is_asked_for
 from conformance.settings import UsageError, read_settings
@@ -23,6 +24,7 @@ PACKAGE = Path(conformance.__file__).parent
 
 _CERTIFICATE = "certificate/{target}"
 _WORKERS_MAX = 8
+_ALMOST = 0.85  # in difflib's measure: one or two letters of an option are other ones
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,11 +49,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Certify; the exit code."""
+    _refuse_misspelt(arguments.rest)
     if os.getcwd() not in sys.path:  # a target may be in this folder, as with `python -m`
         sys.path.insert(0, os.getcwd())
     with _nothing_from_around():
         code = pytest.main([*suite_arguments(), *_options(arguments), *arguments.rest])
     return EXIT_USAGE if code == pytest.ExitCode.USAGE_ERROR else int(code)
+
+
+def _refuse_misspelt(rest: Sequence[str]) -> None:
+    """Raises UsageError for what is almost an option of ours: pytest would only say that it does
+    not know it."""
+    for word in rest:
+        flag = word.partition("=")[0]
+        close = difflib.get_close_matches(flag, OPTIONS, n=1, cutoff=_ALMOST)
+        if flag.startswith("--") and close:
+            raise UsageError(f"unrecognized argument {flag}; did you mean {close[0]}?")
 
 
 @contextlib.contextmanager
@@ -109,6 +122,13 @@ def _workers_for(arguments: argparse.Namespace) -> int:
     return min(default_workers(), files) if files > 1 else 0
 
 
+def _is_launched(arguments: argparse.Namespace) -> bool:
+    try:
+        return place(arguments.launcher) is not None
+    except LauncherError:
+        return True  # pytest will say so
+
+
 def _options(arguments: argparse.Namespace) -> list[str]:
     given = []
     for flag, how in OPTIONS.items():
@@ -118,8 +138,8 @@ def _options(arguments: argparse.Namespace) -> list[str]:
             continue
         values = value if how.get("action") == "append" else [value]
         given += [f"{flag}={v}" for v in values if v is not None]
-    # Under torchrun there is one set of ranks, which workers cannot share.
-    if not dist.is_torchelastic_launched() and "no:xdist" not in arguments.rest:
+    # Under a launcher there is one set of ranks, which workers cannot share.
+    if not _is_launched(arguments) and "no:xdist" not in arguments.rest:
         workers = arguments.workers or str(_workers_for(arguments))
         given += ["-p", "xdist", "-n", workers]
     return given

@@ -36,8 +36,9 @@ def _explained(requirement: Requirement, cases: list[Case]) -> Iterator[str]:
     yield from _wrapped(requirement.says, "  ")
     yield ""
     yield f"source     {requirement.source}"
-    for name in requirement.needs:
-        yield f"needs      {name}"
+    for name in catalogue().needs(requirement.id):
+        how = "" if name in requirement.needs else f"  (through {_origin(requirement, name)})"
+        yield f"needs      {name}{how}"
     for id in catalogue().roots(requirement.id):
         how = "" if id in requirement.rests_on else "  (through another)"
         yield f"rests on   {id}{how}"
@@ -57,6 +58,12 @@ def _explained(requirement: Requirement, cases: list[Case]) -> Iterator[str]:
         yield f"  {case.name}"
         yield from _wrapped(case.says, "  ")
         yield from _world_sizes(case)
+
+
+def _origin(requirement: Requirement, need: str) -> str:
+    """A requirement that needs this, of those on which the given one rests."""
+    roots = catalogue().roots(requirement.id)
+    return next(id for id in roots if need in catalogue()[id].needs)
 
 
 def _world_sizes(case: Case) -> Iterator[str]:

@@ -57,6 +57,14 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepare:
+    """Import what the target needs, before any world: all ranks do it at the same time."""
+
+    target: Target
+    search_path: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """Run a function in the world that was joined; `payload` is `(function, args)`."""
 
@@ -66,6 +74,11 @@ class Call:
 @dataclass(frozen=True, slots=True)
 class Leave:
     """Destroy every group, put the process back as it was, and say what could not be."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """End the process as Python ends, so that libraries can do what they do then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +130,7 @@ class Left:
     changed: tuple[str, ...] = ()
 
 
-Command = Join | Call | Leave
+Command = Prepare | Join | Call | Leave | End
 Answer = Done | Failed | Lost | Left
 
 

@@ -15,17 +15,20 @@ from textwrap import indent
 
 import torch.distributed as dist
 
+from conformance.harness.agents import Crew, RemoteRank
 from conformance.harness.messages import (
     Answer,
     Begun,
     Call,
     Command,
     Done,
+    End,
     Failed,
     Join,
     Leave,
     Left,
     Lost,
+    Prepare,
     pack,
     unpack,
 )
@@ -41,7 +44,6 @@ from conformance.harness.outcome import (
 from conformance.harness.rank import HarnessFault, RankProcess
 from conformance.harness.soundness import exchange, is_sound
 from conformance.harness.switches import OwnChanges
-from conformance.harness.torchrun import Crew, RemoteRank
 from conformance.target import Target
 from conformance.verdict import Verdict
 
@@ -96,7 +98,7 @@ class Leak:
 class Pool:
     """Rank processes of one parent; started when first needed, replaced together when spoilt.
 
-    crew: where the ranks come from under torchrun; without one they are processes of this host.
+    crew: where the ranks come from under a launcher; without one they are processes of this host.
     """
 
     def __init__(self, crew: Crew | None = None) -> None:
@@ -113,6 +115,7 @@ class Pool:
         self._is_changed = False  # whether a process is not as it was before its last world
         self._is_in_doubt = False  # whether a rank has raised since the last proof
         self._is_new = True  # whether no world of these processes has ended
+        self._is_prepared = False  # whether all ranks of the crew have imported the target
         self.case_before = ""  # the last case that these processes ran, as `note_case` was told
         self._own_changes: dict[tuple[str, str], OwnChanges] = {}
         self._target = ("", "")
@@ -141,6 +144,9 @@ class Pool:
                 if self._had_ranks:
                     raise
                 self._cannot_start = str(fault)
+        if not self._cannot_start:
+            self.prepare(spec.target, spec.search_path)
+            self._spoilt = True
         if self._cannot_start:  # only raised here: Hypothesis takes another line for another bug
             raise HarnessFault(self._cannot_start)
         prefix = f"world{next(self._worlds)}"
@@ -163,6 +169,29 @@ class Pool:
         outcomes = self._judge(commands, deadline_s, wait_for_all=False)
         self._spoilt = not all(isinstance(o, Returned) for o in outcomes)
         return outcomes
+
+    def prepare(self, target: Target, search_path: tuple[str, ...]) -> str:
+        """Have all ranks import the target at the same time, if their launcher's way is to start
+        what they need together, and they have not yet.
+
+        Returns what is wrong with the target, in one line, "" for nothing. If a rank hangs or dies,
+        no rank can be started from then on: see [Note: ranks in an MPI job].
+        """
+        if self._crew is None or not self._crew.starts_together or self._is_prepared:
+            return ""
+        self._ensure(self._crew.world_size)
+        command = Prepare(target, search_path)
+        answers = self._ask([command] * len(self._ranks), _BEGIN_DEADLINE_S, wait_for_all=True)
+        self._is_prepared = not self._spoilt
+        lost = [
+            f"rank {rank}" for rank, a in enumerate(answers) if isinstance(a, Died | StillRunning)
+        ]
+        if lost:
+            self._cannot_start = (
+                f"{', '.join(lost)} did not come back from importing the target on all ranks at "
+                "once; MPI cannot start again in a job of which a process was killed"
+            )
+        return next((f"{a.type_name}: {a.message}" for a in answers if isinstance(a, Failed)), "")
 
     def _is_proven_sound(self, spec: WorldSpec) -> bool:
         """Whether all ranks can still make a group of the target, and use it and the store."""
@@ -249,10 +278,13 @@ class Pool:
         """End all rank processes. The pool can be used again: it starts new ones."""
         if os.getpid() != self._owner:  # a copy in a forked process owns nothing
             return
+        if self._is_prepared and not self._spoilt:
+            self._ask([End()] * len(self._ranks), _LEAVE_DEADLINE_S, wait_for_all=True)
         for rank in self._ranks:
             rank.kill()
         self._ranks.clear()
         self._store = None
+        self._is_prepared = False
         self._spoilt = self._is_changed = self._is_in_doubt = False
         self._is_new = True
         self.case_before = ""
@@ -273,6 +305,8 @@ class Pool:
     def _ensure(self, world_size: int) -> dist.TCPStore:
         if self._store is None:
             self._store = self._make_store()
+        if self._crew is not None and self._crew.starts_together:
+            world_size = self._crew.world_size
         while len(self._ranks) < world_size:
             index = len(self._ranks)
             self._ranks.append(self._crew.rank(index) if self._crew else RankProcess(index))
@@ -348,7 +382,8 @@ class _Round:
         self._deadline_s = deadline_s
         self._wait_for_all = wait_for_all
         self._answers: list[Answer | Died | None] = [None] * len(ranks)
-        self._begun = {r for r, c in zip(ranks, commands, strict=True) if isinstance(c, Leave)}
+        at_once = (Prepare, Leave, End)
+        self._begun = {r for r, c in zip(ranks, commands, strict=True) if isinstance(c, at_once)}
         self._is_timed = self._has_failed = False
         self._give_up_at = time.monotonic() + _BEGIN_DEADLINE_S
         for rank, command in zip(ranks, commands, strict=True):
@@ -426,7 +461,7 @@ def _returned(payload: bytes, refused: str) -> Outcome:
 class SharedPool:
     """The one pool of this process; runs inside a run borrow it, and the outermost closes it.
 
-    crew: set under torchrun, before the pool is first used.
+    crew: set under a launcher, before the pool is first used.
     """
 
     def __init__(self) -> None:

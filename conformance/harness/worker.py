@@ -8,6 +8,7 @@ and its stacks, when asked for by a signal, into another file.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import fcntl
 import gc
@@ -20,7 +21,7 @@ import sys
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -38,11 +39,13 @@ from conformance.harness.messages import (
     Call,
     Command,
     Done,
+    End,
     Failed,
     Join,
     Leave,
     Left,
     Lost,
+    Prepare,
     pack,
     unpack,
 )
@@ -50,7 +53,7 @@ from conformance.harness.missing_methods import explain_missing_method
 from conformance.harness.outcome import message_of, type_name
 from conformance.harness.recorder import Page, Recorder
 from conformance.harness.switches import changed_since, stop_timers, take_switches
-from conformance.target import resolve
+from conformance.target import Target, resolve
 from conformance.torch_private import forget_group_count, on_new_group
 
 T = TypeVar("T")
@@ -81,11 +84,19 @@ def rank_main(connection: Connection, output_fd: int, stacks_fd: int, page_fd: i
             command: Command = connection.recv()
         except (EOFError, OSError):
             os._exit(0)
+        if isinstance(command, End):
+            _end()
         answer = worker.obey(command)
         try:
             connection.send(answer)
         except OSError:  # the parent is gone
             os._exit(0)
+
+
+def _end() -> None:
+    """End as Python ends, although it was forked: libraries may have asked for a last call, as
+    mpi4py has for `MPI_Finalize`, without which a job cannot start MPI again."""
+    ctypes.pythonapi.Py_Exit(0)
 
 
 def _detach() -> None:
@@ -133,11 +144,16 @@ class Worker:
         if isinstance(command, Leave):
             return self._leave()
         try:
+            if isinstance(command, Prepare):
+                outside = _import(command.target, command.search_path)
+                _restore_environment(_without_target(outside))
+                return Done(b"")
             if isinstance(command, Join):
                 self._join(command)
                 return Done(b"")
         except BaseException as error:
             return _failed(error)
+        assert isinstance(command, Call)
         return self._call(command)
 
     def _call(self, call: Call) -> Answer:
@@ -180,13 +196,7 @@ class Worker:
         os._exit(code)
 
     def _join(self, join: Join) -> None:
-        for path in join.search_path:
-            if path not in sys.path:
-                sys.path.append(path)
-        outside = {name: os.environ.get(name) for name in join.target.env}
-        os.environ.update(join.target.env)  # modules may read it when they are imported
-        for module in join.target.imports:
-            importlib.import_module(module)
+        outside = _import(join.target, join.search_path)
         # Before the census: both live as long as the process.
         device = _device(join)
         store = dist.PrefixStore(join.prefix, self._connected(join.host, join.port))
@@ -249,14 +259,34 @@ class Worker:
         return Left((*leaks, *groups), find_leaks(self._before), changed)
 
 
+def _import(target: Target, search_path: Sequence[str]) -> Mapping[str, str | None]:
+    """Import the target's modules; what its environment variables were before, None if they were
+    not."""
+    for path in search_path:
+        if path not in sys.path:
+            sys.path.append(path)
+    outside = {name: os.environ.get(name) for name in target.env}
+    os.environ.update(target.env)  # modules may read it when they are imported
+    for module in target.imports:
+        importlib.import_module(module)
+    return outside
+
+
+def _without_target(outside: Mapping[str, str | None]) -> dict[str, str]:
+    """The environment without the target's variables.
+
+    outside: what they were before, None if they were not.
+    """
+    return {name: v for name, v in {**os.environ, **outside}.items() if v is not None}
+
+
 class _ProcessState(contextlib.ExitStack):
     """Everything process-wide that a case may change, put back at the end."""
 
     def __init__(self, join: Join, outside: Mapping[str, str | None]) -> None:
         """outside: what the target's environment variables were before, None if they were not."""
         super().__init__()
-        environment = {name: v for name, v in {**os.environ, **outside}.items() if v is not None}
-        self.callback(_restore_environment, environment)
+        self.callback(_restore_environment, _without_target(outside))
         self.callback(os.chdir, os.getcwd())
         # torch puts one more around it for each default group.
         self.callback(setattr, sys, "excepthook", sys.excepthook)

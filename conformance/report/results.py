@@ -209,11 +209,14 @@ class Results:
         needs nothing else was refused or failed.
 
         A probe that was not run, or that lacks other capabilities too, says nothing against one.
+        Nor does one speak for them that worked without what another probe was refused: it did not
+        use all that its requirement rests on.
         """
         probes = [case for case in self._cases() if case.lacks and case.seen in _EXERCISED]
-        worked = {capability for case in probes if case.worked for capability in case.lacks}
-        failed = {case.lacks[0] for case in probes if len(case.lacks) == 1 and not case.worked}
-        return sorted(worked - failed)
+        failed = {frozenset(case.lacks) for case in probes if not case.worked}
+        worked = {frozenset(case.lacks) for case in probes if case.worked}
+        told = [lacks for lacks in worked if not any(other <= lacks for other in failed)]
+        return sorted(frozenset().union(*told))
 
     @property
     def blames(self) -> list[str]:

@@ -176,7 +176,24 @@ def test_list_is_a_table_on_a_terminal() -> None:
     assert b"\t" not in text
 
 
+def test_an_interrupt_while_a_command_is_imported_is_told_by_the_exit_code_alone(
+    call: Called, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("importlib.import_module", interrupted)
+    assert call("list") == (130, "", "")
+
+
 # ---- explain
+
+
+def test_explain_shows_needs_that_come_from_what_a_requirement_rests_on(call: Called) -> None:
+    _, out, _ = call("explain", "p2p/wait-twice")
+    assert "needs      op:send  (through p2p/delivers)" in out.splitlines()
+    _, out, _ = call("explain", "p2p/delivers")
+    assert "needs      op:send" in out.splitlines()
 
 
 def test_explain_tells_what_it_rests_on_and_where_it_is_checked(
@@ -265,6 +282,18 @@ def test_certify_leaves_torchruns_ranks_and_a_pytest_without_workers_alone(
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     call("certify")
     assert "-n" not in stand_in.arguments
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("--taget", "--target"), ("--profiles=ddp", "--profile"), ("--world-size=2", "--world-sizes")],
+)
+def test_certify_suggests_the_option_that_was_meant(
+    call: Called, stand_in: Pytest, typed: str, meant: str
+) -> None:
+    line = refused(call("certify", typed))
+    assert line.endswith(f"unrecognized argument {typed.partition('=')[0]}; did you mean {meant}?")
+    assert call("certify", "--durations=3", "-x", "--maxfail=2")[0] == 0, "these are pytest's"
 
 
 @pytest.mark.parametrize(("pytests", "code"), [(0, 0), (1, 1), (2, 2), (3, 3), (4, 2), (130, 130)])

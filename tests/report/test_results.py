@@ -91,6 +91,16 @@ def test_what_works_although_it_is_not_claimed() -> None:
     assert results(fails).under_claims == []
 
 
+def test_a_probe_that_did_not_use_what_it_lacks_tells_nothing_of_it() -> None:
+    lacks = {"lacks": ("op:all_reduce", "reduce_op:sum")}
+    refused = case("test_1", "a/root", Verdict.NOT_CLAIMED, worked=False, **lacks)
+    another = case("test_2", "b/sparse", Verdict.NOT_CLAIMED, worked=True, **lacks)
+    assert results(refused, another).under_claims == []
+    assert results(another).under_claims == ["op:all_reduce", "reduce_op:sum"]
+    moved = case("test_3", "c/one", Verdict.NOT_CLAIMED, worked=True, lacks=("dtype:uint16",))
+    assert results(refused, another, moved).under_claims == ["dtype:uint16"]
+
+
 def test_what_became_of_each_declared_deviation() -> None:
     first, second = results(*GOOD).deviations
     assert (first.matched, first.needless, first.otherwise, first.idle) == (("c/one",), (), (), ())

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
+
+MPIRUN = (
+    str(Path(sys.executable).with_name("mpirun")),
+    *("--allow-run-as-root", "--oversubscribe", "-n", "3"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +22,7 @@ class Stranger:
     blamed: what the first sentence of the twin's summary must match: it names the bug.
     telling: requirements (ids or patterns) by which a short run tells both apart. Some hold for
         `TARGET`, and the others are not claimed; some of `BUGGY` fail.
+    launch: what starts the process that runs the suite, for a backend that needs to be launched.
     """
 
     module: str
@@ -22,6 +30,7 @@ class Stranger:
     bug: str
     blamed: str
     telling: tuple[str, ...]
+    launch: tuple[str, ...] = ()
 
     @property
     def honest(self) -> str:
@@ -47,14 +56,22 @@ STRANGERS = (
         claims="what gloo has, but each call waits until its operation is done",
         bug="the Work of a collective does not wait in wait()",
         blamed=r"wait\(\) returns before the operation is done",
-        telling=("work/*", "*/async"),
+        telling=(
+            "all_reduce/async",
+            "gather/async",
+            "broadcast/async",
+            "work/completed-is-written",
+        ),
     ),
     Stranger(
         "three_operations",
         claims="all_gather, broadcast and barrier of gloo, and no method for the rest",
         bug="the root of broadcast in a group is translated twice",
         blamed=r"^broadcast in subgroup is wrong",
-        telling=("broadcast/*", "all_gather/subgroup", "all_reduce/sum", "gather/values"),
+        telling=(
+            *("broadcast/*", "all_gather/subgroup", "all_reduce/sum", "gather/values"),
+            *("groups/leaves-nothing-behind", "destroy/non-member", "work/success"),
+        ),
     ),
     Stranger(
         "star_of_sockets",
@@ -68,7 +85,10 @@ STRANGERS = (
         claims="a ring; of send, scatter and gather one rank says NotImplementedError, others wait",
         bug="what is left over when the ranks divide the elements is not reduced",
         blamed=r"all_reduce",
-        telling=("all_reduce/s*", "arguments/group-survives", "scatter/values", "gather/values"),
+        telling=(
+            *("all_reduce/s*", "arguments/group-survives", "scatter/values", "gather/values"),
+            "p2p/peer-out-of-range",
+        ),
     ),
     Stranger(
         "own_work",
@@ -81,15 +101,15 @@ STRANGERS = (
         "thread_queue",
         claims="seven collectives that a thread of each group takes from a queue, over TCP",
         bug="AVG divides twice",
-        blamed=r"AVG is wrong",
-        telling=("all_reduce/sum", "reductions/avg*", "gather/complex", "work/wait"),
+        blamed=r"AVG",
+        telling=("all_reduce/sum", "reductions/average*", "gather/complex", "work/wait"),
     ),
     Stranger(
         "futures_only",
         claims="four collectives and messages; handles are made of futures that threads set",
-        bug="the future is set before the data is written",
-        blamed=r"returns before the operation is done",
-        telling=("work/wait", "work/completed-is-written", "*/async", "p2p/tags"),
+        bug="messages of two tags are swapped",
+        blamed=r"tag",
+        telling=("all_reduce/async", "work/wait", "p2p/delivers", "p2p/tags", "p2p/order"),
     ),
     Stranger(
         "slow",
@@ -109,7 +129,15 @@ STRANGERS = (
         "holds_the_gil",
         claims="five collectives that keep the interpreter's lock while they wait",
         bug="float16 is added up in bfloat16",
-        blamed=r"float16 is wrong",
+        blamed=r"float16",
         telling=("all_reduce/*", "reductions/rounding", "broadcast/values"),
+    ),
+    Stranger(
+        "on_mpi",
+        claims="five collectives and messages on MPI; its ranks are those that mpirun started",
+        bug="uint8 is a signed number to MPI",
+        blamed=r"uint8",
+        telling=("all_reduce/sum", "p2p/tags", "reduce/sum", "reductions/m*", "reductions/u*"),
+        launch=MPIRUN,
     ),
 )

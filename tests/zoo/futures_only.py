@@ -311,22 +311,20 @@ def _after(done: Future[list[Future[Any]]], value: Any) -> Any:
     return value
 
 
-class DoneTooEarly(FuturesGroup):
-    """The bug: the future is completed, and the data is written a little later."""
+class LosesTags(FuturesGroup):
+    """The bug: messages are matched by their order alone, so those of two tags may be swapped."""
 
-    def _handle(self, copies: Future[Any], write: Any) -> dist.Work:
-        early: Future[Any] = Future()
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> dist.Work:
+        self._check(tensors[0], tag)
+        return super().send(tensors, peer, 0)
 
-        def complete(came: Future[Any]) -> None:
-            early.set_result(None)
-            threading.Timer(0.05, write, (came,)).start()
-
-        copies.add_done_callback(complete)
-        return _work_of(early)
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> dist.Work:
+        self._check(tensors[0], tag)
+        return super().recv(tensors, peer, 0)
 
 
 dist.Backend.register_backend("zoo_futures", FuturesGroup, devices=["cpu"])
-dist.Backend.register_backend("zoo_futures_buggy", DoneTooEarly, devices=["cpu"])
+dist.Backend.register_backend("zoo_futures_buggy", LosesTags, devices=["cpu"])
 
 CLAIMS = Capabilities(
     ops=frozenset({"all_reduce", "all_gather", "broadcast", "barrier", "send"}),

@@ -113,7 +113,7 @@ class RingGroup(dist.ProcessGroup):
         return message
 
     def gather(self, outputs: Any, inputs: Any, opts: Any) -> dist.Work:
-        if self.rank() != opts.rootRank:
+        if self.rank() != opts.rootRank or self.size() == 1:
             raise NotImplementedError("gather")
         for peer in range(self.size()):
             if peer != self.rank():
@@ -169,9 +169,10 @@ dist.Backend.register_backend("zoo_ring_buggy", DropsTheRest, devices=["cpu"])
 
 _CLAIMS = Capabilities(
     ops=frozenset({"all_reduce", "all_gather", "broadcast", "barrier"}),
-    dtypes=DTYPES,
+    # torch hands over complex tensors as pairs of real numbers
+    dtypes=DTYPES | {"complex64", "complex128"},
     reduce_ops=frozenset({"sum", "min", "max"}),
-    features=frozenset(),
+    features=frozenset({"work_result"}),
 )
 TARGET = Target(
     "zoo-ring",

@@ -190,9 +190,8 @@ class ThreadGroup(dist.ProcessGroup):
 
     @staticmethod
     def average(total: torch.Tensor, size: int) -> torch.Tensor:
-        if not total.is_floating_point():
-            raise ValueError("integers have no average here")
-        return total / size
+        whole = None if total.is_floating_point() else "trunc"
+        return torch.div(total, size, rounding_mode=whole)
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
         [tensor] = tensors
@@ -325,7 +324,7 @@ class AveragesTwice(ThreadGroup):
 
     @staticmethod
     def average(total: torch.Tensor, size: int) -> torch.Tensor:
-        return ThreadGroup.average(total, size) / size
+        return ThreadGroup.average(ThreadGroup.average(total, size), size)
 
 
 dist.Backend.register_backend("zoo_threads", ThreadGroup, devices=["cpu"])

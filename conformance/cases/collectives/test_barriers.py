@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -15,14 +16,20 @@ from conformance.cases.this_torch import needs_argument
 
 
 def one_comes_late(me: Me, late: int) -> bool:
-    """Whether anybody left before the late rank came; told by the late rank."""
+    """Whether a rank left before the late one came; told by the late one.
+
+    It is late by more than a barrier takes: a slow backend would leave too early, but later.
+    """
+    began = time.monotonic()
+    dist.barrier()
+    took = timedelta(seconds=time.monotonic() - began)
     if me.rank != late:
         tick(me.store, f"coming to {late}", of=me.world_size - 1)
         dist.barrier()
         me.store.set(f"left {late}", "")
         return False
     wait_for_ticks(me.store, f"coming to {late}")  # all of the others are about to enter
-    left = appears(me.store, f"left {late}")
+    left = appears(me.store, f"left {late}", at_least=2 * took)
     dist.barrier()
     return left
 

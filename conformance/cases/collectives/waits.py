@@ -22,10 +22,10 @@ def wait_for_ticks(store: dist.Store, event: str) -> None:
     store.wait([f"{event} all"])
 
 
-def appears(store: dist.Store, key: str) -> bool:
-    """Whether the key comes into the store within a short while."""
+def appears(store: dist.Store, key: str, at_least: timedelta = _LOOK) -> bool:
+    """Whether the key comes into the store within a short while, or a longer one."""
     try:
-        store.wait([key], _LOOK)
+        store.wait([key], max(_LOOK, at_least))
     except dist.DistStoreError:
         return False
     return True

@@ -188,11 +188,21 @@ def check_training(ranks: Ranks, recipe: Recipe, within: float = 1e-9) -> None:
 
 
 def check_runs(got: Sequence[Run], want: Sequence[Run], within: float = 1e-9) -> None:
-    """Each rank's run is as wanted, up to a share of the largest element of each tensor."""
-    for index in range(len(want[0].losses)):
-        wanted = [Near.relative(run.losses[index], within) for run in want]
-        assert_near([run.losses[index] for run in got], wanted, f"loss of forward {index + 1}")
+    """Each rank's run is as wanted, up to a share of the largest element of each tensor.
+
+    The first loss depends on no gradient. Then come the parameters: a wrong gradient shows in its
+    own parameter first, and by way of that in all later losses.
+    """
+    first, *later = range(len(want[0].losses))
+    _check_loss(first, got, want, within)
     check_tensors([run.params for run in got], [run.params for run in want], within)
+    for index in later:
+        _check_loss(index, got, want, within)
+
+
+def _check_loss(index: int, got: Sequence[Run], want: Sequence[Run], within: float) -> None:
+    wanted = [Near.relative(run.losses[index], within) for run in want]
+    assert_near([run.losses[index] for run in got], wanted, f"loss of forward {index + 1}")
 
 
 def check_tensors(

@@ -90,6 +90,7 @@ def use_a_negative_tag(me: Me, is_send: bool) -> None:
 
 @covers("p2p/negative-tag")
 @world_sizes(2)
+@not_probed()
 @pytest.mark.parametrize("is_send", [True, False], ids=["isend", "irecv"])
 def test_a_negative_tag_is_refused(ranks: Ranks, is_send: bool) -> None:
     ranks.run(use_a_negative_tag, is_send)
@@ -109,6 +110,7 @@ def send_after_what_is_no_tag(me: Me, tag: Any) -> float:
 
 @covers("p2p/no-tag")
 @world_sizes(2)
+@not_probed()
 @pytest.mark.parametrize("tag", [1.0, "1", 1 << 31], ids=["float", "text", "of 33 bits"])
 def test_what_is_no_tag_is_refused(ranks: Ranks, tag: Any) -> None:
     assert_each_rank(ranks.run(send_after_what_is_no_tag, tag), [1.0, 0.0])
@@ -122,6 +124,7 @@ def talk_to_nobody(me: Me, peer: int, is_send: bool) -> None:
 @covers("p2p/peer-out-of-range")
 @world_sizes(2)
 @deadline(4)
+@not_probed()
 @pytest.mark.parametrize(
     ("peer", "is_send"),
     [(2, True), (1 << 30, False), (-1, False)],

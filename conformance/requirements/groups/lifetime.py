@@ -10,6 +10,7 @@ LEAVES_NOTHING_BEHIND = Requirement(
     profile="groups",
     says="A process holds no thread, descriptor or shared memory of a group that is destroyed.",
     source="torch 2.13 docs, destroy_process_group",
+    rests_on=("all_reduce/sum",),
 )
 IS_FREED = Requirement(
     id="groups/is-freed",
@@ -17,6 +18,7 @@ IS_FREED = Requirement(
     profile="groups",
     says="The object of a destroyed group is freed once nobody holds it.",
     source="pytorch#94988",
+    rests_on=("all_reduce/sum",),
 )
 STORE_IS_FREED = Requirement(
     id="groups/store-is-freed",
@@ -66,6 +68,7 @@ DESTROY_NON_MEMBER = Requirement(
     profile="groups",
     says="A rank that is no member may destroy the group too: nothing happens.",
     source=f"{_C10D}, destroy_process_group",
+    rests_on=("all_reduce/sum",),
 )
 DESTROY_ORDER = Requirement(
     id="destroy/any-order",
@@ -102,7 +105,7 @@ DESTROY_HANDLES = Requirement(
     says="The handle of an operation that was waited for says the same after its group was "
     "destroyed: wait returns, it is completed, and successful.",
     source="derived: a handle is of its operation, which is over",
-    rests_on=("destroy/default-group",),
+    rests_on=("destroy/default-group", "all_reduce/sum"),
 )
 AGAIN = Requirement(
     id="init/again",

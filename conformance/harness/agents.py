@@ -1,29 +1,36 @@
-"""Ranks that torchrun started, on one host or several, in place of ranks of our own.
+"""Ranks that a launcher started, on one host or several, in place of ranks of our own.
 
-torchrun starts one process a rank. The one of rank 0 collects and judges the cases; every other
-one becomes an agent: it keeps a warm rank process beside it and passes messages between that and
-rank 0. So a rank that dies or hangs is judged and replaced just as on one host.
+torchrun and mpirun start one process a rank. The one of rank 0 collects and judges the cases; every
+other one becomes an agent: it keeps a warm rank process beside it and passes messages between that
+and rank 0. So a rank that dies or hangs is judged and replaced just as on one host.
 
     rank 0's process                          rank r's process
     pytest -- Pool -- RankProcess 0
                    \\- RemoteRank r  <--->  serve() -- RankProcess r
+
+[Note: ranks in an MPI job]
+To MPI, the rank process is the process of its rank: it has the launcher's variables from its
+parent, which never starts MPI itself. MPI starts and ends on all ranks of a job together, so under
+mpirun all rank processes import the target at the same time, and end as Python ends and not by a
+signal, unless one of them hangs or has died. After that a job cannot start MPI again (seen with
+Open MPI 5.0), which makes every further case one that nothing is known of. Launched processes that
+are ranks themselves would have gained nothing: a job does not outlive any of them either.
 """
 
 from __future__ import annotations
 
-import os
 import secrets
 import tempfile
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
+from conformance.harness.launcher import Place, meeting
 from conformance.harness.messages import Answer, Begun, Command
 from conformance.harness.outcome import Died
 from conformance.harness.rank import HarnessFault, RankProcess
@@ -31,23 +38,9 @@ from conformance.harness.recorder import LastCollective
 
 _KEY_BYTES = 32
 _ANSWER_WAIT_S = 30.0
+_CONNECT_WAIT_S = 60.0
+_LOOK_AGAIN_S = 0.1
 _START_WAIT_S = 180.0  # an agent's first process imports torch
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where torchrun put this process."""
-
-    rank: int
-    world_size: int
-    host: str
-
-
-def place() -> Place | None:
-    """This process's place under torchrun, or None if torchrun did not start it."""
-    if not dist.is_torchelastic_launched():
-        return None
-    return Place(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["MASTER_ADDR"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +180,15 @@ class RemoteRank:
 class Crew:
     """Rank 0's side: the agents of all other ranks, once they have reported.
 
+    world_size: how many ranks there are.
+    starts_together: whether the ranks have to import the target, and to end, at the same time.
     shares_files: whether files that rank 0 makes in `folder` are there on all hosts.
     """
 
     def __init__(self, at: Place, folder: Path) -> None:
         self.host = at.host
+        self.world_size = at.world_size
+        self.starts_together = at.starts_together
         self.shares_files = True
         key = secrets.token_bytes(_KEY_BYTES)
         with (
@@ -199,13 +196,15 @@ class Crew:
             tempfile.NamedTemporaryFile(dir=folder) as seen_by_all,
         ):
             port = listener.address[1]
-            _store(at).set("conformance/agents", f"{port} {key.hex()} {seen_by_all.name}")
+            place_to_meet = meeting(at)
+            place_to_meet.publish(f"{port} {key.hex()} {seen_by_all.name}")
             self._agents: dict[int, RemoteRank] = {}
             while len(self._agents) < at.world_size - 1:
                 connection = listener.accept()
                 hello: _Hello = connection.recv()
                 self._agents[hello.rank] = RemoteRank(hello.rank, connection)
                 self.shares_files &= hello.sees_files
+        place_to_meet.close()
 
     def rank(self, index: int) -> RankProcess | RemoteRank:
         """Rank `index`, warm: rank 0 in a process of ours, every other one beside its agent."""
@@ -223,9 +222,7 @@ class Crew:
 
 def serve(at: Place) -> None:
     """An agent's whole life: pass messages on until rank 0 ends the run or is gone."""
-    port, key, file = _store(at).get("conformance/agents").decode().split(maxsplit=2)
-    connection = Client((at.host, int(port)), authkey=bytes.fromhex(key))
-    connection.send(_Hello(at.rank, sees_files=Path(file).exists()))
+    connection = _connect(at)
     rank: RankProcess | None = RankProcess(at.rank)  # on all hosts at the same time
     life = 0
     try:
@@ -247,6 +244,24 @@ def serve(at: Place) -> None:
     finally:
         if rank is not None:
             rank.kill()
+
+
+def _connect(at: Place) -> Connection:
+    """To rank 0, which knows then that this agent is there."""
+    place_to_meet = meeting(at)
+    give_up_at = time.monotonic() + _CONNECT_WAIT_S
+    while True:
+        port, key, file = place_to_meet.read().split(maxsplit=2)
+        try:
+            connection = Client((at.host, int(port)), authkey=bytes.fromhex(key))
+            break
+        except (OSError, EOFError, AuthenticationError) as error:
+            # A job of the same name may have left its word behind when it was killed.
+            if time.monotonic() > give_up_at:
+                raise HarnessFault(f"rank {at.rank} cannot reach rank 0: {error}") from error
+            time.sleep(_LOOK_AGAIN_S)
+    connection.send(_Hello(at.rank, sees_files=Path(file).exists()))
+    return connection
 
 
 def _obey(
@@ -274,10 +289,3 @@ _WITHOUT_PROCESS: dict[str, object] = {
     "output": "",
     "stacks": "(the process is gone)",
 }
-
-
-def _store(at: Place) -> dist.Store:
-    store, _, _ = next(
-        dist.rendezvous("env://", at.rank, at.world_size, timeout=timedelta(minutes=5))
-    )
-    return dist.PrefixStore("conformance", store)
