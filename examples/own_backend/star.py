@@ -94,21 +94,27 @@ class StarGroup(dist.ProcessGroup):
     def broadcast(self, tensors: list[Tensor], opts: Any) -> dist.Work:
         [tensor] = tensors
         if not 0 <= opts.rootRank < self.size():
-            raise ValueError(f"star: rank {opts.rootRank} is not one of {self.size()}")
+            raise ValueError(f"star: invalid root rank: {opts.rootRank} of {self.size()}")
         values = self._exchange(f"broadcast from {opts.rootRank}", tensor)
         _write(tensor, values[opts.rootRank])
         return Done(tensors)
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> dist.Work:
         [mine], [tensors] = inputs, outputs
-        if any(tensor.shape != mine.shape or tensor.dtype != mine.dtype for tensor in tensors):
-            raise ValueError("star gathers tensors of one shape and dtype")
+        if len(tensors) != self.size():
+            raise ValueError(f"star: invalid output tensor list: {len(tensors)} tensors")
+        for tensor in tensors:
+            if tensor.shape != mine.shape or tensor.dtype != mine.dtype:
+                raise ValueError(
+                    f"star: invalid tensor size or dtype: {tensor.dtype} {tuple(tensor.shape)} for "
+                    f"{mine.dtype} {tuple(mine.shape)}"
+                )
         for tensor, value in zip(tensors, self._exchange("all_gather", mine), strict=True):
             _write(tensor, value)
         return Done(tensors)
 
     def barrier(self, opts: Any) -> dist.Work:
-        self._exchange("barrier", torch.zeros(0))
+        self._exchange("barrier", torch.zeros(0, dtype=torch.uint8, device="cpu"))
         return Done([])
 
     # -- The connections
