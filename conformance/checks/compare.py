@@ -208,5 +208,5 @@ def _number(x: Tensor) -> str:
 
 def _error(got: float, want: float) -> str:
     """How far off a number is, where counting its neighbours in between would say little."""
-    relative = f", {abs(got - want) / abs(want):.2g} of what is wanted" if want else ""
-    return f"{abs(got - want):.2g}{relative}"
+    relative = f", {abs(got - want) / abs(want):.2g} relative" if want else ""
+    return f"{abs(got - want):.3g} absolute{relative}"

@@ -211,11 +211,11 @@ def test_a_number_far_off_is_not_counted_in_units_in_the_last_place() -> None:
         found = first_difference(torch.tensor([got]), torch.tensor([want]))
         return str(found).splitlines()[-1].strip()
 
-    assert error(0.8515625, 103.0) == "error: 1e+02, 0.99 of what is wanted"
-    assert error(1.5, 0.0) == "error: 1.5"
-    assert error(float("nan"), 1.0) == "error: nan, nan of what is wanted"
-    assert error(float("inf"), -1.0) == "error: inf, inf of what is wanted"
-    assert error(1.001, 1.0) == "error: 0.001, 0.001 of what is wanted"
+    assert error(0.8515625, 103.0) == "error: 102 absolute, 0.99 relative"
+    assert error(1.5, 0.0) == "error: 1.5 absolute"
+    assert error(float("nan"), 1.0) == "error: nan absolute, nan relative"
+    assert error(float("inf"), -1.0) == "error: inf absolute, inf relative"
+    assert error(1.001, 1.0) == "error: 0.001 absolute, 0.001 relative"
 
 
 def test_all_wrong_ranks_are_named_and_the_first_is_shown() -> None:
