@@ -353,6 +353,7 @@ PEER_OUT_OF_RANGE = Requirement(
     profile="p2p",
     says="A peer that the world does not have is refused with an error, and the process lives on.",
     source="torch 2.13 docs, isend; torch 2.13.0 gloo reads past its table of peers",
+    needs=("op:send",),
 )
 LONGER = Requirement(
     id="p2p/longer-message",
