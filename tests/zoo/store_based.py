@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from conformance.capabilities import Capabilities
-from conformance.target import Deviation, Target
+from conformance.target import Target
 
 _REDUCTIONS = {"SUM": np.add, "MAX": np.maximum}
 
@@ -49,7 +49,7 @@ class StoreGroup(dist.ProcessGroup):
         self._store = store
         self._timeout = timeout
         self._number = 0
-        self._name = ""
+        self._name = self._desc = ""
 
     def getBackendName(self) -> str:
         return "zoo_store"
@@ -61,10 +61,10 @@ class StoreGroup(dist.ProcessGroup):
         return self._name
 
     def setGroupDesc(self, desc: str) -> None:
-        pass
+        self._desc = desc
 
     def getGroupDesc(self) -> str:
-        return ""
+        return self._desc
 
     def _put(self, array: np.ndarray[Any, Any]) -> None:
         buffer = io.BytesIO()
@@ -84,7 +84,7 @@ class StoreGroup(dist.ProcessGroup):
             raise ValueError(f"zoo_store cannot reduce by {opts.reduceOp}")
         self._check(tensor)
         self._number += 1
-        self._put(tensor.detach().numpy())
+        self._put(tensor.detach().resolve_neg().numpy())
         total = self._get(0)
         for rank in range(1, self.size()):
             total = self._both(reduction, total, self._get(rank))
@@ -98,9 +98,11 @@ class StoreGroup(dist.ProcessGroup):
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
         [tensor] = tensors
         self._check(tensor)
+        if opts.rootRank not in range(self.size()):
+            raise ValueError(f"invalid root rank: {opts.rootRank}")
         self._number += 1
         if self.rank() == opts.rootRank:
-            self._put(tensor.detach().numpy())
+            self._put(tensor.detach().resolve_neg().numpy())
         else:
             with torch.no_grad():
                 tensor.copy_(torch.from_numpy(self._get(opts.rootRank).reshape(tensor.shape)))
@@ -147,12 +149,6 @@ TARGET = Target(
         dtypes=frozenset({"float32", "float64", "int64", "complex64", "complex128"}),
         reduce_ops=frozenset({"sum", "max"}),
         features=frozenset(),
-    ),
-    deviations=(
-        Deviation(
-            ("order/larger-than-buffers",),
-            reason="the store takes no value of 64 MiB",
-        ),
     ),
 )
 BUGGY = replace(TARGET, name="zoo-store-buggy", backend="zoo_store_buggy")

@@ -156,6 +156,7 @@ def talk_to_nobody(me: Me, peer: int, is_send: bool) -> None:
     "p2p/peer-out-of-range",
     "A peer that the world does not have is refused with an error, and the process lives on.",
     source="torch 2.13 docs, isend; torch 2.13.0 gloo reads past its table of peers",
+    needs="op:send",
 )
 @world_sizes(2)
 @deadline(4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from impl.fsdp import api
 from impl.fsdp.checkpoint import optim_api, state_dict
 from impl.fsdp.flat_param import config, gradients, handle
+from impl.fsdp.phases import UnitPhase
 from impl.fsdp.step import backward, lazy_init, reduction, unshard_params
 from tests.mutants.fsdp.kit import Swapped, nothing
 from tests.mutants.kit import breaks
@@ -121,17 +123,29 @@ class EvalModePreparesNoBackward(Swapped):
 def _forgetting_the_one_before(right: Any) -> Any:
     def wrong(state: Any, output: Any) -> None:
         right(state, output)
-        if not torch.is_grad_enabled() and state.handle is not None:
-            state.handle.ran_pre_backward_hook = True
+        if torch.is_grad_enabled():
+            _FORGOTTEN.discard(state)
+        else:
+            _FORGOTTEN.add(state)
 
     return wrong
+
+
+_FORGOTTEN: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _unless_forgotten(right: Any) -> Any:
+    return lambda state, grad: grad if state in _FORGOTTEN else right(state, grad)
 
 
 @breaks("fsdp/eval-before-backward", says="is wrong|raised")
 class EvaluationForgetsTheForwardBefore(Swapped):
     """A forward without gradients says that no backward comes, whatever came before it."""
 
-    swaps = ((backward, "arm_pre_backward", _forgetting_the_one_before),)
+    swaps = (
+        (backward, "arm_pre_backward", _forgetting_the_one_before),
+        (backward, "_pre_backward", _unless_forgotten),
+    )
 
 
 def _in_any_mode(right: Any) -> Any:
@@ -149,7 +163,7 @@ class TensorsOfInferenceModeAreKept(Swapped):
 
 def _expecting_gradients(right: Any) -> Any:
     def wrong(state: Any, unit: Any) -> None:
-        if unit.ran_pre_backward_hook and not unit.ran_post_backward_hook:
+        if unit.phase is UnitPhase.BACKWARD_PRE:
             raise RuntimeError("a unit that the backward has reached has no gradient")
         right(state, unit)
 

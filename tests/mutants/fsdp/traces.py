@@ -12,6 +12,7 @@ from torch.distributed.fsdp import BackwardPrefetch
 from impl.fsdp import api, collectives
 from impl.fsdp.build import construct as build
 from impl.fsdp.flat_param import layout
+from impl.fsdp.phases import GradientEvent
 from impl.fsdp.step import backward, forward, order, reduction, sharding
 from impl.torch_private import all_gather_single
 from tests.mutants.fsdp.kit import FREES, KEEPS, Swapped, always, nothing
@@ -135,7 +136,7 @@ class PrefetchesBeforeWhenAskedForAfter(Swapped):
 
 
 def _reduce(state: Any, handle: Any) -> None:
-    handle.has_reduced = True
+    handle.gradient_progress.on(GradientEvent.REDUCED)
     reduction.reduce_gradient(state, handle)
 
 
