@@ -17,17 +17,17 @@ CASES = ROOT / "conformance" / "spec"
 
 # What deals in several operations, dtypes or reduce ops at once, and what catches errors.
 FILES = (
-    "test_all_reduce",
-    "test_async",
-    "test_dtypes",
-    "test_empty",
-    "test_functional",
-    "test_large",
-    "test_order",
-    "test_programs",
-    "test_reductions",
-    "test_subgroup",
-    "test_surroundings",
+    "all_reduce",
+    "asynchronous",
+    "dtypes",
+    "empty",
+    "functional",
+    "large",
+    "order",
+    "programs",
+    "reductions",
+    "subgroup",
+    "surroundings",
 )
 
 
@@ -41,19 +41,20 @@ REFUSED = (
     *("split_group/parts", "barrier/timeout", "work/group-timeout", "work/peer-gone"),
 )
 OTHER_FILES = (
-    "collectives/test_barriers",
-    "collectives/test_gradients",
-    "collectives/test_layouts",
-    "collectives/test_profiler",
-    "collectives/test_work",
-    "groups/test_outsiders",
-    "groups/test_ranks",
-    "groups/test_several",
-    "groups/test_subgroups",
-    "objects/test_all_gather_object",
-    "objects/test_rooted",
-    "objects/test_send_object_list",
-    "p2p/test_any_source",
+    "collectives/barriers",
+    "collectives/gradients",
+    "collectives/layouts",
+    "collectives/profiler",
+    "collectives/work",
+    "collectives/work_failures",
+    "groups/outsiders",
+    "groups/ranks",
+    "groups/several",
+    "groups/subgroups",
+    "objects/all_gather_object",
+    "objects/rooted",
+    "objects/send_object_list",
+    "p2p/any_source",
 )
 
 

@@ -163,9 +163,9 @@ def settings_for(**chosen: Any) -> Settings:
 @pytest.mark.parametrize(
     ("chosen", "names"),
     [
-        ({"requirements": ["all_reduce/async"]}, {"test_async.py"}),
+        ({"requirements": ["all_reduce/async"]}, {"asynchronous.py"}),
         ({"requirements": ["all_reduce/async"], "profiles": "ddp"}, set()),
-        ({"profiles": "sparse"}, {"test_sums.py", "test_use.py"}),
+        ({"profiles": "sparse"}, {"sums.py", "calls.py"}),
     ],
     ids=["a requirement", "of another profile", "a profile"],
 )
@@ -185,7 +185,7 @@ def test_pytest_collects_no_case_of_other_files(outside: Outside) -> None:
     folder = str(suite.SPEC / "collectives")
     run = outside.run("-q", "--collect-only", "--requirement=all_reduce/async", folder)
     collected = {line.partition("::")[0] for line in run.out.splitlines() if "::" in line}
-    assert {Path(file).name for file in collected} == {"test_async.py"}
+    assert {Path(file).name for file in collected} == {"asynchronous.py"}
     found = re.search(r"(\d+)/(\d+) tests collected", run.out)
     assert found is not None
     assert int(found[2]) < 100
@@ -202,7 +202,7 @@ def test_a_named_file_without_a_case_of_the_selection_is_no_mistake_of_its_name(
 @pytest.mark.parametrize(
     ("named", "chosen", "may_train"),
     [
-        ("collectives/test_async.py", {}, False),
+        ("collectives/asynchronous.py", {}, False),
         ("", {"requirements": ["all_reduce/async"]}, False),
         ("", {"profiles": "ddp,p2p"}, True),
         ("", {}, True),
