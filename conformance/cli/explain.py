@@ -41,12 +41,10 @@ def _explained(requirement: Requirement, cases: list[Case], mutants: list[Mutant
     rule = rules()[requirement.id]
     yield f"written    {_near(rule.file)}:{rule.line}"
     yield f"source     {requirement.source}"
-    roots = catalogue().roots(requirement.id)
     for name in catalogue().needs(requirement.id):
-        inherited = next((id for id in roots if name in catalogue()[id].needs), "")
-        how = "" if name in requirement.needs else f"  (as {inherited} does)"
+        how = "" if name in requirement.needs else f"  (through {_origin(requirement, name)})"
         yield f"needs      {name}{how}"
-    for id in roots:
+    for id in catalogue().roots(requirement.id):
         how = "" if id in requirement.rests_on else "  (through another)"
         yield f"rests on   {id}{how}"
     for other in catalogue().values():
@@ -70,6 +68,12 @@ def _explained(requirement: Requirement, cases: list[Case], mutants: list[Mutant
         yield f"mutant     {_near(mutant.file)}:{mutant.line}"
         yield f"  {mutant.name}"
         yield from _wrapped(mutant.says, "  ")
+
+
+def _origin(requirement: Requirement, need: str) -> str:
+    """A requirement that needs this, of those on which the given one rests."""
+    roots = catalogue().roots(requirement.id)
+    return next(id for id in roots if need in catalogue()[id].needs)
 
 
 def _world_sizes(case: Case) -> Iterator[str]:

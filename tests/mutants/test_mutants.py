@@ -107,7 +107,7 @@ def unshrunk() -> Iterator[None]:
 def what_happened(report: str) -> str:
     """The report without its head: words of the requirement and of the target are no finding.
 
-    Of several wrong ranks, the first is enough: how many a fault reaches may depend on timing.
+    Of several wrong ranks, the first is enough: how many a mutant reaches may depend on timing.
     """
     said = re.split(r"^world size ", report, maxsplit=1, flags=re.MULTILINE)[-1]
     return re.sub(r"(rank \d+ is wrong), and so (?:is|are) .*", r"\1", said)
@@ -122,7 +122,7 @@ def id_of(mutant: Broken) -> str:
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=id_of)
-def test_a_fault_is_rejected_by_its_requirement(mutant: Broken, tmp_path: Path) -> None:
+def test_a_mutant_is_rejected_by_its_rule(mutant: Broken, tmp_path: Path) -> None:
     # A mutant that shows by a hang is noticed when the deadline is over; for others it is patience.
     deadline_s = 4.0 if mutant.verdict is Verdict.TIMEOUT else 30.0
     listener = Listener(deadline_s)
@@ -153,13 +153,13 @@ def test_a_fault_is_rejected_by_its_requirement(mutant: Broken, tmp_path: Path) 
     assert re.search(mutant.says, said), f"{mutant.spec}: {mutant.says} is not in\n{said}"
 
 
-def test_every_requirement_has_a_fault() -> None:
+def test_every_rule_has_a_mutant() -> None:
     # These two compare a device with others; see the docstring of tests.mutants.cuda.streams.
     need_devices = {"cuda/mixed-devices", "cuda/other-device"}
     assert set(catalogue()) - {mutant.requirement for mutant in MUTANTS} == need_devices
 
 
-def test_every_fault_breaks_a_requirement_once() -> None:
+def test_every_mutant_breaks_a_rule_once() -> None:
     broken = [(mutant.spec, mutant.requirement) for mutant in MUTANTS]
     assert len(broken) == len(set(broken))
 
