@@ -19,6 +19,7 @@ Facet = tuple[str, str]
 # Of several explanations of the same cases, the one of the earlier kinds is said.
 _KINDS = ("op", "reduce_op", "dtype", "feature", "world size")
 _LAST_KINDS = ("aspect", "chapter", "profile", "rule")
+_NAMED = frozenset((*_KINDS, *_LAST_KINDS))  # other kinds are parameters of cases
 # If the first fails mostly and the second always holds, the phrase says why operations are wrong.
 _TELLING = (
     (
@@ -75,9 +76,10 @@ class Blame:
             others = ", ".join(_value(self.contrast_kind, value) for value in self.contrast)
             evidence += f"; {_preposition(self.contrast_kind)} {others} it works"
         verb = _VERBS.get(self.verdicts[0], "fails") if len(set(self.verdicts)) == 1 else "fails"
-        if verb == "is wrong" and self.facets[0][0] in _SAID:
+        facets = sorted(self.facets, key=lambda facet: facet[0] not in _NAMED)
+        if verb == "is wrong" and facets[0][0] in _SAID:
             verb = "does not hold"
-        return f"{_subject(self.facets)} {verb} ({evidence})"
+        return f"{_subject(facets)} {verb} ({evidence})"
 
 
 def sentences_of_blame(observations: Collection[Observation]) -> list[str]:
@@ -113,7 +115,7 @@ def find_blames(observations: Collection[Observation]) -> list[Blame]:
     for facets in {case.facets for case in failing}:
         ordered = sorted(facets, key=_rank)
         for size in range(1, _CONJUNCTION_MAX + 1):
-            for conjunction in combinations(ordered, size):
+            for conjunction in filter(_is_understood, combinations(ordered, size)):
                 if conjunction not in candidates and not _all(passed_with, conjunction, everything):
                     candidates[conjunction] = _all(failed_with, conjunction, -1)
     blames: list[Blame] = []
@@ -143,6 +145,13 @@ def _order(conjunction: Sequence[Facet], explained: int) -> tuple[object, ...]:
         weight = _OF_A_WORLD_SIZE_ALONE
     value = weight * explained.bit_count()
     return -value, len(conjunction), [_rank(facet) for facet in conjunction]
+
+
+def _is_understood(conjunction: Sequence[Facet]) -> bool:
+    """Whether parameters of cases, such as "view False", come with what the cases are about: only
+    the cases' own files say what these mean."""
+    kinds = {kind for kind, _ in conjunction}
+    return kinds <= _NAMED or bool(kinds & _NAMED - {"world size"})
 
 
 def _is_concrete(conjunction: Sequence[Facet]) -> bool:

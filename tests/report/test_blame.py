@@ -168,3 +168,19 @@ def test_a_rule_is_named_by_its_operation_and_what_it_is_about() -> None:
     assert str(blame).startswith("broadcast in subgroup is wrong (1 of 1 case fails")
     (blame,) = find_blames([seen(Verdict.BROKEN, rule="work/wait"), seen(Verdict.HOLDS)])
     assert str(blame) == "rule work/wait does not hold (1 of 1 case fails)"
+
+
+def test_a_parameter_of_cases_is_not_blamed_without_what_they_are_about() -> None:
+    cases = [
+        seen(
+            Verdict.BROKEN if view == "False" else Verdict.HOLDS,
+            aspect="average",
+            view=view,
+            rule="ddp/average",
+            world_size=n,
+        )
+        for view in ("False", "True")
+        for n in "23"
+    ]
+    (blame,) = find_blames(cases)
+    assert str(blame).startswith("what rules say of average with view False does not hold (2 of 2")
