@@ -296,6 +296,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = chosen
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist says that this worker has collected
 def pytest_collection_finish(session: pytest.Session) -> None:
     config = session.config
     board = config.stash[BOARD]

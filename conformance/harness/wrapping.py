@@ -36,7 +36,8 @@ def arguments_for(
     known = has if named is None else frozenset(named)
     taken = {}
     for name, value in given.items():
-        is_default = _is_default(name, value, defaults[name].default)
+        parameter = defaults.get(name)
+        is_default = parameter is not None and _is_default(name, value, parameter.default)
         if name in known or (has_all and not is_default):
             taken[name] = value
         elif not is_default:

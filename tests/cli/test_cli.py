@@ -280,7 +280,9 @@ def test_certify_leaves_torchruns_ranks_and_a_pytest_without_workers_alone(
 ) -> None:
     call("certify", "-p", "no:xdist")
     assert "-n" not in stand_in.arguments
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    of_torchrun = {"TORCHELASTIC_RUN_ID": "1", "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x"}
+    for name, value in of_torchrun.items():
+        monkeypatch.setenv(name, value)
     call("certify")
     assert "-n" not in stand_in.arguments
 

@@ -8,6 +8,10 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest import mock
 
+import torch
+
+from impl.device import handle_for
+from impl.gloo.memory.cuda_staging import streams_of
 from impl.testing.device.schedule import KernelSchedule, SideStreamsFirst
 from impl.testing.device.simulated import SimulatedDevice, SimulatedStream
 from tests.impl.device.targets import simulated_device
@@ -47,9 +51,19 @@ class OnADevice(Patch):
     base = "impl"
 
 
-def is_for(name: str) -> Callable[..., bool]:
-    return lambda stream, *_: stream.name == name
+def is_default(stream: SimulatedStream, *_: Any) -> bool:
+    return stream.name == "default"
+
+
+def is_staging(direction: str) -> Callable[..., bool]:
+    """Whether a stream is the one of copies in this direction, "down" to the host or "up"."""
+
+    def check(stream: SimulatedStream, *_: Any) -> bool:
+        staging = streams_of(handle_for(torch.device("cpu")))
+        return stream is getattr(staging, direction)
+
+    return check
 
 
 def a_copy_to_the_host_waits_for_nothing() -> AbstractContextManager[None]:
-    return on_a_device_with(unless(SimulatedStream, "wait_event", is_for("down")))
+    return on_a_device_with(unless(SimulatedStream, "wait_event", is_staging("down")))

@@ -18,7 +18,7 @@ from tests.impl.device.targets import simulated_device
 from tests.mutants.cuda.kit import (
     OnADevice,
     a_copy_to_the_host_waits_for_nothing,
-    is_for,
+    is_staging,
     never,
     on_a_device_with,
     unless,
@@ -54,7 +54,7 @@ class WritesTooEarly(OnADevice):
     @staticmethod
     @contextmanager
     def patched() -> Iterator[None]:
-        with on_a_device_with(unless(SimulatedStream, "wait_event", is_for("up"))):
+        with on_a_device_with(unless(SimulatedStream, "wait_event", is_staging("up"))):
             yield
 
 

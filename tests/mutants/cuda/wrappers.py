@@ -16,7 +16,7 @@ from impl.gloo.memory.cuda_staging import CudaLender
 from impl.testing.device.handles import SimulatedHandle
 from impl.testing.device.schedule import KernelSchedule
 from impl.testing.device.simulated import SimulatedStream
-from tests.mutants.cuda.kit import OnADevice, is_for, never, on_a_device_with, unless
+from tests.mutants.cuda.kit import OnADevice, is_default, never, on_a_device_with, unless
 from tests.mutants.kit import Patch, breaks
 
 
@@ -82,7 +82,7 @@ class ComputesBeforeTheGather(OnADevice):
     @contextmanager
     def patched() -> Iterator[None]:
         with on_a_device_with(
-            unless(SimulatedStream, "wait_stream", is_for("default")),
+            unless(SimulatedStream, "wait_stream", is_default),
             never(CudaLender, "synchronize"),
             schedule=KernelSchedule,
         ):

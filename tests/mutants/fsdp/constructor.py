@@ -114,7 +114,7 @@ class ResetsModulesWithParameters(Swapped):
     swaps = ((materialize, "_reset_parameters", _sorted_out),)
 
 
-@breaks("fsdp/ignored-modules", says="ignored (parameters|weight)|units")
+@breaks("fsdp/ignored-modules", says="ignored (parameters|weight)|units|zip")
 @breaks("fsdp/ignored-in-state-dict", says="types")
 @breaks("fsdp/ignored-parameters", says="zip|ignored parameters")
 @breaks("fsdp/ignored-instance", says="was to raise")

@@ -102,10 +102,10 @@ class EvaluatesWithWhatWasGatheredBefore(Swapped):
 
 
 def _with_less(right: Any) -> Any:
-    def wrong(handle: Any) -> bool:
-        recomputing: bool = right(handle)
-        if recomputing:
-            handle.flat_param.data.mul_(0.5)
+    def wrong(state: Any) -> bool:
+        recomputing: bool = right(state)
+        if recomputing and state.handle is not None:
+            state.handle.flat_param.data.mul_(0.5)
         return recomputing
 
     return wrong
