@@ -71,6 +71,7 @@ STRANGERS = (
         telling=(
             *("broadcast/*", "all_gather/subgroup", "all_reduce/sum", "gather/values"),
             *("groups/leaves-nothing-behind", "destroy/non-member", "work/success"),
+            "peer_loss/other-groups-live",
         ),
     ),
     Stranger(

@@ -322,7 +322,7 @@ def use_a_group_without_the_dead(me: Me) -> Tensor:
 @chapter.must(
     "peer_loss/other-groups-live",
     "A group that the dead rank was no member of goes on working.",
-    needs=(),
+    needs=("op:all_reduce", "reduce_op:sum"),
     rests_on="new_group/members",
 )
 @adapts()
