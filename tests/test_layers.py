@@ -252,4 +252,4 @@ def test_every_module_is_used(package: str) -> None:
             or f'"{name}"' in text
             or f'"{name}:' in text
         )
-        assert is_found, f"nobody uses {path.relative_to(ROOT)}"
+        assert is_found, f"nothing uses {path.relative_to(ROOT)}"

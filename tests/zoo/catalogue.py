@@ -14,7 +14,7 @@ MPIRUN = (
 
 @dataclass(frozen=True, slots=True)
 class Stranger:
-    """A backend by somebody else, and the same with one bug.
+    """A backend of an outside author, and the same with one bug.
 
     module: in this folder. It defines `TARGET`, which is right in what it claims, and `BUGGY`.
     claims: in words, for the table.
