@@ -56,7 +56,7 @@ FEATURES: Mapping[str, str] = {
     "bf16_hooks_on_cpu": "DDP takes bfloat16 communication hooks for CPU tensors too",
     "coalescing": "coalesced collectives and the coalescing manager",
     "compiled_calls": "collectives and messages in functions that torch.compile has compiled",
-    "gather_v": "all_gather and gather with a different size on each rank",
+    "gather_v": "all_gather, gather and reduce_scatter with a size for each rank",
     "ddp_mixed_precision_on_cpu": "DDP's mixed_precision trains on CPU tensors too",
     "ddp_optimizer_in_backward_on_cpu": "DDP steps optimizers inside backward on the CPU too",
     "mismatch_errors": "ranks that disagree on shape, dtype or operation all get an error",

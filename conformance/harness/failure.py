@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from conformance.harness.outcome import (
     NotTold,
     Outcome,
     Raised,
+    Refusal,
     Returned,
     describe_hang,
     verdict_of,
@@ -57,21 +59,24 @@ def lack_of(outcomes: Sequence[Outcome]) -> str:
     return next((outcome.message for outcome in raised if outcome.is_a(LacksArgument)), "")
 
 
-def refusal_of(outcomes: Sequence[Outcome]) -> str:
-    """Which rank refused first, in one line; "" if none did, or if a rank died.
+def refusals_of(outcomes: Sequence[Outcome]) -> list[Refusal]:
+    """What ranks refused, one line for each such rank; none if a rank died.
 
     A rank refuses by raising, in an operation or out of the function. What becomes of the others is
     a consequence: they wait for it, lack its data, or are done. An assertion of the case is no
     refusal: it means that data arrived and was wrong.
     """
     if any(isinstance(outcome, Died | NotTold) for outcome in outcomes):
-        return ""
+        return []
+    found = []
     for rank, outcome in enumerate(outcomes):
-        if isinstance(outcome, Returned | Raised) and outcome.refused:
-            return f"rank {rank}: {outcome.refused}"
-        if isinstance(outcome, Raised) and not _is_assertion(outcome):
-            return f"rank {rank} {outcome}"
-    return ""
+        if not isinstance(outcome, Returned | Raised):
+            continue
+        if outcome.refused:
+            found.append(replace(outcome.refused, said=f"rank {rank}: {outcome.refused}"))
+        elif isinstance(outcome, Raised) and not _is_assertion(outcome):
+            found.append(replace(outcome.refused, said=f"rank {rank} {outcome}"))
+    return found
 
 
 def _is_assertion(outcome: Raised) -> bool:

@@ -19,6 +19,7 @@ import torch
 from torch.storage import TypedStorage
 
 from conformance.checks.compare import shown
+from conformance.harness.outcome import Refusal
 from conformance.target import Target
 from conformance.torch_private import bytes_of_storage, storage_of_bytes
 
@@ -94,7 +95,7 @@ class Done:
     """
 
     payload: bytes
-    refused: str = ""
+    refused: Refusal = Refusal()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ class Failed:
     message: str
     traceback: str
     bases: tuple[str, ...]
-    refused: str = ""
+    refused: Refusal = Refusal()
     hint: str = ""
 
 

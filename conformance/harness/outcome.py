@@ -11,15 +11,33 @@ from conformance.verdict import Verdict, worst
 
 
 @dataclass(frozen=True, slots=True)
+class Refusal:
+    """What a rank did not get done; false if there was nothing.
+
+    said: "send raised ValueError: no", if an operation of `torch.distributed` raised, or "".
+    needs: the capabilities that this operation asks for, such as ("dtype:int64", "op:send"); if
+        none raised, and the function did, those of all its operations.
+    """
+
+    said: str = ""
+    needs: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.said)
+
+    def __str__(self) -> str:
+        return self.said
+
+
+@dataclass(frozen=True, slots=True)
 class Returned:
     """The rank's function came back with a value.
 
-    refused: "send raised ValueError: no", if an operation of `torch.distributed` raised and the
-        function went on.
+    refused: the first operation of `torch.distributed` that raised, though the function went on.
     """
 
     value: Any
-    refused: str = ""
+    refused: Refusal = Refusal()
     verdict = Verdict.HOLDS
 
     def __str__(self) -> str:
@@ -41,7 +59,7 @@ class Raised:
     message: str
     traceback: str
     bases: tuple[str, ...] = ()
-    refused: str = ""
+    refused: Refusal = Refusal()
     hint: str = ""
     verdict = Verdict.BROKEN
 

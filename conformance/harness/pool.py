@@ -37,6 +37,7 @@ from conformance.harness.outcome import (
     NotTold,
     Outcome,
     Raised,
+    Refusal,
     Returned,
     StillRunning,
     message_of,
@@ -449,7 +450,7 @@ def _outcome(answer: Answer | Died | StillRunning) -> Outcome:
             return answer
 
 
-def _returned(payload: bytes, refused: str) -> Outcome:
+def _returned(payload: bytes, refused: Refusal) -> Outcome:
     try:
         return Returned(unpack(payload) if payload else None, refused)
     except KeyboardInterrupt:

@@ -10,10 +10,10 @@ from typing import Any
 
 from hypothesis import currently_in_test_context
 
-from conformance.harness.failure import RanksFailed, refusal_of
+from conformance.harness.failure import RanksFailed, refusals_of
 from conformance.harness.me import Me
 from conformance.harness.messages import pack
-from conformance.harness.outcome import Outcome, Raised, Returned
+from conformance.harness.outcome import Outcome, Raised, Refusal, Returned
 from conformance.harness.pool import Leak, Pool, WorldSpec
 from conformance.harness.rank import HarnessFault
 from conformance.harness.shrink_limit import ShrinkLimit
@@ -45,7 +45,7 @@ class Ranks:
     was_made: whether a world was ever made; None if none was needed.
     leaks: what the ranks left behind so far, of all worlds that have ended.
     last_run: the newest run, or None.
-    refused: the first refusal in any run, see `refusal_of`, or "".
+    refused: what was refused in any run, see `refusals_of`.
     shrink_limit: what is left to spend on making a failing example of Hypothesis's smaller.
     case_before: the case that the same processes ran before this one; "" if they were new.
     """
@@ -58,7 +58,7 @@ class Ranks:
         self.deadline_s = deadline_s
         self.leaks: list[Leak] = []
         self.last_run: LastRun | None = None
-        self.refused = ""
+        self.refused: list[Refusal] = []
         self.shrink_limit: ShrinkLimit[LastRun] = ShrinkLimit()
         self.case_before = ""
         self._earlier: list[tuple[Callable[..., Any], Sequence[Sequence[Any]]]] = []
@@ -129,7 +129,8 @@ class Ranks:
         self.renew()
         self._pool.close()
         self.leaks.clear()
-        self.refused = self.case_before = ""
+        self.refused.clear()
+        self.case_before = ""
         self.shrink_limit = ShrinkLimit(runs=1)
 
     def end_case(self, name: str, *, failed: bool) -> None:
@@ -183,7 +184,7 @@ class Ranks:
         self.last_run = LastRun(
             self._spec, function, args, outcomes, self._pool.outputs(), tuple(self._earlier)
         )
-        self.refused = self.refused or refusal_of(outcomes)
+        self.refused += refusals_of(outcomes)
         self._earlier.append((function, args))
         self._calls.append((payloads, wait_for_all))
         if not all(isinstance(o, Returned) for o in outcomes):

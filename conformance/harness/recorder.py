@@ -23,8 +23,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from conformance.checks.compare import describe
+from conformance.harness.asking import needs_of_call
 from conformance.harness.missing_methods import explain_missing_method
-from conformance.harness.outcome import message_of, type_name
+from conformance.harness.outcome import Refusal, message_of, type_name
 from conformance.torch_private import registered_name
 
 PAGE_BYTES = 4096
@@ -113,8 +114,10 @@ class Recorder:
     def __init__(self, page: Page) -> None:
         self._page = page
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._calls = threading.local()  # .outer: the call that this thread is in
-        self.refused = ""  # the first call that raised since `expect_calls`, and what
+        # .outer: the call that this thread is in; .needs: what that call asks for
+        self._calls = threading.local()
+        self._asked: set[str] = set()
+        self._refused = Refusal()
         for name in RECORDED:
             operation = getattr(distributed_c10d, name, None)
             if operation is not None:  # torch 2.11 lacks the newest names
@@ -129,8 +132,13 @@ class Recorder:
         self._page.write("", in_it=False)
 
     def expect_calls(self) -> None:
-        """A function of a case begins: none of its calls has raised."""
-        self.refused = ""
+        """A function of a case begins: it has made no call."""
+        self._asked.clear()
+        self._refused = Refusal()
+
+    def refused(self) -> Refusal:
+        """The first call that raised since `expect_calls`; if none did, what all asked for."""
+        return self._refused or Refusal(needs=tuple(sorted(self._asked)))
 
     def _wrap(self, name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
         names = tuple(inspect.signature(operation).parameters)
@@ -140,15 +148,20 @@ class Recorder:
         def recorded(*args: Any, **kwargs: Any) -> Any:
             group = args[group_at] if len(args) > group_at else kwargs.get("group")
             outer: str = getattr(self._calls, "outer", "")
+            outer_needs: tuple[str, ...] = getattr(self._calls, "needs", ())
+            # What an operation does to do its work is the target's own affair.
+            needs = outer_needs or needs_of_call(name, args, kwargs)
+            self._calls.needs = needs
+            self._asked.update(needs)
             self._calls.outer = self._describe(name, group, args, kwargs)
             self._page.write(self._calls.outer, in_it=True)
             try:
                 return operation(*args, **kwargs)
             except Exception as error:
-                self.refused = self.refused or f"{name} raised {_brief(error)}"
+                self._refused = self._refused or Refusal(f"{name} raised {_brief(error)}", needs)
                 raise
             finally:
-                self._calls.outer = outer
+                self._calls.outer, self._calls.needs = outer, outer_needs
                 if outer:  # which goes on
                     self._page.write(outer, in_it=True)
                 else:

@@ -148,9 +148,14 @@ def _order(conjunction: Sequence[Facet], explained: int) -> tuple[object, ...]:
 
 
 def _is_understood(conjunction: Sequence[Facet]) -> bool:
-    """Whether parameters of cases, such as "view False", come with what the cases are about: only
-    the cases' own files say what these mean."""
+    """Whether it can be read without the cases.
+
+    Parameters of cases, such as "view False", come with what the cases are about: only the cases'
+    own files say what these mean. Two values of one kind, such as two dtypes, say nothing.
+    """
     kinds = {kind for kind, _ in conjunction}
+    if len(kinds) < len(conjunction):
+        return False
     return kinds <= _NAMED or bool(kinds & _NAMED - {"world size"})
 
 

@@ -20,11 +20,17 @@ _KNOWN = {
 
 
 def facets_of(item: pytest.Item, plan: Plan) -> Facets:
-    """Such as ("op", "gather"), ("world size", "2"), ("rule", "gather/async"), sorted."""
+    """Such as ("op", "gather"), ("world size", "2"), ("rule", "gather/async"), sorted.
+
+    Of a case that has a reduce op or a dtype as parameter, those that its rule needs are left out.
+    """
     needed = [need for id in plan.covers for need in catalogue()[id].needs]
     needed += [need for mark in item.iter_markers("needs") for need in mark.args]
+    of_parameters = set(_of_parameters(item))
+    chosen = {kind for kind, _ in of_parameters} & {"reduce_op", "dtype"}
     kinds_and_names = (need.partition(":")[::2] for need in needed)
-    return tuple(sorted({*_of_rules(plan.covers), *kinds_and_names, *_of_parameters(item)}))
+    general = {facet for facet in kinds_and_names if facet[0] not in chosen}
+    return tuple(sorted({*_of_rules(plan.covers), *general, *of_parameters}))
 
 
 def _of_rules(ids: Iterable[str]) -> Iterator[tuple[str, str]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
 
 from conformance.harness.failure import RanksFailed
-from conformance.harness.outcome import message_of
+from conformance.harness.outcome import Refusal, message_of
 from conformance.run.plan import Plan
 from conformance.target import Target
 from conformance.verdict import Verdict, worst
@@ -57,13 +58,13 @@ def judge_end(
     plan: Plan,
     target: Target,
     why_blocked: str = "",
-    refusal: str = "",
+    refusals: Sequence[Refusal] = (),
     lack: str = "",
 ) -> Judgement:
     """The verdicts of a case that ended with this exception, or without one.
 
     why_blocked: what is known to fail, because of which the case was skipped, or "".
-    refusal: which rank refused in the last run of the ranks, see `refusal_of`; if the case ended
+    refusals: which ranks refused in the last run of the ranks, see `refusals_of`; if the case ended
         without an exception, in any run of them.
     lack: which argument the target's wrapper does not have, see `lack_of`, in the last run.
     """
@@ -75,18 +76,20 @@ def judge_end(
         return Judgement(Verdict.HOLDS, dict.fromkeys(plan.covers, Verdict.HOLDS), "", True)
     if error is None:
         works = f"works, although {', '.join(plan.lacks)} is not claimed"
-        reason = f"refused: {refusal}" if refusal else works
+        reason = f"refused: {refusals[0]}" if refusals else works
         verdicts = dict.fromkeys(plan.covers, Verdict.NOT_CLAIMED)
-        return Judgement(Verdict.HOLDS, verdicts, reason, worked=not refusal)
+        return Judgement(Verdict.HOLDS, verdicts, reason, worked=not refusals)
     if isinstance(error, pytest.skip.Exception):
         skipped = Verdict.BLOCKED if why_blocked else Verdict.NOT_EXERCISED
         reason = why_blocked or str(error.msg)
         return Judgement(skipped, dict.fromkeys(plan.covers, skipped), reason, False)
     seen = verdict_of(error)
     reason = error.brief if isinstance(error, RanksFailed) else _first_line(error)
-    if plan.lacks and refusal and seen is not Verdict.UNKNOWN:
+    # Whatever else a case shows, a call that asks for what is not claimed may be refused.
+    excuses = [r for r in refusals if plan.lacks or target.lacks(r.needs)]
+    if excuses and seen is not Verdict.UNKNOWN:
         verdicts = dict.fromkeys(plan.covers, Verdict.NOT_CLAIMED)
-        return Judgement(seen, verdicts, f"refused: {refusal}", False)
+        return Judgement(seen, verdicts, f"refused: {excuses[0]}", False)
     covers = plan.covers
     # A test without requirements may have started by itself what is left, and judges no target.
     if covers and isinstance(error, LeftBehind):

@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from conformance.harness.failure import RanksFailed, lack_of, refusal_of
+from conformance.harness.failure import RanksFailed, lack_of, refusals_of
+from conformance.harness.outcome import Refusal
 from conformance.harness.ranks import Ranks
 from conformance.report.folder import CertificateFolder
 from conformance.run.judgement import Judgement, judge_end
@@ -34,8 +35,8 @@ DIAGNOSED = pytest.StashKey[str]()  # why a case is blocked that runs neverthele
 def judgement_of(item: pytest.Item, error: BaseException | None) -> Judgement:
     """What the end of the case says, as far as this process can tell."""
     target = item.config.stash[SETTINGS].target
-    plan, refusal, lack = item.stash[PLAN], _refusal(item, error), _lack(item, error)
-    judgement = judge_end(error, plan, target, item.stash.get(BLOCKED, ""), refusal, lack)
+    plan, refusals, lack = item.stash[PLAN], _refusals(item, error), _lack(item, error)
+    judgement = judge_end(error, plan, target, item.stash.get(BLOCKED, ""), refusals, lack)
     return judgement.blocked(item.stash[DIAGNOSED]) if DIAGNOSED in item.stash else judgement
 
 
@@ -51,11 +52,11 @@ def _lack(item: pytest.Item, error: BaseException | None) -> str:
     return lack_of(world.last_run.outcomes) if world and world.last_run else ""
 
 
-def _refusal(item: pytest.Item, error: BaseException | None) -> str:
-    """Which rank refused what, where that decides what the end of a case means."""
+def _refusals(item: pytest.Item, error: BaseException | None) -> list[Refusal]:
+    """Which ranks refused what, where that decides what the end of a case means."""
     world = item.stash.get(WORLD, None)
     if isinstance(error, RanksFailed):
-        return refusal_of(error.outcomes)
+        return refusals_of(error.outcomes)
     if world is None or world.last_run is None:
-        return ""
-    return world.refused if error is None else refusal_of(world.last_run.outcomes)
+        return []
+    return world.refused if error is None else refusals_of(world.last_run.outcomes)

@@ -41,3 +41,9 @@ def test_the_rule_and_the_parameters_tell_what_a_case_is_about() -> None:
 def test_a_parameter_of_any_kind_ends_no_run() -> None:
     found = facets("all_reduce/sum", model=Callable(), function=facets, nothing=None)
     assert not {"model", "function", "nothing"} & set(found)
+
+
+def test_a_reduce_op_of_the_case_takes_the_place_of_those_that_its_rule_needs() -> None:
+    assert facets("reductions/integers-are-exact")["reduce_op"] == "sum"
+    chosen = facets("reductions/integers-are-exact", name="max", dtype="int64")
+    assert (chosen["reduce_op"], chosen["dtype"]) == ("max", "int64")

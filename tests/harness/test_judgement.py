@@ -10,7 +10,7 @@ import pytest
 from conformance import CheckFailed
 from conformance.catalogue.rules import catalogue
 from conformance.harness.failure import RanksFailed
-from conformance.harness.outcome import Died, Outcome, Raised, Returned, StillRunning
+from conformance.harness.outcome import Died, Outcome, Raised, Refusal, Returned, StillRunning
 from conformance.run.judgement import LEAVES_NOTHING_BEHIND, LeftBehind, judge_end, verdict_of
 from conformance.run.plan import Plan
 from conformance.target import Deviation, Target
@@ -82,15 +82,30 @@ def test_of_several_errors_the_worst_counts() -> None:
 def test_a_probe_must_work_or_be_refused(
     error: BaseException | None, refusal: str, verdict: Verdict
 ) -> None:
-    judged = judge_end(error, plan(lacks=("op:send",)), TARGET, "", refusal)
+    refusals = [Refusal(refusal)] if refusal else []
+    judged = judge_end(error, plan(lacks=("op:send",)), TARGET, "", refusals)
     assert judged.verdicts == {"a/b": verdict}
     assert judged.excused is (error is not None and verdict is Verdict.NOT_CLAIMED)
     assert judged.worked is (error is None and not refusal)
 
 
 def test_what_is_claimed_is_not_excused_by_a_refusal() -> None:
-    judged = judge_end(RanksFailed("f", REFUSED), plan(), TARGET, "", "rank 0 raised")
+    refused = [Refusal("rank 0 raised", needs=("dtype:int64", "op:send"))]
+    judged = judge_end(RanksFailed("f", REFUSED), plan(), TARGET, "", refused)
     assert judged.verdicts == {"a/b": Verdict.BROKEN}
+
+
+def test_a_call_that_asks_for_what_is_not_claimed_may_be_refused() -> None:
+    without_send = replace(TARGET, capabilities=TARGET.capabilities.without(["op:send"]))
+    consequence = Refusal("rank 0: all_reduce raised", needs=("op:all_reduce",))
+    refusals = [consequence, Refusal("rank 1: send raised", needs=("dtype:int64", "op:send"))]
+    for error in (RanksFailed("f", REFUSED), CheckFailed("its words")):
+        judged = judge_end(error, plan(), without_send, "", refusals)
+        assert judged.verdicts == {"a/b": Verdict.NOT_CLAIMED}
+        assert judged.reason == "refused: rank 1: send raised"
+        assert judge_end(error, plan(), without_send, "", [consequence]).verdicts == {
+            "a/b": Verdict.BROKEN
+        }
 
 
 def test_a_declared_failure_is_excused_if_it_fails_as_declared() -> None:

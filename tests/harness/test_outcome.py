@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from conformance.harness.failure import RanksFailed, refusal_of
+from conformance.harness.failure import RanksFailed, refusals_of
 from conformance.harness.outcome import (
     Died,
     NotTold,
     Outcome,
     Raised,
+    Refusal,
     Returned,
     StillRunning,
     describe_hang,
@@ -112,9 +113,12 @@ ASSERTED = Raised("AssertionError", "", "", ("AssertionError",))
         ([WAITING, REFUSED], "rank 1 raised NotImplementedError: no send"),
         ([CONSEQUENCE, REFUSED], "rank 1 raised NotImplementedError: no send"),
         ([ASSERTED, REFUSED], "rank 1 raised NotImplementedError: no send"),
-        ([WAITING, Returned(1, "send raised TypeError: no")], "rank 1: send raised TypeError: no"),
         (
-            [replace(ASSERTED, refused="recv raised TypeError: no")],
+            [WAITING, Returned(1, Refusal("send raised TypeError: no"))],
+            "rank 1: send raised TypeError: no",
+        ),
+        (
+            [replace(ASSERTED, refused=Refusal("recv raised TypeError: no"))],
             "rank 0: recv raised TypeError: no",
         ),
         ([RETURNED, RETURNED], ""),
@@ -127,7 +131,17 @@ ASSERTED = Raised("AssertionError", "", "", ("AssertionError",))
 def test_a_rank_that_raises_refuses_whatever_becomes_of_the_others(
     outcomes: list[Outcome], refusal: str
 ) -> None:
-    assert refusal_of(outcomes) == refusal
+    assert next(map(str, refusals_of(outcomes)), "") == refusal
+
+
+def test_every_rank_that_refuses_is_named_with_what_it_asked_for() -> None:
+    of_all, of_call = Refusal(needs=("op:send",)), Refusal("recv raised X", ("op:send",))
+    found = refusals_of([replace(REFUSED, refused=of_all), RETURNED, Returned(0, of_call)])
+    assert [refusal.needs for refusal in found] == [("op:send",)] * 2
+    assert [refusal.said for refusal in found] == [
+        "rank 0 raised NotImplementedError: no send",
+        "rank 2: recv raised X",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from conformance.harness import recorder
+from conformance.harness.outcome import Refusal
 from conformance.harness.recorder import (
     PAGE_BYTES,
     LastCollective,
@@ -82,3 +83,31 @@ def test_a_call_that_makes_others_is_still_under_way(
     of_outer = LastCollective("recv #1 on group 'default'", in_it=True)
     assert seen == [LastCollective("irecv #1 on group 'default'", in_it=True), of_outer]
     assert parent.read() == LastCollective("recv #1 on group 'default'", in_it=False)
+
+
+def test_a_call_that_raises_is_a_refusal_of_what_it_asked_for(
+    pages: tuple[Page, Page], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "RECORDED", ())
+    its_recorder = Recorder(pages[0])
+
+    def raises(x: object) -> None:
+        raise ValueError("no")
+
+    broadcast = its_recorder._wrap("broadcast", raises)
+    all_reduce = its_recorder._wrap("all_reduce", broadcast)  # by way of another operation
+    broadcast_object = its_recorder._wrap("broadcast_object_list", broadcast)
+    send = its_recorder._wrap("send", lambda x: None)
+    for call, needs in (
+        (broadcast, ("dtype:float32", "op:broadcast")),
+        (all_reduce, ("dtype:float32", "op:all_reduce", "reduce_op:sum")),
+        (broadcast_object, ("dtype:float32", "op:broadcast")),
+    ):
+        its_recorder.expect_calls()
+        with pytest.raises(ValueError, match="no"):
+            call(torch.ones(1))
+        assert its_recorder.refused() == Refusal("broadcast raised ValueError: no", needs)
+    its_recorder.expect_calls()
+    send(torch.ones(1))
+    assert its_recorder.refused() == Refusal(needs=("dtype:float32", "op:send"))
+    assert not its_recorder.refused()

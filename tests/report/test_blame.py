@@ -184,3 +184,13 @@ def test_a_parameter_of_cases_is_not_blamed_without_what_they_are_about() -> Non
     ]
     (blame,) = find_blames(cases)
     assert str(blame).startswith("what rules say of average with view False does not hold (2 of 2")
+
+
+def test_two_values_of_one_kind_are_no_explanation() -> None:
+    facets = frozenset({("reduce_op", "max"), ("reduce_op", "sum"), ("dtype", "int64")})
+    cases = [Observation(facets, Verdict.BROKEN)]
+    for one in facets:
+        cases.append(Observation(frozenset({one}), Verdict.HOLDS))
+    for blame in find_blames(cases):
+        kinds = [kind for kind, _ in blame.facets]
+        assert len(kinds) == len(set(kinds)), blame

@@ -173,6 +173,8 @@ class FuturesGroup(dist.ProcessGroup):
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # torch's stub lacks this form
         self._name = self._desc = ""
+        # Another place each time, should a group be made again on the same store.
+        store = dist.PrefixStore(f"time {store.add(f'made/{rank}', 1)}", store)
         self._round = 0
         self._lines: dict[int, Line] = {}
         with socket.create_server(("127.0.0.1", 0), backlog=size) as server:

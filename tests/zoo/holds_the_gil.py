@@ -74,6 +74,8 @@ class LockedGroup(dist.ProcessGroup):
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # torch's stub lacks this form
         self._name = self._desc = ""
+        # Another place each time, should a group be made again on the same store.
+        store = dist.PrefixStore(f"time {store.add(f'made/{rank}', 1)}", store)
         self._links: dict[int, socket.socket] = {}
         if rank == 0:
             with socket.create_server(("127.0.0.1", 0), backlog=size) as server:

@@ -33,6 +33,8 @@ class RingGroup(dist.ProcessGroup):
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # torch's stub lacks this form
+        # Another place each time, should a group be made again on the same store.
+        store = dist.PrefixStore(f"time {store.add(f'made/{rank}', 1)}", store)
         self._peers: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
         self._right, self._left = (rank + 1) % size, (rank - 1) % size
         self._name = ""

@@ -91,6 +91,8 @@ class Star(dist.ProcessGroup):
         super().__init__(rank, size)  # type: ignore[call-arg]
         self.me = rank
         self.names = {"name": "", "desc": ""}
+        # Another place each time, should a group be made again on the same store.
+        store = dist.PrefixStore(f"time {store.add(f'made/{rank}', 1)}", store)
         self.spokes: list[Channel] = []
         if size == 1:
             return

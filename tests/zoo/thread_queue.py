@@ -35,6 +35,8 @@ class Peers:
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         self.rank, self.size = rank, size
+        # Another place each time, should a group be made again on the same store.
+        store = dist.PrefixStore(f"time {store.add(f'made/{rank}', 1)}", store)
         self._to: dict[int, socket.socket] = {}
         with socket.create_server(("127.0.0.1", 0), backlog=size) as server:
             store.set(f"tq/{rank}", str(server.getsockname()[1]))
