@@ -19,7 +19,7 @@ import torch
 from torch.storage import TypedStorage
 
 from conformance.checks.compare import shown
-from conformance.harness.outcome import Refusal
+from conformance.harness.outcome import NOTHING_REFUSED, Refusal
 from conformance.target import Target
 from conformance.torch_private import bytes_of_storage, storage_of_bytes
 
@@ -95,7 +95,7 @@ class Done:
     """
 
     payload: bytes
-    refused: Refusal = Refusal()
+    refused: Refusal = NOTHING_REFUSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Failed:
     message: str
     traceback: str
     bases: tuple[str, ...]
-    refused: Refusal = Refusal()
+    refused: Refusal = NOTHING_REFUSED
     hint: str = ""
 
 

@@ -29,6 +29,9 @@ class Refusal:
         return self.said
 
 
+NOTHING_REFUSED = Refusal()
+
+
 @dataclass(frozen=True, slots=True)
 class Returned:
     """The rank's function came back with a value.
@@ -37,7 +40,7 @@ class Returned:
     """
 
     value: Any
-    refused: Refusal = Refusal()
+    refused: Refusal = NOTHING_REFUSED
     verdict = Verdict.HOLDS
 
     def __str__(self) -> str:
@@ -59,7 +62,7 @@ class Raised:
     message: str
     traceback: str
     bases: tuple[str, ...] = ()
-    refused: Refusal = Refusal()
+    refused: Refusal = NOTHING_REFUSED
     hint: str = ""
     verdict = Verdict.BROKEN
 

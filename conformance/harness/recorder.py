@@ -25,7 +25,7 @@ from torch.distributed import distributed_c10d
 from conformance.checks.compare import describe
 from conformance.harness.asking import needs_of_call
 from conformance.harness.missing_methods import explain_missing_method
-from conformance.harness.outcome import Refusal, message_of, type_name
+from conformance.harness.outcome import NOTHING_REFUSED, Refusal, message_of, type_name
 from conformance.torch_private import registered_name
 
 PAGE_BYTES = 4096
@@ -117,7 +117,7 @@ class Recorder:
         # .outer: the call that this thread is in; .needs: what that call asks for
         self._calls = threading.local()
         self._asked: set[str] = set()
-        self._refused = Refusal()
+        self._refused = NOTHING_REFUSED
         for name in RECORDED:
             operation = getattr(distributed_c10d, name, None)
             if operation is not None:  # torch 2.11 lacks the newest names
@@ -134,7 +134,7 @@ class Recorder:
     def expect_calls(self) -> None:
         """A function of a case begins: it has made no call."""
         self._asked.clear()
-        self._refused = Refusal()
+        self._refused = NOTHING_REFUSED
 
     def refused(self) -> Refusal:
         """The first call that raised since `expect_calls`; if none did, what all asked for."""

@@ -189,8 +189,7 @@ def test_a_parameter_of_cases_is_not_blamed_without_what_they_are_about() -> Non
 def test_two_values_of_one_kind_are_no_explanation() -> None:
     facets = frozenset({("reduce_op", "max"), ("reduce_op", "sum"), ("dtype", "int64")})
     cases = [Observation(facets, Verdict.BROKEN)]
-    for one in facets:
-        cases.append(Observation(frozenset({one}), Verdict.HOLDS))
+    cases += [Observation(frozenset({one}), Verdict.HOLDS) for one in facets]
     for blame in find_blames(cases):
         kinds = [kind for kind, _ in blame.facets]
         assert len(kinds) == len(set(kinds)), blame
