@@ -66,6 +66,7 @@ from conformance.session.items import (
     WORLD,
     is_drawn,
     judgement_of,
+    smallest_example,
 )
 from conformance.session.progress_reporter import ProgressReporter
 from conformance.verdict import FAILURES, worst
@@ -502,7 +503,7 @@ def _record(
         worked=judgement.worked,
         failure=failure,
         tainted=item.stash.get(TAINT, ""),
-        facets=facets_of(item, plan),
+        facets=facets_of(item, plan, smallest_example(item) if judgement.seen in FAILURES else ()),
     )
     attach(report, result, plan.own)
     properties = [(id, str(verdict)) for id, verdict in judgement.verdicts.items()]

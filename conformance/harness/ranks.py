@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypothesis import currently_in_test_context
@@ -25,6 +25,8 @@ class LastRun:
     """What the ranks did last: the material of a report and of a stand-alone script.
 
     earlier: what the same world ran before, function and arguments of each rank.
+    wait_for_all: whether ranks may raise or die.
+    example: what Hypothesis drew for the case, by parameter; {} for a case that it does not run.
     """
 
     spec: WorldSpec
@@ -33,6 +35,8 @@ class LastRun:
     outcomes: Sequence[Outcome]
     outputs: Sequence[str]
     earlier: Sequence[tuple[Callable[..., Any], Sequence[Sequence[Any]]]] = ()
+    wait_for_all: bool = False
+    example: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Ranks:
@@ -47,6 +51,7 @@ class Ranks:
     last_run: the newest run, or None.
     refused: what was refused in any run, see `refusals_of`.
     shrink_limit: what is left to spend on making a failing example of Hypothesis's smaller.
+    example: as of `LastRun`; of the newest example.
     case_before: the case that the same processes ran before this one; "" if they were new.
     """
 
@@ -61,6 +66,7 @@ class Ranks:
         self.refused: list[Refusal] = []
         self.shrink_limit: ShrinkLimit[LastRun] = ShrinkLimit()
         self.case_before = ""
+        self.example: Mapping[str, Any] = {}
         self._earlier: list[tuple[Callable[..., Any], Sequence[Sequence[Any]]]] = []
         self._calls: list[tuple[Sequence[bytes], bool]] = []  # since the world was made
 
@@ -181,11 +187,12 @@ class Ranks:
     ) -> list[Outcome]:
         self._join()
         outcomes = self._pool.call(payloads, self.deadline_s, wait_for_all=wait_for_all)
+        outputs, earlier = self._pool.outputs(), tuple(self._earlier)
         self.last_run = LastRun(
-            self._spec, function, args, outcomes, self._pool.outputs(), tuple(self._earlier)
+            self._spec, function, args, outcomes, outputs, earlier, wait_for_all, self.example
         )
-        self.refused += refusals_of(outcomes)
         self._earlier.append((function, args))
+        self.refused += refusals_of(outcomes)
         self._calls.append((payloads, wait_for_all))
         if not all(isinstance(o, Returned) for o in outcomes):
             self.renew()

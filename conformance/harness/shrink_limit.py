@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 
 import hypothesis
 import pytest
+from hypothesis.strategies import DataObject, SearchStrategy
 
 T = TypeVar("T")
 
@@ -83,6 +84,20 @@ class ShrinkLimit(Generic[T]):
         self._failed[tuple(payloads)] = run
 
 
+class Draws:
+    """Hypothesis's `data`, which draws values while a test runs, and notes them."""
+
+    def __init__(self, data: DataObject) -> None:
+        self._data = data
+        self.drawn: list[Any] = []
+
+    def draw(self, strategy: SearchStrategy[T], label: Any = None) -> T:
+        """As of `data`."""
+        value = self._data.draw(strategy, label)
+        self.drawn.append(value)
+        return value
+
+
 def limits_shrinking(function: Callable[..., None]) -> None:
     """Have this Hypothesis test limit how long its ranks are tried for making an example smaller.
 
@@ -96,11 +111,13 @@ def limits_shrinking(function: Callable[..., None]) -> None:
 
     @wraps(inner)
     def limited(*args: Any, **kwargs: Any) -> None:
+        kwargs = {k: Draws(v) if isinstance(v, DataObject) else v for k, v in kwargs.items()}
         # A test may have its ranks through a fixture of its own: then nothing is known of them.
         ranks = kwargs.get("ranks") or kwargs.get("bare_ranks")
         if ranks is None:
             inner(*args, **kwargs)
             return
+        ranks.example = kwargs
         ranks.shrink_limit.example_begins()
         try:
             inner(*args, **kwargs)

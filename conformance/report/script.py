@@ -1,29 +1,33 @@
 """A stand-alone script that shows what a failing case showed, with torch and the target alone.
 
-It has four parts: what each rank does (the case's own functions and whatever they need), how ranks
-are started (the text of `alone.py`), this case (the world, the arguments, what is wanted), and a
-line that runs it. It ends with PASS, FAIL or CANNOT JUDGE, and exit code 0, 1 or 2.
+It has three parts: what each rank does and what must come of it; what runs that (the text of
+`alone.py`); and a line that runs it in its world. It ends with PASS or FAIL, and exit code 0 or 1.
+
+What must come of it is the case's own function; or, where that is shorter, the values that it
+wants, as an oracle may be long.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import inspect
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import FunctionType
 from typing import cast
 
 from conformance.catalogue.rules import catalogue
-from conformance.checks.compare import first_difference
-from conformance.checks.ranks import CheckFailed
+from conformance.checks import CheckFailed, assert_each_rank, assert_same_on_all_ranks
 from conformance.harness.failure import RanksFailed
 from conformance.harness.outcome import Outcome, Returned
-from conformance.harness.ranks import LastRun
+from conformance.harness.ranks import LastRun, Ranks
+from conformance.harness.shrink_limit import Draws
+from conformance.report import alone
 from conformance.report.certificate import write_whole
-from conformance.report.script_driver import Driver
+from conformance.report.script_driver import MAIN, Driver
 from conformance.report.script_source import CannotStandAlone, Sources
 from conformance.report.script_values import Values
 from conformance.target import Target
@@ -31,20 +35,18 @@ from conformance.verdict import Verdict
 
 _STORY_LINES = 20
 
-# What the driver gives to a rank's function in place of the harness: module and name -> name.
+# What `alone.py` has in place of the harness: module -> names.
 _GIVEN = {
-    ("conformance.harness.me", "Me"): "Me",
-    ("conformance.target", "Target"): "Target",
-    ("conformance.target", "resolve"): "find_reference",
+    "conformance.checks.compare": ("first_difference",),
+    "conformance.checks.ranks": (
+        *("CheckFailed", "assert_each_rank", "assert_same_on_all_ranks", "assert_that"),
+    ),
+    "conformance.harness.failure": ("RanksFailed",),
+    "conformance.harness.me": ("Me",),
+    "conformance.harness.outcome": ("Died", "Raised", "Returned", "StillRunning"),
+    "conformance.harness.ranks": ("Ranks",),
+    "conformance.target": ("resolve",),
 }
-
-_MAIN = """\
-def main_of_rank(pipe: Connection, rank: int, port: int) -> None:
-    rank_main(pipe, WORLD, rank, port)
-
-
-if __name__ == "__main__":
-    sys.exit(run_world(WORLD, main_of_rank))"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +54,19 @@ class Example:
     """A case that failed, as far as a script needs it.
 
     requirements: ids with their verdicts.
-    is_generated: whether the run is one of many of a generated space. Then what the same world ran
-        before it were other examples, and they are left out.
+    function, arguments: the case, and what it was called with.
+    is_drawn: whether Hypothesis drew them. Then what the same world ran before were other examples,
+        and they are left out.
     """
 
     case: str
     requirements: Sequence[tuple[str, Verdict]]
+    function: Callable[..., object]
+    arguments: Mapping[str, object]
+    is_drawn: bool
     run: LastRun
-    target: Target
     deadline_s: float
     error: BaseException
-    is_generated: bool
 
 
 def write_script(path: Path, example: Example) -> str:
@@ -80,92 +84,104 @@ def write_script(path: Path, example: Example) -> str:
 
 def script_text(example: Example) -> str:
     """The script. Raises CannotStandAlone with the reason."""
-    function = example.run.function
-    if not isinstance(function, FunctionType):
-        raise CannotStandAlone(f"{function!r} is no plain function")
+    texts, reasons = [], []
+    for case in (_with_values, _as_written):
+        try:
+            texts.append(_script(example, case))
+        except CannotStandAlone as error:
+            reasons.append(str(error))
+    if not texts:
+        raise CannotStandAlone("; ".join(reasons))
+    return min(texts, key=len)
+
+
+def _script(example: Example, case: Callable[[Example, Sources], str]) -> str:
+    """The script with this case: it writes how the case is run, and has what that needs."""
+    run, target = example.run, example.run.spec.target
     driver = Driver()
     sources = Sources(
-        is_copied=_is_copied(function.__module__, example.target),
-        given=_GIVEN,
-        taken=driver.names | {"WORLD", "main_of_rank"},
+        is_copied=_is_copied({example.function.__module__, run.function.__module__}, target),
+        given={
+            ("conformance.target", "Target"): "World",
+            **{(module, name): name for module, names in _GIVEN.items() for name in names},
+        },
+        taken=driver.names,
         imports=driver.imports,
     )
-    world = _world(example, sources)
+    call = case(example, sources)
     definitions = sources.definitions()
-    driver_definitions = driver.definitions(sources.attributes())
+    facts = [f"{name}={Values(sources).text(v)}" for name, v in _facts(example).items()]
+    if "target.capabilities" in sources.attributes():
+        claims = target.capabilities.as_mapping().items()
+        said = ", ".join(f"{kind}={names}" for kind, names in claims)
+        facts.append(f"capabilities=Capabilities({said})")
+        sources.given_and_used.add("Capabilities")
+    driver_definitions = driver.definitions(sources.given_and_used, sources.attributes())
     parts = [
         f'"""{_header(example)}\n"""',
         "from __future__ import annotations",
         _imports(sources.imports),
-        *_search_path({*_target_modules(example.target), *_modules(sources.imports)}),
-        f"# ---- What each rank does, from {Path(inspect.getfile(function)).name}.",
+        *_search_path({*_target_modules(target), *_modules(sources.imports)}),
+        f"# ---- What each rank does, from {Path(inspect.getfile(run.function)).name}.",
         *definitions,
-        "# ---- How ranks are started: the same in every script of this kind.",
+        "# ---- What runs it: the same in every script of this kind.",
         *driver_definitions,
         *sources.aliases_of_given,
-        "# ---- This case.",
-        world,
-        _MAIN,
+        f'if __name__ == "__main__":\n    sys.exit({MAIN}(World({", ".join(facts)}), {call}))',
     ]
-    return "\n\n\n".join(parts) + "\n"
+    return _without_unused_imports("\n\n\n".join(parts) + "\n")
 
 
-def _is_copied(case_module: str, target: Target) -> Callable[[str], bool]:
-    """Modules that a reader of the script does not have: the suite's, and the case's own.
-
-    A case that lives in a package has its helpers there. The target's modules are never copied.
-    """
-    packages = {"conformance", case_module.partition(".")[0]}
-    packages -= {name.partition(".")[0] for name in _target_modules(target)}
-    return lambda name: name == case_module or name.partition(".")[0] in packages
-
-
-def _target_modules(target: Target) -> list[str]:
-    references = (target.ddp, target.fsdp, target.sync_batchnorm, target.options, target.activate)
-    return [*target.imports, *(r.partition(":")[0] for r in references if r)]
-
-
-def _header(example: Example) -> str:
-    lines = [f"{id}: {verdict} on {example.target.name}." for id, verdict in example.requirements]
-    lines += ["", *(catalogue()[id].says for id, _ in example.requirements)]
-    story = str(example.error).splitlines()
-    lines += ["", "What was seen:", *(f"    {line}" for line in story[:_STORY_LINES])]
-    if len(story) > _STORY_LINES:
-        lines.append(f"    ({len(story) - _STORY_LINES} more lines)")
-    lines += ["", f"Case: {example.case}"]
-    if example.is_generated and example.run.earlier:
-        lines.append("Of many examples that the same ranks ran one after another, this one failed.")
-    text = "\n".join(lines).strip()
-    return text.replace("\\", "\\\\").replace('"""', "'''")
-
-
-def _world(example: Example, sources: Sources) -> str:
-    run = example.run
+def _as_written(example: Example, sources: Sources) -> str:
+    """The case's own function, called with what it was called with."""
+    if not isinstance(example.function, FunctionType):
+        raise CannotStandAlone(f"{example.function!r} is no plain function")
     values = Values(sources)
-    runs = [(run.function, run.args)]
-    if not example.is_generated:
-        runs = [*run.earlier, *runs]
+    draws = [name for name, value in example.arguments.items() if isinstance(value, Draws)]
+    # Arguments first, so that the case comes last of all definitions.
+    words = [f"{k}={_argument(v, values, sources)}" for k, v in example.arguments.items()]
+    case = sources.need_case(example.function, *draws[:1] or [""])
+    return f"lambda ranks: {case}({', '.join(words)})"
+
+
+def _argument(value: object, values: Values, sources: Sources) -> str:
+    if isinstance(value, Ranks):
+        return "ranks"
+    if isinstance(value, Draws):
+        return f"iter({values.text(value.drawn)})"
+    if isinstance(value, Path):  # pytest's `tmp_path`
+        sources.imports |= {"import tempfile", "from pathlib import Path"}
+        return "Path(tempfile.mkdtemp())"
+    return values.text(value)
+
+
+def _with_values(example: Example, sources: Sources) -> str:
+    """What the ranks ran, and the values that they should have returned."""
+    run, error = example.run, example.error
+    is_about_returning = isinstance(error, RanksFailed) and not run.wait_for_all
+    if not is_about_returning and not _is_comparable(error, run.outcomes):
+        raise CannotStandAlone("the case checks more than what each rank returns in its last run")
+    values = Values(sources)
+    runs = [*([] if example.is_drawn else run.earlier), (run.function, run.args)]
     # Arguments first, so that the functions come last of all definitions.
     arguments = [_arguments(args, values) for _, args in runs]
     functions = [values.text(function) for function, _ in runs]
-    lines = [
-        "WORLD = World(",
-        f"    target={_target(example.target, values, sources.attributes())},",
-        f"    world_size={run.spec.world_size},",
-        "    runs=[",
-        *(f"        ({f}, {args})," for f, args in zip(functions, arguments, strict=True)),
-        "    ],",
-    ]
-    lines += _judging(example, values, sources)
-    facts = {
-        "device": run.spec.device,
-        "seed": run.spec.seed,
-        "default_group": run.spec.default_group,
-        "group_timeout_s": run.spec.group_timeout_s,
-        "deadline_s": example.deadline_s,
-    }
-    lines += [f"    {name}={value!r}," for name, value in facts.items()]
-    return "\n".join([*lines, ")"])
+    calls = [f"ranks.run_each({f}, {a})" for f, a in zip(functions, arguments, strict=True)]
+    if isinstance(error, CheckFailed):
+        calls[-1] = _check(error, calls[-1], values, sources)
+    return f"lambda ranks: [{', '.join(calls)}]"
+
+
+def _check(error: CheckFailed, got: str, values: Values, sources: Sources) -> str:
+    if error.want is None:
+        return f"{sources.need(_function(assert_same_on_all_ranks))}({got})"
+    within = f", within_ulps={error.within_ulps}" if error.within_ulps else ""
+    want = ", ".join(values.text(value) for value in error.want)
+    return f"{sources.need(_function(assert_each_rank))}({got}, [{want}]{within})"
+
+
+def _function(thing: object) -> FunctionType:
+    return cast(FunctionType, thing)
 
 
 def _arguments(args: Sequence[Sequence[object]], values: Values) -> str:
@@ -175,29 +191,11 @@ def _arguments(args: Sequence[Sequence[object]], values: Values) -> str:
     return f"[{', '.join(values.text(tuple(mine)) for mine in args)}]"
 
 
-def _judging(example: Example, values: Values, sources: Sources) -> list[str]:
-    """The fields of the world that say how the script tells PASS from FAIL."""
-    error = example.error
-    if isinstance(error, RanksFailed):
-        return []  # whether every rank returns
-    lines = []
-    want = error.want if isinstance(error, CheckFailed) else None
-    if want is not None:
-        lines += ["    want=[", *(f"        {values.text(value)}," for value in want), "    ],"]
-    if not isinstance(error, CheckFailed) or not _is_comparable(error, example.run.outcomes):
-        why = "the case's own process checks more than what each rank returns"
-        return [*lines, f"    unjudged={why!r},"]
-    differ = sources.need(cast(FunctionType, first_difference))
-    if error.within_ulps:
-        sources.imports.add("from functools import partial")
-        differ = f"partial({differ}, within_ulps={error.within_ulps})"
-    return [*lines, f"    differ={differ},", *(["    alike=True,"] if want is None else [])]
-
-
-def _is_comparable(error: CheckFailed, outcomes: Sequence[Outcome]) -> bool:
+def _is_comparable(error: BaseException, outcomes: Sequence[Outcome]) -> bool:
     """Whether the case checked the very values that the ranks returned."""
     return (
-        error.got is not None
+        isinstance(error, CheckFailed)
+        and error.got is not None
         and len(error.got) == len(outcomes)
         and all(
             isinstance(o, Returned) and o.value is g
@@ -206,12 +204,48 @@ def _is_comparable(error: CheckFailed, outcomes: Sequence[Outcome]) -> bool:
     )
 
 
-def _target(target: Target, values: Values, used: frozenset[str]) -> str:
-    names = ["name", "backend", "imports", "device", "options", "activate"]
-    names += [name for name in ("ddp", "fsdp", "sync_batchnorm") if name in used]
-    facts = {name: getattr(target, name) for name in names} | {"env": dict(target.env)}
-    facts["arguments"] = {k: v for k, v in target.arguments.items() if k in used}
-    return f"Target({', '.join(f'{k}={values.text(v)}' for k, v in facts.items() if v)})"
+def _is_copied(modules: Set[str], target: Target) -> Callable[[str], bool]:
+    """Modules that a reader of the script does not have: the suite's, and these of the case.
+
+    A case that lives in a package has its helpers there. The target's modules are never copied.
+    """
+    packages = {"conformance", *(module.partition(".")[0] for module in modules)}
+    packages -= {name.partition(".")[0] for name in _target_modules(target)}
+    return lambda name: name in modules or name.partition(".")[0] in packages
+
+
+def _target_modules(target: Target) -> list[str]:
+    references = (target.ddp, target.fsdp, target.sync_batchnorm, target.options, target.activate)
+    return [*target.imports, *(r.partition(":")[0] for r in references if r)]
+
+
+def _header(example: Example) -> str:
+    name = example.run.spec.target.name
+    lines = [f"{id}: {verdict} on {name}." for id, verdict in example.requirements]
+    lines += ["", *(catalogue()[id].says for id, _ in example.requirements)]
+    story = str(example.error).splitlines()
+    lines += ["", "What was seen:", *(f"    {line}" for line in story[:_STORY_LINES])]
+    if len(story) > _STORY_LINES:
+        lines.append(f"    ({len(story) - _STORY_LINES} more lines)")
+    lines += ["", f"Case: {example.case}"]
+    text = "\n".join(lines).strip()
+    return text.replace("\\", "\\\\").replace('"""', "'''")
+
+
+def _facts(example: Example) -> dict[str, object]:
+    """What a `World` of the script is made with: all that is not its default."""
+    spec, target = example.run.spec, example.run.spec.target
+    facts = {}
+    for field in fields(alone.World):
+        if field.name == "capabilities":
+            continue  # long, and hardly ever asked for
+        owner: object = next(o for o in (spec, target, example) if hasattr(o, field.name))
+        value = getattr(owner, field.name)
+        if isinstance(value, Mapping):
+            value = dict(value)
+        if value not in (field.default, {}, ()):
+            facts[field.name] = value
+    return facts
 
 
 def _imports(lines: Iterable[str]) -> str:
@@ -241,3 +275,20 @@ def _search_path(modules: Iterable[str]) -> list[str]:
         if not any(folder.is_relative_to(path) for path in installed):
             lines.setdefault(folder, f'sys.path.append("{folder}")  # where {name} was found')
     return ["\n".join(lines.values())] if lines else []
+
+
+def _without_unused_imports(script: str) -> str:
+    """Names that the driver imports for what is not there are not imported."""
+    tree = ast.parse(script)
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    lines = script.splitlines()
+    for statement in reversed(tree.body):
+        if not isinstance(statement, ast.Import | ast.ImportFrom):
+            continue
+        if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
+            continue
+        bound = [(alias.asname or alias.name.partition(".")[0], alias) for alias in statement.names]
+        statement.names = [alias for name, alias in bound if name in used]
+        at = statement.lineno - 1
+        lines[at : statement.end_lineno] = [ast.unparse(statement)] if statement.names else []
+    return "\n".join(lines) + "\n"

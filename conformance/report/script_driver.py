@@ -1,19 +1,21 @@
-"""The part of every stand-alone script that starts ranks: the text of `alone.py`, cut to need."""
+"""The part of every stand-alone script that runs the case: the text of `alone.py`, cut to need."""
 
 from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 
 from conformance.report import alone
 from conformance.report.script_source import CannotStandAlone
 
-# What only some functions of ranks use, and the driver itself does not.
-_OPTIONAL = ("generator", "options", "ddp", "fsdp", "sync_batchnorm")
-_FOR_WRAPPERS = "taken"
-_TARGET = {f"target.{field.name}" for field in fields(alone.Target)}
+MAIN = "run_case"
+# Members that only some cases use, and the rest of `alone.py` does not.
+_OPTIONAL = frozenset(
+    {"generator", "options", "ddp", "fsdp", "sync_batchnorm", "outcomes", "outcomes_each", "is_a"}
+)
+_OF_TARGET = {f"target.{field.name}" for field in fields(alone.World)}
 
 
 class Driver:
@@ -27,42 +29,62 @@ class Driver:
         source = inspect.getsource(alone)
         self._lines = source.splitlines()
         body = ast.parse(source).body[1:]  # without the docstring
-        self._definitions = [s for s in body if not isinstance(s, ast.Import | ast.ImportFrom)]
+        definitions = [s for s in body if not isinstance(s, ast.Import | ast.ImportFrom)]
+        self._definitions = {name: s for s in definitions for name in _names([s])}
         self.imports = frozenset(_import_lines(body))
-        self.names = frozenset(_names(self._definitions))
+        self.names = frozenset(self._definitions)
 
-    def definitions(self, used: frozenset[str]) -> list[str]:
-        """Source texts for a script whose code looks up these attributes (see `Sources`).
+    def definitions(self, roots: Iterable[str], attributes: frozenset[str]) -> list[str]:
+        """Source texts of these names, and of what they need.
 
-        Raises CannotStandAlone when that code asks for more than a script's `Me` has.
+        attributes: what the case looks up on anything, see `Sources.attributes`.
+        Raises CannotStandAlone when the case asks for more of its target than a script has.
         """
-        beyond = {name for name in used if name.startswith("target.")} - _TARGET
-        if beyond:
-            raise CannotStandAlone(f"it looks at me.{min(beyond)}")
+        of_target = {name for name in attributes if name.startswith("target.")}
+        if of_target - _OF_TARGET:
+            raise CannotStandAlone(f"it looks at me.{min(of_target - _OF_TARGET)}")
+        left_out = _OPTIONAL - attributes - self._used_by_members(attributes)
+        needed: set[str] = set()
+        new = {MAIN, *roots}
+        while new:
+            needed |= new
+            used = {name for root in new for name in self._used_by(root, left_out)}
+            new = used & self.names - needed
         texts: list[str] = []
-        for statement in self._definitions:
-            is_for_wrappers = getattr(statement, "name", "") == _FOR_WRAPPERS
-            if is_for_wrappers and used.isdisjoint({"ddp", "fsdp"}):
+        for name, statement in self._definitions.items():
+            if name not in needed:
                 continue
-            text = self._text(statement, used)
+            text = self._text(statement, left_out)
             if isinstance(statement, ast.Assign) and texts and "\n" not in texts[-1]:
                 texts[-1] += f"\n{text}"  # constants stand together
             else:
                 texts.append(text)
         return texts
 
-    def _text(self, statement: ast.stmt, used: frozenset[str]) -> str:
-        left_out: set[int] = set()
-        if isinstance(statement, ast.ClassDef) and statement.name == "Me":
+    def _used_by_members(self, attributes: frozenset[str]) -> set[str]:
+        """What the optional members among these look up."""
+        members = (m for s in self._definitions.values() for m in getattr(s, "body", ()))
+        kept = [m for m in members if getattr(m, "name", "") in _OPTIONAL & attributes]
+        return {n.attr for m in kept for n in ast.walk(m) if isinstance(n, ast.Attribute)}
+
+    def _used_by(self, name: str, left_out: frozenset[str]) -> Iterator[str]:
+        """Names that a definition uses when it runs, without its optional members."""
+        statement = self._definitions[name]
+        members = statement.body if isinstance(statement, ast.ClassDef) else [statement]
+        for member in members:
+            if getattr(member, "name", "") not in left_out:
+                yield from (n.id for n in ast.walk(member) if isinstance(n, ast.Name))
+
+    def _text(self, statement: ast.stmt, left_out: frozenset[str]) -> str:
+        lines_left_out: set[int] = set()
+        if isinstance(statement, ast.ClassDef):
             for member in statement.body:
-                if isinstance(member, ast.FunctionDef) and member.name in set(_OPTIONAL) - used:
+                if isinstance(member, ast.FunctionDef) and member.name in left_out:
                     first, last = _span(member)
-                    left_out |= set(range(first - 1, last + 1))  # and the blank line before
+                    lines_left_out |= set(range(first - 1, last + 1))  # and the blank line before
         first, last = _span(statement)
-        while self._lines[first - 2].startswith("#"):
-            first -= 1
         return "\n".join(
-            self._lines[n - 1] for n in range(first, last + 1) if n not in left_out
+            self._lines[n - 1] for n in range(first, last + 1) if n not in lines_left_out
         ).rstrip()
 
 

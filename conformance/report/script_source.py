@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import FunctionType, ModuleType
+from typing import TypeGuard
 
 
 class CannotStandAlone(Exception):
@@ -40,6 +41,7 @@ class Sources:
     given: names that the script has anyway, by the module and name that they stand for.
     taken: names that the script uses itself, which nothing else may have.
     imports: the script's own import lines; those of the copied code are added.
+    given_and_used: which of the names that are given anyway the copied code uses.
     aliases_of_given: lines that must come after what is given, and so after `definitions`.
     """
 
@@ -53,6 +55,7 @@ class Sources:
         self.is_copied = is_copied
         self._given = {_Origin(*origin): name for origin, name in given.items()}
         self._taken = taken
+        self.given_and_used: set[str] = set()
         self.imports = set(imports)
         self._origins = {_bound_by_line(line): _Origin("", line) for line in self.imports}
         self._done: set[tuple[str, int]] = set()
@@ -86,6 +89,24 @@ class Sources:
         """Whether the script has something else under the name of this class."""
         return _Origin(kind.__module__, kind.__qualname__) in self._given
 
+    def need_case(self, case: FunctionType, drawn: str) -> str:
+        """Have the function of a case, without what pytest and Hypothesis do with it.
+
+        drawn: its parameter by which it draws values while it runs, or "": the script has the
+            values there, in their order.
+        """
+        module, name = case.__module__, case.__qualname__
+        statement = _bindings(module).get(name)
+        if not isinstance(statement, ast.FunctionDef):
+            raise CannotStandAlone(f"{name} is not defined at the top level of {module}")
+        text = _without_draws(module, statement, drawn) if drawn else _body_of(module, statement)
+        self._claim(name, _Origin(module, name))
+        [bare] = ast.parse(text).body
+        self._nodes.append(bare)
+        self._need_names_in(module, bare)
+        self._definitions.append(text)
+        return name
+
     def need(self, thing: FunctionType | type) -> str:
         """The expression by which the script reaches a function or a class."""
         module, qualname = thing.__module__, thing.__qualname__
@@ -104,6 +125,7 @@ class Sources:
         """Have what `name` means in a copied module; returns its name in the script."""
         origin = _Origin(module, name)
         if origin in self._given:
+            self.given_and_used.add(self._given[origin])
             return self._given[origin]
         statement = _bindings(module).get(name)
         if statement is None:
@@ -254,6 +276,36 @@ def _text(module: str, statement: ast.stmt) -> str:
     while first > 1 and lines[first - 2].startswith("#"):
         first -= 1
     return "\n".join(lines[first - 1 : statement.end_lineno])
+
+
+def _body_of(module: str, statement: ast.stmt) -> str:
+    """The statement as it is written, without decorators."""
+    return "\n".join(_source(module).splitlines()[statement.lineno - 1 : statement.end_lineno])
+
+
+def _without_draws(module: str, statement: ast.FunctionDef, drawn: str) -> str:
+    """The function, with `next(data)` for each `data.draw(...)`."""
+    lines = _body_of(module, statement).splitlines()
+    draws = [node for node in ast.walk(statement) if _is_draw(node, drawn)]
+    uses = [n for n in ast.walk(statement) if isinstance(n, ast.Name) and n.id == drawn]
+    if len(uses) > len(draws):
+        raise CannotStandAlone(f"{statement.name} hands on what draws its values")
+    for node in sorted(draws, key=lambda node: (node.lineno, node.col_offset), reverse=True):
+        first, last = node.lineno - statement.lineno, (node.end_lineno or 0) - statement.lineno
+        before = lines[first].encode()[: node.col_offset].decode()
+        after = lines[last].encode()[node.end_col_offset :].decode()
+        lines[first : last + 1] = [f"{before}next({drawn}){after}"]
+    return "\n".join(lines)
+
+
+def _is_draw(node: ast.AST, drawn: str) -> TypeGuard[ast.Call]:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "draw"
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id == drawn
+    )
 
 
 class _Bare(ast.NodeTransformer):

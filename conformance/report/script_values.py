@@ -68,7 +68,7 @@ class Values:
             items = self._items(value)
             return f"({items},)" if len(value) == 1 else f"({items})"  # type: ignore[arg-type]  # it is one
         if kind in (set, frozenset):
-            return f"{kind.__name__}([{self._items(value)}])"
+            return f"{kind.__name__}([{self._items(sorted(value, key=repr))}])"  # type: ignore[call-overload]  # it is one
         if kind is torch.Size:
             return f"torch.Size([{self._items(value)}])"
         if kind is dict and isinstance(value, Mapping):

@@ -8,6 +8,7 @@ import pytest
 
 from conformance.capabilities import DTYPES, OPS, REDUCE_OPS
 from conformance.catalogue.rules import catalogue
+from conformance.oracle.collectives import Call
 from conformance.run.plan import Plan
 
 Facets = tuple[tuple[str, str], ...]
@@ -19,18 +20,31 @@ _KNOWN = {
 }
 
 
-def facets_of(item: pytest.Item, plan: Plan) -> Facets:
+def facets_of(item: pytest.Item, plan: Plan, smallest: Iterable[object] = ()) -> Facets:
     """Such as ("op", "gather"), ("world size", "2"), ("rule", "gather/async"), sorted.
 
     Of a case that has a reduce op or a dtype as parameter, those that its rule needs are left out.
+
+    smallest: what Hypothesis drew for the smallest example that fails.
     """
     needed = [need for id in plan.covers for need in catalogue()[id].needs]
     needed += [need for mark in item.iter_markers("needs") for need in mark.args]
-    of_parameters = set(_of_parameters(item))
+    of_parameters = {*_of_parameters(item), *_of_calls(smallest)}
     chosen = {kind for kind, _ in of_parameters} & {"reduce_op", "dtype"}
     kinds_and_names = (need.partition(":")[::2] for need in needed)
     general = {facet for facet in kinds_and_names if facet[0] not in chosen}
     return tuple(sorted({*_of_rules(plan.covers), *general, *of_parameters}))
+
+
+def _of_calls(drawn: Iterable[object]) -> Iterator[tuple[str, str]]:
+    """What makes drawn calls other than the plainest of their operation."""
+    for call in drawn:
+        if isinstance(call, Call):
+            yield "op", call.op
+            for kind in ("reduce_op", "dtype"):
+                value = getattr(call, kind)
+                if value != getattr(Call(call.op), kind):
+                    yield kind, value
 
 
 def _of_rules(ids: Iterable[str]) -> Iterator[tuple[str, str]]:

@@ -15,7 +15,7 @@ from conformance.report.script import Example, write_script
 from conformance.run.judgement import Judgement, LeftBehind
 from conformance.run.plan import world_size_of
 from conformance.run.settings import Settings
-from conformance.session.items import CAUSES, DIAGNOSED, TEMPORARY, WORLD, is_drawn
+from conformance.session.items import CAUSES, DIAGNOSED, TEMPORARY, WORLD, as_written, is_drawn
 from conformance.verdict import Verdict
 
 _IN_VAIN = f"none: {FULL_OF_A_CAUSE} scripts of this cause are there"
@@ -87,14 +87,17 @@ def write_script_of(
         return "none: no ranks ran"
     if isinstance(error, LeftBehind):
         return "none: what ranks leave behind is seen by the harness alone"
+    assert isinstance(item, pytest.Function)
+    names = item._fixtureinfo.argnames
     example = Example(
         case=item.nodeid,
         requirements=tuple(judgement.verdicts.items()),
+        function=as_written(item.function),
+        arguments={**{name: item.funcargs[name] for name in names}, **world.last_run.example},
+        is_drawn=is_drawn(item),
         run=world.last_run,
-        target=settings.target,
         deadline_s=world.deadline_s,
         error=error,
-        is_generated=is_drawn(item),
     )
     name = "".join(c if c.isalnum() else "_" for c in item.name).strip("_")[:100]
     file = f"{name}_{zlib.crc32(item.nodeid.encode()):08x}.py"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
 from conformance.harness.failure import RanksFailed, lack_of, refusals_of
 from conformance.harness.outcome import Refusal
 from conformance.harness.ranks import Ranks
+from conformance.harness.shrink_limit import Draws
 from conformance.report.folder import CertificateFolder
 from conformance.run.judgement import Judgement, judge_end
 from conformance.run.plan import Plan
@@ -43,6 +46,22 @@ def judgement_of(item: pytest.Item, error: BaseException | None) -> Judgement:
 def is_drawn(item: pytest.Item) -> bool:
     """Whether Hypothesis draws what the case works on."""
     return bool(getattr(item.obj, "is_hypothesis_test", False))  # type: ignore[attr-defined]  # Function has it
+
+
+def smallest_example(item: pytest.Item) -> list[object]:
+    """All that Hypothesis drew for the last example of a case that failed."""
+    world = item.stash.get(WORLD, None)
+    drawn = world.last_run.example.values() if world and world.last_run else ()
+    return [
+        one for value in drawn for one in (value.drawn if isinstance(value, Draws) else [value])
+    ]
+
+
+def as_written(case: Callable[..., object]) -> Callable[..., object]:
+    """The function of a case, without what Hypothesis makes of it."""
+    handle = getattr(case, "hypothesis", None)
+    written: Callable[..., object] = inspect.unwrap(handle.inner_test if handle else case)
+    return written
 
 
 def _lack(item: pytest.Item, error: BaseException | None) -> str:

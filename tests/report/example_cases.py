@@ -10,15 +10,19 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  # torch's own habit
 
 from conformance import CheckFailed as Failed
-from conformance import Me
+from conformance import Me, Ranks, assert_same_on_all_ranks, assert_that
 from conformance.checks import compare
 from conformance.checks.compare import first_difference as difference
+from conformance.harness.outcome import Raised
 from conformance.target import resolve
 from tests.report import samples
 
@@ -108,6 +112,10 @@ def remembers(me: Me) -> int:
     return len(MEMORY)
 
 
+def checks_that_it_was_remembered(me: Me) -> None:
+    assert [me.rank] * 2 == MEMORY
+
+
 MEMORY: list[int] = []
 
 
@@ -130,6 +138,42 @@ def reads_the_environment(me: Me) -> str:
     return os.environ["SAMPLE_LEVEL"]
 
 
+# ---- Whole cases.
+
+
+def summed(me: Me, x: Tensor) -> Tensor:
+    dist.all_reduce(x)
+    return x
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_sums(ranks: Ranks, factor: float) -> None:
+    got = ranks.run(summed, torch.full((3,), factor))
+    assert_same_on_all_ranks(got, want=torch.full((3,), factor * ranks.world_size))
+    assert_that(ranks.target.capabilities.has("op:all_reduce"), "claimed")
+
+
+@given(data=st.data())
+def test_sums_of_what_was_drawn(ranks: Ranks, data: st.DataObject) -> None:
+    numel, value = data.draw(st.integers(1, 9)), data.draw(
+        st.floats(0, 1), label="value"
+    )  # fmt: skip
+    got = ranks.run(summed, torch.full((numel,), value))
+    for one in got:
+        assert_that(one.tolist() == [value * ranks.world_size] * numel, f"got {one}")
+
+
+def test_outcomes(ranks: Ranks) -> None:
+    for outcome in ranks.outcomes(raises):
+        assert_that(isinstance(outcome, Raised) and outcome.is_a(Failed), f"it {outcome}")
+    ranks.renew()
+    assert_same_on_all_ranks(ranks.run(summed, torch.ones(1)), torch.ones(1) * ranks.world_size)
+
+
+def test_hands_on(ranks: Ranks, data: st.DataObject) -> None:
+    test_sums_of_what_was_drawn(ranks, data)
+
+
 # ---- What cannot stand alone.
 
 
@@ -143,8 +187,8 @@ def imports_while_it_runs(me: Me) -> object:
     return load_target("torch")
 
 
-def looks_at_claims(me: Me) -> bool:
-    return me.target.capabilities.has("op:send")
+def looks_at_absences(me: Me) -> bool:
+    return bool(me.target.absences)
 
 
 def describe(me: Me) -> str:

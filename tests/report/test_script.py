@@ -13,17 +13,25 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from conformance import CheckFailed, assert_same_on_all_ranks
+from conformance import CheckFailed, Ranks, assert_same_on_all_ranks
+from conformance.checks import first_difference
 from conformance.harness.failure import RanksFailed
 from conformance.harness.outcome import Outcome, Raised, Returned
 from conformance.harness.pool import WorldSpec
 from conformance.harness.ranks import LastRun
-from conformance.report.script import Example, script_text, write_script
+from conformance.harness.shrink_limit import Draws
+from conformance.report import alone
+from conformance.report.script import _GIVEN, Example, script_text, write_script
+from conformance.report.script_driver import Driver
 from conformance.report.script_source import CannotStandAlone
+from conformance.session.items import as_written
 from conformance.target import Target
 from conformance.verdict import Verdict
 from tests.report import example_cases as cases
@@ -54,6 +62,30 @@ dist.Backend.register_backend("doubling", Doubling, devices=["cpu"])
 """
 
 
+DRAWN = object.__new__(Draws)
+DRAWN.drawn = [3, 0.5]
+
+NUMBERS = [0.0, -0.0, 1.0, 1.0000001, float("nan"), float("inf"), -1.5]
+TENSORS = st.builds(
+    lambda values, dtype: torch.tensor(values).nan_to_num(7.0, 9.0).to(dtype),
+    st.lists(st.sampled_from(NUMBERS), max_size=2),
+    st.sampled_from([torch.int64, torch.uint8, torch.bool, torch.complex64, torch.float8_e5m2]),
+) | st.builds(
+    lambda values, dtype: torch.tensor(values).to(dtype),
+    st.lists(st.sampled_from(NUMBERS), max_size=2),
+    st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.complex128]),
+)
+LEAVES = TENSORS | st.sampled_from([None, 1, "a", *NUMBERS, cases.Part(1), cases.Part(2)])
+VALUES = st.recursive(
+    LEAVES | st.just(torch.eye(2).to_sparse()) | st.just(np.ones(2)),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.sampled_from("ab"), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
 NOT_RETURNED = RanksFailed("f", [Raised("X", "", "")])
 
 
@@ -62,23 +94,33 @@ def example(
     *args: Any,
     world_size: int = 2,
     target: Target = GLOO,
-    error: BaseException | None = None,
+    error: BaseException = NOT_RETURNED,
     earlier: Sequence[tuple[Callable[..., Any], Sequence[Sequence[Any]]]] = (),
     values: Sequence[object] | None = None,
     default_group: bool = True,
     **more: Any,
 ) -> Example:
+    """Of a case that runs this function, and of which nothing is known but that."""
     spec = WorldSpec(target, world_size, "cpu", 7, default_group, 60.0, ())
     outcomes: list[Outcome] = [Returned(v) for v in values or [None] * world_size]
-    run = LastRun(spec, function, [args] * world_size, outcomes, [], earlier)
     words: dict[str, Any] = {
         "case": "tests/test_x.py::test_x[ws2]",
         "requirements": [("all_reduce/sum", Verdict.BROKEN)],
+        "function": len,
+        "arguments": {},
+        "is_drawn": False,
+        "run": LastRun(spec, function, [args] * world_size, outcomes, [], earlier),
         "deadline_s": 60.0,
-        "error": error or CheckFailed("it is\nwrong"),
-        "is_generated": False,
+        "error": error,
     }
-    return Example(run=run, target=target, **{**words, **more})
+    return Example(**{**words, **more})
+
+
+def written(function: Callable[..., Any], target: Target = GLOO, **arguments: Any) -> Example:
+    """Of a case whose function is all that tells what must hold."""
+    ranks = object.__new__(Ranks)
+    made = example(cases.simple, target=target, error=CheckFailed("it is\nwrong"))
+    return replace(made, function=as_written(function), arguments={"ranks": ranks, **arguments})
 
 
 def wrong(values: Sequence[object], want: Sequence[object]) -> CheckFailed:
@@ -102,10 +144,10 @@ def test_a_simple_case_brings_nothing_but_itself() -> None:
     text = script_text(example(cases.simple))
     names = [n.name for n in ast.walk(checked(text)) if isinstance(n, ast.FunctionDef)]
     assert names[0] == "simple"
-    assert "target=Target(name='gloo', backend='gloo', device='cpu')," in text
+    assert "World(name='gloo', backend='gloo', world_size=2, ddp=" in text
     assert text.startswith('"""all_reduce/sum: broken on gloo.\n')
-    assert "    it is\n    wrong\n" in text
-    assert not {"generator", "options", "ddp", "fsdp"} & set(names), "Me has what is used alone"
+    assert not {"generator", "options", "fsdp", "outcomes", "is_a", "assert_that"} & set(names)
+    assert "import inspect" not in text
 
 
 def test_helpers_classes_constants_and_imports_come_along() -> None:
@@ -115,7 +157,7 @@ def test_helpers_classes_constants_and_imports_come_along() -> None:
     )
     tree = checked(text)
     top = [n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
-    for name in ("Part", "Colour", "Point", "fall", "first_difference", "uses_much"):
+    for name in ("Part", "Colour", "Point", "fall", "uses_much", "first_difference"):
         assert name in top, name
     assert "# How much is added.\nSTEP = 2\n" in text
     assert "from torch.nn import functional as F\n" in text
@@ -123,8 +165,8 @@ def test_helpers_classes_constants_and_imports_come_along() -> None:
     assert "difference = first_difference\n" in text
     assert "compare = SimpleNamespace(describe=describe)\n" in text
     assert (
-        "(uses_much, [(Part(numel=3, colour=Colour['BLUE'], more={'a': 1}), "
-        "dist.ReduceOp.MAX, [Point(1, 2)])] * 3)," in text
+        "ranks.run_each(uses_much, [(Part(numel=3, colour=Colour['BLUE'], more={'a': 1}), "
+        "dist.ReduceOp.MAX, [Point(1, 2)])] * 3)" in text
     )
     assert top.index("fall") < top.index("uses_much")
 
@@ -132,27 +174,26 @@ def test_helpers_classes_constants_and_imports_come_along() -> None:
 def test_what_ranks_were_given_one_by_one_stays_apart() -> None:
     made = example(cases.simple)
     text = script_text(replace(made, run=replace(made.run, args=[(1,), (2,)])))
-    assert "(simple, [(1,), (2,)])," in text
+    assert "ranks.run_each(simple, [(1,), (2,)])" in text
 
 
 def test_a_method_is_reached_through_its_class() -> None:
     text = script_text(example(cases.Methods.rank))
-    assert "runs=[\n        (Methods.rank, [()] * 2)," in text
+    assert "ranks.run_each(Methods.rank, [()] * 2)" in text
     assert "FIRST, SECOND = SIZES\n" in text
     checked(text)
 
 
 def test_of_generated_examples_only_the_last_is_run() -> None:
     earlier = [(cases.remembers, [(), ()])]
-    one = script_text(example(cases.simple, earlier=earlier, is_generated=True))
+    one = script_text(example(cases.simple, earlier=earlier, is_drawn=True))
     assert "remembers" not in one
-    assert "Of many examples" in one
     assert "remembers" in script_text(example(cases.simple, earlier=earlier))
 
 
 def test_odd_text_does_not_break_the_script() -> None:
     error = CheckFailed('said """no""" \\ and \\N{x}\nand ' + "more\n" * 40)
-    text = script_text(example(cases.simple, error=error))
+    text = script_text(replace(written(cases.test_sums), error=error))
     checked(text)
     assert "(21 more lines)" in text
 
@@ -198,9 +239,11 @@ def test_values_are_the_same_in_the_script(value: Any) -> None:
     sys.modules["script"] = module  # dataclasses look their module up
     try:
         exec(compile(text, "script", "exec"), names)
+        nodes = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call)]
+        [call] = [n for n in nodes if ast.unparse(n.func) == "ranks.run_each" and len(n.args) == 2]
+        [(there,)] = eval(compile(ast.Expression(call.args[1]), "script", "eval"), names)
     finally:
         del sys.modules["script"]
-    [(_, [(there,)])] = names["WORLD"].runs
     if isinstance(value, torch.Tensor):
         assert (there.dtype, there.stride(), there.requires_grad) == (
             (value.dtype, value.stride(), value.requires_grad)
@@ -218,7 +261,7 @@ def test_values_are_the_same_in_the_script(value: Any) -> None:
     ("function", "args", "why"),
     [
         (cases.imports_while_it_runs, (), "it imports conformance.target while it runs"),
-        (cases.looks_at_claims, (), "it looks at me.target.capabilities"),
+        (cases.looks_at_absences, (), "it looks at me.target.absences"),
         (cases.describe, (), "two things that it needs are called 'describe'"),
         (lambda me: None, (), "is not defined at the top level of tests.report.test_script"),
         (cases.simple, (threading.Lock(),), "a lock cannot be pickled"),
@@ -271,28 +314,55 @@ def run_script(made: Example, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_script_shows_wrong_data_of_a_backend(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+TOY_TARGET = Target("toy", "doubling", imports=("toy_backend",))
+
+
+@pytest.fixture
+def toy_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "toy_backend.py").write_text(TOY)
     monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("toy_backend")
+def test_a_script_shows_wrong_data_of_a_backend(tmp_path: Path) -> None:
     values, want = [torch.full((3,), 6.0)] * 2, [torch.full((3,), 3.0)] * 2
-    made = example(
-        cases.simple,
-        target=Target("toy", "doubling", imports=("toy_backend",)),
-        error=wrong(values, want),
-        values=values,
-    )
+    made = example(cases.simple, target=TOY_TARGET, error=wrong(values, want), values=values)
     done = run_script(made, tmp_path)
     assert done.returncode == 1, done.stderr
-    assert "rank 1 returned tensor([6., 6., 6.])\n" in done.stdout
-    assert "    differs 3 of 3 elements differ, in float32 (3,)\n" in done.stdout
-    assert "first at [0]: got 6.0, want 3.0\n" in done.stdout
-    assert "rank 0 should return tensor([3., 3., 3.])\n" in done.stdout
-    assert done.stdout.endswith("FAIL: ranks 0, 1\n")
-    done = run_script(replace(made, target=GLOO), tmp_path)
+    assert "rank 1 : got tensor([6., 6., 6.]), want tensor([3., 3., 3.])\n" in done.stdout
+    assert done.stdout.endswith("FAIL\n")
+    gloo = replace(made.run, spec=replace(made.run.spec, target=GLOO))
+    done = run_script(replace(made, run=gloo), tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.endswith("PASS: every rank returned what it should\n")
+    assert done.stdout.endswith("PASS\n")
+
+
+@pytest.mark.usefixtures("toy_backend")
+@pytest.mark.parametrize(
+    ("case", "arguments"),
+    [
+        (cases.test_sums, {"factor": 2.0}),
+        (cases.test_sums_of_what_was_drawn, {"data": DRAWN}),
+        (cases.test_outcomes, {}),
+    ],
+)
+def test_a_script_runs_the_case_as_it_is_written(
+    case: Callable[..., Any], arguments: dict[str, Any], tmp_path: Path
+) -> None:
+    """With its checks; and without decorators, and without Hypothesis."""
+    for target, code, verdict in ((GLOO, 0, "PASS"), (TOY_TARGET, 1, "FAIL")):
+        made = written(case, target, **arguments)
+        text = script_text(made)
+        checked(text)
+        assert "hypothesis" not in text
+        assert "parametrize" not in text
+        done = run_script(made, tmp_path)
+        assert (done.returncode, done.stdout.splitlines()[-1]) == (code, verdict), done.stderr
+
+
+def test_what_draws_values_may_not_be_handed_on() -> None:
+    with pytest.raises(CannotStandAlone, match="test_hands_on hands on what draws its values"):
+        script_text(written(cases.test_hands_on, data=DRAWN))
 
 
 def test_a_script_allows_what_the_case_allows(tmp_path: Path) -> None:
@@ -306,11 +376,7 @@ def test_a_script_allows_what_the_case_allows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "last", "code"),
-    [
-        (cases.returns_its_rank, "FAIL: rank 1", 1),
-        (cases.simple, "PASS: every rank returned what it should", 0),
-    ],
+    ("function", "last", "code"), [(cases.returns_its_rank, "FAIL", 1), (cases.simple, "PASS", 0)]
 )
 def test_a_script_compares_ranks_with_each_other(
     function: Callable[..., Any], last: str, code: int, tmp_path: Path
@@ -320,15 +386,6 @@ def test_a_script_compares_ranks_with_each_other(
         assert_same_on_all_ranks(values)
     done = run_script(example(function, error=caught.value, values=values), tmp_path)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (code, last), done.stderr
-
-
-def test_a_script_says_that_it_cannot_judge_and_why(tmp_path: Path) -> None:
-    for error in (CheckFailed("it took too long"), wrong([1], [2]), KeyError("k")):
-        done = run_script(example(cases.returns_its_rank, world_size=1, error=error), tmp_path)
-        assert done.returncode == 2, done.stderr
-        assert done.stdout.splitlines()[-1] == (
-            "CANNOT JUDGE: the case's own process checks more than what each rank returns"
-        )
 
 
 def test_a_script_runs_what_the_same_ranks_ran_before(tmp_path: Path) -> None:
@@ -342,44 +399,44 @@ def test_a_script_runs_what_the_same_ranks_ran_before(tmp_path: Path) -> None:
             (cases.remembers, [(), ()]),
             (cases.takes_a_function, [(cases.remembers,)] * 2),
             (cases.asks_for_torchs_ddp, [(), ()]),
+            (cases.checks_that_it_was_remembered, [(), ()]),
         ],
-        error=wrong([0, 0], ["what is wanted"] * 2),
     )
     done = run_script(made, tmp_path)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "rank 0 returned OrderedDict(" in done.stdout
-    assert "tensor([3., 3.])" in done.stdout
-    assert "Point(x=1, y=2)" in done.stdout
-    assert "wanted: 'what is wanted'\n" in done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_what_the_harness_gives_is_there_by_the_name_that_the_case_has_for_it(
     tmp_path: Path,
 ) -> None:
-    done = run_script(example(cases.resolves, world_size=1, error=NOT_RETURNED), tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "rank 0 returned '0'\nPASS: every rank returned in time\n"
+    error = wrong(["0"], ["0"])
+    error.got = values = ["0"]
+    made = example(cases.resolves, world_size=1, error=error, values=values)
+    done = run_script(made, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "PASS\n"), done.stderr
 
 
 def test_a_script_without_a_group_of_its_own(tmp_path: Path) -> None:
+    error = wrong(["3"], ["3"])
+    error.got = values = ["3"]
     made = example(
         cases.reads_the_environment,
         world_size=1,
         target=replace(GLOO, env={"SAMPLE_LEVEL": "3"}),
         earlier=[(cases.makes_its_own_group, [()])],
         default_group=False,
-        error=NOT_RETURNED,
+        error=error,
+        values=values,
     )
     done = run_script(made, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("rank 0 returned '3'\n")
+    assert (done.returncode, done.stdout) == (0, "PASS\n"), done.stderr
 
 
 @pytest.mark.parametrize(
     ("function", "shown"),
     [
-        (cases.hangs, "rank 1 was still running\nFAIL: rank"),
-        (cases.dies, "rank 1 died: exit code -11\nFAIL: rank"),
+        (cases.hangs, "rank 1: StillRunning()\nFAIL\n"),
+        (cases.dies, "rank 1: Died(exit_code=-11)\nFAIL\n"),
         (cases.raises, "CheckFailed: as told\n"),
     ],
 )
@@ -387,10 +444,31 @@ def test_a_script_shows_ranks_that_fail(
     function: Callable[..., Any], shown: str, tmp_path: Path
 ) -> None:
     deadline_s = 2.0 if function is cases.hangs else 60.0
-    made = example(function, deadline_s=deadline_s, error=NOT_RETURNED)
-    done = run_script(made, tmp_path)
+    done = run_script(example(function, deadline_s=deadline_s), tmp_path)
     assert done.returncode == 1, done.stderr
     assert shown in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("FAIL: rank")
+    assert done.stdout.endswith("FAIL\n")
     if function is cases.hangs:
         assert "in hangs" in done.stderr, "its stacks"
+
+
+# ---- What a script compares with
+
+
+@settings(max_examples=300)
+@given(a=VALUES, b=VALUES, ulps=st.sampled_from([0, 1, 3]))
+def test_a_script_finds_the_differences_that_the_suite_finds(a: Any, b: Any, ulps: int) -> None:
+    for got, want in ((a, b), (a, a)):
+        theirs = first_difference(got, want, within_ulps=ulps)
+        mine = alone.first_difference(got, want, within_ulps=ulps)
+        assert bool(mine) is bool(theirs), (mine, theirs)
+
+
+def test_no_case_has_a_name_that_its_script_needs_itself() -> None:
+    given = {name for names in _GIVEN.values() for name in names}
+    own = Driver().names - given
+    for path in Path("conformance").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        if path.name != "alone.py":
+            defined = {getattr(statement, "name", "") for statement in tree.body}
+            assert not own & defined - {"Capabilities"}, path

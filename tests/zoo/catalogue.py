@@ -48,7 +48,7 @@ STRANGERS = (
         "store_based",
         claims="all_reduce (SUM, MAX), broadcast and barrier of three dtypes, through a store",
         bug="int64 is reduced as float64",
-        blamed=r"(all_reduce with|dtype) int64 is wrong",
+        blamed=r"\bint64 is wrong",
         telling=("all_reduce/s*", "broadcast/values", "reductions/i*", "reduce/sum"),
     ),
     Stranger(

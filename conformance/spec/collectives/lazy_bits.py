@@ -107,7 +107,7 @@ def test_scatter_with_the_neg_bit(ranks: Ranks, side: str) -> None:
     "values in it, or all ranks refuse it.",
     source="torch 2.13 docs, Tensor.resolve_neg",
     needs="reduce_op:max",
-    rests_on="all_reduce/sum",
+    rests_on=("all_reduce/sum", "all_reduce/strided"),
 )
 @world_sizes(2, 3)
 @pytest.mark.parametrize("op", ["all_reduce", *ops("reduce", "broadcast"), *READING])
