@@ -163,6 +163,15 @@ class ThreadGroup(dist.ProcessGroup):
             raise ValueError(f"there is no rank {root} in a group of {self.size()}")
         return root
 
+    def _check_list(self, tensors: list[torch.Tensor], like: torch.Tensor) -> None:
+        if len(tensors) != self.size():
+            raise ValueError(f"{len(tensors)} tensors for {self.size()} ranks")
+        for tensor in tensors:
+            _check(tensor)
+        mine = tensors[self.rank()]  # those of other ranks may have any size
+        if (mine.shape, mine.dtype) != (like.shape, like.dtype):
+            raise ValueError(f"{mine.dtype} {mine.shape} with {like.dtype} {like.shape}")
+
     def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
         [tensor] = tensors
         how = _name_of(opts.reduceOp)
@@ -212,6 +221,7 @@ class ThreadGroup(dist.ProcessGroup):
     ) -> dist.Work:
         [mine], [out] = inputs, outputs
         _check(mine)
+        self._check_list(out, mine)
 
         def todo(peers: Peers) -> None:
             for root in range(peers.size):
@@ -224,6 +234,8 @@ class ThreadGroup(dist.ProcessGroup):
     ) -> dist.Work:
         [mine], root = inputs, self._root(opts)
         _check(mine)
+        if self.rank() == root:
+            self._check_list(outputs[0], mine)
 
         def todo(peers: Peers) -> None:
             if peers.rank != root:
@@ -239,6 +251,8 @@ class ThreadGroup(dist.ProcessGroup):
     ) -> dist.Work:
         [out], root = outputs, self._root(opts)
         _check(out)
+        if self.rank() == root:
+            self._check_list(inputs[0], out)
 
         def todo(peers: Peers) -> None:
             if peers.rank != root:
@@ -347,6 +361,7 @@ def _target(name: str, backend: str) -> Target:
             features=frozenset({"nonblocking", "gather_v"}),
         ),
         deviations=(
+            Deviation(requirements=("arguments/torch-words",), reason="it has words of its own"),
             Deviation(
                 requirements=("all_gather/aliased-outputs",),
                 reason="the caller is trusted to pass a tensor of its own for each rank",
