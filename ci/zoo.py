@@ -7,6 +7,7 @@ or if that sentence does not name the bug.
 
     python -m ci.zoo
     python -m ci.zoo store_based wraps_gloo --workers 4
+    python -m ci.zoo --of honest              # without the twins; or the twins alone: --of buggy
     python -m ci.zoo --lacking                # gloo without one operation, dtype or reduction
 """
 
@@ -71,6 +72,7 @@ def main() -> int:
     )
     modules = [stranger.module for stranger in STRANGERS]
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(modules)}; all")
+    parser.add_argument("--of", choices=["honest", "buggy", "both"], default="both", help="which")
     parser.add_argument("--lacking", action="store_true", help="those of tests/zoo/lacking.py too")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="pytest workers")
     parser.add_argument("--output", type=Path, default=Path("build/zoo"), metavar="DIR")
@@ -97,7 +99,10 @@ def main() -> int:
     for stranger in STRANGERS:
         if arguments.names and stranger.module not in arguments.names:
             continue
-        is_true &= is_honest(stranger.honest, stranger.claims, stranger.launch)
+        if arguments.of != "buggy":
+            is_true &= is_honest(stranger.honest, stranger.claims, stranger.launch)
+        if arguments.of == "honest":
+            continue
         document, minutes = certified(stranger.buggy, stranger.launch)
         said = first_sentence(document)
         is_named = re.search(stranger.blamed, said) is not None

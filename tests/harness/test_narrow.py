@@ -22,12 +22,9 @@ FILES = (
     "dtypes",
     "empty",
     "functional",
-    "large",
     "order",
-    "programs",
     "reductions",
     "subgroup",
-    "surroundings",
 )
 
 
