@@ -9,6 +9,7 @@ import pytest
 from conformance.capabilities import DTYPES, OPS, REDUCE_OPS
 from conformance.catalogue.rules import catalogue
 from conformance.oracle.collectives import Call
+from conformance.oracle.programs import Program, Step
 from conformance.run.plan import Plan
 
 Facets = tuple[tuple[str, str], ...]
@@ -37,13 +38,16 @@ def facets_of(item: pytest.Item, plan: Plan, smallest: Iterable[object] = ()) ->
 
 
 def _of_calls(drawn: Iterable[object]) -> Iterator[tuple[str, str]]:
-    """What makes drawn calls other than the plainest of their operation."""
-    for call in drawn:
-        if isinstance(call, Call):
-            yield "op", call.op
+    """The operations of drawn calls and programs, and what is not the plainest of them."""
+    for one in drawn:
+        if isinstance(one, Program):
+            yield from _of_calls(one.steps)
+        elif isinstance(one, Call | Step):
+            yield "op", one.op
+            plainest = Call(one.op)
             for kind in ("reduce_op", "dtype"):
-                value = getattr(call, kind)
-                if value != getattr(Call(call.op), kind):
+                value = getattr(one, kind, getattr(plainest, kind))
+                if value != getattr(plainest, kind):
                     yield kind, value
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from conformance.oracle.collectives import Call
+from conformance.oracle.programs import Program, Step
 from conformance.run.facets import facets_of
 from conformance.run.plan import Plan
 
@@ -21,12 +24,12 @@ class Callable:
         raise AssertionError("a parameter's own text is not asked for")
 
 
-def facets(*covers: str, **parameters: Any) -> dict[str, str]:
+def facets(*covers: str, smallest: Iterable[object] = (), **parameters: Any) -> dict[str, str]:
     item = SimpleNamespace(
         callspec=SimpleNamespace(params=parameters), iter_markers=lambda name: iter(())
     )
     plan = Plan(covers=covers, own=(), lacks=(), lacks_part=False, depth=0, gpus=0, probed=False)
-    return dict(facets_of(cast(pytest.Item, item), plan))
+    return dict(facets_of(cast(pytest.Item, item), plan, smallest))
 
 
 def test_the_rule_and_the_parameters_tell_what_a_case_is_about() -> None:
@@ -47,3 +50,14 @@ def test_a_reduce_op_of_the_case_takes_the_place_of_those_that_its_rule_needs() 
     assert facets("reductions/integers-are-exact")["reduce_op"] == "sum"
     chosen = facets("reductions/integers-are-exact", name="max", dtype="int64")
     assert (chosen["reduce_op"], chosen["dtype"]) == ("max", "int64")
+
+
+def test_what_is_not_the_plainest_in_the_smallest_example_has_to_do_with_the_failure() -> None:
+    rule = "reduce_scatter/shapes"
+    plain = facets(rule, smallest=[Call("reduce_scatter"), "no call"])
+    assert ("dtype" in plain, plain["reduce_op"]) == (False, "sum"), "as the rule needs it"
+    telling = facets(rule, smallest=[Call("reduce_scatter", dtype="int32", reduce_op="max")])
+    assert (telling["reduce_op"], telling["dtype"]) == ("max", "int32")
+    program = Program(((0, 1),), (Step("reduce_scatter", reduce_op="bxor"),))
+    of_program = facets("order/programs", smallest=[program])
+    assert (of_program["op"], of_program["reduce_op"]) == ("reduce_scatter", "bxor")
