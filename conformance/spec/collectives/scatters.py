@@ -52,7 +52,7 @@ def reduce_scattered_unevenly(me: Me, op: str) -> Tensor:
     "reduce_scatter takes lists whose tensors differ in size: rank i's output has that of the "
     "i-th.",
     source="observed, torch 2.13.0 gloo",
-    needs=("op:reduce_scatter", "reduce_op:sum", "feature:gather_v"),
+    needs=("op:reduce_scatter", "reduce_op:sum", "feature:reduce_scatter_v"),
     rests_on="reduce_scatter/sum",
 )
 @world_sizes(2, 3)
