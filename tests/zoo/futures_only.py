@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import queue
 import socket
 import threading
@@ -48,9 +49,14 @@ class Promise(NamedTuple):
             return
         if content:
             flat = torch.frombuffer(content, dtype=self.place.dtype)
-            with torch.no_grad():
-                self.place.copy_(flat.reshape(self.place.shape))
+            _fill(self.place, flat.reshape(self.place.shape))
         self.written.set_result([self.place])
+
+
+def _fill(place: torch.Tensor, values: torch.Tensor) -> None:
+    """From a thread, which has modes of its own."""
+    with torch.inference_mode(place.is_inference()), torch.no_grad():
+        place.copy_(values)
 
 
 class Mailbox:
@@ -161,7 +167,7 @@ def _work_of(future: Future[Any]) -> dist.Work:
 
 
 def _content(tensor: torch.Tensor) -> bytes:
-    flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
+    flat = torch.empty(tensor.numel(), dtype=tensor.dtype, device="cpu")
     with torch.no_grad():
         flat.copy_(tensor.reshape(-1))
     return flat.view(torch.uint8).numpy().tobytes()
@@ -171,6 +177,8 @@ class FuturesGroup(dist.ProcessGroup):
     """Nothing here waits but the constructor."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+        if not 0 <= rank < size:
+            raise ValueError(f"there is no rank {rank} among {size}")
         super().__init__(rank, size)  # type: ignore[call-arg]  # torch's stub lacks this form
         self._name = self._desc = ""
         # Another place each time, should a group be made again on the same store.
@@ -230,7 +238,7 @@ class FuturesGroup(dist.ProcessGroup):
         self._round += 1
         tag = COLLECTIVE + self._round
         shapes = [place.shape for place in places or [tensor] * self.size()]
-        copies = [torch.empty(shape, dtype=tensor.dtype) for shape in shapes]
+        copies = [torch.empty(shape, dtype=tensor.dtype, device="cpu") for shape in shapes]
         with torch.no_grad():
             copies[self.rank()].copy_(tensor)
         parts = [self._post(peer, tag, tensor) for peer in self._lines]
@@ -247,11 +255,7 @@ class FuturesGroup(dist.ProcessGroup):
         op = FOLDS[opts.reduceOp.op.name]
 
         def write(copies: Future[list[torch.Tensor]]) -> list[torch.Tensor]:
-            with torch.no_grad():
-                total = copies.value()[0]
-                for copy in copies.value()[1:]:
-                    total = op(total, copy)
-                tensor.copy_(total)
+            _fill(tensor, functools.reduce(op, copies.value()))
             return tensors
 
         return self._handle(self._all_to_everyone(tensor), write)
@@ -260,11 +264,12 @@ class FuturesGroup(dist.ProcessGroup):
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any
     ) -> dist.Work:
         self._check(inputs[0])
+        if len(outputs[0]) != self.size() or outputs[0][self.rank()].shape != inputs[0].shape:
+            raise ValueError("all_gather needs a tensor for each rank, this rank's as its input")
 
         def write(copies: Future[list[torch.Tensor]]) -> list[torch.Tensor]:
-            with torch.no_grad():
-                for place, copy in zip(outputs[0], copies.value(), strict=True):
-                    place.copy_(copy)
+            for place, copy in zip(outputs[0], copies.value(), strict=True):
+                _fill(place, copy)
             return outputs[0]
 
         return self._handle(self._all_to_everyone(inputs[0], outputs[0]), write)
@@ -283,7 +288,7 @@ class FuturesGroup(dist.ProcessGroup):
         return _work_of(torch.futures.collect_all(parts).then(lambda done: _after(done, tensors)))
 
     def barrier(self, opts: Any) -> dist.Work:
-        token = torch.zeros(1, dtype=torch.int32)
+        token = torch.zeros(1, dtype=torch.int32, device="cpu")
         return self._handle(self._all_to_everyone(token), lambda copies: copies.value()[:0])
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> dist.Work:
@@ -340,6 +345,7 @@ TARGET = Target(
     imports=(__name__,),
     capabilities=CLAIMS,
     deviations=(
+        Deviation(("arguments/torch-words",), "its errors are its own"),
         Deviation(("p2p/source-rank",), "torch's handle of a future knows no source"),
         Deviation(("p2p/to-oneself",), "there is no line from a rank to itself"),
         Deviation(("all_gather/aliased-outputs",), "outputs are not compared with each other"),
