@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from conformance.capabilities import Capabilities
-from conformance.target import Target
+from conformance.target import Deviation, Target
 
 DELAY_S = 0.2
 LOOK_AGAIN_S = 0.005
@@ -32,6 +32,8 @@ class Link:
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         self.rank, self.size = rank, size
+        # Another folder each time, should a group be made again on the same store.
+        store = dist.PrefixStore(f"time {store.add(f'made/{rank}', 1)}", store)
         if rank == 0:
             store.set("folder", tempfile.mkdtemp(prefix="zoo-slow-"))
         store.wait(["folder"], timeout)
@@ -91,7 +93,7 @@ class SlowGroup(dist.ProcessGroup):
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # torch's stub lacks this form
         self._link = Link(store, rank, size, timeout)
-        self._name = ""
+        self._name = self._desc = ""
 
     def getBackendName(self) -> str:
         return "zoo_slow"
@@ -103,10 +105,10 @@ class SlowGroup(dist.ProcessGroup):
         return self._name
 
     def setGroupDesc(self, desc: str) -> None:
-        pass
+        self._desc = desc
 
     def getGroupDesc(self) -> str:
-        return ""
+        return self._desc
 
     def _exchange(self, array: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
         """What all ranks put there, in their order."""
@@ -128,7 +130,7 @@ class SlowGroup(dist.ProcessGroup):
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
         [tensor] = tensors
         if not 0 <= opts.rootRank < self._link.size:
-            raise IndexError(f"zoo_slow: rank {opts.rootRank} of {self._link.size}")
+            raise ValueError(f"zoo_slow: rank {opts.rootRank} of {self._link.size}")
         return _written(tensor, self._exchange(_array(tensor))[opts.rootRank])
 
     def barrier(self, opts: Any) -> dist.Work:
@@ -175,5 +177,6 @@ TARGET = Target(
         reduce_ops=frozenset({"sum"}),
         features=frozenset(),
     ),
+    deviations=(Deviation(("arguments/torch-words",), "its errors have words of its own"),),
 )
 BUGGY = replace(TARGET, name="zoo-slow-buggy", backend="zoo_slow_buggy")

@@ -37,11 +37,11 @@ MATRIX = (4, 6)
 
 
 def mine(me: Me, shape: tuple[int, ...] = MATRIX) -> Tensor:
-    return sample(shape, "float64", me.rank).to(me.device)
+    return sample(shape, "float32", me.rank).to(me.device)
 
 
 def all_of(world_size: int, shape: tuple[int, ...] = MATRIX) -> list[Tensor]:
-    return [sample(shape, "float64", rank) for rank in range(world_size)]
+    return [sample(shape, "float32", rank) for rank in range(world_size)]
 
 
 def reduced_functionally(me: Me, op: str) -> Tensor:

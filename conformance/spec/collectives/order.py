@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -128,14 +130,26 @@ def test_a_hundred_at_once(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(many_pending), want=want)
 
 
-def many_in_a_row(me: Me) -> Tensor:
-    """2,100 one-element reductions, a hundred at a time; the counts of each value that came out."""
+def reduced_side_by_side(me: Me, count: int) -> Tensor:
+    """So many one-element reductions; how often each value came out."""
+    xs = torch.full((count,), float(me.rank + 1), device=me.device)
+    for work in [dist.all_reduce(x, async_op=True) for x in xs.unbind()]:
+        work.wait()
+    return torch.bincount(xs.cpu().long(), minlength=8)
+
+
+def many_in_a_row(me: Me, within_s: float) -> Tensor | None:
+    """2,100 reductions, a hundred at a time; None if they would take longer than they may."""
+    began = time.monotonic()
+    reduced_side_by_side(me, 10)
+    if me.rank == 0:
+        is_fast = 210 * (time.monotonic() - began) < within_s
+        me.store.set("is fast", str(is_fast))
+    if me.store.get("is fast") == b"False":
+        return None
     seen = torch.zeros(8, dtype=torch.int64)
     for _ in range(21):
-        xs = torch.full((100,), float(me.rank + 1), device=me.device)
-        for work in [dist.all_reduce(x, async_op=True) for x in xs.unbind()]:
-            work.wait()
-        seen += torch.bincount(xs.cpu().long(), minlength=8)
+        seen += reduced_side_by_side(me, 100)
     return seen
 
 
@@ -147,9 +161,12 @@ def many_in_a_row(me: Me) -> Tensor:
 )
 @world_sizes(2)
 def test_two_thousand_in_a_row(ranks: Ranks) -> None:
+    got = ranks.run(many_in_a_row, ranks.deadline_s / 2)
+    if got == [None] * ranks.world_size:
+        pytest.skip("the target is too slow: thousands of operations do not end in time")
     want = torch.zeros(8, dtype=torch.int64)
     want[3] = 2100
-    assert_same_on_all_ranks(ranks.run(many_in_a_row), want=want)
+    assert_same_on_all_ranks(got, want=want)
 
 
 def in_two_groups(me: Me) -> list[Tensor]:
