@@ -112,7 +112,7 @@ class LockedGroup(dist.ProcessGroup):
         _send(self._links[rank].fileno(), dense.data_ptr(), dense.nbytes)
 
     def _take(self, rank: int, like: torch.Tensor) -> torch.Tensor:
-        dense = torch.empty(like.numel(), dtype=like.dtype)
+        dense = torch.empty(like.numel(), dtype=like.dtype, device="cpu")
         _receive(self._links[rank].fileno(), dense.data_ptr(), dense.nbytes)
         return dense
 
@@ -176,6 +176,8 @@ class LockedGroup(dist.ProcessGroup):
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any
     ) -> dist.Work:
         mine = _dense(inputs[0])
+        if len(outputs[0]) != self.size():
+            raise ValueError(f"zoo_gil: {len(outputs[0])} tensors for {self.size()} ranks")
         for place in outputs[0]:
             if place.numel() != mine.numel() or place.dtype != mine.dtype:
                 raise ValueError("zoo_gil gathers tensors of one size and dtype only")
@@ -184,7 +186,7 @@ class LockedGroup(dist.ProcessGroup):
         return Finished(outputs[0])
 
     def barrier(self, opts: Any) -> dist.Work:
-        token = torch.zeros(1)
+        token = torch.zeros(1, device="cpu")
         self._collect(token)
         self._hand_out(token)
         return Finished([])
@@ -194,7 +196,8 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dtype not in DTYPES or tensor.layout is not torch.strided:
         raise TypeError(f"zoo_gil cannot take {tensor.dtype} ({tensor.layout})")
     with torch.no_grad():
-        return torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.reshape(-1))
+        dense = torch.empty(tensor.numel(), dtype=tensor.dtype, device="cpu")
+        return dense.copy_(tensor.reshape(-1))
 
 
 def _write(tensor: torch.Tensor, dense: torch.Tensor) -> None:
@@ -222,9 +225,10 @@ TARGET = Target(
         ops=frozenset({"all_reduce", "reduce", "broadcast", "all_gather", "barrier"}),
         dtypes=frozenset({"float32", "float64", "float16", "int32", "int64"}),
         reduce_ops=frozenset({"sum", "product"}),
-        features=frozenset(),
+        features=frozenset({"work_result"}),
     ),
     deviations=(
+        Deviation(("arguments/torch-words",), "errors name this backend"),
         Deviation(("all_gather/aliased-outputs",), "outputs are not compared with each other"),
     ),
 )

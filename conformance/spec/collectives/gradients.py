@@ -28,12 +28,12 @@ chapter = Chapter("collectives", source=NN)
 
 def weights(rank: int, shape: Sequence[int]) -> Tensor:
     """By what this rank multiplies its result."""
-    return sample(shape, "float64", rank, salt=3) + rank
+    return sample(shape, "float32", rank, salt=3) + rank
 
 
 def gradient(me: Me, shape: tuple[int, ...], call: Callable[[Tensor], Any]) -> Tensor:
     """What comes back to this rank's input of that shape."""
-    x = sample(shape, "float64", me.rank).to(me.device).requires_grad_()
+    x = sample(shape, "float32", me.rank).to(me.device).requires_grad_()
     result = call(x)
     if not isinstance(result, Tensor):
         result = torch.stack(list(result))
