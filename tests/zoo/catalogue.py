@@ -79,7 +79,10 @@ STRANGERS = (
         claims="six operations through sockets to rank 0; ValueError for the rest",
         bug="MAX of reduce_scatter is a sum",
         blamed=r"^reduce_scatter with MAX is wrong",
-        telling=("reductions/m*", "reduce_scatter/sum", "p2p/delivers", "broadcast/values"),
+        telling=(
+            *("reductions/m*", "reduce_scatter/s*", "p2p/delivers", "broadcast/values"),
+            *("init/again-with-fewer-ranks", "new_group/given-order"),
+        ),
     ),
     Stranger(
         "ring_of_messages",
@@ -96,7 +99,10 @@ STRANGERS = (
         claims="own handles that make progress when they are asked, without futures",
         bug="a result is written densely into a strided tensor",
         blamed=r"strided",
-        telling=("all_reduce/*", "arguments/root-in-group", "work/future", "broadcast/strided"),
+        telling=(
+            *("all_reduce/*", "arguments/root-in-group", "work/future", "broadcast/strided"),
+            "negated/written",
+        ),
     ),
     Stranger(
         "thread_queue",
@@ -117,7 +123,7 @@ STRANGERS = (
         claims="all_reduce, broadcast and barrier of 200 ms each, through files",
         bug="a barrier of three ranks or more waits for one neighbour alone",
         blamed=r"barrier",
-        telling=("barrier/*", "all_reduce/sum", "broadcast/values"),
+        telling=("barrier/*", "all_reduce/sum", "broadcast/values", "functional/all_reduce"),
     ),
     Stranger(
         "progress_engine",
