@@ -118,6 +118,15 @@ def gives_up_after_the_timeout_of_a_wait(me: Me) -> bool:
     return me.store.get("gave up") == b"yes"
 
 
+def gives_up_after_the_timeout_of_a_message(me: Me) -> bool:
+    """Rank 0 waits for a short time for a message that does not come."""
+    if me.rank == 0:
+        work: Any = dist.irecv(own(me), 1)
+        with _gives_up(me):
+            work.wait(_SOON)
+    return me.store.get("gave up") == b"yes"
+
+
 @contextlib.contextmanager
 def _gives_up(me: Me) -> Iterator[None]:
     """Tells the other rank whether what is inside raises."""
@@ -135,17 +144,17 @@ def result_of_a_collective(me: Me) -> list[Tensor]:
     return list(work.result())
 
 
-def future_of_a_message(me: Me) -> bool:
+def future_and_result_of_a_message(me: Me) -> tuple[bool, list[Tensor]]:
     x = own(me)
     work: Any = dist.isend(x, 1) if me.rank == 0 else dist.irecv(x, 0)
     future = work.get_future()
     work.wait()
     future.wait()
-    return bool(future.done())
+    return future.done(), [x] if me.rank == 0 else list(work.result())
 
 
 def _both(function: Any, value: Any, otherwise: str = "") -> Probe:
-    return Probe(function, (), (value, value), otherwise)
+    return Probe(function, (), (value, value), otherwise, alone=True)
 
 
 _ENDLESS = "it was over, although the other rank had not joined in"
@@ -158,7 +167,12 @@ PROBES: Mapping[str, tuple[tuple[str, Probe], ...]] = {
         ("all_gather", _both(gathered_unevenly, [torch.ones(1), torch.full((2,), 2.0)])),
         (
             "reduce_scatter",
-            Probe(reduce_scattered_unevenly, (), (torch.full((1,), 2.0), torch.full((2,), 2.0))),
+            Probe(
+                reduce_scattered_unevenly,
+                (),
+                (torch.full((1,), 2.0), torch.full((2,), 2.0)),
+                alone=True,
+            ),
         ),
     ),
     "nonblocking": (
@@ -179,10 +193,11 @@ PROBES: Mapping[str, tuple[tuple[str, Probe], ...]] = {
     "timeouts": (
         ("all_reduce", _both(gives_up_after_the_timeout_of_a_group, True, _ENDLESS)),
         ("all_reduce", _both(gives_up_after_the_timeout_of_a_wait, True, _ENDLESS)),
+        ("send", _both(gives_up_after_the_timeout_of_a_message, True, _ENDLESS)),
     ),
     "work_result": (
         ("all_reduce", _both(result_of_a_collective, [_SUM])),
-        ("send", _both(future_of_a_message, True, "the future of a message was not done")),
+        ("send", _both(future_and_result_of_a_message, (True, [_MESSAGE]))),
     ),
 }
 

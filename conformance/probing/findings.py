@@ -59,12 +59,14 @@ class Probe:
     function: called as `function(me, *args)`.
     want: what it returns on each rank: tensors, lists of them, or plain values.
     otherwise: what it means if a rank returns something else; "" if that is wrong data.
+    alone: whether no other probe may have used the group, nor may use it afterwards.
     """
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     want: tuple[Any, ...]
     otherwise: str = ""
+    alone: bool = False
 
 
 def judge(probe: Probe, outcomes: Sequence[Outcome]) -> Finding:

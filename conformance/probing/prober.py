@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from conformance.capabilities import DTYPES, OPS, REDUCE_OPS, VOCABULARY, Capabilities
 from conformance.harness.failure import RanksFailed
 from conformance.harness.me import Me
-from conformance.harness.outcome import Returned
+from conformance.harness.outcome import Outcome, Returned
 from conformance.harness.pool import Pool, WorldSpec
 from conformance.harness.ranks import Ranks
 from conformance.probing.calls import FACTORS, MOVING, REDUCING, WORLD_SIZE, probe_op
@@ -79,13 +80,23 @@ def _find_reducing(ask: Ask, op: str) -> tuple[str, Finding]:
 
 
 def _find_dtype(ask: Ask, working: Sequence[str], dtype: str, reduction: str) -> Finding:
-    """With one operation, one that reduces if there is one. What a sum of bools means is another
-    question, so they are moved."""
-    moving = [op for op in working if op in MOVING]
-    op = next(iter(moving if dtype == "bool" and moving else working), "")
-    if not op:
-        return Finding(Seen.NOT_TRIED, "no operation works that could carry it")
-    return ask(probe_op(op, reduction, dtype))
+    """With all operations that work: a dtype is claimed for each of them."""
+    found = Finding(Seen.NOT_TRIED, "no operation works that could carry it")
+    for op in _carrying(working, dtype):
+        found = ask(probe_op(op, reduction, dtype))
+        if not found.works:
+            return replace(found, says=f"in {op}, {found.says}")
+    return found
+
+
+def _carrying(working: Sequence[str], dtype: str) -> Sequence[str]:
+    """What a sum of bools means is another question, so they are moved if they can be. torch's
+    gather is the one that does not take complex numbers as pairs of real ones."""
+    if dtype == "bool":
+        return [op for op in working if op in MOVING] or working
+    if dtype.startswith("complex"):
+        return [op for op in working if op != "gather"]
+    return working
 
 
 def _find_reduce_op(
@@ -134,28 +145,51 @@ def asking(target: Target) -> Iterator[Ask]:
     )
     try:
         ranks = Ranks(pool, spec, _MEETING_DEADLINE_S)
-        ranks.run(meet)
-        yield lambda probe: _ask(ranks, probe)
+        asker = _Asker(ranks)
+        asker.meet()
+        yield asker
         ranks.renew()
     finally:
         pool.close()
 
 
-def _ask(ranks: Ranks, probe: Probe) -> Finding:
-    """Each probe has a group of its own: what one leaves behind, another must not find."""
-    ranks.renew()
-    try:
-        ranks.deadline_s = _MEETING_DEADLINE_S
-        ranks.run(meet)
-    except RanksFailed as error:
-        return Finding(Seen.NOT_TRIED, f"no group could be made again: {error.brief}")
-    ranks.deadline_s = DEADLINE_S
-    try:
-        values = ranks.run(probe.function, *probe.args)
-    except RanksFailed as error:
-        return judge(probe, error.outcomes)
-    return judge(probe, [Returned(value) for value in values])
+class _Asker:
+    """Has the ranks make a new group where a probe may find, or may have left, something amiss."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._has_met = False
+
+    def meet(self) -> None:
+        """Have the ranks make a group, unless they have one that is as new."""
+        if not self._has_met:
+            self._ranks.deadline_s = _MEETING_DEADLINE_S
+            self._ranks.run(do_nothing)
+            self._has_met = True
+
+    def __call__(self, probe: Probe) -> Finding:
+        if probe.alone:
+            self._part()
+        try:
+            self.meet()
+        except RanksFailed as error:
+            return Finding(Seen.NOT_TRIED, f"no group could be made again: {error.brief}")
+        self._ranks.deadline_s = DEADLINE_S
+        found = judge(probe, self._outcomes(probe))
+        if probe.alone or not found.works:
+            self._part()
+        return found
+
+    def _outcomes(self, probe: Probe) -> Sequence[Outcome]:
+        try:
+            return [Returned(value) for value in self._ranks.run(probe.function, *probe.args)]
+        except RanksFailed as error:
+            return error.outcomes
+
+    def _part(self) -> None:
+        self._ranks.renew()
+        self._has_met = False
 
 
-def meet(me: Me) -> None:
-    """Nothing: the ranks have made their group by then."""
+def do_nothing(me: Me) -> None:
+    """The ranks have made their group by then."""

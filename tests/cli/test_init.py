@@ -22,7 +22,7 @@ from conformance.harness.outcome import (
     StillRunning,
 )
 from conformance.harness.rank import HarnessFault
-from conformance.probing.calls import FACTORS, probe_op
+from conformance.probing.calls import FACTORS, REDUCING, probe_op
 from conformance.probing.features import PROBES, UNTRIED
 from conformance.probing.findings import WORKS, Finding, Probe, Seen, judge
 from conformance.probing.prober import claims_of, find_all
@@ -136,6 +136,24 @@ def test_dtypes_are_tried_with_what_works() -> None:
     assert claims.reduce_ops == set()
     assert findings["reduce_ops"]["sum"].says == "no operation works that reduces"
     assert "tried with all_reduce, which" in findings["features"]["sparse"].says
+
+
+def test_a_dtype_is_claimed_for_every_operation() -> None:
+    def lacks(probe: Probe) -> bool:
+        return is_op(probe, "scatter") and "int8" in probe.args
+
+    findings = asked_with(lacks)
+    assert findings["dtypes"]["int8"].says == "in scatter, every rank raised ValueError: no"
+    assert claims_of(findings).dtypes == set(DTYPES) - {"int8"}
+
+
+def test_complex_numbers_are_not_gathered_and_bools_not_reduced() -> None:
+    def lacks(probe: Probe) -> bool:
+        is_complex = bool({"complex64", "complex128"} & set(probe.args))
+        is_reduced = is_op(probe, *REDUCING) and "bool" in probe.args
+        return is_reduced or (is_op(probe, "gather") and is_complex)
+
+    assert claims_of(asked_with(lacks)).dtypes == set(DTYPES)
 
 
 def test_a_backend_may_have_max_and_no_sum() -> None:
