@@ -60,7 +60,6 @@ def run(arguments: argparse.Namespace) -> int:
         return EXIT_HARNESS_FAULT
     except RanksFailed as error:
         raise UsageError(f"{target.backend}: {error.doing} failed: {error.brief}") from error
-    _check_anything_works(target, findings["ops"])
     _write(output, target_file(target, findings, _made_by(arguments)), replaces=arguments.force)
     _show_next(output)
     return 0
@@ -100,6 +99,8 @@ def _findings(target: Target) -> dict[str, dict[str, Finding]]:
         for kind, found in find_all(ask):
             findings[kind] = found
             _show_kind(kind, found)
+            if kind == "ops":
+                _check_anything_works(target, found)
     return findings
 
 
