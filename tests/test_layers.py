@@ -32,14 +32,14 @@ CONFORMANCE = {
     "oracle": "",
     "checks": "",
     # Processes.
-    "harness": "verdict target torch_private checks",
+    "harness": "verdict capabilities target torch_private checks",
     # What cases are written with; `__init__` hands it out.
     "chapter": "rule",
     "markers": "capabilities rule",
     "__init__": "checks harness chapter markers rule",
     "spec": "__init__ verdict capabilities target oracle checks harness markers torch_private",
     # A run: its options, what is run, how it is judged.
-    "run": "verdict rule capabilities catalogue chapter target harness",
+    "run": "verdict rule capabilities catalogue chapter target oracle harness",
     "report": "verdict version rule catalogue target checks harness run",
     # What puts it all together: what pytest's session carries, hooks, commands.
     "session": "verdict exit_codes rule catalogue harness run report",
