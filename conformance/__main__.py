@@ -14,6 +14,7 @@ from conformance.version import VERSION
 
 # Name -> module and what it does. A module is imported when its command is chosen.
 COMMANDS = {
+    "init": ("conformance.cli.init", "write a target file for a backend, by trying what it can do"),
     "certify": ("conformance.cli.certify", "run the suite against a target"),
     "list": ("conformance.cli.list", "show requirements, or the vocabulary of capabilities"),
     "explain": ("conformance.cli.explain", "show one requirement and the cases that check it"),

@@ -133,9 +133,10 @@ class Capabilities:
         return Capabilities(**{kind: frozenset(names) for kind, names in VOCABULARY.items()})
 
     @staticmethod
-    def from_mapping(table: Mapping[str, object]) -> Capabilities:
-        """From a target file: each kind is a list of names, or "all"; kinds left out keep defaults.
+    def from_mapping(table: Mapping[str, object], base: Capabilities | None = None) -> Capabilities:
+        """From a target file: each kind is a list of names, or "all".
 
+        base: of which kinds are that are left out; the defaults if None.
         Raises ValueError for an unknown kind or name.
         """
         chosen: dict[str, frozenset[str]] = {}
@@ -148,7 +149,7 @@ class Capabilities:
                 chosen[kind] = frozenset(names)
             else:
                 raise ValueError(f'capabilities.{kind} must be a list of names or "all"')
-        return Capabilities(**chosen)
+        return replace(base or Capabilities(), **chosen)
 
     def has(self, capability: str) -> bool:
         """Whether "kind:name" is claimed."""

@@ -7,7 +7,7 @@ import fnmatch
 import importlib
 import importlib.metadata
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
@@ -180,12 +180,17 @@ def load_target(spec: str) -> Target:
     return _with_this_torch(_load(spec))
 
 
-def _load(spec: str) -> Target:
+def _load(spec: str, folder: Path = Path(), extended_by: tuple[Path, ...] = ()) -> Target:
+    """What the spec names, with all that it says of other versions of torch.
+
+    folder: where paths begin.
+    extended_by: the files that extend each other up to this one.
+    """
     built_in = BUILT_IN / f"{spec}.toml"
     if spec.isidentifier() and built_in.exists():
-        return _from_file(built_in)
+        return _from_file(built_in, extended_by)
     if spec.endswith(".toml"):
-        return _from_file(Path(spec))
+        return _from_file(folder / spec, extended_by)
     if _is_reference(spec):
         return _from_object(spec)
     names = sorted(p.stem for p in BUILT_IN.glob("*.toml"))
@@ -276,7 +281,10 @@ def _from_object(spec: str) -> Target:
     return target
 
 
-def _from_file(path: Path) -> Target:
+def _from_file(path: Path, extended_by: tuple[Path, ...] = ()) -> Target:
+    files = (*extended_by, path.resolve())
+    if path.resolve() in extended_by:
+        raise TargetError(f"--target {path}: extends itself")
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -284,18 +292,34 @@ def _from_file(path: Path) -> Target:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise TargetError(f"--target {path}: not a TOML file: {error}") from error
     try:
-        return _from_table(table)
+        base = _base(table, files) if "extends" in table else None
+        return _from_table(table, base)
     except (ValueError, TypeError) as error:
         raise TargetError(f"--target {path}: {error}") from error
 
 
-def _from_table(table: Mapping[str, object]) -> Target:
-    values = _known_keys(table, Target, "")
+def _base(table: Mapping[str, object], files: tuple[Path, ...]) -> Target:
+    """The target that the last of the files extends."""
+    spec = table["extends"]
+    if not isinstance(spec, str):
+        raise ValueError("extends must be a string")
+    try:
+        return _load(spec, files[-1].parent, files)
+    except TargetError as error:
+        raise ValueError(f"extends: {str(error).removeprefix('--target ')}") from error
+
+
+def _from_table(table: Mapping[str, object], base: Target | None) -> Target:
+    """base: what says everything that the table does not, but for the name."""
+    values = _known_keys(table, Target, "", also=("extends",))
+    values.pop("extends", None)
     for key in ("name", "backend"):
-        if key not in values:
+        if key not in values and (base is None or key == "name"):
             raise ValueError(f"the key {key!r} is missing")
     if "capabilities" in values:
-        values["capabilities"] = Capabilities.from_mapping(_table(values, "capabilities"))
+        inherited = base.capabilities if base else None
+        given = _table(values, "capabilities")
+        values["capabilities"] = Capabilities.from_mapping(given, inherited)
     if "env" in values:
         values["env"] = {k: _text(k, v) for k, v in _table(values, "env").items()}
     if "arguments" in values:
@@ -305,7 +329,14 @@ def _from_table(table: Mapping[str, object]) -> Target:
         values["absences"] = tuple(map(_absence, _rows(values, "absences")))
     if "deviations" in values:
         values["deviations"] = tuple(map(_deviation, _rows(values, "deviations")))
-    return Target(**values)
+    return _extended(base, values) if base else Target(**values)
+
+
+def _extended(base: Target, values: dict[str, Any]) -> Target:
+    """Own deviations come first: the first one that covers a requirement speaks for it."""
+    for key in ("absences", "deviations"):
+        values[key] = (*values.get(key, ()), *getattr(base, key))
+    return replace(base, **values)
 
 
 def _text(name: str, value: object) -> str:
@@ -350,10 +381,15 @@ def _table(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return found
 
 
-def _known_keys(table: Mapping[str, object], shape: type, where: str) -> dict[str, Any]:
-    """The table with its lists of words as tuples, if every key is a field and of its type."""
+def _known_keys(
+    table: Mapping[str, object], shape: type, where: str, also: Iterable[str] = ()
+) -> dict[str, Any]:
+    """The table with its lists of words as tuples, if every key is a field and of its type.
+
+    also: further keys, which hold texts.
+    """
     # Annotations are text here (`from __future__ import annotations`), which is all we compare.
-    types = {f.name: str(f.type) for f in fields(shape)}
+    types = {f.name: str(f.type) for f in fields(shape)} | dict.fromkeys(also, "str")
     values: dict[str, Any] = {}
     for key, value in table.items():
         if key not in types:

@@ -45,10 +45,13 @@ CONFORMANCE = {
     "session": "verdict exit_codes rule catalogue harness run report",
     "plugin": "verdict exit_codes catalogue harness markers run report session",
     "conftest": "plugin run",
+    # What a backend has, for a first target file.
+    "probing": "capabilities target harness torch_private",
     "bench": "exit_codes harness target capabilities oracle checks",
     # What pytest loads wherever the suite is installed; it names the plugin by a string.
     "pyargs": "",
-    "cli": "__init__ capabilities rule catalogue exit_codes harness run report target version",
+    "cli": "__init__ capabilities rule catalogue exit_codes harness probing run report target "
+    "version",
     "__main__": "exit_codes run version",
 }
 IMPL = {

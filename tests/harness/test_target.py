@@ -155,6 +155,65 @@ device = "{device}"
     assert on_device(load_target("torch"), "cpu").lacks(("op:send",)) == ()
 
 
+def test_a_file_extends_a_built_in_target(target_file: Path) -> None:
+    target_file.write_text(
+        """
+name = "mine"
+extends = "torch"
+backend = "mine"
+ddp = "mine:DDP"
+
+[capabilities]
+features = ["sparse"]
+
+[[deviations]]
+requirements = ["p2p/wait-twice", "barrier/async"]
+reason = "mine"
+"""
+    )
+    mine, torch = load_target(str(target_file)), load_target("torch")
+    assert (mine.name, mine.backend, mine.ddp) == ("mine", "mine", "mine:DDP")
+    assert (mine.fsdp, mine.distributions) == (torch.fsdp, torch.distributions)
+    assert mine.capabilities.features == {"sparse"}
+    assert mine.capabilities.dtypes == torch.capabilities.dtypes, "kind by kind"
+    assert mine.deviations[1:] == torch.deviations
+    for requirement in ("p2p/wait-twice", "barrier/async"):
+        deviation = mine.deviation(requirement)
+        assert deviation is not None
+        assert deviation.reason == "mine", "the file's own come first"
+    assert on_device(mine, "cuda").lacks(("op:send",)) == ("op:send",), "absences of the base"
+
+
+@pytest.mark.parametrize("base", ["base.toml", "./base.toml", f"{HERE}:OBJECT"])
+def test_a_file_extends_a_file_beside_it_or_an_object(tmp_path: Path, base: str) -> None:
+    folder = tmp_path / "targets"
+    folder.mkdir()
+    (folder / "base.toml").write_text('name = "base"\nbackend = "gloo"\n')
+    (folder / "middle.toml").write_text(f'name = "middle"\nextends = "{base}"\ndevice = "cuda"\n')
+    (folder / "mine.toml").write_text('name = "mine"\nextends = "middle.toml"\n')
+    mine = load_target(str(folder / "mine.toml"))
+    assert mine == Target(name="mine", backend="gloo", device="cuda")
+
+
+def test_absences_are_those_of_the_base_and_its_own(target_file: Path) -> None:
+    row = '[[absences]]\ncapabilities = ["op:{}"]\ntorch = ">=2.9"\n'
+    base = target_file.with_name("base.toml")
+    base.write_text('name = "base"\nbackend = "gloo"\n' + row.format("barrier"))
+    target_file.write_text('name = "mine"\nextends = "base.toml"\n' + row.format("send"))
+    claimed = load_target(str(target_file)).capabilities.ops
+    assert Capabilities().ops - claimed == {"barrier", "send"}
+
+
+def test_a_circle_of_files_is_refused(target_file: Path) -> None:
+    other = target_file.with_name("other.toml")
+    target_file.write_text('name = "mine"\nextends = "other.toml"\n')
+    other.write_text('name = "other"\nextends = "mine.toml"\n')
+    with pytest.raises(TargetError) as refused:
+        load_target(str(target_file))
+    says = f"extends: {other}: extends: {target_file}: extends itself"
+    assert str(refused.value) == f"--target {target_file}: {says}"
+
+
 @pytest.mark.parametrize(("attribute", "name"), [("OBJECT", "object"), ("make", "made")])
 def test_objects_and_callables_are_targets(attribute: str, name: str) -> None:
     assert load_target(f"{HERE}:{attribute}").name == name
@@ -255,6 +314,13 @@ def test_what_is_no_target_is_refused(spec: str, says: str) -> None:
             "name = 'x'\nbackend = 'x'\n[[absences]]\ncapabilities = ['op:fly']\ntorch = '<3'",
             "unknown capability 'op:fly'",
         ),
+        ("name = 'x'\nextends = 3", "extends must be a string"),
+        ("name = 'x'\nextend = 'torch'", "unknown key 'extend'; did you mean 'extends'"),
+        ("extends = 'torch'", "the key 'name' is missing"),
+        ("name = 'x'\nextends = 'nccl'", "extends: nccl: not one of impl, torch"),
+        ("name = 'x'\nextends = 'lost.toml'", "extends: .*lost.toml: No such file"),
+        ("name = 'x'\nextends = 'torch'\nbackend = ''", "a target has a name and a backend"),
+        (f"name = 'x'\nextends = '{HERE}:nothing'", "extends: .*has no attribute 'nothing'"),
         ("name = 'x'\nbackend = 'x'\n[capabilities]\nop = []", "did you mean 'ops'"),
         ("name = 'x'\nbackend = 'x'\n[capabilities]\nops = 'some'", 'names or "all"'),
     ],
