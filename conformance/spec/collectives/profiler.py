@@ -58,8 +58,8 @@ def profile_operations(me: Me) -> list[tuple[str, list[list[int]]]]:
 @not_probed()
 @chapter.should(
     "work/profiler-ranges",
-    "A profiler sees each collective, send and receive as a range that is named after the "
-    "backend, a colon, and the operation, has the shapes of the inputs, and lasts until the "
+    "A profiler records each collective, send and receive as a range that is named after the "
+    "backend, a colon and the operation, has the shapes of the inputs, and lasts until the "
     "operation is complete.",
     needs="feature:profiler_ranges",
     rests_on="all_reduce/async",

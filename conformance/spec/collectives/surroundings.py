@@ -83,9 +83,9 @@ def what_changes(me: Me) -> list[str]:
 
 @chapter.must(
     "work/leaves-the-process-alone",
-    "A group and its operations change nothing else of the process: not the state of random "
-    "generators, grad mode, default dtype or number of threads, not the working directory, the "
-    "environment or the handlers of signals.",
+    "A group and its operations change nothing else in the process: neither the state of random "
+    "generators, grad mode, default dtype or number of threads, nor the working directory, the "
+    "environment or signal handlers.",
     source="derived: runs could not be repeated otherwise",
     rests_on="all_reduce/async",
 )
@@ -161,8 +161,7 @@ def used_with_another_default(me: Me, name: str) -> None:
 
 @chapter.must(
     "surroundings/defaults",
-    "Torch's default dtype and default device make no difference to groups and what goes "
-    "through them.",
+    "torch's default dtype and default device have no effect on groups and their operations.",
     source="derived: models are made in bfloat16, or on the device 'meta'",
     rests_on="all_reduce/async",
 )
@@ -189,7 +188,8 @@ def used_in_inference_mode(me: Me) -> None:
 
 @chapter.must(
     "surroundings/inference-mode",
-    "In inference mode collectives and messages take the tensors that are made in it.",
+    "In inference mode, collectives and point-to-point operations take tensors that were made in "
+    "it.",
     source="derived: metrics of an evaluation",
     rests_on="all_reduce/async",
 )
@@ -227,8 +227,8 @@ def used_with_parameters(me: Me) -> None:
 
 @chapter.must(
     "surroundings/parameters",
-    "Tensors that require gradients are read, reduced and overwritten as others are, and stay "
-    "leaves.",
+    "Tensors that require gradients are read, reduced and overwritten like other tensors, and "
+    "stay leaves.",
     source="derived: parameters that are broadcast as they are",
     rests_on="all_reduce/async",
 )
@@ -247,7 +247,7 @@ def with_history(me: Me) -> list[str]:
 
 @chapter.should(
     "surroundings/no-history",
-    "Outputs do not come to require gradients because the inputs do.",
+    "Outputs do not start to require gradients because the inputs do.",
     source="derived: collectives of torch.distributed cannot be differentiated",
     rests_on="surroundings/parameters",
 )
@@ -336,7 +336,7 @@ def used_beside_many_descriptors(me: Me) -> None:
 
 @chapter.must(
     "surroundings/many-descriptors",
-    "A process that has more than a thousand descriptors open can make groups and use them.",
+    "A process that has more than a thousand file descriptors open can create groups and use them.",
     source="derived: select takes descriptors below 1024",
     rests_on="all_reduce/async",
 )
@@ -361,7 +361,7 @@ def used_after_a_child(me: Me) -> None:
 
 @chapter.must(
     "surroundings/forked-children",
-    "A process that was forked from a rank may end, and the rank's groups go on.",
+    "When a process that was forked from a rank ends, the rank's groups keep working.",
     source="derived: the workers of a data loader",
     rests_on="all_reduce/async",
 )

@@ -148,7 +148,7 @@ def count_hooks(me: Me) -> dict[str, int]:
 
 @chapter.must(
     "ddp/module-hooks",
-    "Forward and backward hooks of the wrapper and of the module's parts run once a pass.",
+    "Forward and backward hooks of the wrapper and of the module's parts run once per pass.",
     source="torch 2.13, test_ddp_forward_backward_hook; pytorch#35191",
     rests_on="ddp/average",
 )

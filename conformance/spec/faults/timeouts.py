@@ -120,7 +120,7 @@ def wait_in_every_collective(me: Me) -> dict[str, str]:
 
 @chapter.must(
     "timeouts/of-the-group",
-    "Ranks that wait in a collective for one that does not come get a RuntimeError once the "
+    "Ranks that wait in a collective for a rank that does not arrive get a RuntimeError once the "
     "group's timeout is over, and not before.",
     source="torch 2.13 docs, init_process_group, timeout",
     rests_on="new_group/members",
@@ -175,8 +175,9 @@ def wait_for_messages(me: Me) -> dict[str, str]:
 
 @chapter.must(
     "timeouts/point-to-point",
-    "A blocking recv that nobody sends to ends with a RuntimeError once the group's timeout is "
-    "over; so does a send that nobody receives, or it is over at once, where sends are buffered.",
+    "A blocking recv without a matching send ends with a RuntimeError once the group's timeout "
+    "is over; a send without a matching receive does the same, or is complete at once, where "
+    "sends are buffered.",
     source="torch 2.13 docs, init_process_group, timeout",
     rests_on="p2p/delivers",
 )
@@ -236,8 +237,8 @@ def wait_patiently(me: Me, how: str) -> None:
 
 @chapter.must(
     "timeouts/of-wait",
-    "wait(timeout) on the handle of a collective that cannot end raises once this timeout is "
-    "over, not before, however long the group's is.",
+    "wait(timeout) on the handle of a collective that cannot complete raises once this timeout "
+    "is over, and not before, however long the group's timeout is.",
     source="pytorch#40948 and pytorch#41265",
     rests_on="all_reduce/sum",
 )
@@ -248,7 +249,7 @@ def test_wait_has_the_patience_of_its_timeout(ranks: Ranks) -> None:
 
 @chapter.must(
     "timeouts/of-barrier",
-    "The timeout of a barrier counts for this barrier.",
+    "The timeout that is passed to a barrier applies to this barrier.",
     source="torch 2.13 docs, barrier, timeout",
     rests_on="all_reduce/sum",
 )
@@ -300,7 +301,7 @@ _HOW = [
         "recv",
         marks=chapter.should(
             "timeouts/shortened-for-messages",
-            "A shorter timeout by set_timeout counts for a recv that follows.",
+            "A shorter timeout set by set_timeout applies to a recv that follows.",
             source="torch 2.13, ProcessGroup.set_timeout: 'Sets the default timeout for all future "
             "operations.'",
             rests_on=("timeouts/changed", "timeouts/point-to-point"),
@@ -361,8 +362,8 @@ def lengthen_the_timeout(me: Me, names: Sequence[str]) -> list[Tensor | str]:
 
 @chapter.must(
     "timeouts/changed",
-    "set_timeout of a group, the default one or another, counts for the reductions that follow, "
-    "whether it is shorter or longer than before and whether they block or are waited for.",
+    "set_timeout of a group, the default one or another, applies to the reductions that follow, "
+    "whether it is shorter or longer than before, and whether they are blocking or asynchronous.",
     source="pytorch#167052; torch 2.13, ProcessGroup.set_timeout",
     rests_on="timeouts/of-the-group",
 )
@@ -375,7 +376,7 @@ def test_a_longer_timeout_counts(bare_ranks: Ranks) -> None:
 
 @chapter.should(
     "timeouts/lengthened-for-messages",
-    "A longer timeout by set_timeout counts for a recv that follows.",
+    "A longer timeout set by set_timeout applies to a recv that follows.",
     source="torch 2.13, ProcessGroup.set_timeout: 'Sets the default timeout for all future "
     "operations.'",
     rests_on=("timeouts/changed", "timeouts/point-to-point"),
@@ -408,7 +409,7 @@ def use_two_timeouts(me: Me) -> Tensor:
 
 @chapter.must(
     "timeouts/of-each-group",
-    "A group has the timeout that it was made with, whatever the default group's is.",
+    "A group has the timeout that it was made with, whatever the default group's timeout is.",
     source="torch 2.13 docs, new_group, timeout",
     rests_on="timeouts/of-the-group",
 )
@@ -434,8 +435,8 @@ def come_late_again_and_again(me: Me) -> list[Tensor]:
 
 @chapter.must(
     "timeouts/late-is-not-lost",
-    "A rank that comes within the timeout does no harm, and the timeout counts for each "
-    "operation anew.",
+    "A rank that arrives within the timeout causes no error, and the timeout starts anew for "
+    "each operation.",
     source="torch 2.13 docs, init_process_group, timeout",
     rests_on="timeouts/of-the-group",
 )
@@ -467,7 +468,7 @@ def miss_a_rank(me: Me, where: str) -> None:
 
 @chapter.must(
     "timeouts/joining",
-    "init_process_group and new_group raise when a rank does not come before their timeout.",
+    "init_process_group and new_group raise if a rank does not arrive within their timeout.",
     source="torch 2.13 docs, init_process_group and new_group, timeout",
     rests_on="all_reduce/sum",
 )
@@ -533,7 +534,7 @@ def abort_what_waits(me: Me) -> list[str]:
 
 @chapter.should(
     "abort/ends-what-waits",
-    "abort of a group makes every operation that this rank waits for in it raise.",
+    "abort of a group makes every operation raise that this rank is waiting for in the group.",
     source="torch 2.13, ProcessGroup.abort; 'currently only works with the NCCL backend'",
     needs="feature:abort",
     rests_on="all_reduce/sum",

@@ -37,7 +37,7 @@ def one_from_each(me: Me) -> dict[int, Tensor]:
 @not_probed()
 @chapter.must(
     "p2p/any-source",
-    "recv without a source takes a message from whichever rank sent one, and returns the global "
+    "recv without a source takes a message from any rank that sent one, and returns the global "
     "rank of the sender.",
     source="torch 2.13 docs, recv: 'Will receive from any process if unspecified'",
     rests_on="p2p/delivers",
@@ -87,8 +87,8 @@ def a_stream_from_each(me: Me, count: int) -> dict[int, list[Tensor]]:
 @not_probed()
 @chapter.must(
     "p2p/any-source-each-once",
-    "Receives without a source get every message of every sender once, those of one sender in "
-    "their order.",
+    "Receives without a source get every message of every sender once, and the messages of one "
+    "sender in their order.",
     source="torch 2.13 docs, recv",
     rests_on=("p2p/any-source", "p2p/order"),
 )
@@ -166,7 +166,7 @@ def anybody_in_a_subgroup(me: Me) -> tuple[int, int] | None:
 @chapter.must(
     "p2p/any-source-in-a-subgroup",
     "In a subgroup, recv without a source returns the sender's global rank, while the handle of "
-    "an irecv knows its rank in the group.",
+    "an irecv gives the sender's rank in the group.",
     source="torch/distributed/distributed_c10d.py of torch 2.13, recv",
     rests_on=("p2p/any-source", "p2p/subgroup-peers"),
 )

@@ -170,8 +170,8 @@ def batch_badly(me: Me) -> None:
 
 @chapter.must(
     "p2p/batch-arguments",
-    "P2POp and batch_isend_irecv refuse other operations than isend and irecv, things that are "
-    "no P2POp, and operations of different groups, with a ValueError.",
+    "P2POp and batch_isend_irecv raise a ValueError for operations other than isend and irecv, "
+    "for objects that are not a P2POp, and for operations of different groups.",
     source="torch/distributed/distributed_c10d.py of torch 2.13, _check_op and _check_p2p_op_list",
 )
 @world_sizes(2)
