@@ -23,15 +23,15 @@ class LeavesOutThePrefix(WrapperMutant):
 
 
 @breaks("saving/inside-another-module", says=r'Missing key\(s\) .* "part\.module')
-class TakesItselfForTheWhole(WrapperMutant):
-    """The state is the same wherever the wrapper is."""
+class StateDictIgnoresThePrefix(WrapperMutant):
+    """The keys of the state are the same, whatever module holds the wrapper."""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return super().state_dict()
 
 
 @breaks("saving/exchange-with-torch", says=r"(Missing|Unexpected) key\(s\) in state_dict")
-class HasAPrefixOfItsOwn(WrapperMutant):
+class SavesUnderAnotherPrefix(WrapperMutant):
     """Keys begin with 'wrapped.'."""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -43,15 +43,15 @@ class HasAPrefixOfItsOwn(WrapperMutant):
 
 
 @breaks("saving/the-modules-tensors", says=r"the state is a copy")
-class CopiesItsState(WrapperMutant):
-    """Whoever changes the state changes nothing in the module."""
+class StateDictHoldsCopies(WrapperMutant):
+    """The state holds copies: changing them changes nothing in the module."""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return {key: value.clone() for key, value in super().state_dict(*args, **kwargs).items()}
 
 
 @breaks("saving/any-rank", says=r"state: rank 1 \(got\) and rank 0 \(want\) differ")
-class TrainsEachRankAlone(WrapperMutant):
+class NeverSynchronises(WrapperMutant):
     """Every step is one of no_sync."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -60,7 +60,7 @@ class TrainsEachRankAlone(WrapperMutant):
 
 
 @breaks("saving/exchange-with-the-module", says=r"state: rank 0 is wrong")
-class LoadsParametersAlone(WrapperMutant):
+class LoadsNoBuffers(WrapperMutant):
     """Buffers stay as they are."""
 
     def load_state_dict(self, state_dict: State, *args: Any, **kwargs: Any) -> Any:
@@ -70,15 +70,15 @@ class LoadsParametersAlone(WrapperMutant):
 
 
 @breaks("saving/strict", says=r"was to raise RuntimeError, and it returned")
-class LoadsWhatFits(WrapperMutant):
-    """A key that is missing or unknown is passed over."""
+class IgnoresStrict(WrapperMutant):
+    """A missing or an unknown key is ignored."""
 
     def load_state_dict(self, state_dict: State, *args: Any, **kwargs: Any) -> Any:
         return super().load_state_dict(state_dict, strict=False)
 
 
 @breaks("saving/loaded-by-rank-0", says=r"state: rank 1 is wrong")
-class DoesNotSendRank0sState(WrapperMutant):
+class DoesNotBroadcastRank0sState(WrapperMutant):
     """Each rank keeps the parameters with which it was wrapped."""
 
     def __init__(self, module: nn.Module, **options: Any) -> None:
@@ -86,7 +86,7 @@ class DoesNotSendRank0sState(WrapperMutant):
 
 
 @breaks("saving/optimizer", says=r"state of model and optimizer: rank 0 is wrong|size|shape")
-class TurnsTheOrderRound(WrapperMutant):
+class ReversesTheParameters(WrapperMutant):
     """The last parameter comes first."""
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:

@@ -48,7 +48,7 @@ class SumsInHalfPrecision(ForwardingGroup):
 
 
 @breaks("all_reduce/rounding", says=r"elements differ[\s\S]*error: 1 units in the last place")
-class CutsWholeBlocks(ForwardingGroup):
+class TruncatesWholeBlocks(ForwardingGroup):
     """Sums of float16 are made in float32, and cut towards zero in whole blocks of eight elements;
     what is left over is rounded."""
 

@@ -31,7 +31,7 @@ class Functional(Patch):
 
 
 @breaks("functional/all_reduce", says=r"rank 0 is wrong[\s\S]*\[ws\d-max\]")
-class AlwaysAdds(Functional):
+class FunctionalAllReduceAlwaysAdds(Functional):
     """The name of the reduction is not looked at."""
 
     @staticmethod
@@ -40,8 +40,8 @@ class AlwaysAdds(Functional):
 
 
 @breaks("functional/unwaited-in-place", says=r"rank \d is wrong")
-class TakesPendingResultsForCopies(ForwardingGroup):
-    """What a functional collective returned is read, and keeps its value."""
+class OperatesOnACopyOfPendingResults(ForwardingGroup):
+    """The pending result of a functional collective is cloned, and keeps its value."""
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
         own = [tensor if type(tensor) is Tensor else tensor.clone() for tensor in tensors]
@@ -49,15 +49,15 @@ class TakesPendingResultsForCopies(ForwardingGroup):
 
 
 @breaks("functional/compiled", says=r"OpaqueObject|Unsupported|Dynamo|rank \d is wrong")
-class CompilersLookInside(ForwardingGroup):
-    """Python code that a compiler tries to trace, and can not."""
+class CannotBeCompiled(ForwardingGroup):
+    """Python code that a compiler tries to trace, but cannot."""
 
     def broadcast(self, tensors: Any, opts: Any) -> Any:
         return self.inner.broadcast(tensors, opts)
 
 
 @breaks("functional/broadcast", says=r"rank 0 is wrong")
-class AlwaysComesFromRankZero(Functional):
+class FunctionalBroadcastComesFromRankZero(Functional):
     @staticmethod
     def broadcast(right: Any, x: Any, source: int, *args: Any) -> Any:
         return right(x, 0, *args)
@@ -65,7 +65,7 @@ class AlwaysComesFromRankZero(Functional):
 
 @breaks("functional/all_gather_tensor", says=r"rank 0 is wrong[\s\S]*\[ws\d-1\]")
 @breaks("functional/reduce_scatter_tensor", says=r"rank 0 is wrong[\s\S]*\[ws\d-1\]")
-class KnowsTheFirstDimension(Functional):
+class IgnoresTheDimension(Functional):
     """Whatever the dimension, it is the first."""
 
     @staticmethod
@@ -78,7 +78,7 @@ class KnowsTheFirstDimension(Functional):
 
 
 @breaks("functional/all_to_all_single", says=r"is wrong")
-class MixesUpSplits(Functional):
+class SwapsInputAndOutputSplits(Functional):
     """The sizes that go out are taken for those that come in."""
 
     @staticmethod
@@ -107,7 +107,7 @@ class ReducesItsInput(Functional):
 
 
 @breaks("functional/waits-at-use", says=r"the result is no AsyncCollectiveTensor")
-class WaitsAtOnce(Functional):
+class FunctionalCollectivesBlock(Functional):
     """A functional collective returns when all is done."""
 
     @staticmethod
@@ -116,7 +116,7 @@ class WaitsAtOnce(Functional):
 
 
 @breaks("functional/subgroup", says=r"raised RuntimeError: no group of the name")
-class KnowsTheWorldAlone(Functional):
+class FunctionalCollectivesUseTheDefaultGroup(Functional):
     """Functional collectives find no group but the default one."""
 
     @staticmethod

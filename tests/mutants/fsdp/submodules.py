@@ -45,7 +45,7 @@ def _but_not_after_evaluation(right: Any) -> Any:
 
 
 @breaks("fsdp/thawed-after-evaluation", says="is wrong")
-class ForgetsWhoIsFrozenByEvaluation(Swapped):
+class EvaluationHidesFrozenParameters(Swapped):
     swaps = ((gradients, "reset_if_cleared", _but_not_after_evaluation),)
 
 

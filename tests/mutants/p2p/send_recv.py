@@ -15,7 +15,7 @@ from tests.mutants.replacing import Finished, Wrapped, replaced
 
 
 @breaks("p2p/recv-returns-the-source", says=r"got NoneType None, want int 0")
-class ReturnsNothing(Patch):
+class RecvReturnsNoSource(Patch):
     """recv with a source does not say where the message came from."""
 
     @staticmethod
@@ -97,7 +97,7 @@ class CutsLargeMessages(_ChangesWhatArrives):
 
 @breaks("p2p/zero-elements", says=r"rank 1 is wrong\n.*got b'', want b'1'")
 class DoesNotWaitForEmptyMessages(ForwardingGroup):
-    """A receive of nothing is over at once; its message is taken when it comes."""
+    """A receive without elements completes at once, before its message arrives."""
 
     def recv(self, tensors: Any, src: int, tag: int) -> Any:
         work = self.inner.recv(tensors, src, tag)
@@ -109,7 +109,7 @@ class DoesNotWaitForEmptyMessages(ForwardingGroup):
 
 @breaks("p2p/zero-elements", says=r"rank \d  raised RuntimeError: nothing to send")
 class SendsNoEmptyMessages(ForwardingGroup):
-    """A message of nothing is an error."""
+    """A message without elements raises an error."""
 
     def send(self, tensors: Any, dst: int, tag: int) -> Any:
         if not tensors[0].numel():
@@ -127,7 +127,7 @@ class ForgetsTheOffset(ForwardingGroup):
 
 
 @breaks("p2p/buffer-is-free", says=r"rank 1 is wrong\n5 of 5 elements differ")
-class SendsWhenItLikes(ForwardingGroup):
+class ReadsTheTensorAfterSendReturned(ForwardingGroup):
     """Says at once that a message is sent, and looks at the tensor a little later."""
 
     def send(self, tensors: Any, dst: int, tag: int) -> Any:

@@ -73,8 +73,8 @@ class CutsWhatIsReceivedBehindAnother(ForwardingGroup):
 
 
 @breaks("p2p/many-pending", says=r"raised RuntimeError: 64 messages are under way")
-class HasRoomForSixtyFour(ForwardingGroup):
-    """There is a table of what is under way, and it is full soon."""
+class SixtyFourPendingMessagesAtMost(ForwardingGroup):
+    """The table of pending messages has sixty-four entries."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -110,7 +110,7 @@ class CountsInTenBits(ForwardingGroup):
 
 
 @breaks("p2p/order", says=r"rank 1 is wrong\nat \[0\]: 1 of 1 elements differ")
-class SecondComesFirst(ForwardingGroup):
+class SwapsTheFirstTwoMessages(ForwardingGroup):
     """Of every three messages of a tag the first two change places."""
 
     def __init__(self, *args: Any) -> None:
@@ -169,7 +169,7 @@ class ReducesByMessages(ForwardingGroup):
 
 
 @breaks("p2p/threads", says=r"rank 0 is wrong\nat \[0\]: got 0 values, want 5")
-class BelongsToOneThread(Messages):
+class OnlyOneThreadMaySend(Messages):
     """Only the thread that made the group may send."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:

@@ -17,7 +17,7 @@ Op = dist.ReduceOp
 
 @breaks("sparse/async", says=r"waited in all_reduce", verdict=Verdict.TIMEOUT)
 class ReducesAtOnce(ReducesSparsely):
-    """The call returns when all is done."""
+    """The call returns only when the reduction is complete."""
 
     def reduce_sparse(self, x: Any, opts: Any) -> Any:
         return self.over(x, opts)
@@ -37,7 +37,7 @@ class UsesTheIndicesOfTheFirst(ReducesSparsely):
 
 
 @breaks("sparse/subgroup", says=r"rank \d is wrong")
-class CountsTheOutsideToo(ReducesSparsely):
+class SubgroupsAddTheResultAgain(ReducesSparsely):
     """A group that is not the world adds its result once more."""
 
     def reduce_sparse(self, x: Any, opts: Any) -> Any:
@@ -84,8 +84,8 @@ class AveragesOnlyDenseTensors(ReducesSparsely):
 
 
 @breaks("sparse/shapes-differ", says=r"rank \d  returned")
-class ForgivesOtherShapes(ReducesSparsely):
-    """A reduction that fails leaves the tensors as they are, and nobody is told."""
+class IgnoresDifferentShapes(ReducesSparsely):
+    """If shapes differ, the tensors stay as they are, and no error is raised."""
 
     def reduce_sparse(self, x: Any, opts: Any) -> Any:
         work = self.rightly(x, opts)
@@ -97,8 +97,8 @@ class ForgivesOtherShapes(ReducesSparsely):
 
 
 @breaks("sparse/other-collectives", says=r"name=broadcast[\s\S]*rank 1 is wrong")
-class BroadcastsNothing(ForwardingGroup):
-    """A broadcast of a sparse tensor is over before it began."""
+class SparseBroadcastDoesNothing(ForwardingGroup):
+    """A broadcast of a sparse tensor returns without sending anything."""
 
     def broadcast(self, tensors: Any, opts: Any) -> Any:
         return Done() if tensors[0].is_sparse else super().broadcast(tensors, opts)

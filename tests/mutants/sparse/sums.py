@@ -16,7 +16,7 @@ Op = dist.ReduceOp
 
 @breaks("sparse/sum", says=r"rank 0 is wrong")
 class KeepsItsOwnIndices(ReducesSparsely):
-    """What other ranks alone hold is left out."""
+    """Elements that only other ranks hold are left out."""
 
     def reduce_sparse(self, x: Any, opts: Any) -> Any:
         own = x.clone().coalesce().indices()
@@ -49,7 +49,7 @@ class OneRankRoundsItsValues(ReducesSparsely):
 
 @breaks("sparse/uncoalesced", says=r"rank 0 is wrong")
 class TheLastOfSeveralCounts(ReducesSparsely):
-    """An index that stands several times has the value that it has last."""
+    """An index that occurs several times has its last value instead of the sum."""
 
     def reduce_sparse(self, x: Any, opts: Any) -> Any:
         last = {tuple(i): v for i, v in zip(x._indices().T.tolist(), x._values(), strict=True)}
@@ -60,7 +60,7 @@ class TheLastOfSeveralCounts(ReducesSparsely):
 
 @breaks("sparse/hybrid", says=r"rank 0 is wrong")
 class AddsTheFirstColumn(ReducesSparsely):
-    """Of dense dimensions the first element is added."""
+    """Only the first element of dense dimensions is summed."""
 
     def reduce_sparse(self, x: Any, opts: Any) -> Any:
         if x.dense_dim():
@@ -108,7 +108,7 @@ class TakesAsManyAsTheFewest(ReducesSparsely):
 
 
 @breaks("sparse/many-elements", says=r"rank 0 is wrong")
-class HasRoomForAThousand(ReducesSparsely):
+class SendsAThousandElementsAtMost(ReducesSparsely):
     """What comes after the thousandth element is not sent."""
 
     def reduce_sparse(self, x: Any, opts: Any) -> Any:
@@ -124,7 +124,7 @@ class IndicesHave32Bits(ReducesSparsely):
 
 
 @breaks("sparse/all-empty", says=r"raised RuntimeError: nothing to add")
-class NeedsAnElement(ReducesSparsely):
+class RefusesRanksWithoutElements(ReducesSparsely):
     def reduce_sparse(self, x: Any, opts: Any) -> Any:
         if not x._nnz():
             raise RuntimeError("nothing to add")
@@ -157,7 +157,7 @@ def _with_values(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 @breaks("sparse/float16", says=r"rank 0 is wrong")
-class TakesOneHalfForTheOther(OfImpl):
+class TakesFloat16ForBfloat16(OfImpl):
     """Numbers of float16 are added as if they were bfloat16."""
 
     def spoiled(self, x: torch.Tensor) -> torch.Tensor | None:
@@ -171,7 +171,7 @@ class TakesOneHalfForTheOther(OfImpl):
 
 @breaks("sparse/complex", says=r"got 0\.0, want 2\.0")
 class LosesTheImaginaryPart(Replacing):
-    """Of complex numbers the real part is summed."""
+    """Only the real part of complex numbers is summed."""
 
     @staticmethod
     def all_reduce(right: Any, x: torch.Tensor, *args: Any, **how: Any) -> Any:

@@ -100,7 +100,7 @@ class StopsAtTheFirstLayer(Patch):
 
 
 @breaks("sync_batchnorm/backward-twice", says=r"pass 2: rank \d is wrong")
-class DoublesTheSecondTime(Patch):
+class SecondBackwardDoublesGradients(Patch):
     """A second pass through a graph finds what the first one left."""
 
     base = "impl"
@@ -136,7 +136,7 @@ class TracksTheFirstBatchOfAStep(LayerMutant, SyncBatchNorm):
 
 
 @breaks("sync_batchnorm/frozen-parameters", says=r"the frozen weight has a gradient")
-class ThawsItsWeight(LayerMutant, SyncBatchNorm):
+class UnfreezesItsWeight(LayerMutant, SyncBatchNorm):
     """The weight always has a gradient."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -204,7 +204,7 @@ class NeedsItsOutput(LayerMutant, SyncBatchNorm):
 
 @breaks("sync_batchnorm/changed-before-backward", says=r"gradient of the \w+: rank 0 is wrong")
 class SavesDataAlone(LayerMutant, SyncBatchNorm):
-    """What is saved for backward is out of autograd's sight."""
+    """Tensors that are saved for backward are hidden from autograd."""
 
     def forward(self, input: Tensor) -> Tensor:
         with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved.data, lambda data: data):
@@ -230,7 +230,7 @@ class AddsUpParameterGradients(Patch):
 
 
 @breaks("sync_batchnorm/empty-gradients", says=r"gradient of the input: rank \d[\s\S]*got None")
-class NothingHasNoGradient(Patch):
+class EmptyInputsHaveNoGradient(Patch):
     """The input's gradient is None where the batch is empty."""
 
     base = "impl"

@@ -89,7 +89,7 @@ class _Shorter(GroupExchange):
 
 
 @breaks("sync_batchnorm/same-calls", says=r"all_gather|operations")
-class TellsThatItHasNothing(LayerMutant, SyncBatchNorm):
+class SendsAShorterMessageForAnEmptyBatch(LayerMutant, SyncBatchNorm):
     """The message of an empty batch is shorter."""
 
     def _exchange(self) -> Exchange | None:
@@ -130,7 +130,7 @@ class TrainsOnOneValue(Patch):
 
 
 @breaks("sync_batchnorm/silent-backward", says=r"operations of backward: rank \d is wrong")
-class ExchangesForNobody(Patch):
+class ExchangesUnneededGradients(Patch):
     """Backward exchanges sums although no rank's input requires a gradient."""
 
     base = "impl"

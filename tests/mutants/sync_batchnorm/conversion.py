@@ -73,7 +73,7 @@ class ConvertsOneNameAlone(TorchsOwn):
 
 @breaks("convert_sync_batchnorm/more-than-batch-norm", says=r"not true|neither|lost|warn|is wrong")
 class TakesSubclassesForPlainOnes(TorchsOwn):
-    """What a layer of a class of its own does beyond batch norm is lost without a word."""
+    """What a subclass of batch norm does beyond batch norm is silently lost."""
 
 
 @breaks("convert_sync_batchnorm/keeps-options", says=r"rank 0 is wrong\nat \['list'\]")

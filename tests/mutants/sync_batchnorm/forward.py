@@ -73,7 +73,7 @@ class SpreadsNaN(ExchangeMutant):
 
 
 @breaks("sync_batchnorm/empty-on-some-ranks", says=r"all_gather #\d", verdict=Verdict.TIMEOUT)
-class EmptyBatchesStayOut(LayerMutant, SyncBatchNorm):
+class RanksWithEmptyBatchesDoNotTakePart(LayerMutant, SyncBatchNorm):
     """A rank without values returns at once, and the others wait."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class WantsTwoValuesOnEachRank(LayerMutant, SyncBatchNorm):
 
 
 @breaks("sync_batchnorm/dimensions", says=r"expected 2D, 3D or 4D input")
-class KnowsNoVolumes(LayerMutant, SyncBatchNorm):
+class RefusesFiveDimensions(LayerMutant, SyncBatchNorm):
     """An input of five dimensions is refused."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class KnowsNoVolumes(LayerMutant, SyncBatchNorm):
 
 
 @breaks("sync_batchnorm/empty-on-all-ranks", says=r"no values to normalise")
-class RefusesNothing(LayerMutant, SyncBatchNorm):
+class RefusesEmptyBatches(LayerMutant, SyncBatchNorm):
     """An empty batch is refused."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ class NormalisesAlone(LayerMutant, SyncBatchNorm):
 
 
 @breaks("sync_batchnorm/not-affine", says=r"output: rank \d is wrong")
-class TakesNoWeightForZero(LayerMutant, SyncBatchNorm):
+class MissingWeightIsZero(LayerMutant, SyncBatchNorm):
     """Without a weight nothing is left of the input."""
 
     def forward(self, input: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ class KeepsItsFirstGroup(LayerMutant, SyncBatchNorm):
 
 
 @breaks("sync_batchnorm/cumulative-average-resumed", says=r"running_mean: rank \d is wrong")
-class CountsByItself(LayerMutant, SyncBatchNorm):
+class IgnoresTheLoadedCount(LayerMutant, SyncBatchNorm):
     """The average is over the batches that this very layer has seen."""
 
     seen = 0
@@ -114,7 +114,7 @@ class EvaluatesInItsOwnType(LayerMutant, SyncBatchNorm):
 
 
 @breaks("sync_batchnorm/eval-untracked", says=r"output: rank \d is wrong")
-class EvaluatesByNothing(LayerMutant, SyncBatchNorm):
+class UntrackedEvalDoesNotNormalise(LayerMutant, SyncBatchNorm):
     """Eval mode without statistics takes mean 0 and variance 1."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class EvaluatesByNothing(LayerMutant, SyncBatchNorm):
 
 @breaks("sync_batchnorm/eval-after-training", says=r"mean: rank \d is wrong")
 class StaysInEval(LayerMutant, SyncBatchNorm):
-    """Who has evaluated once moves no statistics any more."""
+    """After one evaluation, statistics are never updated again."""
 
     evaluated = False
 
@@ -137,7 +137,7 @@ class StaysInEval(LayerMutant, SyncBatchNorm):
 
 
 @breaks("sync_batchnorm/tracking-switched-off", says=r"rank \d is wrong")
-class TracksForEver(LayerMutant, SyncBatchNorm):
+class IgnoresThatTrackingIsOff(LayerMutant, SyncBatchNorm):
     """Statistics move although they are not to be tracked any more."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -171,7 +171,7 @@ class TracksTheBiasedVariance(Patch):
 
 
 @breaks("sync_batchnorm/empty-statistics", says=r"an empty batch moved running_mean")
-class NothingMovesStatistics(Patch):
+class EmptyBatchesMoveStatistics(Patch):
     """A batch without values counts as one of zeros."""
 
     base = "impl"

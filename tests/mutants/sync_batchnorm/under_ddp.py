@@ -19,7 +19,7 @@ class TrainsAlone(NormalisesAlone):
 
 
 @breaks("sync_batchnorm/empty-under-ddp", says=r"not finite after step 1: .*weight")
-class DividesByNothing(Patch):
+class DividesByZeroForAnEmptyBatch(Patch):
     """The weight's gradient is not a number where the batch is empty."""
 
     base = "impl"
