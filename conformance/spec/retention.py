@@ -1,4 +1,4 @@
-"""What a group keeps of operations that are over: their tensors, and memory."""
+"""Checks what a group keeps of complete operations: their tensors, and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words that every layer of impl.fsdp shares: names, states and what a strategy implies.
+"""Names, states and properties of strategies that every layer of impl.fsdp shares.
 
 [Note: Vocabulary]
 - *flat parameter*: the one-dimensional parameter that holds all parameters of one FSDP instance.

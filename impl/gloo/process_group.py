@@ -1,4 +1,4 @@
-"""The process group itself: who it is, what it tells torch about itself, how it ends."""
+"""The process group: construction, what it reports to torch about itself, and its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do all ranks mean the same collective? Found out from numbers that every frame carries.
+"""Checks that all ranks make the same collective call, from numbers that every frame carries.
 
 [Note: call numbers]
 Collectives of a group are counted. A *call number* has the count in its upper bits and, in the

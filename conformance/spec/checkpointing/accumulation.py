@@ -1,4 +1,4 @@
-"""Several backward passes for one step, and ranks that choose checkpoints by themselves."""
+"""Checkpoints with several backward passes per step, and checkpoints that differ between ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers that run once in a forward pass, and once more in backward."""
+"""Checkpointed layers that run once in a forward pass, and again in backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any layers in any checkpoints, with any options that go with them."""
+"""Randomly drawn checkpoints around any layers, with any options that are compatible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a second run of a part has in common with the first: random numbers, types, statistics."""
+"""What a recomputation repeats of the first run: random numbers, dtypes, statistics."""
 
 from __future__ import annotations
 

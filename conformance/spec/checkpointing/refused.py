@@ -1,4 +1,4 @@
-"""What the reentrant kind of checkpoint need not do, and the words in which that is said.
+"""Uses of reentrant checkpoints that a wrapper may refuse, and the messages of its errors.
 
 torch refuses it. A target that trains as if there were no checkpoints is as good.
 """

@@ -1,4 +1,4 @@
-"""Training that stops, and goes on from a file."""
+"""Training that stops, and resumes from files."""
 
 from __future__ import annotations
 

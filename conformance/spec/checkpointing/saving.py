@@ -1,4 +1,4 @@
-"""State dicts of wrapped modules, and who can load them."""
+"""State dicts of wrapped modules: what is in them, and what they can be loaded into."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers that run several times in a forward pass, share weights, or run by turns."""
+"""Checkpointed layers that run several times per forward pass, share weights or alternate."""
 
 from __future__ import annotations
 

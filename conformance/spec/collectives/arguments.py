@@ -1,4 +1,4 @@
-"""Calls that are wrong on the face of it are refused by every rank."""
+"""Wrong arguments of collectives, which every rank refuses."""
 
 from __future__ import annotations
 

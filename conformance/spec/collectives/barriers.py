@@ -1,4 +1,4 @@
-"""barrier."""
+"""barrier: what it waits for, repeated, asynchronous, in groups and with a timeout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several tensors in one operation."""
+"""Coalesced collectives: several tensors in one operation, and the coalescing manager."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs that are inputs too, in the collectives that take lists."""
+"""Outputs that are also inputs, in the collectives that take lists."""
 
 from __future__ import annotations
 

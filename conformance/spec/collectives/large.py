@@ -1,5 +1,4 @@
-"""Large tensors, which transports often treat otherwise than small ones: in pieces, by another
-algorithm, through other memory."""
+"""Large tensors, for which transports often use other algorithms, pieces or buffers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing is kept of collectives that are over."""
+"""Complete collectives keep no memory: neither their tensors nor anything else."""
 
 from __future__ import annotations
 

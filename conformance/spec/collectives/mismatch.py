@@ -1,4 +1,4 @@
-"""Ranks that do not make the same call.
+"""Errors for ranks that make different calls.
 
 torch asks callers never to do this, and its backends hang, crash or mix the bytes. A target that
 claims `feature:mismatch_errors` tells every rank instead; nothing of this is asked of any other.

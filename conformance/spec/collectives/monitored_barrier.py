@@ -1,4 +1,4 @@
-"""monitored_barrier.
+"""monitored_barrier: what it waits for, and which missing ranks it names.
 
 `dist.monitored_barrier` itself serves the backend that is called "gloo" alone. A group of any
 other backend is asked by its own method of that name, to which `dist` would hand the call on.

@@ -1,4 +1,4 @@
-"""Reductions of random numbers: computed in the tensors' own dtype, by whichever call."""
+"""Rounding of reductions of random numbers, in each call that reduces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a profiler sees of operations."""
+"""The ranges that a profiler records of collectives and messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ReduceOp, the object."""
+"""ReduceOp objects: their class, copies, pickles and equality."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process around a group: what it must leave as it is, and what must not matter to it."""
+"""The process around a group: state that a group must not change, and that must not affect it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations that nobody waits for: what polling promises, and what becomes of dropped handles."""
+"""Operations without a wait: what polling shows, and what happens if handles are dropped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations that fail: what wait, the handle and its future say."""
+"""Operations that fail: what wait, the handle and its future report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a hook is given, what it returns, and what is refused."""
+"""Communication hooks: the buckets that they get, and the futures that they return."""
 
 from __future__ import annotations
 

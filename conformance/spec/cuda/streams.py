@@ -1,4 +1,4 @@
-"""What a collective on CUDA tensors is ordered after, and what is ordered after it."""
+"""Stream order: which kernels a collective on CUDA tensors comes after, and which before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backward passes of all kinds: without synchronisation, several, again, elsewhere."""
+"""Backward passes of all kinds: several, repeated, in another thread, with a graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens between a forward pass and its backward pass, or in place of one."""
+"""Changes and extra passes between a forward pass and its backward pass."""
 
 from __future__ import annotations
 

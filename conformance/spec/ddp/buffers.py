@@ -1,4 +1,4 @@
-"""Buffers: whose values count, and when."""
+"""Buffers: which rank's values they get, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What DDP is used together with: transforms, compilers, other joinables, packed sequences."""
+"""DDP together with transforms, compilers, other joinables and packed sequences."""
 
 from __future__ import annotations
 

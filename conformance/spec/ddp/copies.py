@@ -1,4 +1,4 @@
-"""Copies of a wrapper: saved and loaded, or deep."""
+"""Copies of a wrapper: pickled and loaded, or deep copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What else a wrapper does: optimizers inside backward, copies, groups, logging data."""
+"""Further features of DDP: optimizers inside backward, changes of the group, transforms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a gradient is as a tensor: its memory, its strides, its kind."""
+"""Gradients as tensors: their memory, strides and norm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that run out of input at different times."""
+"""join(): ranks that run out of input at different times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients that stay from one backward pass to another, and passes that leave them alone."""
+"""Gradients that stay from one backward pass to the next, and passes that do not change them."""
 
 from __future__ import annotations
 

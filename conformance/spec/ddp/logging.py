@@ -1,4 +1,4 @@
-"""Logging data: what a wrapper tells of its construction and of its steps."""
+"""Logging data: what a wrapper records of its construction and of its steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory: what parameters and gradients are moved to, and what is let go."""
+"""Memory: parameters and gradients that are moved, and objects that are freed."""
 
 from __future__ import annotations
 

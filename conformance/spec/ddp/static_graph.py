@@ -1,4 +1,4 @@
-"""A graph that is promised not to change."""
+"""static_graph: a graph that is declared not to change."""
 
 from __future__ import annotations
 

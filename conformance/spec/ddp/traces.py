@@ -1,4 +1,4 @@
-"""The collectives that the target issues, next to those of torch's DDP."""
+"""The collectives that the target's DDP issues, compared with those of torch's DDP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values: training on all ranks against training in one process."""
+"""Training on all ranks, compared with training in one process."""
 
 from __future__ import annotations
 

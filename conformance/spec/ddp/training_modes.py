@@ -1,4 +1,4 @@
-"""Training amid evaluation, autocast, hooks of modules and conversions."""
+"""Training together with evaluation, autocast, module hooks and conversions."""
 
 from __future__ import annotations
 

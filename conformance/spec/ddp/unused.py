@@ -1,4 +1,4 @@
-"""Parameters that have no part in a loss."""
+"""Parameters that a loss does not use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad input: models that differ between ranks, and modules that cannot be wrapped."""
+"""Models that differ between ranks, and modules that cannot be wrapped, are refused."""
 
 from __future__ import annotations
 

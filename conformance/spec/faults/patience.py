@@ -1,4 +1,4 @@
-"""Waiting long enough: after a short timeout, for a rank that joins late, with a long timeout."""
+"""Timeouts that must not be too short: after a short one, for late ranks, and of days."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank dies, and the others find out.
+"""A rank dies, and the other ranks get errors and can continue without it.
 
 None of these cases is probed: a target that does not notice the loss of a rank waits for it.
 """

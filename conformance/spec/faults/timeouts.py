@@ -1,4 +1,4 @@
-"""Giving up: timeouts of groups, calls and handles.
+"""Timeouts of groups, calls and handles, and aborts.
 
 None of these cases is probed: a target without timeouts waits for ever.
 """

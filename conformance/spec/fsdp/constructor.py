@@ -1,4 +1,4 @@
-"""What the constructor is given, and what the wrapper lets through."""
+"""Arguments of the constructor, and attributes, inputs and outputs that the wrapper passes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes between forwards, backwards and steps: exceptions, evaluation, changes."""
+"""Exceptions, evaluation and changes of the model between forwards, backwards and steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes of parameters, gradients and optimizer state, and of storages in the middle of a step."""
+"""When units are gathered and freed, as the sizes of storages in the middle of a step show."""
 
 from __future__ import annotations
 

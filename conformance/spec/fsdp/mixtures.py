@@ -1,4 +1,4 @@
-"""Units that differ from each other, replicas, meshes, and groups that are not everybody."""
+"""Units that differ in their settings, hybrid sharding, meshes, and groups of some ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizer state dicts: in full, in shards, by names and by numbers, from and to others."""
+"""Optimizer state dicts: full or sharded, keyed by names or numbers, and their exchange."""
 
 from __future__ import annotations
 

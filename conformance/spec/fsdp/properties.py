@@ -1,4 +1,4 @@
-"""Any model, wrapped and trained in any way."""
+"""Training of randomly drawn models, wrapped and trained in any way."""
 
 from __future__ import annotations
 

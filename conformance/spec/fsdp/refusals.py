@@ -1,4 +1,4 @@
-"""What the wrapper refuses, with which words, and that nobody hangs."""
+"""What the wrapper refuses, with which message, and that no rank hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is in state dicts beside parameters, and when they may be taken."""
+"""State dicts: entries other than parameters, and the times at which they may be taken."""
 
 from __future__ import annotations
 

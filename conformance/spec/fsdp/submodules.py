@@ -1,4 +1,4 @@
-"""Parts of a model that are frozen, ignored, or looked at on their own."""
+"""Parts of a model that are frozen or ignored, and inner units by themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The collectives of training, beside those of torch's FSDP and beside plain arithmetic."""
+"""The collectives of training, compared with those of torch's FSDP and with plain arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training step by step, beside the bare module's."""
+"""Training step by step, compared with that of the bare module."""
 
 from __future__ import annotations
 

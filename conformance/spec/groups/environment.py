@@ -1,4 +1,4 @@
-"""What groups take from the process's environment."""
+"""Environment variables that groups read, such as the debug level."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Making the default group: where, how, and with which mistakes."""
+"""Making the default group: stores, URLs, and mistakes that are refused."""
 
 from __future__ import annotations
 

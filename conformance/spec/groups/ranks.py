@@ -1,4 +1,4 @@
-"""Rank translation, and what groups say of themselves."""
+"""Rank translation, and what groups report about themselves."""
 
 from __future__ import annotations
 

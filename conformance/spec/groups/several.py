@@ -1,4 +1,4 @@
-"""Several groups at the same time, and the numbers of their operations."""
+"""Operations in several groups at the same time, and sequence numbers."""
 
 from __future__ import annotations
 

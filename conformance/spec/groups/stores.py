@@ -1,4 +1,4 @@
-"""Stores for groups to be made on."""
+"""Stores on which cases make groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dividing the world: new_subgroups, new_subgroups_by_enumeration, split_group, meshes."""
+"""Dividing the world: new_subgroups, new_subgroups_by_enumeration, split_group, device meshes."""
 
 from __future__ import annotations
 

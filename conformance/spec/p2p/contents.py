@@ -1,4 +1,4 @@
-"""Messages that are large, or whose values are not what lies in memory in that order."""
+"""Large messages, and tensors whose values do not lie in memory in order."""
 
 from __future__ import annotations
 

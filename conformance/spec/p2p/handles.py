@@ -1,4 +1,4 @@
-"""What the handles of isend and irecv say and do."""
+"""The handles of isend and irecv: completion, wait and future."""
 
 from __future__ import annotations
 

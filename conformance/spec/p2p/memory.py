@@ -1,4 +1,4 @@
-"""Nothing is kept of messages that have arrived."""
+"""Messages that have arrived keep no memory."""
 
 from __future__ import annotations
 

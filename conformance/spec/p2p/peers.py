@@ -1,4 +1,4 @@
-"""Who the peer is: arguments, subgroups, oneself, and peers that do not exist."""
+"""Peers: how they are named, subgroups, the rank itself, and peers that do not exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sum of sparse tensors holds."""
+"""Values, indices and dtypes of a sum of sparse tensors."""
 
 from __future__ import annotations
 

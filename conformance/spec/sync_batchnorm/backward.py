@@ -1,4 +1,4 @@
-"""Gradients of a layer in training."""
+"""Gradients of a SyncBatchNorm layer in training."""
 
 from __future__ import annotations
 

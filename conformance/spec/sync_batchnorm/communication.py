@@ -1,4 +1,4 @@
-"""Which ranks take part, and what they exchange."""
+"""Which ranks take part in SyncBatchNorm, and what they exchange."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""convert_sync_batchnorm."""
+"""convert_sync_batchnorm: what it replaces, and what it keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a layer makes of a batch in training."""
+"""The output of a SyncBatchNorm layer in training."""
 
 from __future__ import annotations
 

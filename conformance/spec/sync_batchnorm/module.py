@@ -1,4 +1,4 @@
-"""Signature, errors, state dicts and copies."""
+"""The layer as a module: signature, errors, state dicts and copies."""
 
 from __future__ import annotations
 

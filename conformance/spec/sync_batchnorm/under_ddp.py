@@ -1,4 +1,4 @@
-"""The layer under DistributedDataParallel."""
+"""SyncBatchNorm under DistributedDataParallel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be asked of DDP, or told to it, besides running it: settings, copies, logging data."""
+"""Methods of DDP besides forward: settings, copies, logging data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Native mixed precision: the module computes, and gradients travel, in low precision.
+"""Native mixed precision: computation and gradients' communication in low precision.
 
 What lives where, for a parameter of a floating dtype:
 

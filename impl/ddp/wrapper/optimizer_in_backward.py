@@ -1,4 +1,4 @@
-"""Step optimizers as soon as a bucket's gradients are averaged, while backward goes on.
+"""Steps optimizers as soon as a bucket's gradients are averaged, during backward.
 
 For parameters that `torch.distributed.optim._apply_optimizer_in_backward` gave an optimizer each.
 Their gradients are gone after the step, and `.grad` is None. Those of other parameters are handed

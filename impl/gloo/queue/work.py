@@ -1,4 +1,4 @@
-"""What a caller holds while an operation runs: `torch.distributed.Work`, in two kinds.
+"""Handles of running operations: two kinds of `torch.distributed.Work`.
 
 C++ code (DDP's Reducer, functional collectives) holds them through torch's trampoline, which calls
 `wait` and `get_future`; Python code calls anything.

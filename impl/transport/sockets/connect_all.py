@@ -1,4 +1,4 @@
-"""How ranks find each other through the store: publish, wait for the others, connect to all."""
+"""Connects all ranks: each publishes its address in the store and connects to the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functional collectives that return the wrong thing, or change what they are given."""
+"""Mutants of conformance/spec/collectives/functional.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients that do not come back from all ranks that have used a tensor."""
+"""Mutants of conformance/spec/collectives/gradients.py."""
 
 from __future__ import annotations
 

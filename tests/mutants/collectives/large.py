@@ -1,4 +1,4 @@
-"""Collectives that treat large tensors otherwise than small ones."""
+"""Mutants of conformance/spec/collectives/large.py."""
 
 from __future__ import annotations
 

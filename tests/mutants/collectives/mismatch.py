@@ -1,4 +1,4 @@
-"""Groups that compare the calls of their ranks too little, or say too little of what differs."""
+"""Mutants of conformance/spec/collectives/mismatch.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reductions that mean something else than their name says."""
+"""Mutants of conformance/spec/collectives/reductions.py."""
 
 from __future__ import annotations
 

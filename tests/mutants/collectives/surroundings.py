@@ -1,4 +1,4 @@
-"""Groups to which it matters what goes on around them."""
+"""Mutants of conformance/spec/collectives/surroundings.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DDP whose ranks that have run out of input do not do what the others need."""
+"""Mutants of conformance/spec/ddp/join.py."""
 
 from __future__ import annotations
 

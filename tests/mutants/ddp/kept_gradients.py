@@ -1,4 +1,4 @@
-"""DDP that spoils gradients which stay, or minds passes that leave them alone."""
+"""Mutants of conformance/spec/ddp/kept_gradients.py."""
 
 from __future__ import annotations
 

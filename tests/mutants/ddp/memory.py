@@ -1,4 +1,4 @@
-"""DDP that loses gradients which are moved, or keeps memory that nobody needs."""
+"""Mutants of conformance/spec/ddp/memory.py."""
 
 from __future__ import annotations
 

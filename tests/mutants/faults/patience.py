@@ -1,4 +1,4 @@
-"""Mutants of timeouts that are too short: what was meant for something else, or is read wrongly."""
+"""Mutants of conformance/spec/faults/patience.py: timeouts that are too short."""
 
 from __future__ import annotations
 

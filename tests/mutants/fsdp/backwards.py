@@ -1,4 +1,4 @@
-"""Mutants of FSDP's several backwards: only the first counts, or the last."""
+"""Mutants of conformance/spec/fsdp/backwards.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants of FSDP around exceptions, evaluation, what is unused, and changes of a model."""
+"""Mutants of conformance/spec/fsdp/interruptions.py."""
 
 from __future__ import annotations
 

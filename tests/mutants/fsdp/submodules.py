@@ -1,4 +1,4 @@
-"""Mutants of FSDP in parts of a model that are frozen, ignored or looked at on their own."""
+"""Mutants of conformance/spec/fsdp/submodules.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants of what FSDP exchanges: too much, too often, or not the same on all ranks."""
+"""Mutants of conformance/spec/fsdp/traces.py."""
 
 from __future__ import annotations
 

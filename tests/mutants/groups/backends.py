@@ -1,4 +1,4 @@
-"""Mutants of backends: how they are registered, looked up, and called."""
+"""Mutants of conformance/spec/groups/backends.py."""
 
 from __future__ import annotations
 
