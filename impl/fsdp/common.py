@@ -35,7 +35,7 @@ ENV_UNSAFE_SETATTR = "FSDP_USE_UNSAFE_SETATTR"
 
 
 class TrainingState(Enum):
-    """What an FSDP instance is busy with, in torch's words; `phases.py` has the finer ones."""
+    """What an FSDP instance is doing, in torch's terms; `phases.py` has finer ones."""
 
     IDLE = auto()
     FORWARD_BACKWARD = auto()

@@ -279,7 +279,7 @@ def by_turns(me: Me, options: Options) -> list[list[Tensor | None]]:
 @chapter.should(
     "ddp/unused/frozen-later",
     "With find_unused_parameters, parameters may be frozen for some steps after wrapping, as the "
-    "parts of a GAN are by turns: they keep their gradients, and the others are averaged.",
+    "parts of a GAN are in turn: they keep their gradients, and the others are averaged.",
     source=f"{OBSERVED}: a frozen parameter is not in the graph",
     rests_on="ddp/unused/everywhere",
 )

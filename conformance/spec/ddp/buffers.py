@@ -520,7 +520,7 @@ def without_init_sync(me: Me) -> tuple[int, float, Tensor]:
 @chapter.must(
     "ddp/buffers/init-sync-off",
     "With init_sync=False construction neither compares nor broadcasts parameters or buffers; "
-    "gradients are averaged all the same.",
+    "gradients are still averaged.",
     source=f"{DOCS}, argument init_sync",
     rests_on="ddp/average",
 )

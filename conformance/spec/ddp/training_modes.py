@@ -68,7 +68,7 @@ def _params(module: nn.Module) -> dict[str, Tensor]:
 @chapter.must(
     "ddp/inference",
     "Without grad mode forward works, in train and eval mode, with more or fewer calls on some "
-    "ranks if there are no buffers; training goes on afterwards.",
+    "ranks if there are no buffers; training continues afterwards.",
     source="torch 2.13, test_ddp_inference; pytorch#47736",
     rests_on="ddp/average",
 )
@@ -218,7 +218,7 @@ def gradient_if_made_without_grad(me: Me) -> Tensor | None:
 
 @chapter.must(
     "ddp/constructed-without-grad-mode",
-    "A wrapper that was made under no_grad averages gradients all the same.",
+    "A wrapper that was made under no_grad still averages gradients.",
     source="torch 2.13, Reducer's constructor enables grad mode",
     rests_on="ddp/average",
 )

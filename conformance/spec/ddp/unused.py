@@ -508,8 +508,8 @@ def use_it_later(me: Me) -> None:
 
 @chapter.must(
     "ddp/unused/ready-twice",
-    "A parameter that the search took for unused and that the loss uses all the same makes "
-    "backward raise RuntimeError 'Expected to mark a variable ready only once', with its index.",
+    "A parameter that the search took for unused but that the loss uses makes backward raise "
+    "RuntimeError 'Expected to mark a variable ready only once', with its index.",
     source=f"{REDUCER}, check_finalized and mark_variable_ready",
 )
 @world_sizes(1, 2)

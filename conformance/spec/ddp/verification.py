@@ -90,7 +90,7 @@ def test_numbers_of_parameters(ranks: Ranks) -> None:
 @chapter.must(
     "ddp/verify/shapes",
     "If a parameter's sizes differ, construction raises RuntimeError on the rank that differs "
-    "from rank 0, with the parameter's place and sizes; no rank goes on.",
+    "from rank 0, with the parameter's place and sizes; no rank continues.",
     source=f"{REDUCER}, verify_params_across_processes; pytorch#52887",
 )
 @world_sizes(2)

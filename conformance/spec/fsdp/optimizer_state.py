@@ -538,8 +538,8 @@ def test_checkpoints(bare_ranks: Ranks, tmp_path: Path, orig: bool) -> None:
 
 @chapter.must(
     "fsdp/reshards",
-    "A checkpoint of sharded state dicts can be loaded by another number of ranks, with or "
-    "without original parameters; training goes on as it would have.",
+    "A checkpoint of sharded state dicts can be loaded by a different number of ranks, with or "
+    "without original parameters; training continues as it would have.",
     source="torch 2.13 docs, torch.distributed.checkpoint: load-time resharding",
     rests_on="fsdp/checkpoint",
 )

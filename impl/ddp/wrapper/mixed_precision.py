@@ -89,7 +89,7 @@ class _Precisions:
         return self.full
 
     def _take_in(self) -> None:
-        """What the program may have written to the parameter, or put in place of its data."""
+        """Take in what the program wrote to the parameter, or put in place of its data."""
         data = self.param.data
         if not self.is_low or data.data_ptr() != self.low.data_ptr():
             self.full = data.to(self.full.dtype) if self.is_low else data

@@ -27,7 +27,7 @@ from impl.torch_private import (
 
 
 def take_over(params: Iterable[Tensor]) -> None:
-    """Remove the hooks that would step on gradients which are not averaged yet."""
+    """Remove the hooks that would step on gradients before these are averaged."""
     for param in params:
         for handle in optimizer_hook_handles(param):
             handle.remove()

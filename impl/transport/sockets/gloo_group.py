@@ -83,7 +83,7 @@ class GlooGroup(MessageGroup):
         return tag
 
     def control_tag(self, number: int) -> int:
-        """Gloo has no room apart: a control message uses a collective's tag as a user's tag."""
+        """Gloo has no separate tags: a control message uses a collective's tag as a user's tag."""
         return number
 
     def link_closed(self, link: Link, how: str, after_farewell: bool) -> None:

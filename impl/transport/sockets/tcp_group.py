@@ -176,7 +176,7 @@ class TcpGroup(MessageGroup):
             self._tell_all(Opcode.FATE, fate.encode())
 
     def _accept(self, fate: Fate) -> bool:
-        """Whether this is the group's fate from now on: the first one counts."""
+        """Whether this becomes the group's fate: only the first one does."""
         if self.fate is not None:
             return False
         self.fate = fate
