@@ -29,7 +29,7 @@ _PATIENCE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What is there a while after operations were over and everybody had dropped their handles.
+    """What remains some time after operations were complete and all their handles dropped.
 
     operations: of a hundred, how many have a tensor that is still there.
     growth: bytes that the process has more than before 64 further ones of 1 MiB.

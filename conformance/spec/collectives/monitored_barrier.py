@@ -53,7 +53,7 @@ def test_all_pass(ranks: Ranks) -> None:
 def some_are_missing(me: Me, missing: Sequence[int], wait_all_ranks: bool) -> str:
     """The error of a rank that came; "passed" if there was none, "missing" where it did not come.
 
-    Those that are missing stay until the others are told, so that nobody sees them go.
+    Those that are missing stay until the others are told, so that no rank sees them go.
     """
     told = "missing"
     if me.rank not in missing:

@@ -39,7 +39,7 @@ OPS = ("all_reduce", "broadcast", "all_gather", "reduce", "reduce_scatter_tensor
 
 
 def process_state(device: torch.device) -> Mapping[str, Any]:
-    """Name -> something that is equal as long as nobody has changed it."""
+    """Name -> a value that is equal as long as it has not been changed."""
     state: dict[str, Any] = {
         "torch's random generator": torch.get_rng_state().tolist(),
         "Python's random generator": random.getstate(),
@@ -75,7 +75,7 @@ def what_changes(me: Me) -> list[str]:
             if async_op:
                 work.wait()
     dist.new_group()
-    dist.all_reduce(torch.ones(1, device=me.device))  # nobody leaves while others still connect
+    dist.all_reduce(torch.ones(1, device=me.device))  # no rank leaves while others still connect
     dist.destroy_process_group()
     now = process_state(me.device)
     return [name for name, before_it in seen.items() if now[name] != before_it]

@@ -71,7 +71,7 @@ def test_the_operation_goes_on_after_a_wait_has_given_up(ranks: Ranks) -> None:
 
 
 def alone_in_a_group(me: Me) -> tuple[str, bool, bool, str]:
-    """Rank 0 issues a collective that nobody joins; what its Work says then."""
+    """Rank 0 issues a collective that no other rank joins; what its Work says then."""
     group = dist.new_group(timeout=timedelta(seconds=2))
     if me.rank:
         me.store.wait(["over"])
@@ -120,7 +120,7 @@ def test_the_work_of_a_failed_collective_says_so(ranks: Ranks) -> None:
 
 
 def ask_the_future_of_a_failure(me: Me) -> tuple[bool, str]:
-    """Rank 0 issues a collective that nobody joins; whether its future ends, and how."""
+    """Rank 0 issues a collective that no other rank joins; whether its future ends, and how."""
     group = dist.new_group(timeout=timedelta(seconds=2))
     if me.rank:
         me.store.wait(["over"])

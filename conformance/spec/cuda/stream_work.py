@@ -100,7 +100,7 @@ class OfHost:
         """Done already."""
 
     def uses(self, tensor: Tensor, stream: Any) -> None:
-        """Nobody else can have its memory."""
+        """No other tensor can get its memory."""
 
     def delay(self) -> None:
         """Nothing runs later."""

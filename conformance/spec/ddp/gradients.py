@@ -309,7 +309,7 @@ def delayed_and_large(me: Me) -> Tensor:
     model(me.rank + 1.0).backward()
     assert module.large.grad is not None
     some = module.large.grad[:: 1 << 16].clone()
-    dist.barrier()  # nobody leaves while another one's reduction may be under way
+    dist.barrier()  # no rank leaves while another one's reduction may be running
     model.__dict__.clear()
     return some
 

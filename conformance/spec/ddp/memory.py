@@ -154,7 +154,7 @@ def test_another_memory_format(ranks: Ranks, options: Options, set_to_none: bool
 
 
 def let_go(me: Me, options: Options, hooked: bool = False) -> list[str]:
-    """What is still there of a wrapper that has trained, after nobody holds it."""
+    """What still exists of a wrapper that has trained, after the last reference is dropped."""
     module = Recipe(Perceptron)().to(me.device)
     model = me.ddp(module, **options)
     if hooked:

@@ -37,7 +37,7 @@ class Pair(NamedTuple):
 
 
 class Opaque:
-    """No container that anybody knows."""
+    """An object of a class that is not a known container."""
 
     def __init__(self, value: Tensor) -> None:
         self.value = value

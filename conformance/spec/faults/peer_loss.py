@@ -50,7 +50,7 @@ _ROUNDS = 60
 
 
 def die(how: str) -> NoReturn:
-    """End this process without a word to anybody."""
+    """End this process without telling any other rank."""
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     os._exit(0 if how == "exit code 0" else 7)

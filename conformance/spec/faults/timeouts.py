@@ -73,7 +73,7 @@ def _try_all(
 ) -> dict[str, str]:
     """Make every call at once, each in a thread and a group of its own; those that end wrongly.
 
-    They have nobody to end them, and should end by themselves when the timeout of the rank that
+    No other rank ends them, and they should end by themselves when the timeout of the rank that
     began first is over.
 
     names: of all groups, the same on every rank.
@@ -110,7 +110,7 @@ def _try_all(
 
 def wait_in_every_collective(me: Me) -> dict[str, str]:
     """The last rank comes to none of them."""
-    # A root's sends, and a gathering's contributions, may be over before anybody looks for them.
+    # A root's sends, and a gathering's contributions, may be complete before others need them.
     one_sided = {"broadcast", "scatter", "reduce", "gather"}
     names = [name for name in OPERATIONS if name not in one_sided]
     absent = me.rank == me.world_size - 1
@@ -189,7 +189,7 @@ def test_messages_give_up(ranks: Ranks) -> None:
 
 
 def wait_for_anybody(me: Me) -> dict[str, str]:
-    """Rank 0 would take a message from any rank; nobody has one."""
+    """Rank 0 waits for a message from any rank; no rank sends one."""
     x = torch.ones(4, device=me.device)
     calls = {"recv": lambda group: dist.recv(x, group=group)}
     return _try_all(me, ["recv"], {} if me.rank else calls)
@@ -277,7 +277,7 @@ def test_a_barrier_has_a_timeout_of_its_own(ranks: Ranks) -> None:
 
 
 def shorten_the_timeout(me: Me, where: str, how: str) -> None:
-    """From minutes to 200 ms for one operation that nobody else comes to."""
+    """From minutes to 200 ms for one operation that no other rank joins."""
     start(me, "here")
     group: Any = dist.group.WORLD if where == "default" else dist.new_group()
     sum_marks(me, group)
@@ -507,7 +507,7 @@ def test_ranks_recover_from_a_timeout(bare_ranks: Ranks) -> None:
 
 
 def abort_what_waits(me: Me) -> list[str]:
-    """A thread of rank 0 waits in a group that nobody else comes to, until it is aborted. Returns
+    """A thread of rank 0 waits in a group that no other rank joins, until it is aborted. Returns
     what did not go as it should."""
     doomed, other = dist.new_group(), dist.new_group()
     wrong: list[str] = []

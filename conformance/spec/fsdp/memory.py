@@ -44,7 +44,7 @@ _NET = Net(blocks=3)
 class Watch:
     """Storages that modules showed as their parameters' in a forward, and which are there still.
 
-    A module shows views of what the unit has gathered. Whoever holds the storage sees how many
+    A module shows views of what the unit has gathered. A reference to the storage shows how many
     bytes it has: none once it is freed.
     """
 

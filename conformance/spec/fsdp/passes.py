@@ -104,7 +104,7 @@ def test_a_replicated_unit_that_is_not_in_every_loss(ranks: Ranks, orig: bool) -
 
 
 def dropping(model: Any, rank: int, step: int, device: torch.device, scale: float) -> list[Tensor]:
-    """A forward whose result nobody uses comes before each step's."""
+    """A forward whose result is dropped comes before each step's."""
     model(inputs(rank, 50 + step).to(device))
     return one_pass(model, rank, step, device, scale)
 
@@ -400,7 +400,7 @@ def train_in_parts(me: Me, parts: list[list[int]]) -> Run | None:
 )
 @world_sizes(3, 4)
 def test_groups_train_apart(ranks: Ranks) -> None:
-    """The last two ranks are a group, and whoever else there is another one."""
+    """The last two ranks are a group, and all other ranks another one."""
     n = ranks.world_size
     parts = [list(range(n - 2)), [n - 2, n - 1]]
     got = ranks.run(train_in_parts, parts)

@@ -172,7 +172,7 @@ def start_by_a_method(me: Me, method: str, path: str) -> Tensor:
         if me.rank == 0:
             server = tcp_store(me, path)
         port = me.store.get("port").decode()
-        # With the agent's store, every rank is a client: nobody has to guess a free port.
+        # With the agent's store, every rank is a client: no rank has to guess a free port.
         os.environ.update(
             TORCHELASTIC_USE_AGENT_STORE="True", MASTER_ADDR=me.host, MASTER_PORT=port
         )
@@ -205,7 +205,7 @@ def test_a_default_group_by_every_method(bare_ranks: Ranks, method: str, tmp_pat
 
 
 def start_together(me: Me, kind: str, path: str) -> list[bool]:
-    """Whether everybody had come, when init_process_group returned and when new_group did.
+    """Whether all ranks had arrived when init_process_group returned, and when new_group did.
 
     Marks are added, not set: a TCPStore's `set` returns before the server has taken it in, so a
     check over another connection could come first.

@@ -70,7 +70,7 @@ def test_nothing_is_left_of_destroyed_groups(bare_ranks: Ranks) -> None:
 
 
 def watch_groups_go(me: Me) -> list[str]:
-    """Which groups are still there once they are destroyed and nobody holds them."""
+    """Which groups still exist after they are destroyed and not referenced any more."""
     start(me, "once")
     group = dist.new_group()
     assert dist.group.WORLD is not None
@@ -99,7 +99,7 @@ def test_destroyed_groups_are_freed(bare_ranks: Ranks) -> None:
 
 
 def watch_a_store_go(me: Me) -> list[str]:
-    """What is left of a store of its own that a group was made on, once nobody holds either."""
+    """What is left of a group's own store, once neither of them is referenced."""
     before = take_census()
     store = tcp_store(me, "")
     watched = ("the store", weakref.ref(store))
@@ -128,7 +128,7 @@ def test_the_store_of_a_destroyed_group_is_freed(bare_ranks: Ranks) -> None:
 
 
 def size_when_all_is_over(group: dist.ProcessGroup, reduced: Any) -> int:
-    time.sleep(0.05)  # until then the group is destroyed, and nobody else holds it
+    time.sleep(0.05)  # until then the group is destroyed, with no other reference
     return group.size()
 
 

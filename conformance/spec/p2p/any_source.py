@@ -22,7 +22,7 @@ chapter = Chapter("p2p", needs="feature:any_source")
 
 
 def one_from_each(me: Me) -> dict[int, Tensor]:
-    """The last rank takes one message of every other one, whoever comes first."""
+    """The last rank takes one message of every other rank, in any order."""
     last = me.world_size - 1
     if me.rank != last:
         dist.send(content(me.rank, 6).to(me.device), last)
@@ -49,7 +49,7 @@ def test_recv_from_anybody_returns_the_sender(ranks: Ranks) -> None:
 
 
 def only_the_late_one(me: Me) -> int:
-    """Rank 0 waits for anybody before anybody has sent; only the last rank ever does."""
+    """Rank 0 receives from any source before any rank has sent; only the last rank sends."""
     x = torch.zeros(2, device=me.device)
     if me.rank == 0:
         work = dist.irecv(x)
@@ -101,7 +101,7 @@ def test_messages_from_anybody_come_once_and_in_order(ranks: Ranks) -> None:
 
 
 def anybody_under_a_tag(me: Me) -> list[Tensor]:
-    """Two messages under two tags are there before the first receive from anybody."""
+    """Two messages under two tags are there before the first receive from any source."""
     if me.rank == 0:
         works = [dist.isend(content(tag, 2).to(me.device), 1, tag=tag) for tag in (4, 3)]
         me.store.set("sent", "1")
@@ -130,7 +130,7 @@ def test_a_receive_from_anybody_keeps_to_its_tag(ranks: Ranks) -> None:
 
 
 def named_and_unnamed(me: Me) -> list[int]:
-    """Rank 0 names rank 1 first, so what it takes from anybody can only be from rank 2."""
+    """Rank 0 names rank 1 first, so what it receives from any source can only be from rank 2."""
     x = torch.zeros(1, device=me.device)
     if me.rank == 0:
         return [dist.recv(x, 1), dist.recv(x)]

@@ -286,7 +286,7 @@ def test_a_receive_has_a_future_and_a_result(ranks: Ranks) -> None:
 
 
 def wait_for_a_peer_that_never_comes(me: Me, is_send: bool) -> None:
-    """Rank 0 waits for 100 ms for a message that nobody else posts, and gives up.
+    """Rank 0 waits for 100 ms for a message that no other rank posts, and gives up.
 
     The message is large, so most targets do not buffer it. Where one does, the send is over, and
     rank 1 can have the message later.

@@ -267,7 +267,7 @@ def use_elsewhere(me: Me, name: str) -> list[Tensor]:
 
 
 def _elsewhere(name: str, world_size: int) -> list[list[Tensor] | None]:
-    """What each rank ends with; None where it is nobody's business."""
+    """What each rank ends with; None where it does not matter."""
     all_of_them = [_entries(rank, 5).tensor() for rank in range(world_size)]
     own = [x.to_dense() for x in all_of_them]
     others = range(1, world_size)

@@ -99,7 +99,7 @@ def train_with_little(me: Me, sizes: list[int]) -> tuple[list[list[str]], dict[s
 )
 @world_sizes(2, 3)
 def test_empty_batches_in_ddp(ranks: Ranks) -> None:
-    """Rank 0's is empty first, then everybody's, then nobody's."""
+    """Rank 0's is empty first, then every rank's, then no rank's."""
     got = ranks.run_each(
         train_with_little, [([0 if r == 0 else 4, 0, 2],) for r in range(ranks.world_size)]
     )

@@ -59,7 +59,7 @@ class WritesTooEarly(OnADevice):
 
 
 class ForgetsWaiting(OnADevice):
-    """Whoever waits for an operation has its stream wait for nothing."""
+    """A wait for an operation makes the caller's stream wait for nothing."""
 
     @staticmethod
     @contextmanager

@@ -45,7 +45,7 @@ class OnlyTorchsOwnAreAvailable(Replacing):
 
 
 class _ChangesCreators(Patch):
-    """Whoever registers a creator gets another one registered."""
+    """Registering a creator registers another one in its place."""
 
     @staticmethod
     def changed(creator: Callable[..., Any]) -> Callable[..., Any]:

@@ -37,7 +37,7 @@ class ConfusesDistantTags(ForwardingGroup):
 
 
 class _Noted(Wrapped):
-    """Knows whether somebody has waited for it."""
+    """Records whether wait was called."""
 
     waited = False
 
