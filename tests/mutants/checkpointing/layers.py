@@ -20,7 +20,7 @@ from tests.mutants.wrappers import WrapperMutant
 
 @breaks("checkpointing/once", says=r"gradient of layers\.1\.weight in step 1: rank \d is wrong")
 class DoesNotAverageACheckpointedLayer(LeavesOutWhatRunsAgain):
-    """The layer of a checkpoint is not averaged."""
+    """The layer in a checkpoint is not averaged."""
 
 
 @breaks("checkpointing/every-layer", says=r"gradient of .*: rank \d is wrong")

@@ -42,8 +42,8 @@ class DoesNotRestoreTheRandomState(Patch):
 
 
 @breaks("checkpointing/autocast", says=r"activations were of \['torch.float32'")
-class RecomputesOutsideAutocast(WrapperMutant):
-    """The module runs outside of autocast."""
+class RunsOutsideAutocast(WrapperMutant):
+    """The module runs outside autocast, in forward and in recomputations."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         with torch.autocast("cpu", enabled=False):

@@ -83,7 +83,7 @@ class ZerosForParametersOfReentrantCheckpoints(IgnoresFindUnusedParameters):
 
 @breaks("checkpointing/graph-changed", says=r"does not match 'Your training graph has changed")
 class SearchesInAStaticGraph(WrapperMutant):
-    """A graph that changes is searched, and not reported."""
+    """A static graph that changes is searched, and no error is raised."""
 
     def __init__(self, module: nn.Module, **options: Any) -> None:
         options = {**options, "static_graph": False, "find_unused_parameters": True}

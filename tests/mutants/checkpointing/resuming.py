@@ -13,7 +13,7 @@ from tests.mutants.wrappers import WrapperMutant
 
 @breaks("saving/resume", says=r"state: rank 0 is wrong[\s\S]*running_mean")
 class ResumesWithoutStatistics(LoadsNoBuffers):
-    """Training goes on with the statistics of a new model."""
+    """Training continues with the statistics of a new model."""
 
 
 @breaks("saving/resume-across-wrappers", says=r"before\.weight: rank \d is wrong")

@@ -52,7 +52,7 @@ class StateDictHoldsCopies(WrapperMutant):
 
 @breaks("saving/any-rank", says=r"state: rank 1 \(got\) and rank 0 \(want\) differ")
 class NeverSynchronises(WrapperMutant):
-    """Every step is one of no_sync."""
+    """Every step runs as if under no_sync."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         with self.no_sync():
@@ -61,7 +61,7 @@ class NeverSynchronises(WrapperMutant):
 
 @breaks("saving/exchange-with-the-module", says=r"state: rank 0 is wrong")
 class LoadsNoBuffers(WrapperMutant):
-    """Buffers stay as they are."""
+    """Buffers are not loaded."""
 
     def load_state_dict(self, state_dict: State, *args: Any, **kwargs: Any) -> Any:
         buffers = {f"module.{name}" for name, _ in self.module.named_buffers()}
@@ -87,7 +87,7 @@ class DoesNotBroadcastRank0sState(WrapperMutant):
 
 @breaks("saving/optimizer", says=r"state of model and optimizer: rank 0 is wrong|size|shape")
 class ReversesTheParameters(WrapperMutant):
-    """The last parameter comes first."""
+    """The wrapper's parameters are in reverse order."""
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         return iter(list(super().parameters(recurse))[::-1])
@@ -103,7 +103,7 @@ class LoadsIntoNewTensors(WrapperMutant):
 
 @breaks("saving/at-any-time", says=r"state: rank 0 is wrong")
 class SavingDrawsRandomNumbers(WrapperMutant):
-    """Dropout drops something else after the state was saved."""
+    """Saving the state draws random numbers, so that dropout changes."""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         torch.rand(1)

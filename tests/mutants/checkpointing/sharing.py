@@ -46,7 +46,7 @@ class ReducesWheneverAGradientGrows(WrapperMutant):
 
 @breaks("checkpointing/parameter-hooks", says=r"calls of each parameter's hook: rank 0 is wrong")
 class CallsHooksTwice(WrapperMutant):
-    """Hooks on a parameter of the wrapper are called twice for once."""
+    """Hooks on a parameter of the wrapper are called twice instead of once."""
 
     def __init__(self, module: nn.Module, **options: Any) -> None:
         super().__init__(module, **options)

@@ -12,7 +12,7 @@ from tests.mutants.kit import ForwardingGroup, GroupMutant, breaks
 @breaks("all_to_all/values", says=r"rank 0 is wrong")
 @breaks("all_to_all_single/even", says=r"rank 0 is wrong")
 class AllToAllReturnsTheInput(ForwardingGroup):
-    """Every rank gets back what it gave."""
+    """Every rank gets back its own input."""
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         for output, tensor in zip(outputs, inputs, strict=True):

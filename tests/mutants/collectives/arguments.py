@@ -46,8 +46,8 @@ class RefusesComplexBesideItsParts(Replacing):
 
 
 @breaks("arguments/one-root", says=r"group_src=0\)\nshould raise ValueError .*was taken")
-class GroupRanksWin(Replacing):
-    """Of a global and a group rank, the group rank counts."""
+class PrefersTheGroupRankOfARoot(Replacing):
+    """If a root is given by both ranks, the group rank is used and no error is raised."""
 
     @staticmethod
     def _canonicalize_group_rank(
@@ -113,7 +113,7 @@ class ScatterTakesNoList(Replacing):
 @breaks("arguments/reduce_scatter", says=r"k\.xs\(k\.n - 1\)\)\nshould raise .*was taken")
 @breaks("arguments/reduce_scatter-output", says=r"range\(k\.n\)\]\)\nshould .*was taken")
 class ReduceScattersWhatFits(ForwardingGroup):
-    """Missing inputs are zeros, and longer ones are cut."""
+    """Missing inputs are taken for zeros, and longer ones are cut."""
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         numel = outputs[0].numel()
@@ -183,7 +183,7 @@ class RefusesEverythingAfterARefusal(ForwardingGroup):
 
 @breaks("arguments/torch-words", says=r"with 'invalid root rank', and raised RuntimeError: wrong")
 class RefusesWithoutAReason(ForwardingGroup):
-    """A refusal does not say what is wrong."""
+    """The message of a refusal does not say what is wrong."""
 
     def forward(self, method: str, *args: Any, **kwargs: Any) -> Any:
         try:

@@ -35,7 +35,7 @@ from tests.mutants.kit import ForwardingGroup, breaks
     "all_to_all_single/nonblocking", says=r"waited in all_to_all_single", verdict=Verdict.TIMEOUT
 )
 class BlocksAlthoughAsynchronous(AroundTorch):
-    """Each call returns when all is done."""
+    """With async_op, each call returns only when the operation is complete."""
 
     def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
         work = right(taken, *rest)

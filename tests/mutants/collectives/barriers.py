@@ -21,7 +21,7 @@ class _Complete(Relayed):
 
 @breaks("barrier/async", says=r"rank 0 is wrong\nat \[0\]: got True, want False")
 class BarriersAreCompleteAtOnce(ForwardingGroup):
-    """The handle of a barrier says that it is complete."""
+    """The handle of an asynchronous barrier reports completion at once."""
 
     def barrier(self, opts: Any) -> Any:
         return _Complete(super().barrier(opts))
@@ -29,7 +29,7 @@ class BarriersAreCompleteAtOnce(ForwardingGroup):
 
 @breaks("barrier/waits-for-all", says=r"a rank left the barrier before rank \d had come")
 class BarrierSkipsRanksBeyondAPowerOfTwo(ForwardingGroup):
-    """Recursive doubling without the ranks beyond a power of two."""
+    """The barrier uses recursive doubling and leaves out ranks beyond a power of two."""
 
     def barrier(self, opts: Any) -> Any:
         partner = self.rank() ^ 1

@@ -21,7 +21,7 @@ def _before_the_first_empty(tensors: Any) -> int:
 @breaks("all_reduce_coalesced/empty-members", says=r"rank 0 is wrong\nat \[1\]")
 @breaks("all_gather_coalesced/empty-members", says=r"rank 0 is wrong\nat \[0\]\[1\]")
 class StopsAtAnEmptyTensor(ForwardingGroup):
-    """A tensor without elements ends the list."""
+    """Tensors after one without elements are left out."""
 
     def allreduce_coalesced(self, tensors: Any, opts: Any) -> Any:
         end = _before_the_first_empty(tensors)
@@ -122,7 +122,7 @@ class ReducesTheFirstOfSeveral(ForwardingGroup):
 
 @breaks("all_reduce_coalesced/mixed-dtypes-refused", says=r"rank 0 is wrong\nat \[0\]")
 class CoercesMixedDtypes(Replacing):
-    """Tensors of several dtypes go through that of the first."""
+    """Tensors of several dtypes are converted to that of the first."""
 
     @staticmethod
     def all_reduce_coalesced(right: Any, tensors: Any, *args: Any, **how: Any) -> Any:
@@ -143,7 +143,7 @@ class GathersListsBackwards(ForwardingGroup):
 
 @breaks("coalescing/all_reduce", says=r"rank 0 is wrong\nat \[0\]")
 class ManagersReduceTheLast(Replacing):
-    """A reduction in a manager takes the place of the one before."""
+    """Only the last reduction in a manager is carried out."""
 
     @staticmethod
     def all_reduce(right: Any, tensor: Any, *args: Any, **how: Any) -> Any:

@@ -34,7 +34,7 @@ class GathersOnlyTheFirstMiB(ForwardingGroup):
 
 @breaks("order/larger-than-buffers", says=r"rank \d is wrong from element \[8388608\] on")
 class CountsBytesIn25Bits(ForwardingGroup):
-    """What lies beyond 32 MiB is not broadcast."""
+    """Elements beyond 32 MiB are not broadcast."""
 
     def broadcast(self, tensors: Any, opts: Any) -> Any:
         within = [x.view(-1)[: (1 << 25) // x.element_size()] for x in tensors]
@@ -69,7 +69,7 @@ class RefusesTensorsWithoutElements(AroundTorch):
 @breaks("all_to_all/empty", says=r"raised RuntimeError: nothing to exchange")
 @breaks("all_to_all_single/empty", says=r"raised RuntimeError: nothing to exchange")
 class AllToAllRefusesEmptyTensors(ForwardingGroup):
-    """A rank that has nothing to send is an error."""
+    """A rank that sends no elements raises an error."""
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         if all(x.numel() == 0 for x in inputs):
@@ -84,7 +84,7 @@ class AllToAllRefusesEmptyTensors(ForwardingGroup):
 
 @breaks("all_gather/empty", says=r"died: SIGFPE", verdict=Verdict.CRASHED)
 class AllGatherOfNothingCrashes(ForwardingGroup):
-    """all_gather of nothing ends the process."""
+    """all_gather of tensors without elements ends the process."""
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         if inputs[0].numel() == 0:

@@ -32,7 +32,7 @@ class Functional(Patch):
 
 @breaks("functional/all_reduce", says=r"rank 0 is wrong[\s\S]*\[ws\d-max\]")
 class FunctionalAllReduceAlwaysAdds(Functional):
-    """The name of the reduction is not looked at."""
+    """The name of the reduction is ignored."""
 
     @staticmethod
     def all_reduce(right: Any, x: Any, op: str, *args: Any) -> Any:
@@ -66,7 +66,7 @@ class FunctionalBroadcastComesFromRankZero(Functional):
 @breaks("functional/all_gather_tensor", says=r"rank 0 is wrong[\s\S]*\[ws\d-1\]")
 @breaks("functional/reduce_scatter_tensor", says=r"rank 0 is wrong[\s\S]*\[ws\d-1\]")
 class IgnoresTheDimension(Functional):
-    """Whatever the dimension, it is the first."""
+    """The first dimension is used, whichever was passed."""
 
     @staticmethod
     def all_gather_tensor(right: Any, x: Any, dim: int, *args: Any) -> Any:
@@ -79,7 +79,7 @@ class IgnoresTheDimension(Functional):
 
 @breaks("functional/all_to_all_single", says=r"is wrong")
 class SwapsInputAndOutputSplits(Functional):
-    """The sizes that go out are taken for those that come in."""
+    """The input split sizes are used for the output, and the other way round."""
 
     @staticmethod
     def all_to_all_single(right: Any, x: Any, received: Any, sent: Any, *args: Any) -> Any:
@@ -88,7 +88,7 @@ class SwapsInputAndOutputSplits(Functional):
 
 @breaks("functional/permute_tensor", says=r"rank 0 is wrong")
 class PermutesBackwards(Functional):
-    """The permutation is taken to say from where, and says where to."""
+    """The permutation is applied in the opposite direction."""
 
     @staticmethod
     def permute_tensor(right: Any, x: Any, to: Any, *args: Any) -> Any:
@@ -108,7 +108,7 @@ class ReducesItsInput(Functional):
 
 @breaks("functional/waits-at-use", says=r"the result is no AsyncCollectiveTensor")
 class FunctionalCollectivesBlock(Functional):
-    """A functional collective returns when all is done."""
+    """A functional collective returns only when it is complete."""
 
     @staticmethod
     def all_reduce(right: Any, *args: Any) -> Any:

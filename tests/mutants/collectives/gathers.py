@@ -21,7 +21,7 @@ class AllGathersInReverse(ForwardingGroup):
 
 @breaks("all_gather_into_tensor/concatenated", says=r"rank 0 is wrong")
 class InterleavesRows(ForwardingGroup):
-    """Row by row from each rank, instead of block by block."""
+    """The output is interleaved row by row instead of block by block."""
 
     def all_gather_single(self, output: Any, tensor: Any, opts: Any) -> Any:
         work = super().all_gather_single(output, tensor, opts)

@@ -94,7 +94,7 @@ class _SentByWait:
 
 @breaks("p2p/dropped-handles", says=r"rank 1 waited in recv #1", verdict=Verdict.TIMEOUT)
 class SendsWhenWaitedFor(ForwardingGroup):
-    """A message goes out when its handle is waited for: never, if that is dropped."""
+    """A message is sent only when its handle is waited for, and never if that is dropped."""
 
     def send(self, tensors: Any, dst: int, tag: int) -> Any:
         return _SentByWait(lambda: self.inner.send(tensors, dst, tag))
@@ -121,7 +121,7 @@ class _OneTooHigh(Wrapped):
 
 @breaks("p2p/source-rank", says=r"rank \d is wrong\ngot \d, want \d")
 class SourcesCountFromOne(_ChangesHandles):
-    """The source of a message is one too high."""
+    """The source of a message is reported one too high."""
 
     handle = _OneTooHigh
 
@@ -149,7 +149,7 @@ class _Patient(Wrapped):
 
 @breaks("p2p/wait-timeout", says=r"is_send=True", verdict=Verdict.TIMEOUT)
 class SendsHaveNoTimeout(_ChangesHandles):
-    """wait for a send looks at the group's timeout alone."""
+    """wait for a send uses only the group's timeout."""
 
     def send(self, tensors: Any, dst: int, tag: int) -> Any:
         return _Patient(self.inner.send(tensors, dst, tag))
@@ -189,7 +189,7 @@ class WaitsForTheReceiver(ForwardingGroup):
 
 @breaks("p2p/both-send-first", says=r"rank \d  raised RuntimeError: no room for 1048576 bytes")
 class BuffersHalfAMegabyteOfSends(Messages):
-    """What is sent and not waited for lies in a buffer, and that is full at half a megabyte."""
+    """Pending sends are kept in a buffer, which is full at half a megabyte."""
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
         if tensors[0].nbytes > 1 << 19:
@@ -209,7 +209,7 @@ class _UsedUp(Wrapped):
 
 @breaks("p2p/wait-twice", says=r"raised RuntimeError: nothing to wait for")
 class HandlesCanBeWaitedForOnce(Messages):
-    """A handle is of no use once it was waited for."""
+    """A second wait on a handle raises."""
 
     handle = _UsedUp
 

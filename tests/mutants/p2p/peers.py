@@ -14,7 +14,7 @@ from tests.mutants.replacing import Finished, Replacing, Wrapped, replaced
 @breaks("p2p/peer-outside-the-group", says="rank 1  raised RuntimeError")
 @breaks("groups/root-outside", says=r"broadcast was accepted")
 class RootsOutsideMeanTheFirst(Replacing):
-    """A root that is no member is taken for the first member."""
+    """A root that is not a member is taken for the first member."""
 
     @staticmethod
     def get_group_rank(right: Any, group: Any, rank: int) -> Any:
@@ -26,7 +26,7 @@ class RootsOutsideMeanTheFirst(Replacing):
 
 @breaks("p2p/blocking-to-oneself", says=r"RuntimeError")
 class TakesItselfAsAPeer(Patch):
-    """The own rank is a peer like any other."""
+    """send and recv accept the rank itself as peer."""
 
     @staticmethod
     @contextmanager
@@ -82,7 +82,7 @@ class TakesListsForTensors(Patch):
 
 @breaks("p2p/to-oneself", says=r"rank 0 is wrong\n3 of 3 elements differ")
 class LosesMessagesToItself(Messages):
-    """A message to oneself need not travel, and does not arrive."""
+    """A message from a rank to itself does not arrive."""
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
         return Finished() if dst == self.rank() else super().send(tensors, dst, tag)
@@ -93,7 +93,7 @@ class LosesMessagesToItself(Messages):
 
 @breaks("p2p/peer-out-of-range", says="DID NOT RAISE")
 class PeersWrapAround(Messages):
-    """The peer after the last one is the first."""
+    """The peer after the last rank is taken for the first."""
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
         return super().send(tensors, dst % self.size(), tag)
@@ -110,6 +110,6 @@ class _Tolerant(Wrapped):
 @breaks("p2p/longer-message", says="DID NOT RAISE")
 @breaks("p2p/shorter-message", says="DID NOT RAISE")
 class TakesMessagesOfAnySize(Messages):
-    """A message of another size than the tensor's is no error."""
+    """A message of another size than the tensor's raises no error."""
 
     handle = _Tolerant

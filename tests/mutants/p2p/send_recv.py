@@ -80,7 +80,7 @@ class ClearsWhatWasSent(ForwardingGroup):
 
 @breaks("p2p/dtypes", says=r"rank 1 is wrong\n\d+ of \d+ elements differ, in uint8")
 class TakesEverythingForFloat32(_ChangesWhatArrives):
-    """Wide numbers lose their last digits."""
+    """float64 and wide integers lose their last digits."""
 
     def spoil(self, x: torch.Tensor) -> None:
         if x.dtype is torch.float64:
@@ -89,7 +89,7 @@ class TakesEverythingForFloat32(_ChangesWhatArrives):
 
 @breaks("p2p/shapes", says=r"1048576 of 2097152 elements differ")
 class CutsLargeMessages(_ChangesWhatArrives):
-    """What lies beyond four megabytes does not arrive."""
+    """Elements beyond four megabytes do not arrive."""
 
     def spoil(self, x: torch.Tensor) -> None:
         x.view(-1)[1 << 20 :] = 0
@@ -128,7 +128,7 @@ class ForgetsTheOffset(ForwardingGroup):
 
 @breaks("p2p/buffer-is-free", says=r"rank 1 is wrong\n5 of 5 elements differ")
 class ReadsTheTensorAfterSendReturned(ForwardingGroup):
-    """Says at once that a message is sent, and looks at the tensor a little later."""
+    """A send reports completion at once, and reads the tensor a little later."""
 
     def send(self, tensors: Any, dst: int, tag: int) -> Any:
         def later() -> None:

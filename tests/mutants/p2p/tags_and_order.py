@@ -58,8 +58,9 @@ class _Cut(_Noted):
 
 
 @breaks("p2p/any-order-of-posts", says=r"rank \d is wrong[\s\S]*Draw 1:")
-class CutsWhatIsReceivedBehindAnother(ForwardingGroup):
-    """A receive that is posted behind another one of the same sender loses its last element."""
+class CutsSecondPendingReceives(ForwardingGroup):
+    """A receive that is posted while another one of the same sender is pending loses its last
+    element."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -111,7 +112,7 @@ class CountsInTenBits(ForwardingGroup):
 
 @breaks("p2p/order", says=r"rank 1 is wrong\nat \[0\]: 1 of 1 elements differ")
 class SwapsTheFirstTwoMessages(ForwardingGroup):
-    """Of every three messages of a tag the first two change places."""
+    """Of every three messages of a tag, the first two are swapped."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

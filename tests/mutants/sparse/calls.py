@@ -38,7 +38,7 @@ class UsesTheIndicesOfTheFirst(ReducesSparsely):
 
 @breaks("sparse/subgroup", says=r"rank \d is wrong")
 class SubgroupsAddTheResultAgain(ReducesSparsely):
-    """A group that is not the world adds its result once more."""
+    """In a group that is not the world, the result is added once more."""
 
     def reduce_sparse(self, x: Any, opts: Any) -> Any:
         work = self.over(x, opts)
@@ -49,7 +49,7 @@ class SubgroupsAddTheResultAgain(ReducesSparsely):
 
 @breaks("sparse/result", says=r"is wrong\nat \[0\]")
 class ResultIsTheInput(ReducesSparsely):
-    """The result of the handle is what was passed, as it was before."""
+    """The result of the handle is the input, before the reduction."""
 
     def reduce_sparse(self, x: Any, opts: Any) -> Any:
         before = x.clone()
@@ -63,7 +63,7 @@ class ResultIsTheInput(ReducesSparsely):
 
 @breaks("sparse/gradients", says=r"rank \d is wrong\nat \[1\]")
 class ForgetsRepeatedRows(ReducesSparsely):
-    """A row that a rank looked up twice counts once."""
+    """A row that occurs twice in a rank's tensor counts once."""
 
     def reduce_sparse(self, x: Any, opts: Any) -> Any:
         indices, first = x._indices().unique(dim=1, return_inverse=True)
@@ -106,7 +106,7 @@ class SparseBroadcastDoesNothing(ForwardingGroup):
 
 @breaks("sparse/dtypes-differ", says=r"rank 0  returned")
 class AddsInSinglePrecision(OfImpl):
-    """Whatever is reduced is reduced as float32."""
+    """All dtypes are reduced as float32."""
 
     def spoiled(self, x: torch.Tensor) -> torch.Tensor | None:
         return None if x.dtype is torch.float32 else x.float()

@@ -70,7 +70,7 @@ class AddsTheFirstColumn(ReducesSparsely):
 
 @breaks("sparse/strided", says=r"rank 0 is wrong|bounds")
 class ReadsValuesInMemoryOrder(ReducesSparsely):
-    """Values are taken for contiguous."""
+    """Values are read as if they were contiguous."""
 
     def reduce_sparse(self, x: Any, opts: Any) -> Any:
         values = x._values()
@@ -81,7 +81,7 @@ class ReadsValuesInMemoryOrder(ReducesSparsely):
 
 @breaks("sparse/differing-counts", says=r"rank 0 is wrong")
 class EmptyRanksSendFloat32(ReducesSparsely):
-    """What a rank without elements joins to the others' values has the default dtype."""
+    """A rank without elements sends values of the default dtype."""
 
     def reduce_sparse(self, x: Any, opts: Any) -> Any:
         fewest = torch.tensor([x._nnz()])
@@ -94,8 +94,8 @@ class EmptyRanksSendFloat32(ReducesSparsely):
 
 
 @breaks("sparse/differing-counts", says=r"rank 0 is wrong")
-class TakesAsManyAsTheFewest(ReducesSparsely):
-    """Of every rank as many elements are taken as the one with the fewest has."""
+class SendsAsManyElementsAsTheFewest(ReducesSparsely):
+    """Each rank sends only as many elements as the rank with the fewest holds."""
 
     def reduce_sparse(self, x: Any, opts: Any) -> Any:
         fewest = torch.tensor([x._nnz()])
@@ -133,7 +133,7 @@ class RefusesRanksWithoutElements(ReducesSparsely):
 
 @breaks("sparse/dtypes", says=r"name=uint8[\s\S]*rank 0 is wrong")
 class AddsLargeValuesInEightBits(ReducesSparsely):
-    """Integers go through int8."""
+    """Integers are converted to int8 for the sum."""
 
     def reduce_sparse(self, x: Any, opts: Any) -> Any:
         if not x.dtype.is_floating_point:
@@ -185,7 +185,7 @@ class LosesTheImaginaryPart(Replacing):
 
 @breaks("sparse/many-dimensions", says=r"sparse_dim=5[\s\S]*rank 0 is wrong")
 class HasFourIndices(OfImpl):
-    """An element has four indices; all others are 0."""
+    """Only the first four indices of an element are sent; all others are 0."""
 
     def spoiled(self, x: torch.Tensor) -> torch.Tensor | None:
         if x.sparse_dim() <= 4:

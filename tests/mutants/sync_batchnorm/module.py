@@ -75,7 +75,7 @@ class TakesNoChannels(LayerMutant, SyncBatchNorm):
 
 @breaks("sync_batchnorm/other-channels", says=r"was to raise RuntimeError|does not match")
 class TakesOtherChannels(LayerMutant, SyncBatchNorm):
-    """The number of channels is left for others to check."""
+    """The number of channels is not checked."""
 
     def _check_fits(self, input: Tensor) -> None:
         if input.size(1) != self.num_features:
@@ -91,7 +91,7 @@ class TakesAnyDtype(LayerMutant, SyncBatchNorm):
 
 
 @breaks("sync_batchnorm/old-state-dict", says=r"Missing key\(s\) in state_dict")
-class LoadsNewStatesAlone(LayerMutant, SyncBatchNorm):
+class RefusesOldStateDicts(LayerMutant, SyncBatchNorm):
     """A state without a count of batches is refused."""
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
