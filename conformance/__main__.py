@@ -36,7 +36,7 @@ _NEEDED = {
     "tomli": "tomli",
 }
 
-# Commands that hand options which they do not know on to somebody else, as `arguments.rest`.
+# Commands that pass options which they do not know on, as `arguments.rest`.
 _PASS_ON = {"certify"}
 
 

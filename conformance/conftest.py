@@ -1,4 +1,4 @@
-"""Makes the plugin known wherever cases are collected; see plugin.py."""
+"""Registers the plugin wherever cases are collected; see plugin.py."""
 
 from __future__ import annotations
 

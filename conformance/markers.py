@@ -1,4 +1,4 @@
-"""The words with which a case says what it checks and under which conditions it runs."""
+"""Decorators with which a case says what it checks and under which conditions it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lets an installed pytest know the suite's options in `pytest --pyargs conformance --target ...`.
+"""Registers the suite's options with pytest for `pytest --pyargs conformance --target ...`.
 
 pytest loads this module into every run where the suite is installed, so it imports nothing else.
 """

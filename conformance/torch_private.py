@@ -18,7 +18,7 @@ def on_new_group(callback: Callable[[str, dist.ProcessGroup], None]) -> None:
     """Call back with name and group whenever torch makes one for this process, from now on.
 
     All of `init_process_group`, `new_group`, `split_group` and DeviceMesh come through one helper,
-    some of them by a name that was bound before anybody could wrap the public function.
+    some of them by a name that was bound before the public function could be wrapped.
     """
     make = distributed_c10d._new_process_group_helper
 

@@ -1,4 +1,4 @@
-"""What can be said of a case and of a requirement, and how several verdicts make one."""
+"""Verdicts of cases and requirements, and how several verdicts are combined into one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How impl touches a device: streams, events, futures, deferred work, pinning, storage, time.
+"""All uses of devices in impl: streams, events, futures, deferred work, pinning, storage, time.
 
 Everything that is stream-ordered goes through a `DeviceHandle`; no other file calls `torch.cuda`,
 resizes a storage or starts a collective of FSDP. So there is one place to read for the ordering

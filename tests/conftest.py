@@ -1,4 +1,4 @@
-"""What holds for all tests: how examples are drawn, and where ranks come from."""
+"""Settings for all tests: Hypothesis profiles, and how ranks are started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read from the sources of chapters is what importing them gives."""
+"""The catalogue read from the sources equals what importing the chapters gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which part may import which, read from the sources."""
+"""The import rules between the parts, checked on the sources."""
 
 from __future__ import annotations
 

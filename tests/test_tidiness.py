@@ -1,4 +1,4 @@
-"""The suite and the sources hang together: nothing without a case, nothing left lying around."""
+"""Every rule has a case, and no file or name in the sources is unused."""
 
 from __future__ import annotations
 

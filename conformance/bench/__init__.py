@@ -1,4 +1,4 @@
-"""Benchmarks: how fast is a target, beside another one, in one run and by turns?
+"""Benchmarks that compare the speed of two targets in one run, taking turns.
 
 Nothing here is a test: a timing decides no verdict.
 """

@@ -106,7 +106,7 @@ class _Measurement:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and report; the exit code."""
-    # Whoever reads a pipe or a file has no width: rich would cut the table at 80 columns.
+    # A pipe or a file has no width: rich would cut the table at 80 columns.
     console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_FILE)
     try:
         if arguments.simulate:

@@ -1,4 +1,4 @@
-"""The same operations through mpi4py, where it and an MPI are installed.
+"""Benchmarks of the same collectives through mpi4py, where it and an MPI are installed.
 
 Started by `mpirun`, this module is one rank: it reads a plan as JSON from its argument, and rank 0
 prints the latency of every call.

@@ -1,4 +1,4 @@
-"""What is measured, and how often. Pure."""
+"""The plan of a benchmark: what is measured, and how often. Pure."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the sources say of rules, cases and mutants, read without importing them."""
+"""A catalogue of rules, cases and mutants, read from the sources without importing them."""

@@ -1,4 +1,4 @@
-"""What the sources of the suite's cases say of them: which rules they cover, and where.
+"""The suite's cases, read from the sources: which rules they cover, and where they are.
 
 Nothing is imported, and torch least of all. `tests/test_tidiness.py` holds that pytest finds the
 same.

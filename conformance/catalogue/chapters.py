@@ -1,4 +1,4 @@
-"""Which of the suite's modules hold cases, and of which rules, told from their text.
+"""Finds the suite's modules with cases, and the rules that they name, in the sources.
 
 To import a module takes a hundred times as long as to read it.
 """

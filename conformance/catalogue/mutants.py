@@ -1,4 +1,4 @@
-"""Which deliberately broken targets prove which rules, read from the sources of the tests."""
+"""Mutants, read from the sources of the tests: which rules each of them breaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparisons of what ranks returned with what they should have; all pure."""
+"""Comparisons of what ranks returned with what they should have returned; all pure."""
 
 from conformance.checks.compare import Difference, first_difference, ulps_apart
 from conformance.checks.ranks import (

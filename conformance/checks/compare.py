@@ -1,4 +1,4 @@
-"""Where two values differ first, and by how much. Pure: no ranks, no groups."""
+"""Compares two values: where they first differ, and by how much. Pure: no ranks, no groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must be true of the values that all ranks returned."""
+"""Assertions about the values that all ranks returned."""
 
 from __future__ import annotations
 

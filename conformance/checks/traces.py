@@ -1,4 +1,4 @@
-"""Where two traces of collectives part. Pure: a trace is a sequence of things with a text."""
+"""Compares two traces of collectives: where they first differ. Pure."""
 
 from __future__ import annotations
 

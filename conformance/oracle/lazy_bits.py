@@ -1,4 +1,4 @@
-"""Tensors that hold other values than their memory."""
+"""Tensors with the neg bit or the conj bit, whose values differ from their memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers that rounding may move: what they are in float64, and how far a right result may be off.
+"""Expected values that rounding may change: the value in float64, and the error that is allowed.
 
 Units in the last place do not serve where large terms cancel: the result may be as small as it
 likes, and its error stays that of the terms. So an oracle says for each number how far off it may

@@ -1,4 +1,4 @@
-"""What data parallel training must come to: the same steps in one process, on all ranks' batches.
+"""The expected result of data parallel training: the same steps in one process, on all batches.
 
 The gradient of a data parallel step is the mean over the ranks of each rank's gradient, so one
 process gets it by going backward through the mean of the ranks' losses.

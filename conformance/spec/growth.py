@@ -1,4 +1,4 @@
-"""What steps of training leave in memory."""
+"""Measures whether memory grows from one training step to the next."""
 
 from __future__ import annotations
 

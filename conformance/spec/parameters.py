@@ -1,4 +1,4 @@
-"""Parameters of cases that are capabilities: each one is judged only where it is claimed."""
+"""Parameters of cases that are capabilities: a case runs only with those that are claimed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking again and again at what may change by itself."""
+"""Waits for a condition by checking it again and again."""
 
 from __future__ import annotations
 

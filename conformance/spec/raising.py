@@ -1,4 +1,4 @@
-"""Checks for cases in which ranks are meant to raise, or to die."""
+"""Checks for cases in which ranks are expected to raise or to die."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a group keeps of operations that are over: their tensors, and memory."""
+"""Checks what a group keeps of complete operations: their tensors, and memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PATIENCE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What is there a while after operations were over and everybody had dropped their handles.
+    """What remains some time after operations were complete and all their handles dropped.
 
     operations: of a hundred, how many have a tensor that is still there.
     growth: bytes that the process has more than before 64 further ones of 1 MiB.

@@ -1,4 +1,4 @@
-"""A check for results that rounding may move."""
+"""Compares results, allowing for rounding."""
 
 from __future__ import annotations
 

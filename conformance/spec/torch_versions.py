@@ -1,4 +1,4 @@
-"""What not every torch has: cases that need it are not exercised with a torch that lacks it."""
+"""Marks cases that need a newer torch; with an older one they are not exercised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The target's wrappers, for cases about something else: torch's where the target has none."""
+"""The target's wrappers, or torch's where the target has none, for cases about something else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the reducer says when something is wrong.
+"""The texts of the reducer's errors and warnings.
 
 The words are torch's where torch says it too, because users search for them and tests match them;
 see reducer.cpp.

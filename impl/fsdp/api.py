@@ -1,4 +1,4 @@
-"""`FullyShardedDataParallel`: the module that users wrap theirs with."""
+"""`FullyShardedDataParallel`: the module that users put around theirs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The three collectives of a training step, and how gradients are averaged around them.
 
-Each puts its collective on the current stream of `device`; the result is there for whoever waits
+Each puts its collective on the current stream of `device`; the result is there for code that waits
 for that stream.
 """
 

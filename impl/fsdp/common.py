@@ -1,4 +1,4 @@
-"""The words that every layer of impl.fsdp shares: names, states and what a strategy implies.
+"""Names, states and properties of strategies that every layer of impl.fsdp shares.
 
 [Note: Vocabulary]
 - *flat parameter*: the one-dimensional parameter that holds all parameters of one FSDP instance.
@@ -35,7 +35,7 @@ ENV_UNSAFE_SETATTR = "FSDP_USE_UNSAFE_SETATTR"
 
 
 class TrainingState(Enum):
-    """What an FSDP instance is busy with, in torch's words; `phases.py` has the finer ones."""
+    """What an FSDP instance is doing, in torch's terms; `phases.py` has finer ones."""
 
     IDLE = auto()
     FORWARD_BACKWARD = auto()

@@ -1,4 +1,4 @@
-"""What a user can choose about a group."""
+"""Options of a process group that a user can choose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process group itself: who it is, what it tells torch about itself, how it ends."""
+"""The process group: construction, what it reports to torch about itself, and its end."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
         self._timeout_s = timeout.total_seconds()
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """For operations issued from now on."""
+        """Set the timeout of operations that are issued from now on."""
         self._options._timeout = timeout  # which calls `_follow_timeout`
 
     _set_default_timeout = set_timeout
@@ -254,7 +254,7 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
     # -- the end
 
     def abort(self) -> None:
-        """Make everything that runs or comes raise `Aborted`, on every rank; then end."""
+        """Make every running and later operation raise `Aborted`, on every rank; then end."""
         if self._is_interrupted():
             self._end_beside("abort() was called")
             return
@@ -262,7 +262,7 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
         self.shutdown()
 
     def shutdown(self) -> None:
-        """Finish what is queued, then let go of threads, memory and descriptors.
+        """Finish what is queued, then release threads, memory and descriptors.
 
         `destroy_process_group` calls it. May be called twice, and by a signal's handler or a
         `__del__`: then an operation that it interrupts raises `Aborted`, unless it is about to
@@ -342,7 +342,7 @@ class BackendView:
 
 @dataclass(frozen=True, eq=False)
 class _Life:
-    """What of a group must be ended, also if it is never destroyed. Does not hold the group."""
+    """What must be ended even if a group is never destroyed. Does not refer to the group."""
 
     executor: Executor
     comm: Communicator
@@ -351,7 +351,7 @@ class _Life:
     _is_closed: threading.Lock = field(default_factory=threading.Lock)  # as a flag
 
     def finish(self) -> None:
-        """Finish what is queued, let go of the connections, and wait for the last callbacks."""
+        """Finish what is queued, release the connections, and wait for the last callbacks."""
         self.executor.finish()
         if self._is_closed.acquire(blocking=False):
             self.comm.close()

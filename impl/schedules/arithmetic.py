@@ -1,4 +1,4 @@
-"""Small sums that several schedules share."""
+"""Small computations that several schedules share."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ The world size is written as a product of factors f0 x f1 x ... and every rank a
 one digit for each factor, the digit of f0 counting single ranks, that of f1 counting f0 ranks,
 and so on. In round i a rank meets the f_i - 1 ranks that differ from it in digit i only. With
 factors of 2 this is recursive doubling; with the single factor N it is a direct exchange with
-everybody.
+all ranks.
 
     N=6 = 3 x 2     rank 4 = digits (1, 1)     round 0: meets 3 and 5     round 1: meets 1
 """

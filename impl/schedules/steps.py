@@ -1,4 +1,4 @@
-"""What a collective is made of: regions of memory, and a few kinds of step.
+"""The parts of a schedule: regions of memory, and a few kinds of step.
 
 [Note: a schedule is a straight program]
 A schedule lists, for one rank, the steps of a collective in program order. It means what it would

@@ -1,4 +1,4 @@
-"""How do all ranks of a group normalise their batches as if they were one batch?
+"""SyncBatchNorm: all ranks of a group normalise their batches as if they were one batch.
 
 Forward, on each rank of the group:
 

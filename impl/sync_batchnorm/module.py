@@ -1,4 +1,4 @@
-"""When does the layer synchronise, what does it keep, and how does a model get it?"""
+"""The SyncBatchNorm layer as a module: state, synchronisation, conversion of models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a rank tell the others about its batch, and what follows for all batches together?
+"""Count, mean and variance of each rank's batch, and how they are merged over all ranks.
 
 [Note: moments] A batch is summed up, channel by channel, as (count, mean, M2), M2 being the sum of
 squared deviations from the mean. Two such triples merge without cancellation (Chan, Golub and

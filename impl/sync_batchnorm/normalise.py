@@ -1,4 +1,4 @@
-"""How does a batch pass through the layer, forward and backward, and what do ranks exchange?
+"""Forward and backward of the layer as an autograd function, with its two collectives.
 
 One collective each way. [Note: moments] says what is sent forward; the package's docstring has the
 formulas.

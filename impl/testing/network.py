@@ -1,4 +1,4 @@
-"""Streams of bytes between simulated ranks, as awkward as TCP may be.
+"""Byte streams between simulated ranks, cut and delayed as TCP may do.
 
 Bytes are late, arrive in portions that have nothing to do with how they were written, and are
 taken in portions of any size. They are never lost or reordered: a stream either delivers or

@@ -1,4 +1,4 @@
-"""Do all ranks mean the same collective? Found out from numbers that every frame carries.
+"""Checks that all ranks make the same collective call, from numbers that every frame carries.
 
 [Note: call numbers]
 Collectives of a group are counted. A *call number* has the count in its upper bits and, in the
@@ -65,7 +65,7 @@ class Statement:
 
 @dataclass(slots=True)
 class Dispute:
-    """A call about which ranks disagree, and what has been stated about it so far."""
+    """A call on which ranks disagree, and the statements about it that have arrived so far."""
 
     index: int
     statements: dict[int, Statement]  # by rank
@@ -91,7 +91,7 @@ class Agreement:
         return not self._missing or self._is_given_up
 
     def give_up(self) -> None:
-        """The group has failed: a rank that waits for the others need not go on."""
+        """The group has failed: a rank that waits for others stops waiting."""
         self._is_given_up = True
 
     def assume_heard(self) -> None:
@@ -134,7 +134,7 @@ class Agreement:
             self.dispute = Dispute(index, {self._rank: Statement.of(self._past[index][1])})
 
     def own_statement(self, index: int) -> Statement | None:
-        """What this rank has called at `index`; None if it has not got there, or long ago."""
+        """What this rank has called at `index`; None if that is still to come, or long past."""
         past = self._past.get(index)
         return Statement.of(past[1]) if past else None
 

@@ -1,4 +1,4 @@
-"""Which threads should wait without slowing others down?
+"""Marks background threads, which sleep instead of spinning while they wait.
 
 A thread that its user waits for may spin: the sooner it goes on the better. A thread that works
 behind the back of a computation must not: it would take the processor from the very computation

@@ -49,7 +49,7 @@ class Deadline(NamedTuple):
 
 
 class CallInfo(NamedTuple):
-    """Who is asking: what error messages and mismatch checks need to know about one operation."""
+    """Facts about one operation that error messages and mismatch checks need."""
 
     operation: str  # "all_reduce"
     sequence: int  # the group's counter of collectives, from 0; -1 for point to point
@@ -63,7 +63,7 @@ _SAME_EXCHANGE = {"all_gather_into_tensor": "all_gather"}
 
 
 def exchange_of(operation: str) -> str:
-    """What all ranks must call for an operation to come about, whatever its form on each rank."""
+    """The operation that all ranks must call together, whatever its form on each rank."""
     return _SAME_EXCHANGE.get(operation, operation)
 
 
@@ -102,7 +102,7 @@ class Transfer(Protocol):
     def is_done(self) -> bool: ...
 
     def wait(self, timeout_s: float | None) -> bool:
-        """True once done; False when `timeout_s` runs out first, and the transfer goes on."""
+        """True once done; False if `timeout_s` runs out first: the transfer then continues."""
 
     def on_done(self, callback: Callable[[], None]) -> None:
         """Call back once, from any thread; at once if it is done already."""
@@ -124,7 +124,7 @@ class Communicator(Protocol):
     kind: str  # "shm", "tcp", "gloo", "mixed", "simulated"
 
     def kind_to(self, rank: int) -> str:
-        """What moves bytes between this rank and that one: a `kind` other than "mixed"."""
+        """The `kind` of transport between this rank and that one, other than "mixed"."""
 
     def all_reduce(
         self, tensor: Tensor, combine: Combine, call: CallInfo, until: Deadline

@@ -29,7 +29,7 @@ _SEPARATOR = "\x1f"
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """Why a group ended: what the rank that gave up says about it.
+    """Why a group ended, as stated by the rank that ended it.
 
     lost: the ranks that are gone, if that is why.
     """
@@ -51,7 +51,7 @@ class Fate:
         return _ERROR_TYPES[self.cause](text)
 
     def encode(self) -> str:
-        """For other ranks. The text comes last: it may be cut off where there is little room."""
+        """As bytes for other ranks. The text comes last, as it may be cut off."""
         lost = ",".join(map(str, self.lost))
         return _SEPARATOR.join((self.cause.name, str(self.decided_by), lost, self.text))
 

@@ -37,7 +37,7 @@ def overlap(a: Tensor, b: Tensor) -> bool:
 
 
 def _new_elements(nbytes: int, dtype: torch.dtype) -> Tensor:
-    """Room for so many bytes, undefined, (ceil(nbytes / itemsize),).
+    """Uninitialised memory for `nbytes` bytes: (ceil(nbytes / itemsize),).
 
     It may outlive the call that needs it first, so that call's inference mode and default device
     must not stick to it.
@@ -48,7 +48,7 @@ def _new_elements(nbytes: int, dtype: torch.dtype) -> Tensor:
 
 @dataclass(slots=True)
 class _Space:
-    """One buffer: the bytes of one or more tensors, as if they lay one behind the other."""
+    """One buffer: the bytes of one or more tensors, as if they were contiguous."""
 
     tensors: list[Tensor]
     views: list[memoryview]
@@ -122,7 +122,7 @@ class TensorMemory:
 
 
 class StagingBuffers(TensorMemory):
-    """Buffers of its own for one small schedule, to be used again and again.
+    """Buffers for one small schedule, which are reused for every call.
 
     A program repeats the same few small collectives. Making views and slices for them anew would
     take longer than everything else on this side of the network, so they are kept.

@@ -1,4 +1,4 @@
-"""`ci/zoo`: what it holds against a stranger, and what it shows of a certificate."""
+"""`ci/zoo`: what it checks of each backend, and what it shows of a certificate."""
 
 from __future__ import annotations
 

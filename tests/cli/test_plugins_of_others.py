@@ -1,4 +1,4 @@
-"""Plugins of pytest that are installed beside the suite, and its options in the environment."""
+"""The suite with other pytest plugins, and with pytest options in the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases whose ranks misbehave; test_messy.py runs a copy of this file and says what must come out.
+"""Cases whose ranks misbehave; test_messy.py runs a copy of this file and checks the outcome.
 
 After each of them a case runs that behaves: it must pass, whatever happened before it.
 """

@@ -1,4 +1,4 @@
-"""A backend that has little, says so, and refuses everything else on every rank."""
+"""A backend that claims few capabilities, and refuses everything else on every rank."""
 
 from __future__ import annotations
 

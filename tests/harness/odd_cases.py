@@ -1,5 +1,4 @@
-"""Cases whose ranks, or the values that they return, do what ordinary ones do not; test_odd.py runs
-a copy of this file and says what must come out."""
+"""Cases with unusual ranks or values; test_odd.py runs a copy of this file and checks results."""
 
 from __future__ import annotations
 

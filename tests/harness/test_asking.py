@@ -1,4 +1,4 @@
-"""What a call of torch.distributed asks for, from its name and its arguments."""
+"""Which capabilities a call of torch.distributed needs, from its name and its arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a case is about, from what it covers and the parameters that it has."""
+"""The facets of a case, from the rules that it covers and its parameters."""
 
 from __future__ import annotations
 

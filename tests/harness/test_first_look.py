@@ -1,4 +1,4 @@
-"""The first look at a target."""
+"""The first look at a target, before its cases run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the way a case ended to its verdicts, without ranks."""
+"""How a case ended becomes its verdict; without ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank's function is given of its target."""
+"""`Me`: what a rank's function can ask about its target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever says honestly that he has little is not told that what he has is broken."""
+"""A target that claims few capabilities gets no failures for the rest."""
 
 from __future__ import annotations
 

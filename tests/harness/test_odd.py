@@ -1,5 +1,4 @@
-"""Ranks and values that do what ordinary ones do not: none of it may be taken for something else,
-cost the run, or reach the next case."""
+"""Unusual ranks and values are reported correctly, and do not affect the run or the next case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that the pool keeps: when their time runs, how they end, and what they print."""
+"""The pool of ranks: deadlines, how ranks end, and what they print."""
 
 from __future__ import annotations
 

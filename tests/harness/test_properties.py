@@ -1,4 +1,4 @@
-"""Which of Hypothesis' profiles drawn cases run with."""
+"""The Hypothesis profile with which property cases run."""
 
 from __future__ import annotations
 

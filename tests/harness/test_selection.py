@@ -1,4 +1,4 @@
-"""What a run leaves out is told; a run that exercises nothing, or breaks off, certifies nothing."""
+"""What a run leaves out is reported; runs that exercise nothing or break off certify nothing."""
 
 from __future__ import annotations
 

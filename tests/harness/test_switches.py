@@ -1,4 +1,4 @@
-"""What of a process's set-up is noticed when it is no longer as it was."""
+"""Changes of a process's settings (`switches`) that are noticed."""
 
 from __future__ import annotations
 

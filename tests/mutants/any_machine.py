@@ -1,4 +1,4 @@
-"""Cases marked `gpu`, run where there is no device: on simulated streams, or on the host."""
+"""Runs cases marked `gpu` without a device: on simulated streams, or on the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handles and functions that mutants put in place of the right ones."""
+"""Base classes for mutants that replace handles or functions of torch.distributed."""
 
 from __future__ import annotations
 

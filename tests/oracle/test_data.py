@@ -1,4 +1,4 @@
-"""What ranks contribute really is different everywhere, and its sums really are exact."""
+"""The ranks' contributions differ everywhere, and their sums are exact."""
 
 from __future__ import annotations
 

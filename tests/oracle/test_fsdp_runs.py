@@ -1,4 +1,4 @@
-"""What is said first of a sharded training that went wrong."""
+"""The first difference that is reported when sharded training went wrong."""
 
 from __future__ import annotations
 

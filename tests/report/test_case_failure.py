@@ -1,4 +1,4 @@
-"""What a failed case carries: its cause, its ranks, and that it reaches the certificate."""
+"""The record of a failed case: its cause, its ranks, and its place in the certificate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run proves: conformant is said of whole profiles by name, and of nothing else."""
+"""The conclusion of a run: which profiles it calls conformant, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lines that tell how far a run is, from counts alone."""
+"""The lines that report a run's progress, from counts alone."""
 
 from __future__ import annotations
 

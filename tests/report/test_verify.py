@@ -1,4 +1,4 @@
-"""What `verify` notices: every certificate here is whole, but for one thing."""
+"""What `verify` notices in certificates that are whole but for one error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several backward passes for one step, and ranks that choose checkpoints by themselves."""
+"""Checkpoints with several backward passes per step, and checkpoints that differ between ranks."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def accumulate(
 
 @chapter.must(
     "checkpointing/accumulation",
-    "Under no_sync, gradients add up on each rank through checkpoints, be they in the wrapper "
-    "or around it, and the next backward outside of no_sync exchanges the sums.",
+    "Under no_sync, gradients add up on each rank through checkpoints, whether these are inside "
+    "the wrapper or around it, and the next backward outside no_sync exchanges the sums.",
     source="torch 2.13 docs, DistributedDataParallel.no_sync",
     rests_on="checkpointing/once",
 )
@@ -122,8 +122,8 @@ def train_on_constants(me: Me, how: str) -> dict[str, Tensor]:
 
 @chapter.must(
     "checkpointing/input-without-gradient",
-    "A non-reentrant checkpoint around the first layer, whose input requires no gradient, gives "
-    "that layer's parameters theirs.",
+    "In a non-reentrant checkpoint around the first layer, whose input requires no gradient, "
+    "that layer's parameters get their gradients.",
     source="torch 2.13 docs, torch.utils.checkpoint: use_reentrant=True needs an input that "
     "requires a gradient",
     rests_on="checkpointing/every-layer",
@@ -153,7 +153,7 @@ def differentiate_input(me: Me, how: str, around: bool) -> Tensor:
 
 @chapter.must(
     "checkpointing/input-gradient",
-    "The gradient of a rank's input is its own and is averaged with no other rank's.",
+    "The gradient of a rank's input is its own, and is not averaged with any other rank's.",
     source="torch 2.13 docs, DistributedDataParallel: parameters are synchronized",
     rests_on="checkpointing/once",
 )

@@ -1,4 +1,4 @@
-"""Layers that run once in a forward pass, and once more in backward."""
+"""Checkpointed layers that run once in a forward pass, and again in backward."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def works_with(how: str) -> list[Options]:
 
 @chapter.must(
     "checkpointing/once",
-    "A layer in a checkpoint, reentrant or not, leaves training what it is in one process that "
-    "keeps all activations; with a static graph or without, with gradients as views of buckets "
-    "or not.",
+    "With a layer in a checkpoint, reentrant or not, training is the same as in one process that "
+    "keeps all activations, with or without a static graph, and whether or not gradients are "
+    "views of buckets.",
     source=f"{SUITE}, test_ddp_checkpointing_once",
     rests_on="ddp/average",
 )
@@ -56,7 +56,8 @@ def test_one_of_two_layers(ranks: Ranks, how: str) -> None:
 
 @chapter.must(
     "checkpointing/every-layer",
-    "So do several layers in a checkpoint each; no gradient is left out of the exchange.",
+    "With several layers in a checkpoint each, training is the same as in one process that keeps "
+    "all activations; no gradient is left out of the exchange.",
     source="pytorch#109191",
     rests_on="checkpointing/once",
 )
@@ -68,7 +69,7 @@ def test_both_layers(ranks: Ranks, how: str) -> None:
 
 @chapter.must(
     "checkpointing/whole-module",
-    "All of a module's layers may be in one checkpoint inside of the wrapper.",
+    "All of a module's layers may be in one checkpoint inside the wrapper.",
     source=CHECKPOINT,
     rests_on="checkpointing/once",
 )
@@ -92,8 +93,8 @@ def test_one_within_another(ranks: Ranks, how: str) -> None:
 
 @chapter.must(
     "checkpointing/around-the-wrapper",
-    "A checkpoint may be around the wrapper, whose forward then runs again in backward, "
-    "whatever the wrapper's options are.",
+    "A checkpoint may be around the wrapper, whose forward then runs again in backward, whatever "
+    "the options of the wrapper.",
     source=f"{SUITE}, run_checkpoint",
     rests_on="checkpointing/once",
 )
@@ -117,7 +118,7 @@ def test_the_wrapper_around_shared_weights_runs_again(ranks: Ranks, how: str) ->
 
 @chapter.must(
     "checkpointing/in-segments",
-    "A sequence of layers may run in segments of which all but the last one are checkpoints.",
+    "A sequence of layers may run in segments, all but the last of which are checkpoints.",
     source="torch 2.13 docs, checkpoint_sequential",
     rests_on="checkpointing/every-layer",
 )
@@ -135,8 +136,8 @@ def test_a_sequence_in_segments(ranks: Ranks, how: str, segments: int) -> None:
 
 @chapter.must(
     "checkpointing/frozen-layer",
-    "A layer that requires no gradient gets none in a checkpoint either, and its neighbours in "
-    "it get theirs.",
+    "A layer that requires no gradient gets none in a checkpoint either, and the layers beside "
+    "it in the checkpoint get theirs.",
     source="torch 2.13, requires_grad",
     rests_on="checkpointing/once",
 )
@@ -163,7 +164,7 @@ def test_parameters_that_nobody_uses(ranks: Ranks) -> None:
 
 @chapter.must(
     "checkpointing/unused-parameters-static",
-    "With reentrant checkpoints a static graph copes with unused parameters, with or without "
+    "With reentrant checkpoints, a static graph handles unused parameters, with or without "
     "find_unused_parameters.",
     source=f"{SUITE}, test_ddp_checkpointing_unused_params",
     rests_on="checkpointing/once",

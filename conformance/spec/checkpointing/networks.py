@@ -1,4 +1,4 @@
-"""Networks that recompute parts of themselves in backward."""
+"""Networks with checkpointed layers, which are recomputed in backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any layers in any checkpoints, with any options that go with them."""
+"""Randomly drawn checkpoints around any layers, with any options that are compatible."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def problems(draw: st.DrawFn) -> Problem:
 
 @chapter.must(
     "checkpointing/any-parts",
-    "Whatever parts of a network are checkpointed, one within another too, in whatever buckets "
-    "the gradients travel: training is what it is without checkpoints.",
+    "Training is the same as without checkpoints, whichever parts of a network are checkpointed, "
+    "nested ones included, and whichever buckets the gradients are in.",
     rests_on=("checkpointing/every-layer", "checkpointing/twice"),
 )
 @world_sizes(2, 3)

@@ -1,4 +1,4 @@
-"""What a second run of a part has in common with the first: random numbers, types, statistics."""
+"""What a recomputation repeats of the first run: random numbers, dtypes, statistics."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ def drop(me: Me, how: str) -> tuple[list[Tensor], Gradients, Tensor]:
 
 @chapter.must(
     "checkpointing/dropout",
-    "Dropout in a checkpoint keeps the same elements when it runs again, and each rank has "
-    "random numbers of its own.",
+    "Dropout in a checkpoint keeps the same elements when it runs again, and each rank has its "
+    "own random numbers.",
     source=f"{CHECKPOINT}, argument preserve_rng_state",
     rests_on="checkpointing/once",
 )
@@ -132,7 +132,7 @@ def test_dropout_keeps_the_same_again(ranks: Ranks, how: str) -> None:
 
 @chapter.must(
     "checkpointing/random-numbers-go-on",
-    "Random numbers after backward are those that follow without checkpoints.",
+    "Random numbers after backward are the same as without checkpoints.",
     source=f"{CHECKPOINT}, argument preserve_rng_state",
     rests_on="checkpointing/dropout",
 )
@@ -188,8 +188,9 @@ def cast(me: Me, how: str, inside: bool) -> tuple[list[str], Gradients]:
 
 @chapter.must(
     "checkpointing/autocast",
-    "A part that ran under autocast runs again in the same types, wherever backward is called; "
-    "the gradients have the parameters' types and the values that they have without checkpoints.",
+    "A part that ran under autocast runs again in the same dtypes, wherever backward is called; "
+    "the gradients have the parameters' dtypes and the values that they have without "
+    "checkpoints.",
     source="pytorch#141896",
     rests_on="checkpointing/once",
 )
@@ -273,8 +274,8 @@ def batches_for(world_size: int) -> list[list[Tensor]]:
 
 @chapter.must(
     "checkpointing/sync-batchnorm",
-    "SyncBatchNorm in a checkpoint normalises over all ranks again, and gradients are those of "
-    "the whole batch in one process.",
+    "SyncBatchNorm in a checkpoint normalises over all ranks again when it is recomputed, and "
+    "gradients are those of the whole batch in one process.",
     source="torch 2.13 docs, SyncBatchNorm and torch.utils.checkpoint",
     needs="feature:sync_batchnorm_on_cpu",
     rests_on=("checkpointing/once", "sync_batchnorm/under-ddp"),
@@ -299,8 +300,8 @@ def test_batch_norm_over_all_ranks_runs_again(
 
 @chapter.must(
     "checkpointing/sync-batchnorm-statistics",
-    "Running statistics of SyncBatchNorm in a checkpoint take a batch in whenever the part "
-    "runs, as batch norm's do in one process, and are the same on all ranks.",
+    "Running statistics of SyncBatchNorm in a checkpoint are updated each time the part runs, as "
+    "those of batch norm in one process, and are the same on all ranks.",
     source="observed, torch 2.13.0: batch norm in a checkpoint updates its statistics twice",
     needs="feature:sync_batchnorm_on_cpu",
     rests_on=("checkpointing/sync-batchnorm", "sync_batchnorm/running-statistics"),
@@ -337,7 +338,7 @@ def compare_bits(me: Me, how: str) -> tuple[Gradients, Gradients]:
 
 @chapter.should(
     "checkpointing/same-bits",
-    "Where each layer runs once, gradients have the bits that they have without checkpoints.",
+    "Where each layer runs once, gradients are the same as without checkpoints, bit for bit.",
     source=f"{CHECKPOINT}: outputs of a part that runs again are the same; observed, torch 2.13.0",
     rests_on="checkpointing/once",
 )
@@ -382,7 +383,8 @@ def structured(me: Me | None, how: str, x: Tensor) -> Gradients:
 
 @chapter.must(
     "checkpointing/structured",
-    "What is in a non-reentrant checkpoint may take and return containers, and keyword arguments.",
+    "A function in a non-reentrant checkpoint may take and return containers, and take keyword "
+    "arguments.",
     source=f"{CHECKPOINT}: use_reentrant=False supports keyword arguments and nested structures",
     rests_on="checkpointing/every-layer",
 )

@@ -1,4 +1,4 @@
-"""What the reentrant kind of checkpoint need not do, and the words in which that is said.
+"""Uses of reentrant checkpoints that a wrapper may refuse, and the messages of its errors.
 
 torch refuses it. A target that trains as if there were no checkpoints is as good.
 """
@@ -78,9 +78,9 @@ def test_parameters_in_several_reentrant_checkpoints(
 
 @chapter.must(
     "checkpointing/reentrant-search-refused",
-    "find_unused_parameters need not see into reentrant checkpoints: what they use is trained "
-    "as without checkpoints, or raises RuntimeError 'Expected to mark a variable ready only "
-    "once.' on every rank; no gradient is taken for zero without a word.",
+    "find_unused_parameters need not see into reentrant checkpoints: what they use is trained as "
+    "without checkpoints, or raises RuntimeError 'Expected to mark a variable ready only once.' "
+    "on every rank; no gradient is silently taken for zero.",
     source=f"{SUITE}, test_ddp_checkpointing_unused_params; pytorch#24005",
     rests_on="checkpointing/once",
 )
@@ -95,9 +95,9 @@ def test_a_search_does_not_see_into_reentrant_checkpoints(
 
 @chapter.must(
     "checkpointing/reentrant-by-turns-refused",
-    "With find_unused_parameters, a module that runs another layer at each step in a reentrant "
-    "checkpoint is trained as without checkpoints, or raises RuntimeError 'Expected to mark a "
-    "variable ready only once.' on every rank.",
+    "With find_unused_parameters, a module that runs a different layer at each step in a "
+    "reentrant checkpoint is trained as without checkpoints, or raises RuntimeError 'Expected to "
+    "mark a variable ready only once.' on every rank.",
     source=f"{SUITE}, test_ddp_checkpointing_dynamic_module",
     rests_on="checkpointing/once",
 )
@@ -122,7 +122,8 @@ def test_the_error_says_which_parameter(ranks: Ranks) -> None:
 
 @chapter.should(
     "checkpointing/advises-static-graph",
-    "That error advises _set_static_graph(), which helps if the graph does not change.",
+    "The error about a parameter that is ready more than once advises _set_static_graph(), which "
+    "helps if the graph does not change.",
     source="torch, reducer.cpp, mark_variable_ready; observed, torch 2.13.0",
     rests_on="checkpointing/reentrant-twice-refused",
 )
@@ -134,8 +135,8 @@ def test_the_error_says_what_helps(ranks: Ranks) -> None:
 
 @chapter.must(
     "checkpointing/graph-changed",
-    "With a static graph, a step whose checkpoints use other parameters than the first one's "
-    "raises RuntimeError 'Your training graph has changed in this iteration' on every rank.",
+    "With a static graph, a step whose checkpoints use other parameters than those of the first "
+    "step raises RuntimeError 'Your training graph has changed in this iteration' on every rank.",
     source="torch, reducer.cpp; observed, torch 2.13.0",
     rests_on="checkpointing/once",
 )
@@ -182,7 +183,7 @@ def train_without_an_error(me: Me) -> list[object]:
 
 @chapter.should(
     "checkpointing/after-an-error",
-    "After a step that was refused, a new wrapper trains as ever in the same group.",
+    "After a step that was refused, a new wrapper trains as usual in the same group.",
     source="observed, torch 2.13.0: all ranks issue the same operations before they raise",
     rests_on=("checkpointing/reentrant-twice-refused", "checkpointing/twice"),
 )

@@ -1,4 +1,4 @@
-"""Training that stops, and goes on from a file."""
+"""Training that stops, and resumes from files."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def _file(folder: str, rank: int, after: int) -> str:
 
 @chapter.must(
     "saving/resume",
-    "Training that goes on from files of model, optimizer, schedule and random numbers, in new "
-    "groups, ends with the bits of training that did not stop.",
+    "Training that resumes in new groups from files of model, optimizer, schedule and random "
+    "numbers ends with the same bits as training that did not stop.",
     rests_on=("saving/keys", "saving/optimizer"),
 )
 @world_sizes(1, 2)
@@ -105,8 +105,8 @@ def test_going_on_from_a_file_is_not_stopping(
 
 @chapter.must(
     "saving/resume-across-wrappers",
-    "Training that torch's wrapper began goes on in the target's, and the other way round, "
-    "without a difference beyond rounding.",
+    "Training that torch's wrapper began continues in the target's wrapper, and the other way "
+    "round, without a difference beyond rounding.",
     rests_on="saving/resume",
 )
 @world_sizes(2)
@@ -177,8 +177,8 @@ def train_alone(world_size: int) -> State:
 
 @chapter.should(
     "saving/another-number-of-ranks",
-    "A state that a smaller group saved is loaded by a larger one, which goes on from there as "
-    "one process with all batches would.",
+    "A state that a smaller group saved can be loaded by a larger one, which continues from "
+    "there as one process with all batches would.",
     source="torch, elastic training: a job restarts with another number of workers",
     rests_on=("saving/keys", "saving/optimizer"),
 )

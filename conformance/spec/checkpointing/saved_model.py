@@ -1,4 +1,4 @@
-"""A model whose state is worth saving, and steps of its training."""
+"""A model for the cases about saving and resuming, and steps of its training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State dicts of wrapped modules, and who can load them."""
+"""State dicts of wrapped modules: what is in them, and what they can be loaded into."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def keys_of_both(me: Me) -> tuple[list[str], list[str], bool]:
 @chapter.must(
     "saving/keys",
     "The keys of a wrapper's state dict are the module's, in their order, with the prefix "
-    "'module.'; buffers that are not persistent are left out.",
+    "'module.'; non-persistent buffers are left out.",
     source=f"{MODULE}.state_dict; observed, torch 2.13.0",
 )
 @world_sizes(1, 2)
@@ -72,8 +72,8 @@ def state_inside(me: Me) -> tuple[list[str], list[str], bool]:
 
 @chapter.must(
     "saving/inside-another-module",
-    "The state dict of a module that holds a wrapper has the wrapper's entries under the name "
-    "that it has there, and is loaded with them.",
+    "The state dict of a module that holds a wrapper has the wrapper's entries under the "
+    "wrapper's name in that module, and can be loaded with them.",
     source=f"{MODULE}.state_dict: prefix and destination",
     rests_on="saving/keys",
 )
@@ -117,8 +117,8 @@ def state_after_training(me: Me, options: dict[str, Any]) -> State:
 
 @chapter.must(
     "saving/any-rank",
-    "After steps of training all ranks have the same bits in their parameters, so that one "
-    "rank's file serves all.",
+    "After training steps, all ranks have the same bits in their parameters, so that one rank's "
+    "file serves all.",
     source=f"{DOCS}: 'all processes should see same parameters'",
     rests_on="saving/keys",
 )
@@ -161,8 +161,8 @@ def exchange(me: Me, source: str, sink: str) -> tuple[State, State]:
 
 @chapter.must(
     "saving/exchange-with-the-module",
-    "A bare module loads a wrapper's state without its prefix, a wrapper loads a module's with "
-    "it, strictly.",
+    "A bare module strictly loads a wrapper's state without its prefix, and a wrapper strictly "
+    "loads a module's state with the prefix.",
     source="torch 2.13 docs, consume_prefix_in_state_dict_if_present",
     rests_on="saving/keys",
 )
@@ -174,7 +174,7 @@ def test_states_go_to_the_bare_module_and_back(ranks: Ranks, source: str, sink: 
 
 @chapter.must(
     "saving/exchange-with-torch",
-    "torch's DistributedDataParallel loads the target's state dict as it is, strictly, and the "
+    "torch's DistributedDataParallel strictly loads the target's state dict as it is, and the "
     "other way round.",
     source=f"{MODULE}.load_state_dict",
     rests_on="saving/keys",
@@ -205,7 +205,7 @@ def load_damaged(me: Me, damage: str) -> None:
 
 @chapter.must(
     "saving/strict",
-    "A state dict with a key too few, a key too many or a tensor of another shape raises "
+    "A state dict with a missing key, an extra key or a tensor of another shape raises "
     "RuntimeError that names the key.",
     source=f"{MODULE}.load_state_dict; observed, torch 2.13.0",
     rests_on="saving/keys",
@@ -236,7 +236,7 @@ def load_on_rank_0(me: Me) -> tuple[State, State]:
 
 @chapter.must(
     "saving/loaded-by-rank-0",
-    "A state that rank 0 alone has loaded into its module is everybody's once the module is "
+    "A state that only rank 0 has loaded into its module is on all ranks once the module is "
     "wrapped.",
     source=f"{DOCS}; DistributedDataParallel broadcasts rank 0's state",
     rests_on="saving/keys",
@@ -271,8 +271,8 @@ def _inner(model: Any) -> nn.Module:
 
 @chapter.must(
     "saving/optimizer",
-    "The state of an optimizer made from a wrapper's parameters serves one made from the bare "
-    "module's or from those of torch's wrapper, and the other way round.",
+    "The state of an optimizer made from a wrapper's parameters can be used by one made from the "
+    "parameters of the bare module or of torch's wrapper, and the other way round.",
     source="torch 2.13 docs, Optimizer.state_dict: parameters are known by their order",
     rests_on="saving/keys",
 )
@@ -304,7 +304,7 @@ def load_between_steps(me: Me, options: dict[str, Any]) -> tuple[State, State]:
 @chapter.must(
     "saving/loading-between-steps",
     "A wrapper that has trained can load a state in place and train from there, and gets the "
-    "same bits as it got from there before.",
+    "same bits as when it trained from there before.",
     source=f"{MODULE}.load_state_dict copies in place",
     rests_on="saving/keys",
 )
@@ -337,8 +337,8 @@ def save_amid_a_step(me: Me, disturbed: bool) -> State:
 
 @chapter.must(
     "saving/at-any-time",
-    "Taking a state dict between forward and backward, with activations to be computed again, "
-    "changes nothing.",
+    "Taking a state dict between forward and backward, when activations are still to be "
+    "recomputed, changes nothing.",
     source=f"{MODULE}.state_dict",
     rests_on="saving/keys",
 )

@@ -1,4 +1,4 @@
-"""Layers that run several times in a forward pass, share weights, or run by turns."""
+"""Checkpointed layers that run several times per forward pass, share weights or alternate."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def test_a_layer_that_runs_twice_in_a_static_graph(ranks: Ranks) -> None:
 
 @chapter.must(
     "checkpointing/shared-weights",
-    "A weight that layers share may be used in several non-reentrant checkpoints, and has the "
-    "sum of its uses for gradient.",
+    "A weight that layers share may be used in several non-reentrant checkpoints, and its "
+    "gradient is the sum over its uses.",
     source=f"{SUITE}, test_ddp_checkpointing_dynamic_weight_sharing",
     rests_on="checkpointing/twice",
 )
@@ -89,8 +89,8 @@ def test_weights_in_several_checkpoints_of_a_static_graph(ranks: Ranks, recipe: 
 
 @chapter.must(
     "checkpointing/by-turns",
-    "With find_unused_parameters and non-reentrant checkpoints, a module may run another layer "
-    "at each step.",
+    "With find_unused_parameters and non-reentrant checkpoints, a module may run a different "
+    "layer at each step.",
     source=f"{SUITE}, test_ddp_checkpointing_dynamic_module",
     rests_on="checkpointing/unused-parameters",
 )
@@ -101,7 +101,8 @@ def test_layers_that_run_by_turns(ranks: Ranks) -> None:
 
 @chapter.must(
     "checkpointing/by-turns-shared-weights",
-    "So may a module whose layers share a weight.",
+    "With find_unused_parameters and non-reentrant checkpoints, a module whose layers share a "
+    "weight may run a different layer at each step.",
     source=f"{SUITE}, test_ddp_checkpointing_dynamic_weight_sharing",
     rests_on="checkpointing/by-turns",
 )
@@ -125,7 +126,8 @@ def traces(me: Me, recipe: Recipe, how: str, options: Options) -> list[list[Issu
 
 @chapter.must(
     "checkpointing/reduced-once",
-    "Each gradient is exchanged once a step, complete, however often backward adds to it.",
+    "Each gradient is exchanged once per step, when it is complete, however often backward adds "
+    "to it.",
     source="pytorch#81296; torch, reducer.cpp: delay_all_reduce of a static graph",
     rests_on=("checkpointing/shared-weights", "checkpointing/shared-weights-static"),
 )
@@ -172,8 +174,8 @@ def take_steps_with_a_hook(me: Me, recipe: Recipe, how: str, options: Options) -
 
 @hooks.must(
     "comm_hooks/checkpoints",
-    "A hook reduces what backward adds up through activation checkpoints, in the first step of "
-    "a static graph too.",
+    "A hook reduces the gradients that backward adds up through activation checkpoints, also in "
+    "the first step of a static graph.",
     source="torch, reducer.cpp: delay_all_reduce hands buckets to the hook",
     rests_on=("comm_hooks/result", "checkpointing/twice", "checkpointing/twice-static"),
 )
@@ -229,8 +231,8 @@ def test_hooks_fire_as_they_do_without_the_wrapper(ranks: Ranks, recipe: Recipe,
 
 @chapter.must(
     "checkpointing/no-more-communication",
-    "A part that runs again inside of the wrapper exchanges nothing more: a step issues the "
-    "collectives that it issues without checkpoints.",
+    "Recomputing a part inside the wrapper adds no communication: a step issues the same "
+    "collectives as without checkpoints.",
     source="observed, torch 2.13.0: the wrapper's forward does not run again",
     rests_on="checkpointing/once",
 )

@@ -1,4 +1,4 @@
-"""Training steps of a network with checkpoints in the target's DDP, and what they must come to."""
+"""Training steps of a checkpointed network under the target's DDP, and their expected results."""
 
 from __future__ import annotations
 

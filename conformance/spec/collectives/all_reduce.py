@@ -67,8 +67,8 @@ def test_all_reduce_leaves_the_same_bits_everywhere(ranks: Ranks, dtype: str) ->
 
 @chapter.must(
     "all_reduce/rounding",
-    "A floating-point SUM is no further off than adding in the tensors' dtype, in some order, "
-    "can be.",
+    "The rounding error of a floating-point SUM is no larger than that of adding in the tensors' "
+    "dtype can be, in some order.",
     source="pytorch#152300, gloo#446",
     rests_on="all_reduce/sum",
 )

@@ -54,7 +54,8 @@ def exchanged_uneven(me: Me) -> list[Tensor]:
 
 @chapter.must(
     "all_to_all/uneven",
-    "all_to_all takes tensors of another size for each pair of ranks, none at all included.",
+    "all_to_all takes tensors of a different size for each pair of ranks, including tensors "
+    "without elements.",
     needs="op:all_to_all",
     rests_on="all_to_all/values",
 )
@@ -77,8 +78,8 @@ def exchanged_single(me: Me) -> Tensor:
 
 @chapter.must(
     "all_to_all_single/even",
-    "all_to_all_single cuts its input into one part for each rank along the first dimension, "
-    "and joins what comes from each rank in the order of the ranks.",
+    "all_to_all_single splits its input along the first dimension into one part for each rank, "
+    "and concatenates the parts that it receives in the order of the ranks.",
     source="torch 2.13 docs, all_to_all_single",
 )
 @world_sizes(1, 2, 3, 5, at_least=1)
@@ -139,8 +140,8 @@ def test_all_to_all_single_with_splits(ranks: Ranks, table: list[list[int]]) -> 
 
 @chapter.must(
     "all_to_all_single/split-types",
-    "all_to_all_single takes split sizes in lists, tuples and arrays of numpy, of integers of "
-    "any type, tensors without dimensions among them.",
+    "all_to_all_single takes split sizes as a list, a tuple or a numpy array of integers of any "
+    "type, including zero-dimensional tensors.",
     source="torch 2.13, ProcessGroup.all_to_all_single: 'Sequence[SupportsInt | SupportsIndex]'",
     rests_on="all_to_all_single/uneven",
 )

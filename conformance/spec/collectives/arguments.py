@@ -1,4 +1,4 @@
-"""Calls that are wrong on the face of it are refused by every rank."""
+"""Wrong arguments of collectives, which every rank refuses."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def named(call: Callable[[Kit], None]) -> str:
 
 @chapter.must(
     "arguments/not-a-tensor",
-    "Something else than a tensor, or than a list of tensors, is a TypeError that names the "
-    "parameter.",
+    "Passing something other than a tensor, or than a list of tensors, raises a TypeError that "
+    "names the parameter.",
     source="torch 2.13, distributed_c10d: 'Expected parameter `tensor` of type torch.Tensor'",
 )
 @pytest.mark.parametrize("call", NOT_TENSORS, ids=named)
@@ -101,7 +101,7 @@ def test_something_else_than_tensors(ranks: Ranks, call: Callable[[Kit], None]) 
 
 @chapter.must(
     "arguments/mixed-dtypes",
-    "Inputs and outputs of different dtypes are a ValueError.",
+    "Inputs and outputs of different dtypes raise a ValueError.",
     source="test_c10d_common.py, _test_tensor_dtype_mismatch: 'tensors with different dtypes'",
 )
 @pytest.mark.parametrize("call", MIXED, ids=named)
@@ -112,8 +112,8 @@ def test_mixed_dtypes(ranks: Ranks, call: Callable[[Kit], None]) -> None:
 
 @chapter.must(
     "arguments/one-root",
-    "A root is named once: both a global and a group rank, or neither where there is no "
-    "default, are a ValueError.",
+    "Naming a root by both a global and a group rank, or by neither where there is no default, "
+    "raises a ValueError.",
     source="torch 2.13, _canonicalize_group_rank",
 )
 @pytest.mark.parametrize("call", ROOTS, ids=named)
@@ -138,7 +138,8 @@ def test_a_root_outside(ranks: Ranks, call: Callable[[Kit], None]) -> None:
 
 @chapter.must(
     "arguments/all_gather",
-    "all_gather refuses a list that is not as long as the group, or with a tensor of another size.",
+    "all_gather refuses a list whose length is not the size of the group, or that contains a "
+    "tensor of another size.",
     source="observed, torch 2.13.0 gloo: 'invalid output tensor list', 'invalid tensor size'",
     needs="op:all_gather",
     rests_on="all_gather/values",
@@ -195,8 +196,8 @@ def test_wrong_lists_of_scatter(ranks: Ranks, call: Callable[[Kit], None]) -> No
 @not_probed()
 @chapter.must(
     "arguments/reduce_scatter",
-    "reduce_scatter refuses a list that is not as long as the group, or whose tensors all have "
-    "another size than the output.",
+    "reduce_scatter refuses a list whose length is not the size of the group, or whose tensors "
+    "all have another size than the output.",
     needs="op:reduce_scatter",
     rests_on="reduce_scatter/sum",
 )
@@ -209,8 +210,8 @@ def test_wrong_inputs_of_reduce_scatter(ranks: Ranks, call: Callable[[Kit], None
 @not_probed()
 @chapter.must(
     "arguments/reduce_scatter-output",
-    "reduce_scatter refuses, before anything is sent, an output of another size than the rank's "
-    "own tensor of the list.",
+    "reduce_scatter refuses, before anything is sent, an output whose size differs from that of "
+    "the rank's own tensor in the list.",
     needs="op:reduce_scatter",
     rests_on="reduce_scatter/sum",
 )
@@ -235,7 +236,7 @@ def test_wrong_inputs_of_reduce_scatter_tensor(ranks: Ranks, call: Callable[[Kit
 @not_probed()
 @chapter.must(
     "arguments/all_to_all",
-    "all_to_all refuses lists that are not as long as the group.",
+    "all_to_all refuses lists whose length is not the size of the group.",
     source="observed, torch 2.13.0 gloo: 'does not match world size'",
     needs="op:all_to_all",
     rests_on="all_to_all/values",
@@ -249,8 +250,8 @@ def test_wrong_lists_of_all_to_all(ranks: Ranks, call: Callable[[Kit], None]) ->
 @not_probed()
 @chapter.must(
     "arguments/splits",
-    "all_to_all_single refuses split sizes that are not as many as ranks, or do not add up to "
-    "the first dimension.",
+    "all_to_all_single refuses split sizes whose number is not the size of the group, or whose "
+    "sum is not the size of the first dimension.",
     source="torch 2.13, checkSplitSizes: 'Number of tensor splits not equal to group size', 'Split "
     "sizes doesn't match total dim 0 size'",
     needs="op:all_to_all_single",
@@ -265,8 +266,8 @@ def test_wrong_splits(ranks: Ranks, call: Callable[[Kit], None]) -> None:
 @not_probed()
 @chapter.must(
     "arguments/even-splits",
-    "all_to_all_single without split sizes refuses a first dimension that the number of ranks "
-    "does not divide.",
+    "all_to_all_single without split sizes refuses a first dimension that is not divisible by "
+    "the number of ranks.",
     source="torch 2.13 docs, all_to_all_single: 'must divide equally by world_size'",
     needs="op:all_to_all_single",
     rests_on="all_to_all_single/even",
@@ -310,7 +311,8 @@ WORDS = [
 
 @chapter.should(
     "arguments/torch-words",
-    "Refusals by the backend carry the words that torch's own backends use.",
+    "When the backend refuses a call, its message contains the words that torch's own backends "
+    "use.",
     rests_on=("arguments/all_gather", "arguments/root-in-group"),
 )
 @adapts()
@@ -339,7 +341,7 @@ def sums_after_wrong_calls(me: Me) -> list[list[float]]:
 
 @chapter.must(
     "arguments/group-survives",
-    "A call that every rank made wrong and had refused leaves the group usable.",
+    "The group stays usable after every rank has made a wrong call that was refused.",
     rests_on="all_reduce/sum",
 )
 @world_sizes(2, 3)
@@ -363,7 +365,8 @@ def gathered_as_parts(me: Me) -> list[Tensor]:
 @not_probed()
 @chapter.must(
     "arguments/complex-and-its-parts",
-    "all_gather takes complex tensors beside real ones that hold their parts.",
+    "all_gather gathers complex tensors into real ones that hold their real and imaginary parts, "
+    "and the other way round.",
     source="test_c10d_common.py, _test_tensor_dtype_complex",
     needs=("op:all_gather", "dtype:complex64"),
     rests_on="all_gather/values",

@@ -1,4 +1,4 @@
-"""async_op: wait returns when all is done, and the call before the others have come."""
+"""async_op: the call returns before other ranks have joined, and wait when the result is there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""barrier."""
+"""barrier: what it waits for, repeated, asynchronous, in groups and with a timeout."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def last_to_first(me: Me, rounds: int) -> list[int]:
 
 @chapter.must(
     "barrier/repeated",
-    "Barriers in a row are as many barriers: no rank is two ahead of another.",
+    "Several barriers in a row each wait for all ranks: no rank is two barriers ahead of another.",
     needs="op:barrier",
     rests_on="barrier/waits-for-all",
 )
@@ -111,7 +111,7 @@ def in_two_halves(me: Me, halves: Sequence[Sequence[int]]) -> str:
 
 @chapter.must(
     "barrier/subgroup",
-    "barrier in a group waits for the members of that group alone.",
+    "barrier in a group waits only for the members of that group.",
     needs="op:barrier",
     rests_on="barrier/waits-for-all",
 )
@@ -138,7 +138,7 @@ def one_never_comes(me: Me) -> str:
 
 @chapter.must(
     "barrier/timeout",
-    "barrier with a timeout raises on a rank whose peers have not come by then.",
+    "barrier with a timeout raises on a rank whose peers have not entered it by then.",
     needs=("op:barrier", "feature:timeouts"),
     rests_on="barrier/waits-for-all",
 )

@@ -1,4 +1,4 @@
-"""Several tensors in one operation."""
+"""Coalesced collectives: several tensors in one operation, and the coalescing manager."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_complex_tensors_together(ranks: Ranks) -> None:
 
 @chapter.must(
     "all_reduce_coalesced/reduce-ops",
-    "all_reduce_coalesced reduces by the operation that it is given.",
+    "all_reduce_coalesced reduces with the operation that is passed to it.",
     source="torch 2.13 docs, all_reduce_coalesced",
     rests_on="all_reduce_coalesced/values",
 )
@@ -94,7 +94,7 @@ def test_reduced_together_by_another_operation(ranks: Ranks, op: str) -> None:
 
 @chapter.must(
     "all_reduce_coalesced/empty-members",
-    "all_reduce_coalesced takes tensors without elements among others.",
+    "all_reduce_coalesced takes lists in which some tensors have no elements.",
     source="torch 2.13 docs, all_gather_coalesced: 'At least one tensor has to be non empty'",
     rests_on="all_reduce_coalesced/values",
 )
@@ -120,7 +120,8 @@ def reduced_in_place(me: Me) -> list[Tensor]:
 
 @chapter.must(
     "all_reduce_coalesced/strided",
-    "all_reduce_coalesced reduces the elements of strided views and leaves the rest alone.",
+    "all_reduce_coalesced reduces the elements of strided views and does not change the memory "
+    "around and between them.",
     source="torch 2.13 docs, all_reduce_coalesced",
     rests_on="all_reduce_coalesced/values",
 )
@@ -220,7 +221,7 @@ def test_lists_are_gathered(ranks: Ranks) -> None:
 
 @chapter.must(
     "all_gather_coalesced/empty-members",
-    "all_gather_coalesced takes tensors without elements among others.",
+    "all_gather_coalesced takes lists in which some tensors have no elements.",
     source="torch 2.13 docs, all_gather_coalesced: 'At least one tensor has to be non empty'",
     rests_on="all_gather_coalesced/values",
 )
@@ -264,7 +265,7 @@ def wrong_lists(me: Me) -> list[bool]:
 
 @chapter.must(
     "all_gather_coalesced/arguments",
-    "all_gather_coalesced refuses lists of a wrong length or size on every rank.",
+    "all_gather_coalesced refuses lists of the wrong length or size on every rank.",
     source="observed, torch 2.13.0 gloo",
     rests_on="all_gather_coalesced/values",
 )
@@ -286,8 +287,8 @@ def managed_all_reduces(me: Me, op: str, async_ops: bool) -> list[Tensor]:
 
 @chapter.must(
     "coalescing/all_reduce",
-    "all_reduce calls inside of a coalescing manager are done when it ends, as if each had been "
-    "made alone.",
+    "all_reduce calls inside a coalescing manager are complete when it ends, with the results "
+    "that separate calls would have.",
     source="torch 2.13, _coalescing_manager",
     rests_on="all_reduce_coalesced/values",
 )
@@ -299,7 +300,7 @@ def test_all_reduces_in_a_manager(ranks: Ranks) -> None:
 
 @chapter.must(
     "coalescing/reduce-op",
-    "all_reduce calls inside of a coalescing manager reduce by the operation that they name.",
+    "all_reduce calls inside a coalescing manager reduce with the operation that they name.",
     source="torch 2.13, _coalescing_manager",
     rests_on="coalescing/all_reduce",
 )
@@ -312,8 +313,8 @@ def test_another_operation_in_a_manager(ranks: Ranks, op: str) -> None:
 
 @chapter.must(
     "coalescing/async",
-    "A coalescing manager with async_ops gives something to wait for, and the results are there "
-    "when its wait has returned.",
+    "A coalescing manager with async_ops can be waited for, and the results are there once its "
+    "wait has returned.",
     source="torch 2.13, _coalescing_manager",
     rests_on="coalescing/all_reduce",
 )
@@ -337,7 +338,7 @@ def managed_gathers(me: Me) -> list[Tensor]:
 
 @chapter.must(
     "coalescing/all_gather_into_tensor",
-    "all_gather_into_tensor calls inside of a coalescing manager are done when it ends.",
+    "all_gather_into_tensor calls inside a coalescing manager are complete when it ends.",
     source="torch 2.13, _coalescing_manager",
     rests_on="all_gather_into_tensor/concatenated",
 )
@@ -367,7 +368,7 @@ def managed_scatters(me: Me) -> list[Tensor]:
 
 @chapter.must(
     "coalescing/reduce_scatter_tensor",
-    "reduce_scatter_tensor calls inside of a coalescing manager are done when it ends.",
+    "reduce_scatter_tensor calls inside a coalescing manager are complete when it ends.",
     source="torch 2.13, _coalescing_manager",
     rests_on="reduce_scatter_tensor/concatenated",
 )
@@ -417,7 +418,7 @@ def many_managed(me: Me, kind: str) -> list[Tensor]:
 
 @chapter.must(
     "coalescing/many",
-    "A coalescing manager carries out dozens of calls, of each kind that it takes.",
+    "A coalescing manager carries out dozens of calls, for each kind of operation that it takes.",
     source="derived: the parameters of a model",
     rests_on=(
         "coalescing/all_reduce",
@@ -455,7 +456,7 @@ def other_operations(me: Me, managed: bool) -> list[Tensor]:
 
 @chapter.must(
     "coalescing/other-operations",
-    "Operations that cannot be coalesced give the same result inside of a coalescing manager as "
+    "Operations that cannot be coalesced give the same result inside a coalescing manager as "
     "outside.",
     source="pytorch#104168",
     rests_on=("coalescing/all_reduce", "reduce/sum"),
@@ -485,8 +486,8 @@ def mixed_operations(me: Me) -> tuple[str, Tensor]:
 @not_probed()
 @chapter.must(
     "coalescing/mixed-refused",
-    "A coalescing manager refuses operations of several kinds, and the group can be used after "
-    "that.",
+    "A coalescing manager refuses operations of several kinds, and the group can be used "
+    "afterwards.",
     source="torch 2.13, _coalescing_manager: 'requires all collectives to be the same type'",
     rests_on="coalescing/all_reduce",
 )
@@ -508,7 +509,8 @@ def early_wait(me: Me) -> str:
 @not_probed()
 @chapter.must(
     "coalescing/no-early-wait",
-    "What an operation inside of a coalescing manager returns refuses to be waited for.",
+    "The handle that an operation inside a coalescing manager returns cannot be waited for: its "
+    "wait raises.",
     source="torch 2.13, _IllegalWork",
     rests_on="coalescing/all_reduce",
 )

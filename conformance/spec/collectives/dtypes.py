@@ -41,7 +41,7 @@ def claimed(ranks: Ranks, ops: Sequence[str]) -> list[str]:
 
 @chapter.must(
     "dtypes/moved",
-    "Every collective that only moves elements moves this dtype, bit by bit.",
+    "Every collective that only moves elements transfers this dtype bit for bit.",
     rests_on=("broadcast/values", "all_gather/values"),
 )
 @adapts()
@@ -66,7 +66,7 @@ def bytes_of(x: Tensor) -> Tensor:
 
 @chapter.must(
     "dtypes/reduced",
-    "Every collective that reduces takes this dtype.",
+    "Every collective that reduces supports this dtype.",
     rests_on=("all_reduce/sum", "reduce_scatter/sum"),
 )
 @adapts()

@@ -159,8 +159,8 @@ def of_64_mib(me: Me, op: str) -> list[int]:
 
 @chapter.must(
     "order/larger-than-buffers",
-    "Tensors of 64 MiB and more, larger than any buffer or segment, come out right from their "
-    "first element to their last.",
+    "Collectives of tensors of 64 MiB and more, larger than any buffer or segment, are right "
+    "from the first element to the last.",
     source="derived: the flat gradients of a large model",
     rests_on="order/large",
 )

@@ -75,7 +75,8 @@ def reduce_what_nobody_waited_for(me: Me, how: str) -> Tensor:
 
 @chapter.must(
     "functional/unwaited-in-place",
-    "The other collectives take what a functional one returned before anybody waited for it.",
+    "The result of a functional collective can be passed to the other collectives before it has "
+    "been waited for.",
     source=f"{SOURCE}, AsyncCollectiveTensor",
     rests_on="functional/all_reduce",
 )
@@ -110,8 +111,8 @@ def compile_and_call(me: Me, how: str) -> Tensor:
 
 @chapter.should(
     "functional/compiled",
-    "A function that torch.compile has compiled may call collectives and messages of "
-    "torch.distributed, also those that the compiler does not know.",
+    "A function that torch.compile has compiled may call the collectives and point-to-point "
+    "operations of torch.distributed, including those that the compiler does not know.",
     source="torch 2.13, torch.compile: what cannot be traced breaks the graph",
     needs="feature:compiled_calls",
     rests_on=("functional/all_reduce", "broadcast/values", "p2p/delivers"),
@@ -156,7 +157,7 @@ def gathered_functionally(me: Me, dim: int) -> Tensor:
 
 @chapter.must(
     "functional/all_gather_tensor",
-    "The functional all_gather_tensor joins along any dimension.",
+    "The functional all_gather_tensor concatenates along any dimension.",
     needs="feature:coalescing",
     rests_on="all_gather_into_tensor/async",
 )
@@ -176,7 +177,7 @@ def scattered_functionally(me: Me, dim: int, shape: tuple[int, ...]) -> Tensor:
 
 @chapter.must(
     "functional/reduce_scatter_tensor",
-    "The functional reduce_scatter_tensor cuts along any dimension.",
+    "The functional reduce_scatter_tensor splits along any dimension.",
     needs="feature:coalescing",
     rests_on="reduce_scatter_tensor/async",
 )
@@ -207,7 +208,7 @@ def exchanged_functionally(me: Me) -> Tensor:
 
 @chapter.must(
     "functional/all_to_all_single",
-    "The functional all_to_all_single makes an output of the sizes that it is told.",
+    "The functional all_to_all_single returns an output with the given split sizes.",
     rests_on="all_to_all_single/async",
 )
 @world_sizes(2, 3)
@@ -312,7 +313,7 @@ def used_and_waited(me: Me) -> tuple[bool, bool, Tensor]:
 @chapter.must(
     "functional/waits-at-use",
     "The result of a functional collective is an AsyncCollectiveTensor that is waited for when "
-    "it is first used, and wait_tensor makes a plain tensor of it.",
+    "it is first used, and wait_tensor turns it into a plain tensor.",
     rests_on="functional/all_reduce",
 )
 @world_sizes(2, 3)
@@ -335,7 +336,7 @@ def in_a_group(me: Me) -> Tensor | None:
 
 @chapter.must(
     "functional/subgroup",
-    "Functional collectives work in a group of some ranks.",
+    "Functional collectives work in a group of some of the ranks.",
     rests_on=("functional/all_reduce", "all_reduce/subgroup"),
 )
 @world_sizes(4)

@@ -42,7 +42,8 @@ def all_gathered_uneven(me: Me) -> list[Tensor]:
 
 @chapter.must(
     "all_gather/uneven",
-    "all_gather takes a tensor of another size from each rank, if the lists agree.",
+    "all_gather takes a tensor of a different size from each rank, if the lists of all ranks "
+    "agree on the sizes.",
     source="torch 2.13 docs, all_gather: 'Uneven sized tensors are supported'",
     needs=("op:all_gather", "feature:gather_v"),
     rests_on="all_gather/values",
@@ -63,8 +64,8 @@ def gathered_into_one(me: Me, stacked: bool) -> Tensor:
 
 @chapter.must(
     "all_gather_into_tensor/concatenated",
-    "all_gather_into_tensor fills an output with all ranks' tensors, one behind the other along "
-    "the first dimension.",
+    "all_gather_into_tensor fills its output with all ranks' tensors, concatenated along the "
+    "first dimension.",
     source="torch 2.13 docs, all_gather_single",
     needs="op:all_gather_into_tensor",
 )
@@ -77,8 +78,8 @@ def test_all_gather_into_tensor_concatenates(ranks: Ranks) -> None:
 
 @chapter.must(
     "all_gather_into_tensor/stacked",
-    "all_gather_into_tensor also takes an output with one more dimension in front, of the "
-    "group's size.",
+    "all_gather_into_tensor also takes an output with an additional first dimension whose size "
+    "is that of the group.",
     source="torch 2.13 docs, all_gather_single: 'a stack of all the input tensors'",
     needs="op:all_gather_into_tensor",
     rests_on="all_gather_into_tensor/concatenated",

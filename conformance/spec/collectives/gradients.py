@@ -106,8 +106,8 @@ def check_mean_of_weights(got: list[Tensor | str]) -> None:
 @not_probed()
 @chapter.must(
     "functional/avg-gradient",
-    "The gradient of the functional all_reduce by avg is the mean of all ranks' gradients, or "
-    "refused.",
+    "The gradient of the functional all_reduce by avg is the mean of all ranks' gradients, or it "
+    "is refused.",
     source="pytorch#190304",
     needs="reduce_op:avg",
     rests_on="functional/all_reduce-gradient",
@@ -144,7 +144,8 @@ def through_functional_gather(me: Me) -> Tensor:
 
 @chapter.must(
     "functional/all_gather-gradient",
-    "The gradient of the functional all_gather_tensor sums what all ranks have for the part.",
+    "The gradient of the functional all_gather_tensor is the sum over all ranks of their "
+    "gradients for this rank's part.",
     source=f"{SOURCE}, all_gather_into_tensor_backward",
     needs="feature:coalescing",
     rests_on=("functional/all_gather_tensor", "functional/reduce_scatter_tensor"),
@@ -264,7 +265,7 @@ def check_weights_sent_back(ranks: Ranks, function: Callable[[Me], Tensor]) -> N
 
 @chapter.must(
     "functional/all_to_all-gradient",
-    "The gradient of the functional all_to_all_single travels back by the same splits.",
+    "The gradient of the functional all_to_all_single is sent back with the same splits.",
     source=f"{SOURCE}, all_to_all_single_backward",
     rests_on="functional/all_to_all_single",
 )
@@ -275,7 +276,8 @@ def test_functional_all_to_all_single(ranks: Ranks) -> None:
 
 @chapter.must(
     "autograd/all_to_all_single",
-    "nn.functional.all_to_all_single differentiates by the same splits, the other way round.",
+    "nn.functional.all_to_all_single differentiates to the gradients sent back with input and "
+    "output splits exchanged.",
     rests_on="all_to_all_single/uneven",
 )
 @world_sizes(2, 3)
@@ -294,7 +296,8 @@ def through_nn_lists(me: Me) -> Tensor:
 
 @chapter.must(
     "autograd/all_to_all",
-    "nn.functional.all_to_all differentiates to the gradients sent back where the parts came from.",
+    "nn.functional.all_to_all differentiates to the gradients sent back to the ranks that the "
+    "parts came from.",
     rests_on="all_to_all/values",
 )
 @world_sizes(1, 2, 3)

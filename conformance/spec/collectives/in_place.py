@@ -1,4 +1,4 @@
-"""Outputs that are inputs too, in the collectives that take lists."""
+"""Outputs that are also inputs, in the collectives that take lists."""
 
 from __future__ import annotations
 
@@ -93,7 +93,8 @@ def check_reduce_scattered_in_place(ranks: Ranks, numel: int, shift: int) -> Non
 
 @chapter.must(
     "reduce_scatter/in-place",
-    "reduce_scatter's output may be the rank's own tensor of the list; the others stay.",
+    "reduce_scatter's output may be the rank's own tensor of the list; the other tensors do not "
+    "change.",
     needs=("op:reduce_scatter", "reduce_op:sum"),
     rests_on="reduce_scatter/sum",
 )

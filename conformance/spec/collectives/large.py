@@ -1,5 +1,4 @@
-"""Large tensors, which transports often treat otherwise than small ones: in pieces, by another
-algorithm, through other memory."""
+"""Large tensors, for which transports often use other algorithms, pieces or buffers."""
 
 from __future__ import annotations
 
@@ -36,8 +35,8 @@ large_shapes = st.sampled_from([(70_001,), (3, 23_371), (2, 5, 7_013)])
 
 @chapter.must(
     "order/large-of-any-kind",
-    "Large tensors are treated as small ones are: of every dtype, wherever they begin in "
-    "memory, by every reduction, from and to every root.",
+    "Collectives treat large tensors as small ones: for every dtype, every offset in memory, "
+    "every reduction and every root.",
     source="derived: what is large often goes another way",
     rests_on="order/large",
 )
@@ -51,7 +50,7 @@ def test_any_large_call(ranks: Ranks, op: str, data: st.DataObject) -> None:
 
 @chapter.must(
     "order/large-strided",
-    "Of a large strided view every element is read and written.",
+    "Every element of a large strided view is read and written.",
     source="derived: a view that is copied piece by piece",
     rests_on=("all_reduce/strided", "order/large"),
 )
@@ -85,7 +84,7 @@ def in_a_group(me: Me, members: list[int], call: Call) -> Seen | None:
 
 @chapter.must(
     "order/large-in-groups",
-    "Every collective takes large tensors in a group of some ranks too.",
+    "Every collective also takes large tensors in a group of some of the ranks.",
     source="derived",
     rests_on=("all_reduce/subgroup", "order/large"),
 )
@@ -113,8 +112,8 @@ def all_at_once(me: Me, planned: list[Call]) -> list[Seen]:
 
 @chapter.must(
     "order/large-at-once",
-    "Several collectives of large tensors, of the same size and of others, may be under way at "
-    "once.",
+    "Several collectives of large tensors, of the same and of different sizes, may be in "
+    "progress at once.",
     source="derived: the buckets of a backward pass",
     rests_on=("order/issued", "order/large"),
 )

@@ -202,21 +202,21 @@ def test_inputs_whose_elements_share_memory(ranks: Ranks, op: str) -> None:
 ONLY_OUTPUTS = by_operation(
     chapter.must(
         "all_reduce/only-outputs",
-        "all_reduce of a view leaves the memory before and behind it alone.",
+        "all_reduce of a view does not change the memory before and after it.",
         source="torch 2.13 docs, all_reduce",
         needs=("op:all_reduce", "reduce_op:sum"),
         rests_on="all_reduce/sum",
     ),
     chapter.must(
         "reduce/only-outputs",
-        "reduce of a view leaves the memory before and behind it alone.",
+        "reduce of a view does not change the memory before and after it.",
         source="torch 2.13 docs, reduce",
         needs=("op:reduce", "reduce_op:sum"),
         rests_on="reduce/sum",
     ),
     chapter.must(
         "broadcast/only-outputs",
-        "broadcast leaves the source's tensor and the memory around every rank's view alone.",
+        "broadcast changes neither the source's tensor nor the memory around any rank's view.",
         source="torch 2.13 docs, broadcast",
         needs="op:broadcast",
         rests_on="broadcast/values",
@@ -301,7 +301,7 @@ def gathered_into_rows(me: Me) -> Tensor:
 
 @chapter.must(
     "all_gather/views-of-one-tensor",
-    "all_gather's list may be views of one tensor that do not overlap.",
+    "all_gather's list may consist of views of one tensor that do not overlap.",
     source="torch 2.13 docs, all_gather",
     needs="op:all_gather",
     rests_on="all_gather/values",
@@ -349,7 +349,7 @@ def gathered_twice_into_one(me: Me, overlapping: bool) -> str:
 
 @chapter.should(
     "all_gather/aliased-outputs",
-    "all_gather refuses a list in which one tensor stands for two ranks.",
+    "all_gather refuses a list in which the same tensor is the output for two ranks.",
     source="pytorch#14632, torchcomms#2553",
     needs="op:all_gather",
     rests_on="all_gather/values",
@@ -398,7 +398,8 @@ def reduce_scattered_in_place(me: Me, numel: int) -> Tensor:
 
 @chapter.must(
     "reduce_scatter_tensor/in-place",
-    "reduce_scatter_tensor's output may be the rank's own part of the input; the other parts stay.",
+    "reduce_scatter_tensor's output may be the rank's own part of the input; the other parts do "
+    "not change.",
     source="observed, torch 2.13.0 gloo",
     needs=("op:reduce_scatter_tensor", "reduce_op:sum"),
     rests_on="reduce_scatter_tensor/concatenated",

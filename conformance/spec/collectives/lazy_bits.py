@@ -77,8 +77,8 @@ READING = [*MOVING, *SCATTERING]
 
 @chapter.must(
     "negated/read",
-    "Collectives that only read an input with the neg bit, as x.conj().imag has it, read its "
-    "values and not its memory, or all ranks refuse it.",
+    "Collectives that only read an input with the neg bit, such as x.conj().imag, read its "
+    "values and not its raw memory, or all ranks refuse it.",
     source="torch 2.13 docs, Tensor.resolve_neg",
     rests_on="all_gather/values",
 )
@@ -103,7 +103,7 @@ def test_scatter_with_the_neg_bit(ranks: Ranks, side: str) -> None:
 
 @chapter.should(
     "negated/written",
-    "Collectives that fill a tensor with the neg bit, or work in place on it, leave the right "
+    "Collectives that fill a tensor with the neg bit, or work on it in place, leave the right "
     "values in it, or all ranks refuse it.",
     source="torch 2.13 docs, Tensor.resolve_neg",
     needs="reduce_op:max",
@@ -118,8 +118,8 @@ def test_outputs_with_the_neg_bit(ranks: Ranks, op: str) -> None:
 
 @chapter.must(
     "conjugated/read",
-    "Collectives that only read an input with the conj bit, as x.conj() has it, read its values "
-    "and not its memory, or all ranks refuse it.",
+    "Collectives that only read an input with the conj bit, such as x.conj(), read its values "
+    "and not its raw memory, or all ranks refuse it.",
     needs="dtype:complex64",
     rests_on="all_gather/values",
 )
@@ -131,7 +131,7 @@ def test_inputs_with_the_conj_bit(ranks: Ranks, op: str) -> None:
 
 @chapter.should(
     "conjugated/gather",
-    "gather reads the values of a tensor with the conj bit and not its memory, or all ranks "
+    "gather reads the values of a tensor with the conj bit and not its raw memory, or all ranks "
     "refuse it with an error that says so.",
     needs=("dtype:complex64", "op:gather"),
 )
@@ -142,7 +142,7 @@ def test_gather_with_the_conj_bit(ranks: Ranks) -> None:
 
 @chapter.must(
     "conjugated/written",
-    "Collectives that fill a tensor with the conj bit, or work in place on it, leave the right "
+    "Collectives that fill a tensor with the conj bit, or work on it in place, leave the right "
     "values in it, or all ranks refuse it.",
     needs="dtype:complex64",
     rests_on="all_reduce/sum",
@@ -162,8 +162,8 @@ def test_scatter_with_the_conj_bit(ranks: Ranks, op: str) -> None:
 
 @chapter.must(
     "conjugated/reduced",
-    "reduce and the forms of reduce_scatter leave the sum of values, and not of memory, in "
-    "tensors with the conj bit, or all ranks refuse them.",
+    "reduce and all forms of reduce_scatter leave the sum of the values, and not of the raw "
+    "memory, in tensors with the conj bit, or all ranks refuse them.",
     needs="dtype:complex64",
     rests_on="all_reduce/sum",
 )

@@ -1,4 +1,4 @@
-"""Nothing is kept of collectives that are over."""
+"""Complete collectives keep no memory: neither their tensors nor anything else."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ def kept_after_collectives(me: Me, op: str) -> Kept:
 
 @chapter.must(
     "work/keeps-nothing",
-    "When collectives are over and their handles are dropped, the group has let go of their "
-    "tensors, but for a few of the last ones, and memory does not grow with their number.",
+    "When collectives are complete and their handles are dropped, the group holds none of their "
+    "tensors, except for a few of the last ones, and memory does not grow with the number of "
+    "collectives.",
     rests_on="all_reduce/async",
 )
 @pytest.mark.parametrize(

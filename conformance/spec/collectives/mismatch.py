@@ -1,4 +1,4 @@
-"""Ranks that do not make the same call.
+"""Errors for ranks that make different calls.
 
 torch asks callers never to do this, and its backends hang, crash or mix the bytes. A target that
 claims `feature:mismatch_errors` tells every rank instead; nothing of this is asked of any other.
@@ -154,7 +154,8 @@ def check_that_both_calls_are_told(
 
 @chapter.must(
     "mismatch/numel",
-    "Ranks whose tensors for all_reduce have different numbers of elements all get an error.",
+    "If ranks pass tensors with different numbers of elements to all_reduce, every rank gets an "
+    "error.",
     source="nccl#1394",
     rests_on="all_reduce/sum",
 )
@@ -166,7 +167,7 @@ def test_different_numbers_of_elements(ranks: Ranks) -> None:
 
 @chapter.must(
     "mismatch/dtype",
-    "Ranks whose tensors have different dtypes all get an error.",
+    "If ranks pass tensors of different dtypes, every rank gets an error.",
     rests_on="all_reduce/sum",
 )
 @deadline(20)
@@ -177,7 +178,7 @@ def test_different_dtypes(ranks: Ranks) -> None:
 
 @chapter.must(
     "mismatch/reduce-op",
-    "Ranks that reduce by different operations all get an error.",
+    "If ranks reduce with different operations, every rank gets an error.",
     rests_on="all_reduce/sum",
 )
 @deadline(20)
@@ -188,7 +189,8 @@ def test_different_reduce_operations(ranks: Ranks) -> None:
 
 @chapter.must(
     "mismatch/broadcast-numel",
-    "Ranks whose tensors for broadcast have different numbers of elements all get an error.",
+    "If ranks pass tensors with different numbers of elements to broadcast, every rank gets an "
+    "error.",
     rests_on="broadcast/values",
 )
 @deadline(20)
@@ -199,7 +201,7 @@ def test_a_longer_tensor_than_the_sources(ranks: Ranks) -> None:
 
 @chapter.must(
     "mismatch/gathered-sizes",
-    "Ranks that expect different sizes of all_gather all get an error.",
+    "If ranks expect different sizes from all_gather, every rank gets an error.",
     rests_on="all_gather/values",
 )
 @deadline(20)
@@ -210,7 +212,7 @@ def test_different_sizes_to_gather(ranks: Ranks) -> None:
 
 @chapter.must(
     "mismatch/splits",
-    "Ranks whose split sizes for all_to_all_single contradict each other all get an error.",
+    "If ranks pass contradictory split sizes to all_to_all_single, every rank gets an error.",
     source="pytorch#177381",
     rests_on="all_to_all_single/uneven",
 )
@@ -222,7 +224,7 @@ def test_splits_that_contradict_each_other(ranks: Ranks) -> None:
 
 @chapter.must(
     "mismatch/root",
-    "Ranks that name different roots all get an error that says so.",
+    "If ranks name different roots, every rank gets an error that says so.",
     rests_on="broadcast/values",
 )
 @deadline(20)
@@ -233,7 +235,7 @@ def test_different_roots(ranks: Ranks) -> None:
 
 @chapter.must(
     "mismatch/operation",
-    "Ranks that are in different collectives all get an error that names both.",
+    "If ranks call different collectives, every rank gets an error that names both.",
     source="pytorch#100207",
     rests_on="all_reduce/sum",
 )
@@ -245,8 +247,7 @@ def test_different_operations(ranks: Ranks) -> None:
 
 @chapter.must(
     "mismatch/names-the-ranks",
-    "The error about ranks that disagree names the ranks that differ, and every rank's dtype "
-    "and shape.",
+    "When ranks disagree, the error names the ranks that differ, and every rank's dtype and shape.",
     source="pytorch#100207",
     rests_on=("mismatch/numel", "mismatch/dtype"),
 )
@@ -285,8 +286,8 @@ def other_numel_in_detail(me: Me) -> str:
 
 @chapter.must(
     "mismatch/debug-detail",
-    "At debug level DETAIL the error about ranks that disagree gives the calls of both, with "
-    "their dtypes and shapes.",
+    "At debug level DETAIL, when ranks disagree, the error shows the calls of both, with their "
+    "dtypes and shapes.",
     source="torch 2.13 docs, TORCH_DISTRIBUTED_DEBUG; pytorch#100207",
     rests_on="all_reduce/sum",
 )
@@ -311,8 +312,8 @@ def test_different_operations_are_named_at_debug_level_detail(bare_ranks: Ranks)
 
 @chapter.must(
     "mismatch/debug-detail-of-other-dimensions",
-    "At debug level DETAIL the error gives the calls of both also if their tensors differ in "
-    "the number of dimensions.",
+    "At debug level DETAIL, when ranks disagree, the error also shows the calls of both if their "
+    "tensors differ in the number of dimensions.",
     source="torch 2.13 docs, TORCH_DISTRIBUTED_DEBUG; derived",
     rests_on="mismatch/debug-detail",
 )

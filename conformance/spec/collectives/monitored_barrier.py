@@ -1,4 +1,4 @@
-"""monitored_barrier.
+"""monitored_barrier: what it waits for, and which missing ranks it names.
 
 `dist.monitored_barrier` itself serves the backend that is called "gloo" alone. A group of any
 other backend is asked by its own method of that name, to which `dist` would hand the call on.
@@ -53,7 +53,7 @@ def test_all_pass(ranks: Ranks) -> None:
 def some_are_missing(me: Me, missing: Sequence[int], wait_all_ranks: bool) -> str:
     """The error of a rank that came; "passed" if there was none, "missing" where it did not come.
 
-    Those that are missing stay until the others are told, so that nobody sees them go.
+    Those that are missing stay until the others are told, so that no rank sees them go.
     """
     told = "missing"
     if me.rank not in missing:
@@ -69,7 +69,8 @@ def some_are_missing(me: Me, missing: Sequence[int], wait_all_ranks: bool) -> st
 
 @chapter.must(
     "monitored_barrier/names-a-missing-rank",
-    "Rank 0 of monitored_barrier names the first rank that did not come, and the timeout.",
+    "When monitored_barrier fails, rank 0's error names the first rank that did not arrive, and "
+    "the timeout.",
     source="torch 2.13 docs, monitored_barrier: 'Rank 2 failed to pass monitoredBarrier in 500 ms'",
     rests_on="monitored_barrier/passes",
 )
@@ -84,7 +85,7 @@ def test_rank_0_names_the_first_missing_rank(ranks: Ranks, missing: list[int], f
 
 @chapter.must(
     "monitored_barrier/names-all-missing-ranks",
-    "With wait_all_ranks rank 0 names every rank that did not come, in ascending order.",
+    "With wait_all_ranks, rank 0's error names every rank that did not arrive, in ascending order.",
     source="pytorch#55009, pytorch#55010",
     rests_on="monitored_barrier/passes",
 )
@@ -100,7 +101,7 @@ def test_rank_0_names_all_missing_ranks_in_order(ranks: Ranks, missing: list[int
 
 @chapter.must(
     "monitored_barrier/nobody-leaves",
-    "No rank passes monitored_barrier while another one is missing, whatever its rank.",
+    "No rank passes monitored_barrier while another one is missing, whichever ranks these are.",
     source="pytorch#55197",
     rests_on="monitored_barrier/passes",
 )
@@ -117,7 +118,8 @@ def test_no_rank_passes_while_another_is_missing(
 
 @chapter.should(
     "monitored_barrier/healthy-ranks-are-told",
-    "A rank that did come to monitored_barrier is told so, and sent to rank 0 for more.",
+    "When monitored_barrier fails, the error of a rank that did arrive says so, and refers to "
+    "rank 0 for details.",
     source="observed, torch 2.13.0 gloo: 'successfully reached monitoredBarrier'",
     rests_on="monitored_barrier/passes",
 )
@@ -143,7 +145,7 @@ def in_a_group(me: Me, members: Sequence[int]) -> str | None:
 
 @chapter.must(
     "monitored_barrier/subgroup",
-    "monitored_barrier in a group waits for the members of that group alone.",
+    "monitored_barrier in a group waits only for the members of that group.",
     source="torch 2.13 docs, monitored_barrier",
     rests_on="monitored_barrier/passes",
 )

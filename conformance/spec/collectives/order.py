@@ -96,7 +96,7 @@ def blocking_after_async(me: Me) -> list[Tensor]:
 
 @chapter.must(
     "order/blocking-after-async",
-    "A blocking collective may follow asynchronous ones that nobody has waited for yet.",
+    "A blocking collective may follow asynchronous ones that have not been waited for yet.",
     source="torch 2.13 docs, synchronous and asynchronous collective operations",
     rests_on="order/issued",
 )
@@ -155,7 +155,7 @@ def many_in_a_row(me: Me, within_s: float) -> Tensor | None:
 
 @chapter.must(
     "order/many-in-a-row",
-    "A group goes on after thousands of operations; nothing that counts them runs over.",
+    "A group keeps working after thousands of operations; no counter of them overflows.",
     source="derived: sequence numbers, tags and slots that wrap",
     rests_on="order/many-pending",
 )
@@ -185,7 +185,7 @@ def in_two_groups(me: Me) -> list[Tensor]:
 @chapter.must(
     "order/groups-are-apart",
     "Collectives of different groups never match, whatever the order in which each rank issues "
-    "them and however many it has issued before in each.",
+    "them and however many it has issued in each group before.",
     source="derived",
     needs="feature:nonblocking",
     rests_on="order/issued",
@@ -270,7 +270,7 @@ def in_the_same_memory(me: Me) -> list[Tensor]:
 
 @chapter.must(
     "order/same-memory",
-    "A tensor may lie where another one, of another size or dtype, was before.",
+    "A tensor may lie where another one, of a different size or dtype, was before.",
     source="derived: memory that is used again, registered by its address",
     rests_on="order/repeated",
 )

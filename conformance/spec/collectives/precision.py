@@ -1,4 +1,4 @@
-"""Reductions of random numbers: computed in the tensors' own dtype, by whichever call."""
+"""Rounding of reductions of random numbers, in each call that reduces."""
 
 from __future__ import annotations
 
@@ -141,8 +141,9 @@ KINDS = [
         ROUNDING,
         marks=chapter.must(
             "reductions/rounding",
-            "A floating-point SUM, PRODUCT or AVG is, by each collective that reduces, no "
-            "further off than computing in the tensors' dtype, in some order, can be.",
+            "With each collective that reduces, the rounding error of a floating-point SUM, "
+            "PRODUCT or AVG is no larger than that of computing in the tensors' dtype can be, in "
+            "some order.",
             source="pytorch#152300, gloo#446",
             needs="reduce_op:sum",
             rests_on="all_reduce/rounding",
@@ -153,7 +154,7 @@ KINDS = [
         ORDERED,
         marks=chapter.must(
             "reductions/min-max-bits",
-            "MIN and MAX return one of the contributions to its last bit.",
+            "MIN and MAX return one of the contributions bit for bit.",
             source="torch 2.13 docs, ReduceOp, torch.minimum; IEEE 754: comparing does not round",
             rests_on="all_reduce/sum",
         ),
@@ -172,8 +173,8 @@ def test_random_numbers(ranks: Ranks, op: str, reduce_ops: tuple[str, ...]) -> N
 
 @chapter.must(
     "all_reduce_coalesced/precision",
-    "all_reduce_coalesced of floating-point tensors rounds no more than their dtype's own "
-    "arithmetic does, and MIN and MAX not at all.",
+    "all_reduce_coalesced of floating-point tensors rounds no more than arithmetic in their "
+    "dtype does; MIN and MAX do not round at all.",
     source="torch 2.13 docs, all_reduce_coalesced; pytorch#152300, gloo#446",
     needs="feature:coalescing",
     rests_on=("all_reduce_coalesced/values", "all_reduce/rounding"),
@@ -185,8 +186,8 @@ def test_random_numbers_together(ranks: Ranks) -> None:
 
 @chapter.must(
     "coalescing/precision",
-    "Reductions of floating-point tensors inside of a coalescing manager round no more than "
-    "their dtype's own arithmetic does, and MIN and MAX not at all.",
+    "Reductions of floating-point tensors inside a coalescing manager round no more than "
+    "arithmetic in their dtype does; MIN and MAX do not round at all.",
     source="torch 2.13, _coalescing_manager; pytorch#152300, gloo#446",
     needs="feature:coalescing",
     rests_on=("coalescing/all_reduce", "all_reduce/rounding"),
@@ -199,8 +200,8 @@ def test_random_numbers_in_a_manager(ranks: Ranks, op: str) -> None:
 
 @chapter.must(
     "functional/precision",
-    "Functional reductions of floating-point tensors round no more than their dtype's own "
-    "arithmetic does, and MIN and MAX not at all.",
+    "Functional reductions of floating-point tensors round no more than arithmetic in their "
+    "dtype does; MIN and MAX do not round at all.",
     source="torch 2.13, torch.distributed._functional_collectives; pytorch#152300, gloo#446",
     rests_on=("functional/all_reduce", "all_reduce/rounding"),
 )

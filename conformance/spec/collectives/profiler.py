@@ -1,4 +1,4 @@
-"""What a profiler sees of operations."""
+"""The ranges that a profiler records of collectives and messages."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def profile_operations(me: Me) -> list[tuple[str, list[list[int]]]]:
 @not_probed()
 @chapter.should(
     "work/profiler-ranges",
-    "A profiler sees each collective, send and receive as a range that is named after the "
-    "backend, a colon, and the operation, has the shapes of the inputs, and lasts until the "
+    "A profiler records each collective, send and receive as a range that is named after the "
+    "backend, a colon and the operation, has the shapes of the inputs, and lasts until the "
     "operation is complete.",
     needs="feature:profiler_ranges",
     rests_on="all_reduce/async",

@@ -135,8 +135,8 @@ def compositions(size: int) -> st.SearchStrategy[tuple[int, ...]]:
 
 @chapter.must(
     "order/programs",
-    "Any program of collectives over several groups, asynchronous ones among them, leaves on "
-    "every rank what the same program leaves in one process.",
+    "Any program of collectives over several groups, including asynchronous ones, leaves the "
+    "same values on every rank as the same program computed in one process.",
     rests_on=(
         "order/groups-are-apart",
         "all_to_all_single/uneven",

@@ -1,4 +1,4 @@
-"""ReduceOp, the object."""
+"""ReduceOp objects: their class, copies, pickles and equality."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def unequal_after_pickle(me: Me) -> list[str]:
 
 @chapter.must(
     "reduce_op/pickles",
-    "A ReduceOp that went through pickle equals itself.",
+    "A ReduceOp equals itself after it was pickled and unpickled.",
     source="pytorch#90072; test_c10d_common.py, ReduceOpTest",
 )
 @world_sizes(1)

@@ -217,8 +217,8 @@ def test_no_bit_of_an_integer_is_lost(ranks: Ranks, op: str, dtype: str) -> None
 
 @chapter.must(
     "reductions/unsigned-order",
-    "MIN and MAX compare unsigned integers as unsigned: the upper half of their range is the "
-    "greater one.",
+    "MIN and MAX compare unsigned integers as unsigned: values in the upper half of the range "
+    "are the greater ones.",
     source="torch 2.13 docs, ReduceOp, torch.minimum",
     needs=("reduce_op:min", "reduce_op:max"),
     rests_on="all_reduce/sum",
@@ -258,7 +258,7 @@ def test_any_integers(ranks: Ranks, rows: list[tuple[int, int, int]]) -> None:
 
 @chapter.must(
     "reductions/infinities",
-    "Infinities and NaN go through SUM as IEEE 754 has it: inf - inf is NaN, and a sum past the "
+    "SUM treats infinities and NaN as IEEE 754 does: inf - inf is NaN, and a sum beyond the "
     "greatest number is inf.",
     source="IEEE 754; observed, torch 2.13.0 gloo",
     needs="reduce_op:sum",
@@ -283,7 +283,7 @@ def test_infinities_and_nan_in_a_sum(ranks: Ranks, dtype: str) -> None:
 
 @chapter.should(
     "reductions/subnormals",
-    "Numbers too small to be normal are summed as numbers, and not taken for zero.",
+    "Subnormal numbers are summed as they are, and not flushed to zero.",
     source="IEEE 754; observed, torch 2.13.0 gloo",
     needs="reduce_op:sum",
     rests_on="all_reduce/sum",
@@ -429,7 +429,7 @@ def test_average_divides_by_the_ranks_of_the_group(ranks: Ranks, op: str) -> Non
 
 @chapter.should(
     "reductions/average-of-integers",
-    "AVG of integers is the quotient of their sum, cut towards zero.",
+    "AVG of integers is their sum divided by the number of ranks, truncated towards zero.",
     source="InfiniCCL#37; NCCL's ncclAvg",
     needs="reduce_op:avg",
     rests_on="reductions/average",
@@ -450,7 +450,7 @@ def test_average_of_integers(ranks: Ranks, dtype: str) -> None:
 
 @chapter.should(
     "reductions/average-in-range",
-    "AVG of numbers that the dtype can hold is a number, although their sum may not be.",
+    "AVG of finite numbers of the dtype is finite, even if their sum is not.",
     source="NCCL's ncclAvg divides first; pytorch#57410 for what goes wrong otherwise",
     needs="reduce_op:avg",
     rests_on="reductions/average",

@@ -180,7 +180,7 @@ def test_gather_puts_the_ranks_in_order(ranks: Ranks) -> None:
 
 @chapter.must(
     "gather/list-at-destination-only",
-    "gather needs gather_list on the destination, and there alone.",
+    "gather needs gather_list on the destination, and only there.",
     source="torch 2.13 docs, gather; pytorch#25463",
     needs="op:gather",
     rests_on="gather/values",
@@ -267,7 +267,7 @@ def test_scatter_deals_the_list_out(ranks: Ranks) -> None:
 
 @chapter.must(
     "scatter/list-at-source-only",
-    "scatter needs scatter_list on the source, and there alone.",
+    "scatter needs scatter_list on the source, and only there.",
     source="torch 2.13 docs, scatter",
     needs="op:scatter",
     rests_on="scatter/values",

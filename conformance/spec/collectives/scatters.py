@@ -49,8 +49,8 @@ def reduce_scattered_unevenly(me: Me, op: str) -> Tensor:
 
 @chapter.must(
     "reduce_scatter/uneven",
-    "reduce_scatter takes lists whose tensors differ in size: rank i's output has that of the "
-    "i-th.",
+    "reduce_scatter takes lists whose tensors differ in size: rank i's output has the size of "
+    "the i-th tensor.",
     source="observed, torch 2.13.0 gloo",
     needs=("op:reduce_scatter", "reduce_op:sum", "feature:reduce_scatter_v"),
     rests_on="reduce_scatter/sum",
@@ -73,8 +73,8 @@ def reduce_scattered_from_one(me: Me, stacked: bool) -> Tensor:
 
 @chapter.must(
     "reduce_scatter_tensor/concatenated",
-    "reduce_scatter_tensor with SUM cuts its input into one part for each rank along the first "
-    "dimension, and leaves on rank i the sum of all ranks' i-th parts.",
+    "reduce_scatter_tensor with SUM splits its input along the first dimension into one part for "
+    "each rank, and leaves on rank i the sum of all ranks' i-th parts.",
     source="torch 2.13 docs, reduce_scatter_single",
 )
 @world_sizes(1, 2, 3, 5, at_least=1)
@@ -86,8 +86,8 @@ def test_reduce_scatter_tensor_cuts_along_the_first_dimension(ranks: Ranks) -> N
 
 @chapter.must(
     "reduce_scatter_tensor/stacked",
-    "reduce_scatter_tensor also takes an input with one more dimension in front, of the size of "
-    "the group.",
+    "reduce_scatter_tensor also takes an input with an additional first dimension whose size is "
+    "that of the group.",
     rests_on="reduce_scatter_tensor/concatenated",
 )
 @world_sizes(1, 2, 3, 5, at_least=1)
@@ -111,7 +111,7 @@ def reduce_scattered_number(me: Me) -> Tensor | None:
 @not_probed()
 @chapter.must(
     "reduce_scatter_tensor/zero-dimensional",
-    "reduce_scatter_tensor takes an output without dimensions, or refuses it.",
+    "reduce_scatter_tensor takes a zero-dimensional output, or refuses it.",
     rests_on="reduce_scatter_tensor/concatenated",
 )
 @world_sizes(1, 3)

@@ -1,4 +1,4 @@
-"""What Hypothesis draws for the cases of the collectives."""
+"""Hypothesis strategies for the cases of the collectives."""
 
 from __future__ import annotations
 

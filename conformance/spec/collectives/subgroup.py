@@ -19,7 +19,7 @@ chapter = Chapter("collectives", source="torch 2.13 docs, groups")
 OPS = by_operation(
     chapter.must(
         "all_reduce/subgroup",
-        "all_reduce in a group reduces over the members of that group alone.",
+        "all_reduce in a group reduces only over the members of that group.",
         needs=("op:all_reduce", "reduce_op:sum"),
         rests_on="all_reduce/sum",
     ),

@@ -1,4 +1,4 @@
-"""The process around a group: what it must leave as it is, and what must not matter to it."""
+"""The process around a group: state that a group must not change, and that must not affect it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OPS = ("all_reduce", "broadcast", "all_gather", "reduce", "reduce_scatter_tensor
 
 
 def process_state(device: torch.device) -> Mapping[str, Any]:
-    """Name -> something that is equal as long as nobody has changed it."""
+    """Name -> a value that is equal as long as it has not been changed."""
     state: dict[str, Any] = {
         "torch's random generator": torch.get_rng_state().tolist(),
         "Python's random generator": random.getstate(),
@@ -75,7 +75,7 @@ def what_changes(me: Me) -> list[str]:
             if async_op:
                 work.wait()
     dist.new_group()
-    dist.all_reduce(torch.ones(1, device=me.device))  # nobody leaves while others still connect
+    dist.all_reduce(torch.ones(1, device=me.device))  # no rank leaves while others still connect
     dist.destroy_process_group()
     now = process_state(me.device)
     return [name for name, before_it in seen.items() if now[name] != before_it]
@@ -83,9 +83,9 @@ def what_changes(me: Me) -> list[str]:
 
 @chapter.must(
     "work/leaves-the-process-alone",
-    "A group and its operations change nothing else of the process: not the state of random "
-    "generators, grad mode, default dtype or number of threads, not the working directory, the "
-    "environment or the handlers of signals.",
+    "A group and its operations change nothing else in the process: neither the state of random "
+    "generators, grad mode, default dtype or number of threads, nor the working directory, the "
+    "environment or signal handlers.",
     source="derived: runs could not be repeated otherwise",
     rests_on="all_reduce/async",
 )
@@ -161,8 +161,7 @@ def used_with_another_default(me: Me, name: str) -> None:
 
 @chapter.must(
     "surroundings/defaults",
-    "Torch's default dtype and default device make no difference to groups and what goes "
-    "through them.",
+    "torch's default dtype and default device have no effect on groups and their operations.",
     source="derived: models are made in bfloat16, or on the device 'meta'",
     rests_on="all_reduce/async",
 )
@@ -189,7 +188,8 @@ def used_in_inference_mode(me: Me) -> None:
 
 @chapter.must(
     "surroundings/inference-mode",
-    "In inference mode collectives and messages take the tensors that are made in it.",
+    "In inference mode, collectives and point-to-point operations take tensors that were made in "
+    "it.",
     source="derived: metrics of an evaluation",
     rests_on="all_reduce/async",
 )
@@ -227,8 +227,8 @@ def used_with_parameters(me: Me) -> None:
 
 @chapter.must(
     "surroundings/parameters",
-    "Tensors that require gradients are read, reduced and overwritten as others are, and stay "
-    "leaves.",
+    "Tensors that require gradients are read, reduced and overwritten like other tensors, and "
+    "stay leaves.",
     source="derived: parameters that are broadcast as they are",
     rests_on="all_reduce/async",
 )
@@ -247,7 +247,7 @@ def with_history(me: Me) -> list[str]:
 
 @chapter.should(
     "surroundings/no-history",
-    "Outputs do not come to require gradients because the inputs do.",
+    "Outputs do not start to require gradients because the inputs do.",
     source="derived: collectives of torch.distributed cannot be differentiated",
     rests_on="surroundings/parameters",
 )
@@ -336,7 +336,7 @@ def used_beside_many_descriptors(me: Me) -> None:
 
 @chapter.must(
     "surroundings/many-descriptors",
-    "A process that has more than a thousand descriptors open can make groups and use them.",
+    "A process that has more than a thousand file descriptors open can create groups and use them.",
     source="derived: select takes descriptors below 1024",
     rests_on="all_reduce/async",
 )
@@ -361,7 +361,7 @@ def used_after_a_child(me: Me) -> None:
 
 @chapter.must(
     "surroundings/forked-children",
-    "A process that was forked from a rank may end, and the rank's groups go on.",
+    "When a process that was forked from a rank ends, the rank's groups keep working.",
     source="derived: the workers of a data loader",
     rests_on="all_reduce/async",
 )

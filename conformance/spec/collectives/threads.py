@@ -61,8 +61,8 @@ def in_opposite_order(me: Me, op: str) -> tuple[list[list[Tensor]], list[str]]:
 
 @chapter.must(
     "order/threads-of-several-groups",
-    "Threads of a rank may each be in a collective of a group of their own, whatever the order "
-    "in which each rank's threads came: none waits for another.",
+    "Each thread of a rank may be in a collective of its own group, whatever the order in which "
+    "each rank's threads call: no thread waits for another.",
     rests_on="order/groups-are-apart",
 )
 @world_sizes(2, 3)

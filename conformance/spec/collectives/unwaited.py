@@ -1,4 +1,4 @@
-"""Operations that nobody waits for: what polling promises, and what becomes of dropped handles."""
+"""Operations without a wait: what polling shows, and what happens if handles are dropped."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ few_and_many = pytest.mark.parametrize("numel", [5, 30_000], ids=["few", "many"]
 
 @chapter.must(
     "work/completed-is-written",
-    "Once is_completed is true the outputs hold the result, although nobody has waited.",
+    "Once is_completed is true, the outputs hold the result, even if wait was not called.",
     source="torch 2.13 docs, Work.is_completed",
     rests_on="work/completes-unwaited",
 )
@@ -80,8 +80,8 @@ def test_what_is_completed_is_written(ranks: Ranks, op: str, numel: int) -> None
 
 @chapter.must(
     "reduce_scatter/completed-is-written",
-    "Once the Work of reduce_scatter, or of reduce_scatter_tensor, says by itself that it is "
-    "completed, the output holds the result.",
+    "Once the Work of reduce_scatter or reduce_scatter_tensor reports completion, without a "
+    "wait, the output holds the result.",
     source="torch 2.13 docs, is_completed",
     needs=("op:reduce_scatter", "reduce_op:sum"),
     rests_on="reduce_scatter/async",
@@ -111,7 +111,7 @@ def dropped(me: Me, call: Call) -> list[Tensor]:
 
 @chapter.must(
     "work/dropped-handles",
-    "The outputs of an operation get their values although its handle was dropped.",
+    "The outputs of an operation get their values even if its handle was dropped.",
     rests_on="all_reduce/async",
 )
 @needs("op:barrier")
@@ -123,7 +123,7 @@ def test_results_arrive_although_handles_are_dropped(ranks: Ranks, op: str) -> N
 
 @chapter.must(
     "reduce_scatter_tensor/dropped-handles",
-    "The output of reduce_scatter_tensor gets its values although the handle was dropped.",
+    "The output of reduce_scatter_tensor gets its values even if the handle was dropped.",
     needs=("op:reduce_scatter_tensor", "reduce_op:sum"),
     rests_on="reduce_scatter_tensor/async",
 )
@@ -177,8 +177,8 @@ def barrier_of_one_who_waits_later(me: Me) -> bool:
 
 @chapter.must(
     "barrier/entered-when-issued",
-    "With async_op a rank has entered the barrier once it has issued it: the others pass before "
-    "its handle is waited for.",
+    "With async_op, a rank has entered the barrier once it has issued it: the other ranks pass "
+    "before its handle is waited for.",
     source="torch 2.13 docs, synchronous and asynchronous collective operations",
     needs="op:barrier",
     rests_on="barrier/async",

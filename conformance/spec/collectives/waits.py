@@ -1,4 +1,4 @@
-"""How the ranks of a case wait for each other by other means than what is being judged."""
+"""Ways for the ranks of a case to wait for each other without the operations under test."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def waits(me: Me, op: str, timeouts: list[timedelta]) -> list[object]:
 
 @chapter.must(
     "work/wait",
-    "wait returns True once the operation is done, every time it is called.",
+    "wait returns True once the operation is complete, every time it is called.",
     source="torch 2.13 docs, Work.wait",
     rests_on="all_reduce/async",
 )
@@ -110,7 +110,7 @@ def polls_in_vain(me: Me, op: str) -> bool:
 
 @chapter.must(
     "work/completes-unwaited",
-    "is_completed becomes true although nobody waits.",
+    "is_completed becomes true even if no thread waits.",
     source="torch 2.13 docs, Work.is_completed; pytorch#30723",
     rests_on="all_reduce/async",
 )
@@ -122,7 +122,7 @@ def test_it_completes_although_nobody_waits(ranks: Ranks, op: str) -> None:
 
 @chapter.must(
     "reduce_scatter/completes-unwaited",
-    "The Work of reduce_scatter becomes completed by itself.",
+    "The Work of reduce_scatter completes without a wait.",
     source="torch 2.13 docs, is_completed; pytorch#30723",
     needs=("op:reduce_scatter", "reduce_op:sum"),
     rests_on="reduce_scatter/async",
@@ -134,7 +134,7 @@ def test_reduce_scatter_completes_although_nobody_waits(ranks: Ranks) -> None:
 
 @chapter.must(
     "reduce_scatter_tensor/completes-unwaited",
-    "The Work of reduce_scatter_tensor becomes completed by itself.",
+    "The Work of reduce_scatter_tensor completes without a wait.",
     source="torch 2.13 docs, is_completed; pytorch#30723",
     needs=("op:reduce_scatter_tensor", "reduce_op:sum"),
     rests_on="reduce_scatter_tensor/async",
@@ -183,7 +183,7 @@ def success(me: Me, op: str) -> tuple[bool, object]:
 
 @chapter.must(
     "work/success",
-    "After an operation that went well is_success is true and exception is None.",
+    "After an operation that succeeded, is_success is true and exception is None.",
     source="torch 2.13 docs, Work.is_success, Work.exception",
     rests_on="all_reduce/async",
 )
@@ -217,7 +217,7 @@ def check_flat_outputs(got: list[Tensor], op: str) -> None:
 
 @chapter.must(
     "work/result",
-    "result gives the output tensors, in order.",
+    "result returns the output tensors, in order.",
     source="observed, torch 2.13.0 gloo",
     needs="feature:work_result",
     rests_on="all_reduce/async",
@@ -240,7 +240,7 @@ def future_value(me: Me, op: str) -> Tensor:
 
 @chapter.must(
     "work/future",
-    "get_future gives a future whose value is the list of the output tensors.",
+    "get_future returns a future whose value is the list of the output tensors.",
     source="torch 2.13 docs, Work.get_future",
     rests_on="all_reduce/async",
 )
@@ -308,8 +308,8 @@ def futures_at_any_time(me: Me) -> list[Tensor]:
 
 @chapter.must(
     "work/future-at-any-time",
-    "get_future may be called before and after the operation is over, and more than once: each "
-    "future gets the outputs.",
+    "get_future may be called before and after the operation is complete, and more than once: "
+    "each future gets the outputs.",
     source="torch 2.13 docs, Work.get_future",
     rests_on="work/future",
 )
@@ -342,8 +342,8 @@ def one_callback_raises(me: Me) -> tuple[str, float, float]:
 
 @chapter.must(
     "work/callback-that-raises",
-    "A callback that raises breaks the future that then returned for it, and nothing else: "
-    "other callbacks are called, and the group goes on.",
+    "A callback that raises fails only the future that then returned for it: other callbacks are "
+    "called, and the group keeps working.",
     source="torch 2.13 docs, torch.futures.Future.then",
     rests_on="work/future-then",
 )
@@ -383,8 +383,8 @@ def waited_for_in_threads(me: Me) -> list[Tensor]:
 
 @chapter.must(
     "work/wait-in-threads",
-    "Several threads may wait for one operation, whichever thread has issued it, and each comes "
-    "back when the outputs hold the result.",
+    "Several threads may wait for one operation, whichever thread issued it, and each wait "
+    "returns when the outputs hold the result.",
     source="derived: an operation that one thread issues for another",
     needs="feature:nonblocking",
     rests_on="work/wait",
@@ -419,8 +419,8 @@ def inputs_are_dropped(me: Me, call: Call) -> list[Tensor]:
 
 @chapter.must(
     "work/dropped-inputs",
-    "What an asynchronous operation reads may be dropped after the call: the operation holds it "
-    "as long as it needs it.",
+    "Inputs of an asynchronous operation may be dropped after the call: the operation keeps them "
+    "alive as long as it needs them.",
     source="derived: dist.all_gather(outputs, x.float(), async_op=True)",
     needs="feature:nonblocking",
     rests_on="all_reduce/async",

@@ -1,4 +1,4 @@
-"""Operations that fail: what wait, the handle and its future say."""
+"""Operations that fail: what wait, the handle and its future report."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def one_waits_too_short(me: Me) -> tuple[str, Tensor]:
 
 @chapter.must(
     "work/wait-timeout",
-    "wait with a timeout raises when the operation is not done by then.",
+    "wait with a timeout raises if the operation is not complete by then.",
     source="pytorch#40948, pytorch#41265",
     needs="feature:timeouts",
     rests_on="all_reduce/async",
@@ -59,7 +59,7 @@ def test_wait_gives_up_at_its_timeout(ranks: Ranks) -> None:
 
 @chapter.should(
     "work/wait-after-timeout",
-    "After wait has timed out the operation goes on, and can be waited for again.",
+    "After wait has timed out, the operation continues, and can be waited for again.",
     source="observed, torch 2.13.0 gloo",
     needs="feature:timeouts",
     rests_on="work/wait-timeout",
@@ -71,7 +71,7 @@ def test_the_operation_goes_on_after_a_wait_has_given_up(ranks: Ranks) -> None:
 
 
 def alone_in_a_group(me: Me) -> tuple[str, bool, bool, str]:
-    """Rank 0 issues a collective that nobody joins; what its Work says then."""
+    """Rank 0 issues a collective that no other rank joins; what its Work says then."""
     group = dist.new_group(timeout=timedelta(seconds=2))
     if me.rank:
         me.store.wait(["over"])
@@ -91,7 +91,7 @@ def alone_in_a_group(me: Me) -> tuple[str, bool, bool, str]:
 
 @chapter.must(
     "work/group-timeout",
-    "A collective whose peers do not come within the group's timeout raises an error that says so.",
+    "A collective whose peers do not join within the group's timeout raises an error that says so.",
     source="torch 2.13 docs, init_process_group, new_group: timeout",
     needs="feature:timeouts",
     rests_on="all_reduce/async",
@@ -104,7 +104,7 @@ def test_a_collective_that_nobody_joins_times_out(ranks: Ranks) -> None:
 
 @chapter.must(
     "work/failure-is-told",
-    "The Work of an operation that failed says so: wait raises, is_success is false, and "
+    "The Work of an operation that failed reports it: wait raises, is_success is false, and "
     "exception is the error.",
     source="torch 2.13 docs, Work.wait, Work.exception; derived",
     needs="feature:timeouts",
@@ -120,7 +120,7 @@ def test_the_work_of_a_failed_collective_says_so(ranks: Ranks) -> None:
 
 
 def ask_the_future_of_a_failure(me: Me) -> tuple[bool, str]:
-    """Rank 0 issues a collective that nobody joins; whether its future ends, and how."""
+    """Rank 0 issues a collective that no other rank joins; whether its future ends, and how."""
     group = dist.new_group(timeout=timedelta(seconds=2))
     if me.rank:
         me.store.wait(["over"])
@@ -146,7 +146,7 @@ def ask_the_future_of_a_failure(me: Me) -> tuple[bool, str]:
 
 @chapter.must(
     "work/failed-future",
-    "The future of an operation that failed is over as well, and its wait raises.",
+    "The future of an operation that failed is done as well, and its wait raises.",
     source="torch 2.13 docs, Work.get_future; torch's Reducer waits for futures alone",
     needs="feature:timeouts",
     rests_on=("work/future", "work/group-timeout"),

@@ -1,4 +1,4 @@
-"""Calls that are wrong on the face of it, one function each, as every rank makes them alike.
+"""Functions that make one wrong call each, the same on every rank.
 
 `Any` where the type of an argument is what is wrong.
 """

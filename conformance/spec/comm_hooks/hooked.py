@@ -1,4 +1,4 @@
-"""Training with a hook, and hooks that look at what they are given."""
+"""Training with a communication hook, and hooks that record the buckets that they get."""
 
 from __future__ import annotations
 

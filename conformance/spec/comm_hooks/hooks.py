@@ -1,4 +1,4 @@
-"""What a hook is given, what it returns, and what is refused."""
+"""Communication hooks: the buckets that they get, and the futures that they return."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def calls(me: Me, cap: float) -> list[list[tuple[int, bool, bool, bool]]]:
 )
 @chapter.must(
     "comm_hooks/bucket/is-last",
-    "is_last() is true for the last bucket of a pass alone.",
+    "is_last() is true only for the last bucket of a pass.",
     source=f"{DOCS}, GradBucket.is_last",
     rests_on="comm_hooks/called-for-each-bucket",
 )
@@ -112,7 +112,7 @@ def calls_of_a_static_graph(me: Me) -> list[list[tuple[int, bool]]]:
 @chapter.should(
     "comm_hooks/bucket/index-of-a-static-graph",
     "In the first step of a static graph, too, index() counts the buckets from 0, and is_last() "
-    "is true for the last alone.",
+    "is true only for the last one.",
     source=f"{DOCS}, GradBucket.index and GradBucket.is_last",
     needs="dtype:float64",
     rests_on=("comm_hooks/bucket/index", "comm_hooks/bucket/is-last"),
@@ -236,8 +236,8 @@ def unused_by_all(me: Me, options: Options) -> list[list[float | None]]:
 
 @chapter.must(
     "comm_hooks/unused-everywhere",
-    "With find_unused_parameters, a parameter that no rank used keeps its gradient, whatever "
-    "the hook makes of its place in the bucket: None stays None.",
+    "With find_unused_parameters, a parameter that no rank used keeps its gradient, whatever the "
+    "hook writes to its place in the bucket: None stays None.",
     source=f"{CPP}: gradients of globally unused parameters are kept, with a hook as without",
     rests_on="comm_hooks/result",
 )
@@ -299,7 +299,7 @@ def replace_buffer(me: Me) -> list[str]:
 
 @chapter.must(
     "comm_hooks/bucket/set-buffer",
-    "After set_buffer(), buffer() is the tensor that was given, of another dtype as well.",
+    "After set_buffer(), buffer() is the tensor that was given, even if it has another dtype.",
     source=f"{DOCS}, GradBucket.set_buffer",
     rests_on="comm_hooks/bucket/buffer",
 )
@@ -354,8 +354,8 @@ def double_complex(me: Me) -> tuple[list[str], list[list[Tensor]]]:
 
 @chapter.should(
     "comm_hooks/bucket/complex",
-    "The buffer of complex parameters is real, twice as long, and what the hook makes of it "
-    "becomes their gradients.",
+    "The buffer of complex parameters is real and twice as long, and the values that the hook "
+    "returns for it become their gradients.",
     source=f"{CPP}, view_as_real; {OBSERVED}",
     rests_on="comm_hooks/bucket/buffer",
 )
@@ -403,14 +403,15 @@ def assert_returned(ranks: Ranks, way: str, options: Options) -> None:
 
 @chapter.must(
     "comm_hooks/result",
-    "The tensor in the hook's future takes the bucket's place: the same tensor or another.",
+    "The tensor in the hook's future replaces the contents of the bucket, whether it is the same "
+    "tensor or another.",
     source=DOCS,
     rests_on="comm_hooks/called-for-each-bucket",
 )
 @chapter.must(
     "comm_hooks/result-in-later-steps",
-    "A hook that returns a new tensor each time is right in all later steps too, with gradients "
-    "that are views as well.",
+    "A hook that returns a new tensor each time is right in all later steps too, also if "
+    "gradients are views.",
     source="pytorch#43307",
     rests_on="comm_hooks/result",
 )
@@ -440,7 +441,7 @@ def test_the_first_of_several_futures_comes_last(ranks: Ranks) -> None:
 
 @chapter.must(
     "comm_hooks/result-inside-another-tensor",
-    "The tensor in the hook's future may be a part of a larger one, wherever it begins in it.",
+    "The tensor in the hook's future may be a part of a larger tensor, wherever it begins in it.",
     source=f"{DOCS}: a tensor in the bucket's place",
     rests_on="comm_hooks/result",
 )

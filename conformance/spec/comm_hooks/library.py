@@ -78,7 +78,7 @@ def test_all_reduce(ranks: Ranks, state: str) -> None:
 
 @chapter.must(
     "comm_hooks/library/fp16",
-    "fp16_compress_hook averages up to half precision, and gradients keep their dtype.",
+    "fp16_compress_hook averages to half precision, and gradients keep their dtype.",
     source=DOCS,
     needs="dtype:float16",
     rests_on="comm_hooks/called-for-each-bucket",
@@ -92,7 +92,7 @@ def test_fp16(ranks: Ranks, options: Options) -> None:
 
 @chapter.must(
     "comm_hooks/library/fp16-on-the-wire",
-    "With fp16_compress_hook all that travels is half precision.",
+    "With fp16_compress_hook, all communication is in half precision.",
     source="pytorch#63375",
     needs="dtype:float16",
     rests_on="comm_hooks/library/fp16",
@@ -137,7 +137,7 @@ def test_fp16_range(ranks: Ranks) -> None:
 
 @chapter.must(
     "comm_hooks/library/bf16",
-    "bf16_compress_hook averages up to bfloat16's precision.",
+    "bf16_compress_hook averages to bfloat16's precision.",
     source=DOCS,
     needs=("dtype:bfloat16", "feature:bf16_hooks_on_cpu"),
     rests_on="comm_hooks/called-for-each-bucket",
@@ -155,8 +155,8 @@ def wrapped_fp16(model: Any, me: Me, group: Any) -> None:
 
 @chapter.must(
     "comm_hooks/library/fp16-wrapper",
-    "fp16_compress_wrapper around another hook hands it half precision and gives gradients back "
-    "in their dtype.",
+    "fp16_compress_wrapper around another hook passes it half precision and returns gradients in "
+    "their own dtype.",
     source=DOCS,
     needs="dtype:float16",
     rests_on="comm_hooks/library/fp16",
@@ -184,8 +184,8 @@ def power_sgd(rank: int, start: int, model: Any, me: Me, group: Any) -> None:
 
 @chapter.must(
     "comm_hooks/library/power-sgd",
-    "powerSGD_hook averages plainly before start_powerSGD_iter; from then on gradients are of "
-    "low rank, the same on all ranks, and are exact if the rank suffices.",
+    "powerSGD_hook averages without compression before start_powerSGD_iter; from then on "
+    "gradients are of low rank, the same on all ranks, and exact if the rank suffices.",
     source=f"{DOCS}; torch 2.13, test_ddp_hook_parity_powerSGD",
     rests_on="comm_hooks/called-for-each-bucket",
 )
@@ -264,8 +264,8 @@ def power_sgd_states(me: Me, options: Options) -> list[dict[str, Any]]:
 
 @chapter.must(
     "comm_hooks/library/power-sgd-state",
-    "PowerSGD's state goes on from step to step: warm starts keep Q, and the error feedback is "
-    "of the buckets that there are now.",
+    "PowerSGD's state is kept from step to step: warm starts keep Q, and the error feedback "
+    "belongs to the current buckets.",
     source="pytorch#50283 and pytorch#49418",
     rests_on="comm_hooks/library/power-sgd",
 )
@@ -349,8 +349,8 @@ def go_on_from_a_saved_state(me: Me) -> tuple[list[Tensor], list[Tensor]]:
 
 @chapter.should(
     "comm_hooks/library/power-sgd-pickle",
-    "A PowerSGDState can be saved in the middle of training, and training goes on from the "
-    "loaded one as from the saved one.",
+    "A PowerSGDState can be saved in the middle of training, and training continues with the "
+    "loaded state as with the saved one.",
     source="torch 2.13, test_ddp_hook_pickling_powerSGD",
     rests_on="comm_hooks/library/power-sgd",
 )
@@ -398,7 +398,7 @@ def test_post_local_sgd(ranks: Ranks) -> None:
 
 @chapter.must(
     "comm_hooks/library/noop",
-    "noop_hook leaves each rank its own gradients and issues nothing.",
+    "noop_hook leaves each rank its own gradients and issues no collective.",
     source=DOCS,
     rests_on="comm_hooks/called-for-each-bucket",
 )
@@ -428,7 +428,7 @@ def trained_by_hook(me: Me) -> list[Tensor]:
 
 @chapter.should(
     "comm_hooks/library/hook-then-optimizer",
-    "_hook_then_optimizer around a hook steps a functional optimizer on what the hook gives.",
+    "_hook_then_optimizer around a hook steps a functional optimizer on the result of the hook.",
     source="torch 2.13, test_ddp_hook_with_optimizer_parity_sgd",
     rests_on="comm_hooks/library/allreduce",
 )
@@ -463,7 +463,7 @@ def test_builtin_all_reduce(ranks: Ranks) -> None:
 
 @chapter.must(
     "comm_hooks/builtin/fp16",
-    "The builtin hook FP16_COMPRESS averages up to half precision, without overflow.",
+    "The builtin hook FP16_COMPRESS averages to half precision, without overflow.",
     source="torch 2.13, _register_builtin_comm_hook",
     needs="dtype:float16",
 )
@@ -483,7 +483,7 @@ def logged_name(me: Me, register: Any) -> str:
 
 @chapter.should(
     "comm_hooks/logged",
-    "The logging data have the hook's name.",
+    "The logging data contain the hook's name.",
     source="torch 2.13, test_ddp_comm_hook_logging",
 )
 @world_sizes(1)

@@ -84,7 +84,7 @@ def register(me: Me, kind: str) -> bool:
 
 @chapter.must(
     "comm_hooks/not-callable",
-    "A hook that cannot be called is refused with TypeError 'Communication hook must be callable'.",
+    "A hook that is not callable is refused with TypeError 'Communication hook must be callable'.",
     source="torch, test_c10d_common.py and test_ddp_invalid_comm_hook_init",
 )
 @world_sizes(1)
@@ -96,7 +96,7 @@ def test_a_number_for_a_hook(ranks: Ranks) -> None:
 @chapter.must(
     "comm_hooks/annotations",
     "A hook whose annotations contradict GradBucket and Future[Tensor] is refused with "
-    "ValueError; one with the right annotations or none is taken.",
+    "ValueError; a hook with the right annotations or without any is accepted.",
     source="torch, test_c10d_common.py: test_ddp_invalid_comm_hook_init",
 )
 @world_sizes(1)
@@ -136,7 +136,7 @@ def test_a_hook_returns_a_number(ranks: Ranks) -> None:
 
 @chapter.should(
     "comm_hooks/returns-none",
-    "A hook that forgets to return anything makes backward raise RuntimeError.",
+    "A hook that returns nothing makes backward raise RuntimeError.",
     source=f"{OBSERVED}: the process dies",
     rests_on="comm_hooks/returns-no-future",
 )

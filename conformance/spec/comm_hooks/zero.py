@@ -51,8 +51,8 @@ def trained(me: Me, kind: str) -> list[Tensor] | None:
 @chapter.should(
     "comm_hooks/library/zero",
     "For a model of one bucket, hook_with_zero_step and its interleaved form step a "
-    "ZeroRedundancyOptimizer inside of backward as one optimizer would step the whole model "
-    "after it, but for the two steps before buckets are final; or they refuse the backend.",
+    "ZeroRedundancyOptimizer inside backward as one optimizer would step the whole model after "
+    "backward, except in the two steps before buckets are final; or they refuse the backend.",
     rests_on=("comm_hooks/library/allreduce", "comm_hooks/bucket/is-last"),
 )
 @world_sizes(2)

@@ -163,8 +163,8 @@ def sum_afterwards(me: Me) -> Tensor:
 
 @chapter.must(
     "cuda/mixed-devices",
-    "A call with tensors of the host and of a device at once raises on every rank, and the "
-    "group goes on.",
+    "A call with tensors of both the host and a device raises on every rank, and the group keeps "
+    "working.",
     source="observed, torch 2.13.0: 'tensors must all be on the same device'",
 )
 @gpu()
@@ -188,7 +188,7 @@ def by_turns(me: Me) -> list[Tensor]:
 
 @chapter.should(
     "cuda/other-device",
-    "A rank may use tensors of a device other than its current one, also by turns.",
+    "A rank may use tensors of a device other than its current one, also in alternation.",
     source=f"{NOTES}: an operation concerns the streams of its tensors' device",
     rests_on="cuda/values",
 )

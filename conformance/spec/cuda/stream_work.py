@@ -1,4 +1,4 @@
-"""How a case puts work on streams: on CUDA, on a stand-in for it, or on a host without streams.
+"""Puts work on streams: on CUDA, on a simulated device, or on a host without streams.
 
 A case about stream order makes work late on purpose: what must wait for it then has something to
 wait for. On a host everything is done at once, and a case only shows that it can be followed.
@@ -100,7 +100,7 @@ class OfHost:
         """Done already."""
 
     def uses(self, tensor: Tensor, stream: Any) -> None:
-        """Nobody else can have its memory."""
+        """No other tensor can get its memory."""
 
     def delay(self) -> None:
         """Nothing runs later."""

@@ -1,4 +1,4 @@
-"""What a collective on CUDA tensors is ordered after, and what is ordered after it."""
+"""Stream order: which kernels a collective on CUDA tensors comes after, and which before."""
 
 from __future__ import annotations
 
@@ -151,8 +151,8 @@ def wait_on_other_stream(me: Me, call: Call) -> Seen:
 
 @chapter.must(
     "cuda/after-the-wait",
-    "Kernels that are put on a stream after wait was called with it as the current stream see "
-    "the results, on whatever stream the call was issued.",
+    "Kernels that are put on a stream after wait was called with this stream as the current one "
+    "see the results, whichever stream the call was issued on.",
     source=f"{NOTES}: Work.wait",
     rests_on="cuda/reads-after-the-stream",
 )
@@ -174,8 +174,8 @@ def overwrite_after_call(me: Me, call: Call) -> Seen:
 
 @chapter.must(
     "cuda/reuse-after-the-call",
-    "What a synchronous call has read may be overwritten on the current stream right after it, "
-    "and no rank's result shows it.",
+    "The inputs of a synchronous call may be overwritten on the current stream right after it, "
+    "and this shows in no rank's result.",
     source=NOTES,
     rests_on="cuda/after-the-call",
 )
@@ -263,7 +263,7 @@ def several_in_flight(me: Me, calls: list[Call]) -> list[Seen]:
 
 @chapter.must(
     "cuda/several-in-flight",
-    "Several asynchronous operations may be under way, issued on different streams, and be "
+    "Several asynchronous operations may be in progress, issued on different streams, and be "
     "waited for in any order.",
     source=NOTES,
     rests_on="cuda/after-the-wait",

@@ -111,8 +111,8 @@ def train_ddp(me: Me, options: dict[str, Any], recompute: bool) -> dict[str, Ten
 
 @chapter.must(
     "cuda/ddp",
-    "Training under DistributedDataParallel on CUDA devices comes to the parameters that "
-    "training on all batches in one process on the CPU comes to, up to rounding.",
+    "Training under DistributedDataParallel on CUDA devices gives the same parameters, up to "
+    "rounding, as training on all batches in one process on the CPU.",
     source="torch 2.13 docs, DistributedDataParallel",
     rests_on="cuda/after-the-wait",
 )
@@ -151,8 +151,9 @@ def train_ddp_on_side_stream(me: Me) -> dict[str, Tensor]:
 
 @chapter.must(
     "cuda/ddp-on-a-side-stream",
-    "The same holds if forward, backward and optimizer run on a stream that is not the default "
-    "one.",
+    "Training under DistributedDataParallel on CUDA devices gives the parameters of training in "
+    "one process on the CPU, up to rounding, also if forward, backward and optimizer run on a "
+    "stream that is not the default one.",
     source="torch 2.13 docs, CUDA semantics: 'Stream semantics of backward passes'",
     rests_on="cuda/ddp",
 )
@@ -215,9 +216,8 @@ def _plain(name: str) -> str:
 
 @chapter.must(
     "cuda/fsdp",
-    "Training under FullyShardedDataParallel on CUDA devices, with any sharding strategy, comes "
-    "to the parameters that training on all batches in one process on the CPU comes to, up to "
-    "rounding.",
+    "Training under FullyShardedDataParallel on CUDA devices, with any sharding strategy, gives "
+    "the same parameters, up to rounding, as training on all batches in one process on the CPU.",
     source="torch 2.13 docs, FullyShardedDataParallel",
     rests_on="cuda/after-the-call",
 )
@@ -237,8 +237,9 @@ def test_fsdp_trains_as_one_process(ranks: Ranks, options: dict[str, Any]) -> No
 
 @chapter.must(
     "cuda/fsdp-offload",
-    "The same holds with CPU offload: parameters and gradients are on the host when the "
-    "optimizer runs, and hold what the devices have computed.",
+    "Training under FullyShardedDataParallel with CPU offload gives the parameters of training "
+    "in one process on the CPU, up to rounding: parameters and gradients are on the host when "
+    "the optimizer runs, and hold what the devices have computed.",
     source="torch 2.13 docs, CPUOffload",
     rests_on="cuda/fsdp",
 )

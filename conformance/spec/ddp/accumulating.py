@@ -1,4 +1,4 @@
-"""Steps of an optimizer after several backward passes, of which not all are synchronised."""
+"""Optimizer steps after several backward passes, of which not all are synchronised."""
 
 from __future__ import annotations
 

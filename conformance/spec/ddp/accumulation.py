@@ -1,4 +1,4 @@
-"""Backward passes of all kinds: without synchronisation, several, again, elsewhere."""
+"""Backward passes of all kinds: several, repeated, in another thread, with a graph."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SEARCH: Options = {"find_unused_parameters": True}
 
 @chapter.must(
     "ddp/backward/without-zero-grad",
-    "Synchronised backward passes without zero_grad between them add up their means.",
+    "Without zero_grad between synchronised backward passes, their means add up.",
     source=f"{REDUCER}: what is there already is the same on all ranks, so its mean is itself; "
     "open-instruct#1498",
     rests_on="ddp/average",
@@ -57,8 +57,8 @@ def test_means_add_up(ranks: Ranks, view: bool) -> None:
 
 @chapter.must(
     "ddp/backward/zero-grad",
-    "zero_grad with set_to_none and without it gives the same training, with gradients that are "
-    "views of buckets as well.",
+    "zero_grad with and without set_to_none gives the same training, also if gradients are views "
+    "of buckets.",
     source="pytorch#96439, fairscale#354",
     rests_on="ddp/average",
 )
@@ -175,7 +175,7 @@ def test_several_forwards_and_a_backward_for_each(ranks: Ranks, options: Options
 
 @chapter.must(
     "ddp/backward/retained-graph",
-    "A second backward pass through a graph that was retained is averaged as well.",
+    "The gradients of a second backward pass through a retained graph are averaged as well.",
     source="torch 2.13 docs, retain_graph; pytorch#47260",
     rests_on="ddp/backward/without-zero-grad",
 )
@@ -334,7 +334,7 @@ def raise_in_backward(me: Me) -> None:
 
 @chapter.should(
     "ddp/backward/error-in-backward",
-    "An exception in every rank's backward pass comes out of it as it was raised.",
+    "An exception in every rank's backward pass comes out of it unchanged.",
     source="observed, torch 2.13.0, test_ddp_python_error_logged",
 )
 @world_sizes(1, 2)
@@ -356,8 +356,8 @@ def lose_a_rank(me: Me, options: Options) -> None:
 
 @chapter.must(
     "ddp/backward/lost-rank",
-    "If a rank dies before its part of an exchange, backward raises RuntimeError on the others; "
-    "none of them goes on with gradients of its own.",
+    "If a rank dies before its part of an exchange, backward raises RuntimeError on the other "
+    "ranks; none of them continues with its own gradients.",
     source="observed, torch 2.13.0 gloo",
     needs="feature:peer_loss",
     rests_on=("ddp/average", "peer_loss/of-a-pair"),
@@ -383,7 +383,7 @@ def gradient_without_hooks(me: Me) -> Tensor:
 
 @chapter.should(
     "ddp/backward/removed-hooks",
-    "After _remove_autograd_hooks gradients stay local.",
+    "After _remove_autograd_hooks, gradients stay local.",
     source="torch 2.13, test_ddp_remove_autograd_hooks",
     rests_on="ddp/average",
 )
@@ -410,7 +410,7 @@ def train_pair(me: Me, steps: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
 
 @chapter.must(
     "ddp/backward/two-wrappers",
-    "Two wrapped modules in one model, one behind the other, are both averaged.",
+    "Two wrapped modules in one model, one after the other, are both averaged.",
     source="GANs and encoder-decoder models; pytorch#23425",
     rests_on="ddp/average",
 )
@@ -445,7 +445,7 @@ def wrap_again(me: Me) -> Tensor:
 
 @chapter.must(
     "ddp/backward/wrapped-again",
-    "A module whose wrapper is gone can be wrapped again, and is averaged once.",
+    "A module whose wrapper was deleted can be wrapped again, and is averaged once.",
     source=f"{REDUCER}, the destructor removes its hooks",
     rests_on="ddp/average",
 )

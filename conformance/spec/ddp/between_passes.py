@@ -1,4 +1,4 @@
-"""What happens between a forward pass and its backward pass, or in place of one."""
+"""Changes and extra passes between a forward pass and its backward pass."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def assert_steps(ranks: Ranks, between: Between, options: Options) -> None:
 
 @chapter.must(
     "ddp/between/cleared-gradients",
-    "Gradients that are cleared between forward and backward, in either way, begin anew.",
+    "Gradients that are cleared between forward and backward, to None or to zeros, start afresh.",
     source="torch 2.13 docs, zero_grad: usually called just before backward",
     rests_on="ddp/backward/zero-grad",
 )
@@ -95,7 +95,7 @@ def test_gradients_are_cleared(ranks: Ranks, between: Between, options: Options)
 
 @chapter.must(
     "ddp/between/forward-without-gradients",
-    "Forward passes without grad mode between forward and backward change no gradient.",
+    "Forward passes without grad mode between forward and backward do not change any gradient.",
     source=f"{DOCS}; targets of a second view, as in BYOL (arXiv:2006.07733)",
     rests_on="ddp/inference",
 )
@@ -107,7 +107,7 @@ def test_forward_without_gradients(ranks: Ranks, options: Options) -> None:
 
 @chapter.must(
     "ddp/between/outputs-changed-in-place",
-    "Outputs may be changed in place before the loss, with every way of dealing with unused "
+    "Outputs may be changed in place before the loss, with every way of handling unused "
     "parameters.",
     source="torch, distributed.py: _DDPSink clones outputs so that they can be modified in place",
     rests_on="ddp/outputs",
@@ -156,7 +156,7 @@ def after_refusals(me: Me, options: Options) -> list[Tensor]:
 
 @chapter.must(
     "ddp/between/forward-that-raises",
-    "After the module's forward has raised on every rank, which comes out as it was raised, the "
+    "If the module's forward raises on every rank, the exception comes out unchanged, and the "
     "next step is right.",
     source=f"{OBSERVED}: what is to be reduced is known after the module's forward",
     rests_on="ddp/average",
@@ -204,8 +204,8 @@ def hooked(me: Me, kind: str, options: Options) -> list[tuple[Tensor, Tensor]]:
 
 @chapter.must(
     "ddp/between/parameter-hooks",
-    "Hooks of tensors, and those that run after a gradient was accumulated, see this rank's own "
-    "gradients, and what they make of them is averaged.",
+    "Tensor hooks and post-accumulate-gradient hooks see this rank's own gradients, and the "
+    "gradients that they produce are averaged.",
     source=f"{OBSERVED}: the reducer's hooks come after all others of a parameter",
     rests_on="ddp/average",
 )
@@ -247,8 +247,8 @@ def halfway(me: Me, inside: str) -> list[Tensor]:
 
 @chapter.must(
     "ddp/no-sync/forward-decides",
-    "A backward pass is synchronised if its forward pass was outside of no_sync, wherever it "
-    "runs itself.",
+    "A backward pass is synchronised if its forward pass was outside no_sync, wherever the "
+    "backward pass itself runs.",
     source=f"{DOCS}, no_sync: the forward pass should be included, or gradients are synchronised",
     rests_on="ddp/no-sync/accumulates",
 )
@@ -278,8 +278,8 @@ def by_turns(me: Me, options: Options) -> list[list[Tensor | None]]:
 
 @chapter.should(
     "ddp/unused/frozen-later",
-    "With find_unused_parameters, parameters may be frozen for some steps after wrapping, as "
-    "those of a GAN's parts are by turns: they keep their gradients, the others are averaged.",
+    "With find_unused_parameters, parameters may be frozen for some steps after wrapping, as the "
+    "parts of a GAN are in turn: they keep their gradients, and the others are averaged.",
     source=f"{OBSERVED}: a frozen parameter is not in the graph",
     rests_on="ddp/unused/everywhere",
 )
@@ -333,7 +333,7 @@ def graphs_alive(me: Me, options: Options) -> list[bool]:
 
 @chapter.must(
     "ddp/between/outputs-are-let-go",
-    "The wrapper keeps no output alive, and with it the graph, when the user lets go of it.",
+    "The wrapper does not keep an output, and with it the graph, alive when the user drops it.",
     source=OBSERVED,
     rests_on="ddp/average",
 )
@@ -359,7 +359,8 @@ def with_one_spoilt(me: Me, value: float, options: Options) -> list[bool]:
 
 @chapter.must(
     "ddp/gradients/not-finite",
-    "An infinity or NaN in one rank's gradient is in all ranks', so that all skip the step.",
+    "An infinity or NaN in one rank's gradient appears in the gradients of all ranks, so that "
+    "all skip the step.",
     source="torch 2.13 docs, GradScaler: steps with infs or NaNs are skipped",
     rests_on="ddp/average",
 )

@@ -88,8 +88,8 @@ def test_each_parameter_once(ranks: Ranks, options: Options) -> None:
 
 @chapter.should(
     "ddp/buckets/initial",
-    "Before the buckets are rebuilt there is one a dtype, in the reverse order of registration, "
-    "if no parameter may go unused.",
+    "Before the buckets are rebuilt, and without find_unused_parameters, there is one bucket per "
+    "dtype, in the reverse order of registration.",
     source="torch 2.13, _BucketCapacityConfig.compute_bucket_size_limits",
     rests_on="ddp/buckets/each-parameter-once",
 )
@@ -103,8 +103,8 @@ def test_initial_buckets(ranks: Ranks, options: Options) -> None:
 
 @chapter.should(
     "ddp/buckets/initial-with-search",
-    "With find_unused_parameters buckets are limited from the first backward pass on, in the "
-    "reverse order of registration, and are not rebuilt.",
+    "With find_unused_parameters, buckets are limited in size from the first backward pass on, "
+    "are in the reverse order of registration, and are not rebuilt.",
     source="torch 2.13, _BucketCapacityConfig.compute_bucket_size_limits; reducer.hpp, "
     "should_rebuild_buckets",
     rests_on="ddp/buckets/each-parameter-once",
@@ -275,7 +275,8 @@ def test_the_first_bucket_is_small(ranks: Ranks) -> None:
 
 @chapter.should(
     "ddp/buckets/cap-list",
-    "bucket_cap_mb_list gives the limits bucket by bucket, the last one for all that follow.",
+    "bucket_cap_mb_list gives the limit of each bucket in turn; the last limit applies to all "
+    "that follow.",
     source="torch 2.13, test_ddp_bucket_cap_mb_list",
     rests_on="ddp/buckets/rebuilt",
 )
@@ -317,7 +318,7 @@ ASSIGNMENTS: list[tuple[Kinds, list[int], list[list[int]]]] = [
 
 @chapter.must(
     "ddp/buckets/one-dtype",
-    "A bucket holds gradients of one dtype, and each dtype walks through the limits by itself.",
+    "A bucket holds gradients of one dtype, and each dtype goes through the limits separately.",
     source="torch, test_c10d_common.py: ComputeBucketAssignmentTest; pytorch#62231",
     rests_on="ddp/buckets/each-parameter-once",
 )
@@ -340,7 +341,7 @@ def test_assignments_of_torchs_own_test(
 
 @chapter.should(
     "ddp/buckets/gradients-stay-whole",
-    "A gradient larger than the limit is not divided: it closes the bucket that it is in.",
+    "A gradient larger than the limit is not split: it closes the bucket that it is in.",
     source=f"{REDUCER}, compute_bucket_assignment_by_size",
     rests_on="ddp/buckets/each-parameter-once",
 )
@@ -353,7 +354,7 @@ def test_a_gradient_larger_than_the_limit(ranks: Ranks) -> None:
 
 @chapter.must(
     "ddp/buckets/launched-in-order",
-    "Buckets are reduced in their order on every rank, whichever is complete first.",
+    "Buckets are reduced in their order on every rank, whichever bucket is complete first.",
     source=f"{REDUCER}, next_bucket; collectives are called in one order by all ranks",
     rests_on="ddp/buckets/each-parameter-once",
 )
@@ -382,7 +383,7 @@ def launched_before_the_end(me: Me, steps: int) -> list[bool]:
 
 @chapter.should(
     "ddp/buckets/launched-early",
-    "A bucket's reduction begins while backward still computes other gradients.",
+    "The reduction of a bucket begins while backward is still computing other gradients.",
     source=f"{DOCS}: reduction overlaps with backward",
     rests_on="ddp/buckets/rebuilt",
 )

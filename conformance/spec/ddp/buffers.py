@@ -1,4 +1,4 @@
-"""Buffers: whose values count, and when."""
+"""Buffers: which rank's values they get, and when."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_buffers_are_rank_0s_in_evaluation_mode(ranks: Ranks, mode: str) -> None
 
 @chapter.must(
     "ddp/buffers/reassigned",
-    "A buffer that the module replaces by another tensor goes on being broadcast.",
+    "A buffer that the module replaces by another tensor is still broadcast.",
     source="pytorch#63916",
     rests_on="ddp/buffers/before-forward",
 )
@@ -111,8 +111,8 @@ def test_buffers_that_are_replaced(ranks: Ranks) -> None:
 
 @chapter.must(
     "ddp/buffers/forward-sync-off",
-    "With forward_sync_buffers=False buffers are each rank's own after construction, which "
-    "still gives them rank 0's values.",
+    "With forward_sync_buffers=False each rank keeps its own buffers after construction; "
+    "construction still gives them rank 0's values.",
     source=f"{DOCS}, argument forward_sync_buffers",
     rests_on="ddp/buffers/before-forward",
 )
@@ -137,8 +137,8 @@ def deprecated(me: Me) -> tuple[list[float], list[str], bool]:
 
 @chapter.must(
     "ddp/buffers/broadcast-buffers",
-    "broadcast_buffers=False leaves buffers alone at construction as well, and warns that it is "
-    "deprecated.",
+    "broadcast_buffers=False leaves buffers unchanged, at construction as well, and warns that "
+    "it is deprecated.",
     source="torch 2.13, test_ddp_broadcast_buffers_deprecation_warning",
     rests_on="ddp/buffers/forward-sync-off",
 )
@@ -232,8 +232,8 @@ def scratched(me: Me) -> list[float]:
 
 @chapter.must(
     "ddp/buffers/not-persistent",
-    "Buffers that are not persistent get rank 0's values as others do, at construction and "
-    "before each forward.",
+    "Non-persistent buffers get rank 0's values like others, at construction and before each "
+    "forward.",
     source="torch, distributed.py: buffers are those of named_buffers",
     rests_on="ddp/buffers/before-forward",
 )
@@ -268,7 +268,7 @@ def test_two_forwards_through_batch_norm(ranks: Ranks) -> None:
 
 @chapter.must(
     "ddp/buffers/none",
-    "A module without buffers issues nothing in forward.",
+    "A module without buffers issues no collective in forward.",
     source="pytorch#2428 and pytorch#2875",
 )
 @world_sizes(2)
@@ -315,8 +315,8 @@ def batch_norm_state(me: Me, steps: int) -> list[dict[str, Tensor]]:
 
 @chapter.must(
     "ddp/buffers/batch-norm",
-    "Running statistics of batch norm are rank 0's on all ranks before each forward, and "
-    "normalisation is by each rank's own batch.",
+    "Running statistics of batch norm are rank 0's on all ranks before each forward, and each "
+    "rank normalises by its own batch.",
     source=f"{DOCS}; torch 2.13, test_ddp_sync_module_states",
     rests_on="ddp/buffers/before-forward",
 )
@@ -386,8 +386,8 @@ def buffers_by_hook(me: Me, after: bool) -> tuple[list[list[str]], list[float], 
 
 @chapter.should(
     "ddp/buffers/hook",
-    "A buffer hook is called in place of the broadcast with state and buffers by name, before "
-    "forward or after it as it was registered.",
+    "A buffer hook is called in place of the broadcast, with its state and the buffers by name, "
+    "before or after forward, as it was registered.",
     source="torch 2.13, test_ddp_broadcast_buffer_via_hook",
 )
 @world_sizes(2)
@@ -468,8 +468,7 @@ def ignore(me: Me, nested: bool) -> tuple[Tensor, Tensor, Tensor, float]:
 
 @chapter.must(
     "ddp/buffers/ignored",
-    "Buffers and parameters that are to be ignored are left alone: no broadcast, no "
-    "verification, no averaging.",
+    "Ignored buffers and parameters are left alone: no broadcast, no verification, no averaging.",
     source="torch 2.13, test_ddp_ignore_params_arg; pytorch#81136",
     rests_on="ddp/average",
 )
@@ -480,8 +479,8 @@ def test_ignored_parameters_and_buffers(ranks: Ranks) -> None:
 
 @chapter.must(
     "ddp/buffers/ignored-at-the-top",
-    "Names to be ignored may be those of the wrapped module's own parameters and buffers, not "
-    "only of modules inside it.",
+    "Ignored names may be those of the wrapped module's own parameters and buffers, not only of "
+    "modules inside it.",
     source="torch 2.13, _set_params_and_buffers_to_ignore_for_model: names of named_parameters()",
     rests_on="ddp/buffers/ignored",
 )
@@ -521,7 +520,7 @@ def without_init_sync(me: Me) -> tuple[int, float, Tensor]:
 @chapter.must(
     "ddp/buffers/init-sync-off",
     "With init_sync=False construction neither compares nor broadcasts parameters or buffers; "
-    "gradients are averaged all the same.",
+    "gradients are still averaged.",
     source=f"{DOCS}, argument init_sync",
     rests_on="ddp/average",
 )

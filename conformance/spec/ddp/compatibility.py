@@ -1,4 +1,4 @@
-"""What DDP is used together with: transforms, compilers, other joinables, packed sequences."""
+"""DDP together with transforms, compilers, other joinables and packed sequences."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def transform(me: Me) -> dict[str, bool]:
 
 @chapter.should(
     "ddp/functional-transforms-with-buffers",
-    "torch.func's transforms of the wrapper give what they give of the module also if there are "
-    "buffers.",
+    "torch.func's transforms of the wrapper give the same results as those of the module, also "
+    "if there are buffers.",
     source="pytorch#130932",
     rests_on=("ddp/functional-transforms", "ddp/buffers/before-forward"),
 )
@@ -146,8 +146,8 @@ def descend(module: nn.Module) -> None:
 
 @chapter.must(
     "ddp/join/several-wrappers",
-    "Several wrappers may take part in one Join context, each of which averages as in one of "
-    "its own.",
+    "Several wrappers may take part in one Join context, and each averages as it does in its own "
+    "context.",
     source="torch 2.13 docs, Join: a list of the participating Joinables",
     rests_on=("ddp/join/uneven-inputs", "ddp/join/final-model"),
 )
@@ -201,8 +201,8 @@ def infer_between(me: Me, options: Options) -> tuple[list[list[Tensor]], list[bo
 
 @chapter.must(
     "ddp/inference-mode",
-    "Forward passes in inference mode, of a module with buffers, too, leave the wrapper as it "
-    "was: training goes on afterwards.",
+    "Forward passes in inference mode, also of a module with buffers, do not change the wrapper: "
+    "training continues afterwards.",
     source="torch 2.13 docs, inference_mode; torch 2.13 docs, DistributedDataParallel",
     rests_on="ddp/inference",
 )
@@ -261,8 +261,8 @@ def train_packed(me: Me, options: Options) -> tuple[list[list[Tensor]], list[str
 
 @chapter.must(
     "ddp/packed-sequences",
-    "A PackedSequence goes in and comes out as it is, and gradients are averaged, with every "
-    "way of dealing with unused parameters.",
+    "A PackedSequence is passed in and returned unchanged, and gradients are averaged, with "
+    "every way of handling unused parameters.",
     source="torch 2.13 docs, PackedSequence; torch, distributed.py: _find_tensors",
     rests_on=("ddp/arguments", "ddp/nested-outputs"),
 )

@@ -1,4 +1,4 @@
-"""Copies of a wrapper: saved and loaded, or deep."""
+"""Copies of a wrapper: pickled and loaded, or deep copies."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def copied(me: Me, way: str, options: Options) -> tuple[bool, list[Tensor]]:
 
 @chapter.must(
     "ddp/copies/pickle",
-    "A wrapper on the default group can be saved and loaded, and the loaded one averages.",
+    "A wrapper on the default group can be saved and loaded, and the loaded wrapper averages "
+    "gradients.",
     source="pytorch#3023; torch 2.13, __getstate__",
     rests_on="ddp/average",
 )
@@ -57,8 +58,8 @@ def test_saved_and_loaded(ranks: Ranks, options: Options) -> None:
 
 @chapter.must(
     "ddp/copies/pickle-of-a-static-graph",
-    "A loaded wrapper whose graph was declared static averages in every step, the first one "
-    "included.",
+    "A loaded wrapper whose graph was declared static averages gradients in every step, "
+    "including the first.",
     source="torch 2.13, __setstate__ declares the graph static again",
     rests_on=("ddp/copies/pickle", "ddp/static-graph/values"),
 )
@@ -69,7 +70,8 @@ def test_saved_and_loaded_with_a_static_graph(ranks: Ranks) -> None:
 
 @chapter.should(
     "ddp/copies/deepcopy",
-    "copy.deepcopy gives a wrapper with parameters of its own, and both average.",
+    "copy.deepcopy gives a wrapper with parameters of its own, and both wrappers average "
+    "gradients.",
     source=f"{OBSERVED}: __getstate__ serves copies too",
     rests_on="ddp/average",
 )
@@ -148,7 +150,7 @@ def options_of_a_copy(me: Me, kind: str) -> tuple[bool | int, bool | int]:
 @chapter.must(
     "ddp/copies/options",
     "A wrapper that was saved and loaded keeps its options: the search for unused parameters, "
-    "gradients that are views, the caps of buckets, what is to be ignored.",
+    "gradients that are views, bucket caps, and ignored names.",
     source="torch, distributed.py: __setstate__ builds the reducer with what was saved",
     rests_on="ddp/copies/pickle",
 )
@@ -176,7 +178,8 @@ def copied_with_a_hook(me: Me) -> list[Tensor]:
 
 @chapter.should(
     "ddp/copies/hook",
-    "A copy of a wrapper with a communication hook averages, until it is given a hook itself.",
+    "A copy of a wrapper with a communication hook averages gradients, until a hook is "
+    "registered on the copy itself.",
     source=f"{OBSERVED}: __setstate__ makes a reducer without a hook",
     rests_on="ddp/copies/deepcopy",
 )

@@ -1,4 +1,4 @@
-"""What else a wrapper does: optimizers inside backward, copies, groups, logging data."""
+"""Further features of DDP: optimizers inside backward, changes of the group, transforms."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def assert_stepped(
 
 @chapter.must(
     "ddp/optimizer/in-backward",
-    "An optimizer that was put into backward steps on averaged gradients, and leaves None behind.",
+    "An optimizer that was applied in backward steps on averaged gradients, and gradients are "
+    "None afterwards.",
     source="torch 2.13, test_ddp_apply_optim_in_backward",
     needs="feature:ddp_optimizer_in_backward_on_cpu",
     rests_on="ddp/average",
@@ -95,8 +96,8 @@ def test_optimizers_in_backward(ranks: Ranks, way: str, view: bool) -> None:
 
 @chapter.should(
     "ddp/optimizer/fused",
-    "_register_fused_optim steps a functional optimizer bucket by bucket, as the optimizer "
-    "itself after averaging does.",
+    "_register_fused_optim steps a functional optimizer bucket by bucket, with the result that "
+    "the optimizer itself has after averaging.",
     source="torch 2.13, test_ddp_hook_with_optimizer_parity_sgd and _adam",
     rests_on="ddp/average",
 )
@@ -108,7 +109,7 @@ def test_fused_optimizers(ranks: Ranks, kind: type[torch.optim.Optimizer]) -> No
 
 @chapter.should(
     "ddp/optimizer/zero-redundancy",
-    "ZeroRedundancyOptimizer on a wrapper's parameters trains as the optimizer that it shards.",
+    "ZeroRedundancyOptimizer on a wrapper's parameters trains like the optimizer that it shards.",
     source="torch 2.13 docs, ZeroRedundancyOptimizer",
     rests_on="ddp/average",
 )
@@ -170,8 +171,8 @@ def test_another_group(ranks: Ranks) -> None:
 
 @chapter.should(
     "ddp/update-group/static-graph",
-    "After _update_process_group gradients of a static graph are averaged over the new group, "
-    "also if the graph was recorded in another one.",
+    "After _update_process_group, gradients of a static graph are averaged over the new group, "
+    "also if the graph was recorded in another group.",
     source=f"{OBSERVED}: reset_state keeps which parameters the static graph uses",
     rests_on=("ddp/update-group/average", "ddp/static-graph/values"),
 )
@@ -221,8 +222,8 @@ def go_on_after_an_error(me: Me, options: Options) -> list[Any]:
 
 @chapter.should(
     "ddp/update-group/after-an-error-in-backward",
-    "_update_process_group makes training possible again after a backward pass that raised when "
-    "gradients were under way, and what it used counts as used no more.",
+    "_update_process_group makes training possible again after a backward pass that raised while "
+    "gradients were being reduced, and parameters that this pass used no longer count as used.",
     source="pytorch#128092",
     rests_on=("ddp/update-group/average", "ddp/unused/everywhere"),
 )
@@ -287,8 +288,8 @@ def transform(me: Me) -> tuple[dict[str, bool], list[list[Tensor]]]:
 
 @chapter.should(
     "ddp/functional-transforms",
-    "torch.func's grad, jvp and vmap of the wrapper give what they give of the module, and "
-    "steps before and after them average.",
+    "torch.func's grad, jvp and vmap of the wrapper give the same results as those of the "
+    "module, and steps before and after them average gradients.",
     source="torch 2.13, prepare_for_backward looks at no parameter's graph unless it searches",
     rests_on=("ddp/functional-call", "ddp/average"),
 )

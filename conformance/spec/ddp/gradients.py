@@ -1,4 +1,4 @@
-"""What a gradient is as a tensor: its memory, its strides, its kind."""
+"""Gradients as tensors: their memory, strides and norm."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_strides(ranks: Ranks, channels_last: bool) -> None:
 
 @chapter.must(
     "ddp/gradients/bucket-views-strides",
-    "Views of buckets have the parameter's strides as well.",
+    "Gradients that are views of buckets have the parameter's strides as well.",
     source=f"{REDUCER}, initialize_bucket_views",
     rests_on=("ddp/gradients/bucket-views", "ddp/gradients/strides"),
 )
@@ -136,8 +136,8 @@ def test_gradients_are_views_if_asked_for(ranks: Ranks) -> None:
 
 @chapter.must(
     "ddp/gradients/bucket-views-stay",
-    "They stay views of the same memory in later steps, after zero_grad with set_to_none and "
-    "without.",
+    "With gradient_as_bucket_view, gradients stay views of the same memory in later steps, after "
+    "zero_grad with and without set_to_none.",
     source="fairscale#354 and pytorch#96439",
     rests_on="ddp/gradients/bucket-views",
 )
@@ -163,7 +163,7 @@ def gradient_given(me: Me, options: Options) -> Tensor:
 
 @chapter.must(
     "ddp/gradients/given-beforehand",
-    "A gradient that the user has put in place is added to, and the sum is averaged.",
+    "A gradient that the user set beforehand is added to, and the sum is averaged.",
     source=f"{REDUCER}: what is in .grad is reduced",
     rests_on="ddp/average",
 )
@@ -268,8 +268,9 @@ def delayed(me: Me) -> list[list[Tensor]]:
 
 @chapter.should(
     "ddp/gradients/delayed",
-    "With delay_all_reduce_named_params those gradients are averaged as well, together, once "
-    "the gradient of param_to_hook_all_reduce is there, and before backward returns.",
+    "With delay_all_reduce_named_params, the gradients of those parameters are averaged as well, "
+    "together, once the gradient of param_to_hook_all_reduce is ready, and before backward "
+    "returns.",
     source="torch 2.13, argument delay_all_reduce_named_params",
     rests_on="ddp/average",
 )
@@ -308,7 +309,7 @@ def delayed_and_large(me: Me) -> Tensor:
     model(me.rank + 1.0).backward()
     assert module.large.grad is not None
     some = module.large.grad[:: 1 << 16].clone()
-    dist.barrier()  # nobody leaves while another one's reduction may be under way
+    dist.barrier()  # no rank leaves while another one's reduction may be running
     model.__dict__.clear()
     return some
 

@@ -1,4 +1,4 @@
-"""Ranks that run out of input at different times."""
+"""join(): ranks that run out of input at different times."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def assert_uneven(
 
 @chapter.must(
     "ddp/join/uneven-inputs",
-    "Inside join() ranks may take different numbers of steps: the others go on, with the "
-    "gradients of joined ranks as zeros, divided by the size of the group.",
+    "Inside join(), ranks may take different numbers of steps: the others continue, joined ranks "
+    "contribute zeros as gradients, and the sum is divided by the size of the group.",
     source=f"{DOCS}, join",
     rests_on="ddp/average",
 )
@@ -150,7 +150,7 @@ def test_other_options(ranks: Ranks, options: Options) -> None:
 
 @chapter.must(
     "ddp/join/no-sync",
-    "Inside join() passes may run under no_sync.",
+    "Inside join(), passes may run under no_sync.",
     source="torch 2.13, test_ddp_uneven_inputs: sync_interval",
     rests_on=("ddp/join/uneven-inputs", "ddp/no-sync/accumulates"),
 )
@@ -240,7 +240,8 @@ def operations_of_steps(me: Me, with_join: bool) -> list[str]:
 
 @chapter.must(
     "ddp/join/disabled",
-    "join(enable=False) is no context: steps are what they are without it, and issue the same.",
+    "join(enable=False) has no effect: steps are the same as without it, and issue the same "
+    "collectives.",
     source=f"{DOCS}, join; torch 2.13, test_ddp_uneven_input_join_disable",
     rests_on="ddp/average",
 )
@@ -278,7 +279,7 @@ def hook_under_join(me: Me, steps: int) -> tuple[int, list[Tensor]]:
 
 @chapter.should(
     "ddp/join/comm-hook",
-    "A communication hook runs on joined ranks too, on zeros.",
+    "A communication hook runs on joined ranks too, with zeros.",
     source="observed, torch 2.13.0; test_ddp_uneven_inputs with a hook",
     rests_on="ddp/join/uneven-inputs",
 )
@@ -305,7 +306,7 @@ def logged_join(me: Me) -> int:
 
 @chapter.should(
     "ddp/join/logged",
-    "The logging data say join_uneven_inputs after join() was used.",
+    "The logging data contain join_uneven_inputs after join() was used.",
     source="torch 2.13, test_ddp_uneven_inputs",
 )
 @world_sizes(2)
@@ -394,7 +395,7 @@ def epochs(me: Me, lengths: list[int]) -> list[Tensor]:
 
 @chapter.must(
     "ddp/join/afterwards",
-    "Steps after join() average as those without it, on ranks that ran out of input early too, "
+    "Steps after join() average as those without it, also on ranks that ran out of input early, "
     "and join() may be used again.",
     source=f"{DOCS}, join: one for each epoch",
     rests_on="ddp/join/uneven-inputs",
@@ -421,7 +422,7 @@ def join_in_a_group(me: Me, lengths: list[int]) -> tuple[int, float] | None:
 
 @chapter.must(
     "ddp/join/group",
-    "join() concerns the wrapper's group alone, whichever ranks are in it.",
+    "join() involves only the wrapper's group, whichever ranks are in it.",
     source=f"{DOCS}, join and process_group",
     rests_on=("ddp/join/uneven-inputs", "ddp/process-group"),
 )

@@ -1,4 +1,4 @@
-"""Gradients that stay from one backward pass to another, and passes that leave them alone."""
+"""Gradients that stay from one backward pass to the next, and passes that do not change them."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Recomputing(nn.Module):
 
 @chapter.must(
     "ddp/static-graph/large-layer-in-several-checkpoints",
-    "A layer of any size that runs under several reentrant checkpoints gets the mean of all "
-    "that they add up, also if gradients are views of buckets.",
+    "A layer of any size that runs in several reentrant checkpoints gets the mean of the "
+    "gradients that they all add up, also if gradients are views of buckets.",
     source=f"{DOCS}, static_graph: reentrant backwards, activation checkpointing multiple times",
     rests_on="ddp/static-graph/values",
 )

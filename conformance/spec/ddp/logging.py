@@ -1,4 +1,4 @@
-"""Logging data: what a wrapper tells of its construction and of its steps."""
+"""Logging data: what a wrapper records of its construction and of its steps."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def logging_data(me: Me, options: Options, steps: int) -> list[dict[str, Any]]:
 
 @chapter.should(
     "ddp/logging/construction",
-    "After construction the logging data have torch's fields, with torch's values for what the "
-    "model, the group and the options are.",
+    "After construction, the logging data have torch's fields, with torch's values for the given "
+    "model, group and options.",
     source="torch 2.13, test_ddp_logging_data_cpu",
 )
 @world_sizes(1, 2)
@@ -79,7 +79,7 @@ _STEADY = (
 
 @chapter.should(
     "ddp/logging/steps",
-    "After some steps the logging data have the fields of torch's about buckets, order and times.",
+    "After some steps, the logging data have torch's fields about buckets, order and times.",
     source="torch 2.13, test_ddp_logging_data_cpu",
     rests_on="ddp/logging/construction",
 )
@@ -111,8 +111,8 @@ def sampled_at(me: Me, rate: int) -> list[int]:
 
 @chapter.should(
     "ddp/logging/sample-rate",
-    "After ten steps they are taken once in as many steps as "
-    "_set_ddp_runtime_logging_sample_rate says, which refuses numbers below 1.",
+    "After ten steps, logging data are collected once every n steps, where n is set by "
+    "_set_ddp_runtime_logging_sample_rate, which refuses numbers below 1.",
     source="torch, reducer.cpp, should_collect_runtime_stats; torch 2.13 docs, "
     "DistributedDataParallel",
     rests_on="ddp/logging/steps",
@@ -143,7 +143,7 @@ def statistics(me: Me) -> list[list[int]]:
 
 @chapter.should(
     "ddp/logging/of-one-step",
-    "Statistics are those of one step, not sums over all.",
+    "Statistics in the logging data are those of one step, not sums over all steps.",
     source="pytorch#56640",
     rests_on="ddp/logging/steps",
 )
@@ -168,7 +168,7 @@ def error_logged(me: Me) -> tuple[int, str]:
 
 @chapter.should(
     "ddp/logging/errors",
-    "An error that DDP raises is in the logging data as well: has_error and its words.",
+    "An error that DDP raises is also recorded in the logging data, as has_error and its message.",
     source="torch 2.13, test_ddp_python_error_logged",
 )
 @world_sizes(2)

@@ -1,4 +1,4 @@
-"""Memory: what parameters and gradients are moved to, and what is let go."""
+"""Memory: parameters and gradients that are moved, and objects that are freed."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def move_gradients(me: Me, options: Options) -> list[list[Tensor]]:
 
 @chapter.must(
     "ddp/gradients/other-memory",
-    "If the user gives a gradient other memory, as by grad.data = ..., what is there is added "
-    "to and averaged, with gradient_as_bucket_view as well.",
+    "If the user moves a gradient to other memory, as by grad.data = ..., its new contents are "
+    "added to and averaged, also with gradient_as_bucket_view.",
     source="torch 2.13: assigning to .data; Module.to does it for gradients",
     rests_on="ddp/gradients/given-beforehand",
 )
@@ -88,8 +88,8 @@ def replace_parameters(me: Me, options: Options) -> list[list[Tensor]]:
 
 @chapter.must(
     "ddp/parameters-in-other-memory",
-    "Between steps parameters may be given other values in other memory, as by param.data = "
-    "...: the next step computes with them and is averaged.",
+    "Between steps, parameters may be given other values in other memory, as by param.data = "
+    "...: the next step computes with these values and is averaged.",
     source="torch 2.13 docs, vector_to_parameters; weights that are averaged and put in place",
     rests_on="ddp/average",
 )
@@ -128,7 +128,7 @@ def change_format(me: Me, options: Options, when: int, set_to_none: bool) -> lis
 
 @chapter.must(
     "ddp/gradients/memory-format-later",
-    "After the module was given another memory format, gradients are averaged element by "
+    "After the memory format of the module was changed, gradients are averaged element by "
     "element, as before.",
     source="pytorch#47163: parameters whose strides have changed since construction",
     rests_on="ddp/gradients/strides",
@@ -154,7 +154,7 @@ def test_another_memory_format(ranks: Ranks, options: Options, set_to_none: bool
 
 
 def let_go(me: Me, options: Options, hooked: bool = False) -> list[str]:
-    """What is still there of a wrapper that has trained, after nobody holds it."""
+    """What still exists of a wrapper that has trained, after the last reference is dropped."""
     module = Recipe(Perceptron)().to(me.device)
     model = me.ddp(module, **options)
     if hooked:
@@ -171,8 +171,8 @@ def let_go(me: Me, options: Options, hooked: bool = False) -> list[str]:
 
 @chapter.must(
     "ddp/freed-with-its-user",
-    "A wrapper that has trained is freed when nobody holds it any more, with its module and the "
-    "parameters.",
+    "A wrapper that has trained is freed when nothing refers to it any more, with its module and "
+    "the parameters.",
     source="pytorch#63752",
     rests_on="ddp/average",
 )
@@ -185,7 +185,7 @@ def test_a_wrapper_is_let_go(ranks: Ranks, options: Options) -> None:
 
 @hooks.must(
     "comm_hooks/freed",
-    "A wrapper with a hook is freed when nobody holds it any more, with its module and the "
+    "A wrapper with a hook is freed when nothing refers to it any more, with its module and the "
     "parameters.",
     source="pytorch#63211",
     rests_on="ddp/freed-with-its-user",
@@ -209,7 +209,7 @@ def steps_taken(me: Me, options: Options, hooked: bool = False) -> float:
 
 @chapter.must(
     "ddp/steady-memory",
-    "Steps of training take no more memory from one to the next, whatever the options.",
+    "Memory use does not grow from one training step to the next, whatever the options.",
     source="observed, torch 2.13.0; torch 2.13 docs, DistributedDataParallel: memory of "
     "gradients and buckets",
     rests_on="ddp/average",
@@ -222,7 +222,7 @@ def test_memory_does_not_grow(ranks: Ranks, options: Options) -> None:
 
 @hooks.must(
     "comm_hooks/steady-memory",
-    "With a hook steps of training take no more memory from one to the next.",
+    "With a hook, memory use does not grow from one training step to the next.",
     source="observed, torch 2.13.0: a result is let go when it was copied",
     rests_on="ddp/steady-memory",
 )

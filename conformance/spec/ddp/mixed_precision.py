@@ -113,8 +113,8 @@ def test_gradients_are_averaged(ranks: Ranks, view: bool) -> None:
 
 @chapter.must(
     "ddp/mixed-precision/kept-gradients",
-    "With mixed_precision a step may begin with gradients of zeros as well as without any, and "
-    "what it begins with is added to.",
+    "With mixed_precision, a step may begin with gradients of zeros as well as without "
+    "gradients, and adds to what it begins with.",
     source="pytorch#92882",
     rests_on="ddp/mixed-precision/average",
 )
@@ -139,7 +139,7 @@ def test_steps_that_add_up(ranks: Ranks, view: bool) -> None:
 
 @chapter.must(
     "ddp/mixed-precision/reduce-dtype",
-    "With mixed_precision gradients travel in reduce_dtype.",
+    "With mixed_precision, gradients are communicated in reduce_dtype.",
     source="torch 2.13, _MixedPrecision.reduce_dtype",
     rests_on="ddp/mixed-precision/dtypes",
 )
@@ -173,8 +173,8 @@ def evaluate_low(me: Me) -> tuple[list[str], list[Tensor]]:
 
 @chapter.must(
     "ddp/mixed-precision/without-backward",
-    "With mixed_precision parameters have their own dtype again after a forward pass without "
-    "gradients, and training goes on afterwards.",
+    "With mixed_precision, parameters have their own dtype again after a forward pass without "
+    "gradients, and training continues afterwards.",
     source="torch 2.13, test_ddp_native_mixed_precision_*: parameters are full before and after",
     rests_on="ddp/mixed-precision/dtypes",
 )

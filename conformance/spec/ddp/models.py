@@ -1,4 +1,4 @@
-"""Small models whose graphs cases can choose, and the loss that goes with them."""
+"""Small models whose graph a case can choose, and a loss for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a wrapper has of an nn.Module: modes, a state with versions, and calls."""
+"""The wrapper as an nn.Module: modes, state dict metadata, and arguments."""
 
 from __future__ import annotations
 

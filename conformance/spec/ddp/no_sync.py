@@ -37,8 +37,8 @@ SEARCH: Options = {"find_unused_parameters": True}
 
 @chapter.must(
     "ddp/no-sync/accumulates",
-    "Inside no_sync gradients add up on each rank by themselves, and the first synchronised "
-    "backward pass afterwards averages all that was added up.",
+    "Inside no_sync, each rank accumulates its own gradients, and the first synchronised "
+    "backward pass afterwards averages all that was accumulated.",
     source=f"{DOCS}, no_sync",
     rests_on="ddp/average",
 )
@@ -59,7 +59,8 @@ def test_synchronised_steps_between(ranks: Ranks, pattern: list[bool]) -> None:
 
 @chapter.must(
     "ddp/no-sync/bucket-views",
-    "With gradient_as_bucket_view gradients add up and are averaged as without.",
+    "With gradient_as_bucket_view, gradients accumulate inside no_sync and are averaged as "
+    "without it.",
     source="torch 2.13, test_accumulate_gradients_no_sync_grad_is_view",
     rests_on="ddp/no-sync/accumulates",
 )
@@ -72,8 +73,8 @@ def test_views_of_buckets(ranks: Ranks, pattern: list[bool]) -> None:
 
 @chapter.must(
     "ddp/gradients/large",
-    "Gradients of several hundred KiB are averaged as small ones are, if they accumulate, if "
-    "they are views of buckets, and if some ranks do not use the parameter.",
+    "Gradients of several hundred KiB are averaged like small ones: if they accumulate, if they "
+    "are views of buckets, and if some ranks do not use the parameter.",
     source=f"{DOCS}: no size is named; implementations treat large gradients apart",
     rests_on="ddp/average",
 )
@@ -87,8 +88,8 @@ def test_large_gradients_accumulate(ranks: Ranks, view: bool) -> None:
 
 @chapter.must(
     "ddp/no-sync/every-parameter",
-    "What was added up inside no_sync is averaged for every parameter, also if the synchronised "
-    "pass uses others, given find_unused_parameters.",
+    "With find_unused_parameters, what was accumulated inside no_sync is averaged for every "
+    "parameter, also if the synchronised pass uses other parameters.",
     source="pytorch#69031",
     rests_on="ddp/no-sync/accumulates",
 )
@@ -109,7 +110,7 @@ def test_the_synchronised_pass_uses_other_parameters(ranks: Ranks, view: bool) -
 
 @chapter.must(
     "ddp/no-sync/first",
-    "Training may begin inside no_sync, with every way of dealing with unused parameters.",
+    "Training may begin inside no_sync, with every way of handling unused parameters.",
     source="pytorch#187732",
     rests_on="ddp/no-sync/accumulates",
 )
@@ -152,7 +153,7 @@ def operations_of_passes(me: Me, raises: bool) -> list[int]:
 )
 @chapter.must(
     "ddp/no-sync/nested",
-    "no_sync may be nested and restores at its end what was before, also after an exception.",
+    "no_sync may be nested and restores the previous setting at its end, also after an exception.",
     source="torch 2.13, no_sync",
     rests_on="ddp/no-sync/silent",
 )
@@ -195,7 +196,7 @@ def hook_calls(me: Me, steps: int) -> list[tuple[int, Tensor]]:
 
 @chapter.must(
     "ddp/no-sync/comm-hook",
-    "A communication hook is called in the synchronised pass alone, with all that was added up.",
+    "A communication hook is called only in the synchronised pass, with all that was accumulated.",
     source="torch 2.13, test_accumulate_gradients_no_sync_allreduce_hook",
     rests_on="ddp/no-sync/accumulates",
 )

@@ -1,4 +1,4 @@
-"""What DDP does with its group: the collectives that it issues, and buckets as hooks see them."""
+"""Records what DDP does with its group: collectives, and buckets as hooks see them."""
 
 from __future__ import annotations
 

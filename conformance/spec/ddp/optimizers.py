@@ -1,4 +1,4 @@
-"""torch's distributed optimizers, whose modules warn of torch.jit.script when they are imported."""
+"""Imports torch's distributed optimizers without their warnings about torch.jit.script."""
 
 import warnings
 

@@ -37,7 +37,7 @@ class Pair(NamedTuple):
 
 
 class Opaque:
-    """No container that anybody knows."""
+    """An object of a class that is not a known container."""
 
     def __init__(self, value: Tensor) -> None:
         self.value = value
@@ -81,7 +81,7 @@ def returned(me: Me, kind: str, options: Options) -> tuple[str, Any]:
 @chapter.must(
     "ddp/outputs",
     "forward returns what the module returns: tensors, tuples, named tuples, lists, dicts, None "
-    "and objects that are no containers keep their types and values.",
+    "and objects that are not containers keep their types and values.",
     source="torch 2.13, test_ddp_namedtuple; pytorch#46001",
 )
 @world_sizes(2)
@@ -98,8 +98,8 @@ def test_outputs_come_back(ranks: Ranks, kind: str, options: Options) -> None:
 
 @chapter.must(
     "ddp/nested-outputs",
-    "Gradients are averaged if the tensors that the loss uses are in tuples, dicts and lists, "
-    "nested in each other, with every way of dealing with unused parameters.",
+    "Gradients are averaged if the tensors that the loss uses are in nested tuples, dicts and "
+    "lists, with every way of handling unused parameters.",
     source="torch 2.13, test_ddp_static_graph_nested_types",
     rests_on=("ddp/average", "ddp/outputs"),
 )

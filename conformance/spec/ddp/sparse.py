@@ -145,7 +145,8 @@ def learn_added(me: Me, steps: list[list[int]], options: Options, hooked: bool) 
 @chapter.must(
     "ddp/sparse/added-embeddings",
     "The gradients of embeddings that are added, and of a layer that they are added to, are "
-    "means over the ranks, with a communication hook too: one tensor may hold the values of all.",
+    "means over the ranks, also with a communication hook: the values of all these gradients may "
+    "be in one tensor.",
     source="torch's embedding_sparse_backward gives a view of the output's gradient as the values",
     rests_on="ddp/sparse/average",
 )
@@ -235,8 +236,8 @@ def with_metadata(me: Me, words: list[int]) -> tuple[list[int], Tensor]:
 
 @chapter.should(
     "ddp/sparse/metadata",
-    "After _set_sparse_metadata the rows that it lists are averaged, and the gradient has just "
-    "these rows.",
+    "After _set_sparse_metadata, the rows that it lists are averaged, and the gradient has "
+    "exactly these rows.",
     source="observed, torch 2.13.0, _set_sparse_metadata",
     rests_on="ddp/sparse/average",
 )

@@ -1,4 +1,4 @@
-"""A graph that is promised not to change."""
+"""static_graph: a graph that is declared not to change."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STATIC: Options = {"static_graph": True}
 
 @chapter.must(
     "ddp/static-graph/values",
-    "With static_graph every step averages, the first one included.",
+    "With static_graph, every step averages gradients, including the first.",
     source=f"{DOCS}, argument static_graph; Lightning#18086",
     rests_on="ddp/average",
 )
@@ -44,7 +44,8 @@ def test_every_step_averages(ranks: Ranks, options: Options) -> None:
 
 @chapter.must(
     "ddp/static-graph/unused-parameters",
-    "Parameters that go unused in every step keep their gradient, without a search.",
+    "With static_graph, parameters that go unused in every step keep their gradient, without a "
+    "search.",
     source=f"{DOCS}, argument static_graph; pytorch#97030",
     rests_on="ddp/static-graph/values",
 )
@@ -72,7 +73,8 @@ class Repeating(nn.Module):
 
 @chapter.must(
     "ddp/static-graph/used-several-times",
-    "A parameter may be used several times in a step, by several forward passes as well.",
+    "With static_graph, a parameter may be used several times in a step, also by several forward "
+    "passes.",
     source="torch 2.13, test_static_graph_multi_forward",
     rests_on="ddp/static-graph/values",
 )
@@ -83,8 +85,8 @@ def test_a_layer_that_is_used_three_times(ranks: Ranks) -> None:
 
 @chapter.must(
     "ddp/static-graph/no-sync-first",
-    "Training may begin with a backward pass inside no_sync, and no later step loses its "
-    "synchronisation.",
+    "With static_graph, training may begin with a backward pass inside no_sync, and no later "
+    "step loses its synchronisation.",
     source="pytorch#187732",
     rests_on="ddp/static-graph/values",
 )
@@ -96,7 +98,8 @@ def test_the_first_pass_is_not_synchronised(ranks: Ranks, pattern: list[bool]) -
 
 @chapter.must(
     "ddp/static-graph/no-sync-later",
-    "After a first synchronised step, gradients may be accumulated inside no_sync.",
+    "With static_graph, gradients may be accumulated inside no_sync after a first synchronised "
+    "step.",
     source="pytorch#187732",
     rests_on="ddp/static-graph/values",
 )
@@ -118,8 +121,8 @@ CHANGED = "training graph has changed in this iteration"
 
 @chapter.must(
     "ddp/static-graph/used-then-unused",
-    "A parameter that is used in the first step and not later makes a later forward or backward "
-    "raise RuntimeError 'training graph has changed in this iteration'.",
+    "With static_graph, a parameter that is used in the first step and not later makes a later "
+    "forward or backward raise RuntimeError 'training graph has changed in this iteration'.",
     source=f"{REDUCER}; torch 2.13, test_invalid_static_graph",
 )
 @world_sizes(2)
@@ -131,8 +134,8 @@ def test_a_parameter_is_not_used_any_more(ranks: Ranks) -> None:
 
 @chapter.must(
     "ddp/static-graph/unused-then-used",
-    "A parameter that is unused in the first step and used later makes backward raise "
-    "RuntimeError 'training graph has changed in this iteration'.",
+    "With static_graph, a parameter that is unused in the first step and used later makes "
+    "backward raise RuntimeError 'training graph has changed in this iteration'.",
     source=f"{REDUCER}; torch 2.13, test_invalid_static_graph",
 )
 @world_sizes(2)
@@ -186,7 +189,7 @@ def warnings_of(me: Me) -> list[list[str]]:
 
 @chapter.should(
     "ddp/static-graph/warnings",
-    "Setting it twice warns, and so does find_unused_parameters together with it.",
+    "Setting a static graph twice warns, and so does find_unused_parameters together with it.",
     source="observed, torch 2.13.0, _set_static_graph",
 )
 @world_sizes(1)

@@ -1,4 +1,4 @@
-"""The collectives that the target issues, next to those of torch's DDP."""
+"""The collectives that the target's DDP issues, compared with those of torch's DDP."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def assert_same_traces(
 
 @chapter.should(
     "ddp/traces/construction",
-    "Construction issues the collectives that torch's does, in the same order, with the same "
-    "dtypes and numbers of elements.",
+    "Construction issues the collectives that torch's DDP issues, in the same order, with the "
+    "same dtypes and numbers of elements.",
     rests_on="ddp/initial-state",
 )
 @world_sizes(1, 2)
@@ -76,8 +76,8 @@ def test_construction(ranks: Ranks, recipe: Recipe, options: Options) -> None:
 
 @chapter.should(
     "ddp/traces/steps",
-    "Training steps issue the collectives that torch's do, whatever the model, the caps and the "
-    "options.",
+    "Training steps issue the collectives that torch's DDP issues, whatever the model, the caps "
+    "and the options.",
     rests_on="ddp/average",
 )
 @world_sizes(1, 2, 3)
@@ -129,7 +129,8 @@ def test_drawn_steps(
 
 @chapter.should(
     "ddp/traces/unused-parameters",
-    "If parameters go unused, on one rank or on all, steps issue the collectives that torch's do.",
+    "If parameters go unused, on one rank or on all, steps issue the collectives that torch's "
+    "DDP issues.",
     source=f"{OBSERVED}; one more all_reduce tells which parameters were used",
     rests_on="ddp/average",
 )
@@ -158,8 +159,8 @@ def test_a_static_graph_with_unused_parameters(ranks: Ranks) -> None:
 
 @chapter.should(
     "ddp/traces/buffers",
-    "Buffers are synchronised by the collectives by which torch's DDP does it, before forward "
-    "and at construction.",
+    "Buffers are synchronised with the collectives that torch's DDP uses, before forward and at "
+    "construction.",
     source="observed, torch 2.13.0; torch, reducer.cpp and comm.cpp, broadcast_coalesced",
     rests_on="ddp/initial-state",
 )
@@ -175,7 +176,7 @@ def test_steps_with_buffers(ranks: Ranks, sync: bool) -> None:
 
 @chapter.must(
     "ddp/buckets/steady",
-    "From the second step on each step issues the same collectives with the same sizes.",
+    "From the second step on, each step issues the same collectives with the same sizes.",
     source="DeepSpeed#7415: a counter that was not cleared",
     rests_on="ddp/average",
 )

@@ -1,4 +1,4 @@
-"""Values: training on all ranks against training in one process."""
+"""Training on all ranks, compared with training in one process."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ SMALL = 2**-20  # of a MiB: one byte
 
 @chapter.must(
     "ddp/average",
-    "After backward, the gradient of each parameter is the mean over the ranks of what each "
-    "rank's loss gives it.",
+    "After backward, the gradient of each parameter is the mean over the ranks of the gradients "
+    "of their losses.",
     source=f"{DOCS}: gradients are averaged",
 )
 @world_sizes(1, 2, 3, at_least=1)
@@ -63,8 +63,8 @@ def test_gradients_are_averaged(ranks: Ranks) -> None:
 
 @chapter.must(
     "ddp/whole-batch",
-    "Several steps of an optimizer with momentum, on different data on each rank, are those of "
-    "one process that has all of the data.",
+    "Several steps of an optimizer with momentum, on different data on each rank, give the same "
+    "result as in one process that has all of the data.",
     source=DOCS,
     rests_on="ddp/average",
 )
@@ -121,7 +121,7 @@ def test_drawn_models(
 
 @chapter.must(
     "ddp/same-bits",
-    "After each step all ranks have the same gradients and parameters, bit by bit.",
+    "After each step all ranks have the same gradients and parameters, bit for bit.",
     source=f"{DOCS}: model replicas stay in sync; pytorch#70719",
     rests_on="ddp/average",
 )
@@ -133,8 +133,8 @@ def test_float32_has_the_same_bits_everywhere(ranks: Ranks) -> None:
 
 @chapter.must(
     "ddp/each-rank-weighs-the-same",
-    "Ranks count the same in the mean, whatever the sizes of their batches, an empty batch "
-    "included.",
+    "Ranks count equally in the mean, whatever the sizes of their batches, including an empty "
+    "batch.",
     source=f"{DOCS}: gradients are averaged between nodes; pytorch#38219",
     rests_on="ddp/average",
 )
@@ -172,8 +172,8 @@ def state_after_construction(me: Me, group: list[int]) -> dict[str, Tensor]:
 
 @chapter.must(
     "ddp/initial-state",
-    "Construction gives all ranks the parameters and buffers of rank 0 of the group, those that "
-    "require no gradient among them.",
+    "Construction gives all ranks the parameters and buffers of rank 0 of the group, including "
+    "parameters that require no gradient.",
     source=f"{DOCS}: the state_dict is broadcast from rank 0",
 )
 @world_sizes(2, 3)
@@ -184,8 +184,8 @@ def test_all_ranks_begin_with_the_first_ones_model(ranks: Ranks) -> None:
 
 @chapter.must(
     "ddp/process-group",
-    "With a process_group, gradients are averaged over its ranks alone, and the model is that "
-    "of its first rank.",
+    "With a process_group, gradients are averaged only over its ranks, and the model is that of "
+    "its first rank.",
     source=f"{DOCS}, argument process_group",
     rests_on=("ddp/average", "ddp/initial-state"),
 )
@@ -211,8 +211,8 @@ def identities(me: Me) -> list[bool]:
 
 @chapter.must(
     "ddp/parameters-in-place",
-    "The wrapper's parameters and buffers are the very tensors of the module, in the same "
-    "order, and the module is its attribute `module`.",
+    "The wrapper's parameters and buffers are the module's own tensors, in the same order, and "
+    "the module is its attribute `module`.",
     source="torch 2.13: optimizers may be made before wrapping or after",
 )
 @world_sizes(2)
@@ -265,7 +265,7 @@ def arguments_seen(me: Me, args: Any, kwargs: Any) -> Any:
 
 @chapter.must(
     "ddp/arguments",
-    "forward hands positional and keyword arguments to the module as they are.",
+    "forward passes positional and keyword arguments to the module unchanged.",
     source=DOCS,
 )
 @world_sizes(2)
@@ -324,7 +324,7 @@ def test_a_group_at_the_level_detail(ranks: Ranks) -> None:
 
 @chapter.must(
     "ddp/device-mesh",
-    "A one-dimensional device_mesh stands for its group; one of more dimensions is an error, "
+    "A one-dimensional device_mesh stands for its group; a mesh of more dimensions is an error, "
     "and so is a mesh together with a process_group.",
     source=f"{DOCS}, argument device_mesh",
     rests_on="ddp/process-group",
@@ -387,7 +387,7 @@ def half_frozen() -> nn.Module:
 @chapter.must(
     "ddp/frozen-parameters",
     "A parameter that requires no gradient gets none and does not change; the others are "
-    "averaged as ever.",
+    "averaged as usual.",
     source="torch 2.13, test_DistributedDataParallel_requires_grad",
     rests_on="ddp/average",
 )
@@ -437,7 +437,7 @@ def plain_gradient(me: Me, dtype: str, values: list[float], options: Options) ->
 @chapter.must(
     "ddp/half-precision",
     "Gradients in float16 and bfloat16 are divided before they are added, so that a mean that "
-    "can be represented does not overflow on the way.",
+    "can be represented does not overflow in between.",
     source=f"{REDUCER}, mark_variable_ready_dense divides; pytorch#57410",
     needs=("dtype:float16", "dtype:bfloat16"),
     rests_on="ddp/average",
@@ -475,7 +475,7 @@ def test_complex_parameters(ranks: Ranks, view: bool, dtype: str) -> None:
 
 @chapter.must(
     "ddp/zero-features",
-    "A parameter without elements neither disturbs the others nor raises.",
+    "A parameter without elements does not raise, and does not affect the other parameters.",
     source="torch 2.13, test_ddp_zero_output_features; pytorch#87793",
     rests_on="ddp/average",
 )
@@ -490,7 +490,7 @@ def test_parameters_without_elements(ranks: Ranks, view: bool) -> None:
 
 @chapter.must(
     "ddp/world-of-one",
-    "In a group of one rank, training is that of the bare module, bit by bit.",
+    "In a group of one rank, training is that of the bare module, bit for bit.",
     source=DOCS,
 )
 @world_sizes(1)

@@ -1,4 +1,4 @@
-"""Training amid evaluation, autocast, hooks of modules and conversions."""
+"""Training together with evaluation, autocast, module hooks and conversions."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _params(module: nn.Module) -> dict[str, Tensor]:
 @chapter.must(
     "ddp/inference",
     "Without grad mode forward works, in train and eval mode, with more or fewer calls on some "
-    "ranks if there are no buffers; training goes on afterwards.",
+    "ranks if there are no buffers; training continues afterwards.",
     source="torch 2.13, test_ddp_inference; pytorch#47736",
     rests_on="ddp/average",
 )
@@ -148,7 +148,7 @@ def count_hooks(me: Me) -> dict[str, int]:
 
 @chapter.must(
     "ddp/module-hooks",
-    "Forward and backward hooks of the wrapper and of the module's parts run once a pass.",
+    "Forward and backward hooks of the wrapper and of the module's parts run once per pass.",
     source="torch 2.13, test_ddp_forward_backward_hook; pytorch#35191",
     rests_on="ddp/average",
 )
@@ -218,7 +218,7 @@ def gradient_if_made_without_grad(me: Me) -> Tensor | None:
 
 @chapter.must(
     "ddp/constructed-without-grad-mode",
-    "A wrapper that was made under no_grad averages gradients all the same.",
+    "A wrapper that was made under no_grad still averages gradients.",
     source="torch 2.13, Reducer's constructor enables grad mode",
     rests_on="ddp/average",
 )

@@ -1,4 +1,4 @@
-"""Training under the target's DDP on all ranks, and what it must come to."""
+"""Training under the target's DDP on all ranks, and its expected result."""
 
 from __future__ import annotations
 

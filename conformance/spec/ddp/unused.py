@@ -1,4 +1,4 @@
-"""Parameters that have no part in a loss."""
+"""Parameters that a loss does not use."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def test_nobody_uses_it(ranks: Ranks) -> None:
 
 @chapter.must(
     "ddp/unused/bucket-views",
-    "gradient_as_bucket_view changes none of this: a parameter that nobody uses has no "
-    "gradient, before the first step and after it.",
+    "With gradient_as_bucket_view, too, a parameter that no rank uses has no gradient, before "
+    "the first step and after it.",
     source="pytorch#44344: gradients that pointed at buckets from the constructor on",
     rests_on="ddp/unused/everywhere",
 )
@@ -105,8 +105,8 @@ def grad_that_was_there(me: Me, value: float, options: Options) -> tuple[bool, T
 
 @chapter.must(
     "ddp/unused/accumulated-gradient-is-kept",
-    "A gradient that a parameter has from before is neither changed nor replaced in a step in "
-    "which no rank uses the parameter.",
+    "A gradient that a parameter had before is neither changed nor replaced in a step in which "
+    "no rank uses the parameter.",
     source=f"{REDUCER}, finalize_bucket_dense: globally unused",
     rests_on="ddp/unused/everywhere",
 )
@@ -125,8 +125,8 @@ def test_an_older_gradient_is_kept(ranks: Ranks, view: bool) -> None:
 
 @chapter.must(
     "ddp/unused/somewhere",
-    "A parameter that some ranks used has on all ranks the mean, in which the others count as "
-    "zero.",
+    "A parameter that some ranks used has the mean on all ranks, in which the other ranks count "
+    "as zero.",
     source=f"{DOCS}; pytorch#28883",
     rests_on="ddp/average",
 )
@@ -140,7 +140,7 @@ def test_one_rank_uses_it(ranks: Ranks) -> None:
 
 @chapter.must(
     "ddp/unused/nothing-used-on-a-rank",
-    "A rank whose loss uses no parameter at all takes part in the others' reduction.",
+    "A rank whose loss uses no parameter at all takes part in the reduction of the other ranks.",
     source="pytorch#40566",
     rests_on="ddp/unused/somewhere",
 )
@@ -154,7 +154,7 @@ def test_a_rank_uses_nothing(ranks: Ranks, idle: int) -> None:
 
 @chapter.must(
     "ddp/unused/another-graph-each-step",
-    "With find_unused_parameters, each step and each rank may use other parameters.",
+    "With find_unused_parameters, each step and each rank may use different parameters.",
     source="torch 2.13, test_ddp_control_flow_different_across_ranks",
     rests_on="ddp/unused/somewhere",
 )
@@ -225,8 +225,8 @@ def grads_of_one_head(me: Me, kind: str, options: Options, steps: int) -> list[T
 
 @chapter.must(
     "ddp/unused/output-left-out",
-    "With find_unused_parameters the loss may leave out an output of forward: what led to it "
-    "alone keeps its gradient.",
+    "With find_unused_parameters, the loss may leave out an output of forward: parameters that "
+    "only this output depends on keep their gradients.",
     source="torch 2.13, test_output_unused_in_loss_tuple_module and _dict_module",
     rests_on="ddp/unused/everywhere",
 )
@@ -243,7 +243,7 @@ def test_the_loss_leaves_an_output_out(ranks: Ranks, kind: str, options: Options
 
 @chapter.must(
     "ddp/static-graph/output-left-out",
-    "The loss may leave out the same output of forward in every step.",
+    "With static_graph, the loss may leave out the same output of forward in every step.",
     source=f"{DOCS}: the graph does not change; pytorch#97030",
     rests_on="ddp/static-graph/unused-parameters",
 )
@@ -274,8 +274,8 @@ def accumulate(me: Me, uses: list[list[int]]) -> dict[str, Tensor | None]:
 
 @chapter.must(
     "ddp/unused/kept-from-step-to-step",
-    "A step in which a rank does not use a parameter adds the mean to the gradient that the "
-    "parameter has from before.",
+    "In a step in which a rank does not use a parameter, the mean is added to the gradient that "
+    "the parameter had before.",
     source=f"{REDUCER}: gradients accumulate",
     rests_on="ddp/unused/somewhere",
 )
@@ -356,7 +356,8 @@ def test_the_next_forward_raises(ranks: Ranks) -> None:
 
 @chapter.should(
     "ddp/unused/error-with-names",
-    "With TORCH_DISTRIBUTED_DEBUG=INFO that error names the parameters.",
+    "With TORCH_DISTRIBUTED_DEBUG=INFO, the error about an unfinished reduction names the "
+    "parameters.",
     source="torch 2.13, test_ddp_multiple_nested_unused_params_error",
     rests_on="ddp/unused/error-without-search",
 )
@@ -383,7 +384,7 @@ def test_ignored_parameters_may_go_unused(ranks: Ranks) -> None:
 
 @chapter.should(
     "ddp/unused/error-again",
-    "The error about an unfinished reduction comes again at each further forward.",
+    "The error about an unfinished reduction is raised again at each further forward.",
     source="observed, torch 2.13.0: the reduction stays unfinished",
     rests_on="ddp/unused/error-without-search",
 )
@@ -507,8 +508,8 @@ def use_it_later(me: Me) -> None:
 
 @chapter.must(
     "ddp/unused/ready-twice",
-    "A parameter that the search took for unused and that the loss uses all the same makes "
-    "backward raise RuntimeError 'Expected to mark a variable ready only once', with its index.",
+    "A parameter that the search took for unused but that the loss uses makes backward raise "
+    "RuntimeError 'Expected to mark a variable ready only once', with its index.",
     source=f"{REDUCER}, check_finalized and mark_variable_ready",
 )
 @world_sizes(1, 2)

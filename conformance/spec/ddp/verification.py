@@ -1,4 +1,4 @@
-"""Bad input: models that differ between ranks, and modules that cannot be wrapped."""
+"""Models that differ between ranks, and modules that cannot be wrapped, are refused."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_numbers_of_parameters(ranks: Ranks) -> None:
 @chapter.must(
     "ddp/verify/shapes",
     "If a parameter's sizes differ, construction raises RuntimeError on the rank that differs "
-    "from rank 0, with the parameter's place and sizes; no rank goes on.",
+    "from rank 0, with the parameter's place and sizes; no rank continues.",
     source=f"{REDUCER}, verify_params_across_processes; pytorch#52887",
 )
 @world_sizes(2)
@@ -212,7 +212,7 @@ def test_nothing_to_train(ranks: Ranks, kind: str) -> None:
 
 @chapter.must(
     "ddp/verify/lazy-parameters",
-    "A module with uninitialised parameters is refused with RuntimeError 'Modules with "
+    "A module with uninitialized parameters is refused with RuntimeError 'Modules with "
     "uninitialized parameters'.",
     source="torch 2.13, DistributedDataParallel.__init__",
 )
@@ -237,7 +237,7 @@ def test_no_group(bare_ranks: Ranks) -> None:
 
 @chapter.must(
     "ddp/verify/device-ids-of-a-cpu-module",
-    "A module on the CPU takes no device_ids: ValueError.",
+    "device_ids for a module on the CPU raise ValueError.",
     source=f"{DOCS}, argument device_ids",
 )
 @world_sizes(2)
@@ -251,8 +251,8 @@ def test_device_ids(ranks: Ranks) -> None:
 
 @chapter.should(
     "ddp/verify/delayed-arguments",
-    "delay_all_reduce_named_params without param_to_hook_all_reduce, or the other way round, is "
-    "a ValueError.",
+    "delay_all_reduce_named_params without param_to_hook_all_reduce, or the other way round, "
+    "raises ValueError.",
     source="torch 2.13, DistributedDataParallel.__init__",
 )
 @world_sizes(2)

@@ -1,4 +1,4 @@
-"""Waiting long enough: after a short timeout, for a rank that joins late, with a long timeout."""
+"""Timeouts that must not be too short: after a short one, for late ranks, and of days."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def be_hasty_once(me: Me, how: str) -> Tensor:
 
 @chapter.must(
     "timeouts/for-one-operation",
-    "The timeout of a wait or of a barrier is over with it: the operations that follow have the "
-    "group's.",
+    "The timeout of a wait or of a barrier applies only to it: the operations that follow have "
+    "the group's timeout.",
     source="torch 2.13 docs, Work.wait and barrier, timeout",
     needs="feature:timeouts",
     rests_on=("timeouts/of-wait", "timeouts/of-barrier"),
@@ -91,7 +91,7 @@ def join_late(me: Me, where: str) -> Tensor:
 
 @chapter.must(
     "timeouts/joining-late",
-    "init_process_group and new_group wait for a rank that comes seconds late, and within their "
+    "init_process_group and new_group wait for a rank that arrives seconds late but within their "
     "timeout.",
     source="torch 2.13 docs, init_process_group and new_group, timeout",
     rests_on="all_reduce/sum",
@@ -119,7 +119,7 @@ def have_all_the_time(me: Me, days: int) -> list[Tensor]:
 
 @chapter.must(
     "timeouts/of-days",
-    "A timeout of days, or of a year, is as long as it says.",
+    "A timeout of days, or of a year, is honoured in full.",
     source="derived: the seconds of a timedelta leave out its days, and 32 bits of milliseconds "
     "hold 25 days",
     rests_on="all_reduce/sum",

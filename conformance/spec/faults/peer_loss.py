@@ -1,4 +1,4 @@
-"""A rank dies, and the others find out.
+"""A rank dies, and the other ranks get errors and can continue without it.
 
 None of these cases is probed: a target that does not notice the loss of a rank waits for it.
 """
@@ -50,7 +50,7 @@ _ROUNDS = 60
 
 
 def die(how: str) -> NoReturn:
-    """End this process without a word to anybody."""
+    """End this process without telling any other rank."""
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     os._exit(0 if how == "exit code 0" else 7)
@@ -75,8 +75,8 @@ def lose_the_last_rank(me: Me, name: str) -> None:
 
 @chapter.must(
     "peer_loss/of-a-pair",
-    "Of two ranks, the one that is left gets a RuntimeError soon after the other has died, "
-    "whatever it does with it: it neither hangs nor goes on with wrong data.",
+    "If one of two ranks dies, the other gets a RuntimeError soon after, whatever operation it "
+    "is in or starts: it neither hangs nor continues with wrong data.",
     rests_on="all_reduce/sum",
 )
 @world_sizes(2)
@@ -117,8 +117,8 @@ def lose_the_last_rank_in_all_groups(me: Me) -> list[str]:
 
 @chapter.must(
     "peer_loss/every-rank",
-    "In a larger group every rank that is left gets a RuntimeError soon after one has died, "
-    "whether or not it talks to the dead one.",
+    "In a larger group, every remaining rank gets a RuntimeError soon after a rank has died, "
+    "whether or not it communicates with the dead one.",
     source="derived: Gloo tells the neighbours of a dead rank alone, the others wait for the "
     "timeout",
     rests_on="peer_loss/of-a-pair",
@@ -182,7 +182,7 @@ def lose_a_partner(me: Me, how: str) -> None:
 
 @chapter.must(
     "peer_loss/point-to-point",
-    "A send to and a receive from a dead rank raise.",
+    "A send to a dead rank raises, and so does a receive from it.",
     rests_on="p2p/delivers",
 )
 @world_sizes(2)
@@ -222,8 +222,8 @@ def lose_a_rank_somehow(me: Me, how: str) -> None:
 
 @chapter.must(
     "peer_loss/however-it-died",
-    "It is noticed whether a rank was killed, ended with exit code 0, or left its groups behind "
-    "when it ended.",
+    "The death of a rank is noticed whether it was killed, ended with exit code 0, or left its "
+    "groups behind when it ended.",
     source="derived",
     rests_on="peer_loss/of-a-pair",
 )
@@ -260,7 +260,7 @@ def _of_rank_0(outcomes: list[Outcome], what: str) -> Any:
 
 @chapter.must(
     "peer_loss/handle-knows",
-    "wait on the handle of an operation that a dead rank had part in raises, each time; the "
+    "wait on the handle of an operation that a dead rank took part in raises each time; the "
     "handle is completed, not successful, and has the exception, and so has its future.",
     source="derived: wait reported success of an operation that had failed",
     rests_on="peer_loss/of-a-pair",
@@ -320,7 +320,7 @@ def use_a_group_without_the_dead(me: Me) -> list[Tensor]:
 
 @chapter.must(
     "peer_loss/other-groups-live",
-    "A group that the dead rank was no member of goes on working.",
+    "A group that the dead rank was not a member of keeps working.",
     needs=("op:all_reduce", "reduce_op:sum"),
     rests_on="new_group/members",
 )
@@ -394,8 +394,8 @@ def _survivors_go_on(ranks: Ranks) -> None:
 
 @chapter.must(
     "peer_loss/survivors-go-on",
-    "The ranks that are left can destroy everything and make a new default group without the "
-    "dead one.",
+    "The remaining ranks can destroy everything and make a new default group without the dead "
+    "rank.",
     source="torch elastic, restarts",
     rests_on=("peer_loss/of-a-pair", "init/again-with-fewer-ranks"),
 )
@@ -408,8 +408,8 @@ def test_the_ranks_that_are_left_make_a_new_group(bare_ranks: Ranks) -> None:
 
 @chapter.must(
     "peer_loss/all-survivors-go-on",
-    "In a larger group, too, all ranks that are left find out by themselves and make a new "
-    "default group.",
+    "In a larger group, too, all remaining ranks find out by themselves and make a new default "
+    "group.",
     source="torch elastic, restarts",
     rests_on=("peer_loss/every-rank", "peer_loss/survivors-go-on"),
 )

@@ -1,4 +1,4 @@
-"""Giving up: timeouts of groups, calls and handles.
+"""Timeouts of groups, calls and handles, and aborts.
 
 None of these cases is probed: a target without timeouts waits for ever.
 """
@@ -73,7 +73,7 @@ def _try_all(
 ) -> dict[str, str]:
     """Make every call at once, each in a thread and a group of its own; those that end wrongly.
 
-    They have nobody to end them, and should end by themselves when the timeout of the rank that
+    No other rank ends them, and they should end by themselves when the timeout of the rank that
     began first is over.
 
     names: of all groups, the same on every rank.
@@ -110,7 +110,7 @@ def _try_all(
 
 def wait_in_every_collective(me: Me) -> dict[str, str]:
     """The last rank comes to none of them."""
-    # A root's sends, and a gathering's contributions, may be over before anybody looks for them.
+    # A root's sends, and a gathering's contributions, may be complete before others need them.
     one_sided = {"broadcast", "scatter", "reduce", "gather"}
     names = [name for name in OPERATIONS if name not in one_sided]
     absent = me.rank == me.world_size - 1
@@ -120,7 +120,7 @@ def wait_in_every_collective(me: Me) -> dict[str, str]:
 
 @chapter.must(
     "timeouts/of-the-group",
-    "Ranks that wait in a collective for one that does not come get a RuntimeError once the "
+    "Ranks that wait in a collective for a rank that does not arrive get a RuntimeError once the "
     "group's timeout is over, and not before.",
     source="torch 2.13 docs, init_process_group, timeout",
     rests_on="new_group/members",
@@ -175,8 +175,9 @@ def wait_for_messages(me: Me) -> dict[str, str]:
 
 @chapter.must(
     "timeouts/point-to-point",
-    "A blocking recv that nobody sends to ends with a RuntimeError once the group's timeout is "
-    "over; so does a send that nobody receives, or it is over at once, where sends are buffered.",
+    "A blocking recv without a matching send ends with a RuntimeError once the group's timeout "
+    "is over; a send without a matching receive does the same, or is complete at once, where "
+    "sends are buffered.",
     source="torch 2.13 docs, init_process_group, timeout",
     rests_on="p2p/delivers",
 )
@@ -188,7 +189,7 @@ def test_messages_give_up(ranks: Ranks) -> None:
 
 
 def wait_for_anybody(me: Me) -> dict[str, str]:
-    """Rank 0 would take a message from any rank; nobody has one."""
+    """Rank 0 waits for a message from any rank; no rank sends one."""
     x = torch.ones(4, device=me.device)
     calls = {"recv": lambda group: dist.recv(x, group=group)}
     return _try_all(me, ["recv"], {} if me.rank else calls)
@@ -236,8 +237,8 @@ def wait_patiently(me: Me, how: str) -> None:
 
 @chapter.must(
     "timeouts/of-wait",
-    "wait(timeout) on the handle of a collective that cannot end raises once this timeout is "
-    "over, not before, however long the group's is.",
+    "wait(timeout) on the handle of a collective that cannot complete raises once this timeout "
+    "is over, and not before, however long the group's timeout is.",
     source="pytorch#40948 and pytorch#41265",
     rests_on="all_reduce/sum",
 )
@@ -248,7 +249,7 @@ def test_wait_has_the_patience_of_its_timeout(ranks: Ranks) -> None:
 
 @chapter.must(
     "timeouts/of-barrier",
-    "The timeout of a barrier counts for this barrier.",
+    "The timeout that is passed to a barrier applies to this barrier.",
     source="torch 2.13 docs, barrier, timeout",
     rests_on="all_reduce/sum",
 )
@@ -276,7 +277,7 @@ def test_a_barrier_has_a_timeout_of_its_own(ranks: Ranks) -> None:
 
 
 def shorten_the_timeout(me: Me, where: str, how: str) -> None:
-    """From minutes to 200 ms for one operation that nobody else comes to."""
+    """From minutes to 200 ms for one operation that no other rank joins."""
     start(me, "here")
     group: Any = dist.group.WORLD if where == "default" else dist.new_group()
     sum_marks(me, group)
@@ -300,7 +301,7 @@ _HOW = [
         "recv",
         marks=chapter.should(
             "timeouts/shortened-for-messages",
-            "A shorter timeout by set_timeout counts for a recv that follows.",
+            "A shorter timeout set by set_timeout applies to a recv that follows.",
             source="torch 2.13, ProcessGroup.set_timeout: 'Sets the default timeout for all future "
             "operations.'",
             rests_on=("timeouts/changed", "timeouts/point-to-point"),
@@ -361,8 +362,8 @@ def lengthen_the_timeout(me: Me, names: Sequence[str]) -> list[Tensor | str]:
 
 @chapter.must(
     "timeouts/changed",
-    "set_timeout of a group, the default one or another, counts for the reductions that follow, "
-    "whether it is shorter or longer than before and whether they block or are waited for.",
+    "set_timeout of a group, the default one or another, applies to the reductions that follow, "
+    "whether it is shorter or longer than before, and whether they are blocking or asynchronous.",
     source="pytorch#167052; torch 2.13, ProcessGroup.set_timeout",
     rests_on="timeouts/of-the-group",
 )
@@ -375,7 +376,7 @@ def test_a_longer_timeout_counts(bare_ranks: Ranks) -> None:
 
 @chapter.should(
     "timeouts/lengthened-for-messages",
-    "A longer timeout by set_timeout counts for a recv that follows.",
+    "A longer timeout set by set_timeout applies to a recv that follows.",
     source="torch 2.13, ProcessGroup.set_timeout: 'Sets the default timeout for all future "
     "operations.'",
     rests_on=("timeouts/changed", "timeouts/point-to-point"),
@@ -408,7 +409,7 @@ def use_two_timeouts(me: Me) -> Tensor:
 
 @chapter.must(
     "timeouts/of-each-group",
-    "A group has the timeout that it was made with, whatever the default group's is.",
+    "A group has the timeout that it was made with, whatever the default group's timeout is.",
     source="torch 2.13 docs, new_group, timeout",
     rests_on="timeouts/of-the-group",
 )
@@ -434,8 +435,8 @@ def come_late_again_and_again(me: Me) -> list[Tensor]:
 
 @chapter.must(
     "timeouts/late-is-not-lost",
-    "A rank that comes within the timeout does no harm, and the timeout counts for each "
-    "operation anew.",
+    "A rank that arrives within the timeout causes no error, and the timeout starts anew for "
+    "each operation.",
     source="torch 2.13 docs, init_process_group, timeout",
     rests_on="timeouts/of-the-group",
 )
@@ -467,7 +468,7 @@ def miss_a_rank(me: Me, where: str) -> None:
 
 @chapter.must(
     "timeouts/joining",
-    "init_process_group and new_group raise when a rank does not come before their timeout.",
+    "init_process_group and new_group raise if a rank does not arrive within their timeout.",
     source="torch 2.13 docs, init_process_group and new_group, timeout",
     rests_on="all_reduce/sum",
 )
@@ -506,7 +507,7 @@ def test_ranks_recover_from_a_timeout(bare_ranks: Ranks) -> None:
 
 
 def abort_what_waits(me: Me) -> list[str]:
-    """A thread of rank 0 waits in a group that nobody else comes to, until it is aborted. Returns
+    """A thread of rank 0 waits in a group that no other rank joins, until it is aborted. Returns
     what did not go as it should."""
     doomed, other = dist.new_group(), dist.new_group()
     wrong: list[str] = []
@@ -533,7 +534,7 @@ def abort_what_waits(me: Me) -> list[str]:
 
 @chapter.should(
     "abort/ends-what-waits",
-    "abort of a group makes every operation that this rank waits for in it raise.",
+    "abort of a group makes every operation raise that this rank is waiting for in the group.",
     source="torch 2.13, ProcessGroup.abort; 'currently only works with the NCCL backend'",
     needs="feature:abort",
     rests_on="all_reduce/sum",

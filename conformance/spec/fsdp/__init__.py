@@ -1,1 +1,1 @@
-"""FullyShardedDataParallel: parameters, gradients and optimizer state cut into one chunk a rank."""
+"""FullyShardedDataParallel: each rank holds one chunk of parameters, gradients, optimizer state."""

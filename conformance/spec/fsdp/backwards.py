@@ -32,7 +32,7 @@ def forwards_first(
 
 @chapter.should(
     "fsdp/several-backwards",
-    "Two forwards, then a backward of each, give the gradients of both.",
+    "Two forwards, followed by a backward through each, give the gradients of both.",
     source="pytorch#136861 and pytorch#106637; what the bare module does",
 )
 @world_sizes(2, 3)
@@ -53,7 +53,7 @@ def one_graph_twice(
 
 @chapter.should(
     "fsdp/retained-graph",
-    "A second backward of a graph that was retained adds its gradients again.",
+    "A second backward through a retained graph adds its gradients again.",
     source="torch 2.13 docs, Tensor.backward: retain_graph; what the bare module does",
 )
 @world_sizes(2)
@@ -100,7 +100,7 @@ def cleared_late_by_the_model(
 @chapter.should(
     "fsdp/cleared-before-backward",
     "Gradients that the optimizer or the model clears between a forward and its backward, to "
-    "None or to zeros, are not in the sum.",
+    "None or to zeros, do not enter the sum.",
     source="torch 2.13 docs, zero_grad; what the bare module does",
 )
 @world_sizes(2)

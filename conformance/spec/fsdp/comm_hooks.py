@@ -61,8 +61,8 @@ def hooked(me: Me, strategy: str) -> tuple[list[list[int]], list[float]]:
 
 @chapter.must(
     "fsdp/comm-hook",
-    "A communication hook is called once a unit and backward with its state, the padded "
-    "gradient and a chunk to fill, and what it leaves there is the gradient.",
+    "A communication hook is called once per unit and backward with its state, the padded "
+    "gradient and a chunk to fill; the contents of the chunk become the gradient.",
     source=f"{DOCS}, register_comm_hook",
 )
 @world_sizes(2, 3)
@@ -76,7 +76,7 @@ def test_a_hook_reduces(ranks: Ranks) -> None:
 
 @chapter.must(
     "fsdp/comm-hook-no-shard",
-    "With NO_SHARD a communication hook gets the gradient, and reduces it in place.",
+    "With NO_SHARD, a communication hook gets the gradient and reduces it in place.",
     source=f"{DOCS}, register_comm_hook",
 )
 @world_sizes(2)
@@ -102,7 +102,7 @@ def train_with_hook(me: Me, recipe: Recipe) -> dict[str, Tensor]:
 
 @chapter.must(
     "fsdp/default-hooks",
-    "torch's default hooks, which average, train like no hook.",
+    "With torch's default hooks, which average, training is the same as without a hook.",
     source="torch 2.13, torch.distributed.algorithms._comm_hooks.default_hooks",
 )
 @world_sizes(2)

@@ -1,4 +1,4 @@
-"""What the constructor is given, and what the wrapper lets through."""
+"""Arguments of the constructor, and attributes, inputs and outputs that the wrapper passes on."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def count_sets(me: Me, orig: bool) -> list[int]:
 
 @chapter.may(
     "fsdp/past-setattr",
-    "Parameters are put in place by the module's own __setattr__; with "
-    "FSDP_USE_UNSAFE_SETATTR=1, past it.",
+    "Parameters are set by the module's own __setattr__; with FSDP_USE_UNSAFE_SETATTR=1 they are "
+    "set without it.",
     source="torch 2.13, FSDP_USE_UNSAFE_SETATTR",
 )
 @both_kinds
@@ -115,8 +115,7 @@ def see_through(me: Me) -> dict[str, bool]:
 
 @chapter.must(
     "fsdp/transparent",
-    "Attributes and items that the wrapper lacks are those of the wrapped module, which is "
-    "`module`.",
+    "Attributes and items that the wrapper lacks come from the wrapped module, which is `module`.",
     source="torch 2.13, __getattr__ and __getitem__",
 )
 @world_sizes(1, 2)
@@ -142,8 +141,8 @@ def instances(me: Me) -> tuple[list[int], list[bool], int, bool]:
 
 @chapter.must(
     "fsdp/instances",
-    "fsdp_modules lists all instances depth first, or the roots alone; check_is_root tells "
-    "which one is.",
+    "fsdp_modules lists all instances depth first, or only the roots; check_is_root tells which "
+    "one is a root.",
     source=f"{DOCS}, fsdp_modules",
 )
 @world_sizes(2)
@@ -299,7 +298,8 @@ def materialize(me: Me, orig: bool) -> list[object]:
 
 @chapter.must(
     "fsdp/meta-device",
-    "Modules on the meta device are made real by their reset_parameters, buffers too.",
+    "Modules on the meta device, including their buffers, are materialised by their "
+    "reset_parameters.",
     source=f"{DOCS}, param_init_fn",
 )
 @world_sizes(1, 2)
@@ -459,7 +459,7 @@ def outputs_on(me: Me) -> list[str]:
 
 @chapter.must(
     "fsdp/inputs-and-outputs",
-    "Arguments by position and by name, and outputs, may be containers with anything in them.",
+    "Positional and keyword arguments, and outputs, may be containers with anything in them.",
     source="torch 2.13, _root_pre_forward and _apply_to_tensors",
 )
 @world_sizes(2)

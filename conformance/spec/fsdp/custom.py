@@ -1,4 +1,4 @@
-"""Training of models whose units are wrapped one by one, in passes that a case writes itself."""
+"""Training of models whose units are wrapped one by one, in passes that a case defines."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def summoned(me: Me, recipe: Recipe) -> tuple[dict[str, Tensor], list[str]]:
 
 @chapter.must(
     "fsdp/summon",
-    "Inside of summon_full_params all parameters have the bare module's names, shapes and values.",
+    "Inside summon_full_params all parameters have the bare module's names, shapes and values.",
     source=f"{DOCS}, summon_full_params",
 )
 @world_sizes(1, 2, 3)
@@ -120,7 +120,7 @@ def test_changes_are_kept(ranks: Ranks, orig: bool) -> None:
 
 @chapter.must(
     "fsdp/summon-discards",
-    "Without writeback changes are lost, for the next forward too.",
+    "Without writeback, changes are lost, also for the next forward.",
     source=f"{DOCS}, summon_full_params",
 )
 @world_sizes(2, 3)
@@ -132,8 +132,8 @@ def test_changes_are_discarded(ranks: Ranks, orig: bool) -> None:
 
 @chapter.must(
     "fsdp/summon-after-forward",
-    "Changes are kept, each rank's for its own chunk, or lost also where a forward without "
-    "gradients has left parameters unsharded.",
+    "Where a forward without gradients has left parameters unsharded, too, changes are kept with "
+    "writeback, each rank's for its own chunk, and lost without it.",
     source="derived; torch 2.13 goes on with what each rank wrote for itself",
 )
 @world_sizes(2)
@@ -185,7 +185,8 @@ def summoned_gradients(me: Me, recipe: Recipe) -> list[dict[str, Tensor]]:
 
 @chapter.must(
     "fsdp/summon-gradients",
-    "With with_grads gradients are the averaged ones, in full; changes to them are kept.",
+    "With with_grads, full gradients are shown, averaged over the ranks, and changes to them are "
+    "kept.",
     source=f"{DOCS}, summon_full_params",
 )
 @world_sizes(2, 3)
@@ -269,7 +270,7 @@ def summon_in_forward(me: Me) -> None:
 
 @chapter.must(
     "fsdp/summon-in-forward",
-    "summon_full_params within a forward raises AssertionError 'Cannot manually unshard "
+    "summon_full_params inside a forward raises AssertionError 'Cannot manually unshard "
     "parameters during forward/backward'.",
     source="torch 2.13, _unshard_params",
 )
@@ -288,7 +289,7 @@ def summon_in_itself(me: Me) -> None:
 
 @chapter.must(
     "fsdp/summon-twice",
-    "summon_full_params within itself raises AssertionError 'Cannot manually unshard parameters "
+    "summon_full_params inside itself raises AssertionError 'Cannot manually unshard parameters "
     "when already unsharding parameters'.",
     source="torch 2.13, _unshard_params",
 )
@@ -316,8 +317,8 @@ def fill_by_apply(me: Me, orig: bool) -> tuple[int, dict[str, Tensor]]:
 
 @chapter.must(
     "fsdp/apply",
-    "apply hands each module to the function once, with its parameters in full, and keeps what "
-    "it does to them.",
+    "apply passes each module to the function once, with its parameters in full, and keeps the "
+    "changes that the function makes to them.",
     source=f"{DOCS}, apply",
 )
 @world_sizes(1, 2, 3)
@@ -378,7 +379,7 @@ def test_norms_of_doubles(ranks: Ranks) -> None:
 
 @chapter.must(
     "fsdp/norm-hybrid",
-    "With hybrid sharding the norm counts each element once, not once a replica.",
+    "With hybrid sharding the norm counts each element once, not once per replica.",
     source="VeOmni#184",
 )
 @world_sizes(4)
@@ -389,7 +390,7 @@ def test_norms_of_hybrid_sharding(ranks: Ranks) -> None:
 
 @chapter.must(
     "fsdp/norm-clips",
-    "Gradients whose norm is above the maximum are scaled down to it, and others are left.",
+    "Gradients whose norm is above the maximum are scaled down to it, and others do not change.",
     source=f"{DOCS}, clip_grad_norm_",
 )
 @world_sizes(2, 3)
@@ -434,7 +435,7 @@ def norms_without_gradients(me: Me) -> list[float]:
 
 @chapter.must(
     "fsdp/norm-without-gradients",
-    "The norm is right also where a rank has no gradients at all.",
+    "The norm is also right where a rank has no gradients at all.",
     source="derived; torch 2.13 begins a maximum with what is not a number of its own",
 )
 @world_sizes(2)
@@ -498,8 +499,8 @@ def test_accumulating_without_synchronizing(ranks: Ranks) -> None:
 
 @chapter.must(
     "fsdp/no-sync-original-parameters",
-    "With use_orig_params=True, too, no_sync accumulates, and the optimizer finds gradients of "
-    "its parameters' shapes.",
+    "With use_orig_params=True, no_sync accumulates as well, and the optimizer finds gradients "
+    "of its parameters' shapes.",
     source="pytorch#90546 and pytorch#100180",
 )
 @world_sizes(2, 3)
@@ -510,8 +511,8 @@ def test_accumulating_original_parameters(ranks: Ranks) -> None:
 
 @chapter.must(
     "fsdp/no-sync-hybrid",
-    "With hybrid sharding what several backwards accumulate, under no_sync or not, is averaged "
-    "over the replicas too.",
+    "With hybrid sharding, the gradients that several backwards accumulate, under no_sync or "
+    "not, are averaged over the replicas too.",
     source="derived: each microbatch has to get into the all-reduce",
 )
 @world_sizes(4)
@@ -545,8 +546,8 @@ def accumulate(model: Any, rank: int, device: torch.device, scale: float, waits:
 
 @chapter.must(
     "fsdp/no-sync-then-unused",
-    "What a unit accumulated under no_sync is reduced by the next synchronized backward, also "
-    "if that does not reach the unit.",
+    "The gradients that a unit accumulated under no_sync are reduced by the next synchronized "
+    "backward, even if that backward does not reach the unit.",
     source="derived; torch 2.13 raises",
 )
 @world_sizes(2)
@@ -586,7 +587,7 @@ def accumulate_one_element(me: Me) -> float:
 
 @chapter.must(
     "fsdp/one-element-accumulates",
-    "Gradients of a unit of one element accumulate like others, though its chunk has the size "
+    "Gradients of a unit of one element accumulate like others, although its chunk has the size "
     "of the whole.",
     source="derived; torch 2.13 takes one for the other by the size",
 )

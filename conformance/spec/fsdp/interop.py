@@ -87,8 +87,8 @@ def test_hybrid_sharding(ranks: Ranks) -> None:
 
 @chapter.must(
     "fsdp/with-torch-low-precision",
-    "Ranks with torch's FSDP and with the target's train together in mixed precision, to the "
-    "bits that torch alone gives.",
+    "Ranks with torch's FSDP and with the target's train together in mixed precision, with the "
+    "same bits as torch alone.",
     rests_on="fsdp/trace-full-shard",
 )
 @world_sizes(2)

@@ -1,4 +1,4 @@
-"""What comes between forwards, backwards and steps: exceptions, evaluation, changes."""
+"""Exceptions, evaluation and changes of the model between forwards, backwards and steps."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def no_sync_twice(me: Me, orig: bool) -> list[int]:
 
 @chapter.must(
     "fsdp/no-sync-in-no-sync",
-    "The end of a no_sync within another one does not end that one.",
+    "The end of an inner no_sync does not end the outer one.",
     source="torch 2.13, no_sync puts back what it has found",
 )
 @world_sizes(2, 3)
@@ -103,7 +103,7 @@ def leaving_summon(
 
 @chapter.must(
     "fsdp/summon-after-error",
-    "When an exception leaves summon_full_params, training goes on as before.",
+    "When an exception leaves summon_full_params, training continues as before.",
     source="torch 2.13, _unshard_params: it ends in finally clauses",
 )
 @world_sizes(2)
@@ -201,8 +201,8 @@ def look_during_backward(
 
 @chapter.must(
     "fsdp/gradients-during-a-backward",
-    "A gradient of a sharded parameter that is seen while a backward runs is None or the mean "
-    "over all ranks, and not one that is still being reduced.",
+    "While a backward runs, the gradient of a sharded parameter is None or the mean over all "
+    "ranks, and never one that is still being reduced.",
     source="derived: an optimizer may step after an error; torch 2.13 shows what is reduced",
 )
 @world_sizes(3)
@@ -227,7 +227,8 @@ def in_eval_mode(
 
 @chapter.must(
     "fsdp/training-in-eval-mode",
-    "In eval mode, too, a backward reduces gradients, and training is the bare module's.",
+    "In eval mode, too, a backward reduces gradients, and training is the same as the bare "
+    "module's.",
     source="derived: the mode says how layers compute, not whether gradients are wanted",
 )
 @world_sizes(2)
@@ -251,8 +252,7 @@ def evaluating_first(
 
 @chapter.must(
     "fsdp/eval-before-backward",
-    "A forward without gradients between a forward and its backward changes nothing about the "
-    "gradients.",
+    "A forward without gradients between a forward and its backward does not change the gradients.",
     source="derived: so it is for the bare module",
 )
 @world_sizes(2)
@@ -273,7 +273,8 @@ def inferring_first(
 
 @chapter.must(
     "fsdp/inference-mode",
-    "After a forward in inference mode, be it the first one, training is the bare module's.",
+    "After a forward in inference mode, even if it is the first forward, training is the same as "
+    "the bare module's.",
     source="derived; torch 2.13 keeps tensors of inference mode, which training cannot use",
 )
 @world_sizes(2)
@@ -302,8 +303,8 @@ def adversarial(
 
 @chapter.must(
     "fsdp/gradients-of-inputs",
-    "torch.autograd.grad of an input gives the bare module's gradient, and what is trained "
-    "afterwards is trained as if nobody had asked.",
+    "torch.autograd.grad of an input gives the bare module's gradient and does not affect later "
+    "training.",
     source="derived: so it is for the bare module",
 )
 @world_sizes(2)
@@ -341,7 +342,7 @@ def step_two_models(
 
 @chapter.must(
     "fsdp/two-roots",
-    "Models that are wrapped one by one, neither of them within the other, train in one backward.",
+    "Models that are wrapped separately, neither of them inside the other, train in one backward.",
     source="derived: each root ends the backward of its own units",
 )
 @world_sizes(2, 3)
@@ -418,8 +419,8 @@ def resume_unused(me: Me, orig: bool) -> tuple[list[str], list[dict[str, Tensor]
 
 @chapter.must(
     "fsdp/optimizer-state-of-unused",
-    "An optimizer state dict lacks what has not been stepped, and can be loaded by an optimizer "
-    "that has not stepped yet, without those entries.",
+    "An optimizer state dict has no entries for parameters that were not stepped, and without "
+    "them it can be loaded by an optimizer that has not stepped yet.",
     source="torch 2.13 docs, FullyShardedDataParallel, optim_state_dict: the optimizer's own state",
 )
 @world_sizes(2, 3)
@@ -479,7 +480,7 @@ def layers_made_double(unit: Unit) -> Any:
 
 @chapter.must(
     "fsdp/another-dtype",
-    "A model that is given another dtype after wrapping computes and trains in that.",
+    "A model that is converted to another dtype after wrapping computes and trains in that dtype.",
     source="torch 2.13, init_flat_param_attributes: 'the user changed the parameter dtype'",
 )
 @world_sizes(2)
@@ -514,7 +515,7 @@ def larger() -> nn.Module:
 
 @chapter.should(
     "fsdp/assigned-state-dict",
-    "load_state_dict with assign=True loads a full state dict as it does without.",
+    "load_state_dict with assign=True loads a full state dict as it does without assign.",
     source="torch 2.13 docs, Module.load_state_dict; torch's FSDP goes on with the old values",
 )
 @world_sizes(2)

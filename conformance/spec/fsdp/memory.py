@@ -1,4 +1,4 @@
-"""Sizes of parameters, gradients and optimizer state, and of storages in the middle of a step."""
+"""When units are gathered and freed, as the sizes of storages in the middle of a step show."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _NET = Net(blocks=3)
 class Watch:
     """Storages that modules showed as their parameters' in a forward, and which are there still.
 
-    A module shows views of what the unit has gathered. Whoever holds the storage sees how many
+    A module shows views of what the unit has gathered. A reference to the storage shows how many
     bytes it has: none once it is freed.
     """
 
@@ -147,7 +147,7 @@ def _check(got: object, want: object, what: str, rank: int) -> None:
 
 @chapter.must(
     "fsdp/whole-in-forward",
-    "In a unit's forward its modules show parameters in full, by their names and shapes.",
+    "In a unit's forward, its modules show their parameters in full, with their names and shapes.",
     source=DOCS,
 )
 @world_sizes(2, 3)
@@ -246,7 +246,8 @@ def test_without_prefetching(ranks: Ranks) -> None:
 
 @chapter.must(
     "fsdp/freed-in-eval",
-    "With FULL_SHARD a forward without gradients frees each unit below the root behind it.",
+    "With FULL_SHARD, a forward without gradients frees each unit below the root after the "
+    "unit's own forward.",
     source="torch 2.13, _post_forward",
 )
 @world_sizes(2)
@@ -259,7 +260,7 @@ def test_evaluation(ranks: Ranks, orig: bool) -> None:
 
 @chapter.must(
     "fsdp/no-sync-frees",
-    "Under no_sync FULL_SHARD frees unsharded parameters in the backward all the same.",
+    "Under no_sync, too, FULL_SHARD frees unsharded parameters in the backward.",
     source="torch 2.13, _should_free_in_backward",
 )
 @world_sizes(2)
@@ -304,7 +305,7 @@ def watched_without_gradients(me: Me, strategy: str, orig: bool) -> list[list[in
 
 @chapter.must(
     "fsdp/freed-when-frozen-in-front",
-    "At the end of a backward a frozen unit is sharded also if its inputs need no gradients.",
+    "At the end of a backward a frozen unit is sharded, also if its inputs need no gradients.",
     source="derived; with SHARD_GRAD_OP and without original parameters torch 2.13 keeps it",
 )
 @world_sizes(2)
@@ -456,7 +457,7 @@ def network_hook(block: nn.Module, storages: list[torch.UntypedStorage]) -> Any:
 )
 @chapter.must(
     "fsdp/freed-after-state-dict",
-    "When a full state dict is made, parameters are sharded again and the unsharded ones are "
+    "After a full state dict is made, parameters are sharded again and the unsharded ones are "
     "freed, while the dict keeps its own copies.",
     source=f"{DOCS}, state_dict_type",
 )
@@ -493,7 +494,7 @@ def let_go_of_a_model(me: Me, strategy: str, orig: bool, step_first: bool) -> bo
 
 @chapter.must(
     "fsdp/freed-with-the-model",
-    "A model that nobody holds is freed, although its last forward had no backward.",
+    "A model that nothing refers to is freed, even if its last forward had no backward.",
     source="derived: a script that evaluates without no_grad and then makes its next model",
 )
 @world_sizes(2)
@@ -516,7 +517,7 @@ def steps_taken(me: Me, strategy: str, orig: bool) -> float:
 
 @chapter.must(
     "fsdp/steady-memory",
-    "Steps of training take no more memory from one to the next.",
+    "Memory use does not grow from one training step to the next.",
     source="observed, torch 2.13.0",
 )
 @world_sizes(2)

@@ -1,4 +1,4 @@
-"""Units that differ from each other, replicas, meshes, and groups that are not everybody."""
+"""Units that differ in their settings, hybrid sharding, meshes, and groups of some ranks."""
 
 from __future__ import annotations
 
@@ -152,8 +152,8 @@ def checkpointed_names(me: Me, orig: bool) -> list[list[str]]:
 
 @chapter.must(
     "fsdp/checkpointed-names",
-    "Names in state dicts of a model and of its optimizer are the bare module's also where "
-    "units recompute their activations.",
+    "Names in state dicts of a model and of its optimizer are the bare module's, also if units "
+    "recompute their activations.",
     source="torch 2.13, clean_tensor_name",
 )
 @world_sizes(2)
@@ -266,8 +266,8 @@ def check_rows(parts: list[dict[str, Tensor]], want: dict[str, Tensor], within: 
 
 @chapter.must(
     "fsdp/state-dict-in-full-precision",
-    "With a param_dtype, too, state dicts and summon_full_params have parameters in full "
-    "precision, to the bit.",
+    "With a param_dtype, state dicts and summon_full_params still have parameters in full "
+    "precision, bit for bit.",
     source="torch 2.13 docs, MixedPrecision: checkpointing is in full precision",
 )
 @world_sizes(2)
@@ -308,7 +308,7 @@ def unit_buffer_dtypes(me: Me) -> list[str]:
 
 @chapter.must(
     "fsdp/buffer-dtype-of-units",
-    "The innermost instance decides on a buffer's dtype, and buffers of ignored modules keep "
+    "The innermost instance determines a buffer's dtype, and buffers of ignored modules keep "
     "theirs.",
     source="torch 2.13, _get_buffers_and_dtypes_for_computation",
 )
@@ -348,7 +348,7 @@ def test_gradients_of_each_strategy(ranks: Ranks, orig: bool) -> None:
 
 @chapter.must(
     "fsdp/scatter-dtype",
-    "Gradients are reduced in the reduce_dtype, or in the param_dtype without one.",
+    "Gradients are reduced in the reduce_dtype or, if there is none, in the param_dtype.",
     source=f"{DOCS}, MixedPrecision, reduce_dtype",
 )
 @world_sizes(2)
@@ -375,7 +375,7 @@ def entries_on_rank_0(me: Me, parts: list[list[int]]) -> int:
 
 @chapter.must(
     "fsdp/rank-0-of-a-group",
-    "With a process_group, rank0_only is about that group's first rank.",
+    "With a process_group, rank0_only refers to that group's first rank.",
     source="torch 2.13, _full_post_state_dict_hook: the instance's rank in its group",
 )
 @world_sizes(4)
@@ -505,7 +505,7 @@ def check_resumed(
 
 @chapter.must(
     "fsdp/fewer-rows-than-ranks",
-    "Sharded state dicts, of model and optimizer, hold parameters with fewer rows than ranks, "
+    "Sharded state dicts of model and optimizer include parameters with fewer rows than ranks, "
     "and can be loaded.",
     source="torch 2.13, _create_chunk_sharded_tensor: ranks without a chunk",
     rests_on="fsdp/sharded-state-dict",
@@ -519,8 +519,8 @@ def test_few_rows(ranks: Ranks, orig: bool) -> None:
 
 @chapter.must(
     "fsdp/sharded-state-dict-on-mesh",
-    "With a device_mesh sharded state dicts, of model and optimizer, have DTensors, split by "
-    "rows over the mesh's last dimension, and can be loaded.",
+    "With a device_mesh, sharded state dicts of model and optimizer hold DTensors, split by rows "
+    "over the mesh's last dimension, and can be loaded.",
     source="torch 2.13, _create_chunk_dtensor",
 )
 @world_sizes(2, 3)

@@ -1,4 +1,4 @@
-"""Models as plain data: their units, what the ranks feed them, and the loss of a rank's batch."""
+"""Models as plain data: their units, each rank's inputs, and the loss of a rank's batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizer state dicts: in full, in shards, by names and by numbers, from and to others."""
+"""Optimizer state dicts: full or sharded, keyed by names or numbers, and their exchange."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def test_full_state_with_original_parameters(ranks: Ranks) -> None:
 
 @chapter.must(
     "fsdp/full-optimizer-state-offloaded",
-    "The full optimizer state dict is right with offload_to_cpu, which is the default, on the "
-    "CPU too.",
+    "The full optimizer state dict is right with offload_to_cpu, which is the default, also on "
+    "the CPU.",
     source=f"{DOCS}, FullOptimStateDictConfig",
 )
 @world_sizes(2)
@@ -116,8 +116,8 @@ def come_back(me: Me, recipe: Recipe, kind: StateDictType, config: Any) -> str:
 
 @chapter.must(
     "fsdp/optimizer-state-loads",
-    "What optim_state_dict gives, full or sharded, optim_state_dict_to_load turns back into the "
-    "rank's own state.",
+    "optim_state_dict_to_load turns the result of optim_state_dict, full or sharded, back into "
+    "the rank's own state.",
     source=f"{DOCS}, optim_state_dict_to_load",
 )
 @world_sizes(2, 3)
@@ -145,8 +145,8 @@ def come_back_from_rank_0(me: Me, recipe: Recipe) -> tuple[int, str]:
 
 @chapter.must(
     "fsdp/optimizer-state-on-rank-0",
-    "With rank0_only the others' optimizer state dict is empty, and loading from it gives every "
-    "rank its state.",
+    "With rank0_only the optimizer state dict of the other ranks is empty, and loading from it "
+    "gives every rank its state.",
     source=f"{DOCS}, FullOptimStateDictConfig",
 )
 @world_sizes(2, 3)
@@ -249,8 +249,8 @@ def check_taken_over(ranks: Ranks, orig: bool) -> None:
 
 @chapter.must(
     "fsdp/optimizer-state-and-the-bare-module",
-    "rekey_optim_state_dict takes optimizer state of original parameters to the bare module's "
-    "optimizer and back, and both go on alike.",
+    "rekey_optim_state_dict converts optimizer state of original parameters for the bare "
+    "module's optimizer and back, and both continue alike.",
     source=f"{DOCS}, rekey_optim_state_dict",
 )
 @world_sizes(2, 3)
@@ -260,7 +260,8 @@ def test_the_bare_module_takes_over(ranks: Ranks) -> None:
 
 @chapter.must(
     "fsdp/optimizer-state-of-units-and-the-bare-module",
-    "Optimizer state of flat parameters, too, goes to the bare module's optimizer and back.",
+    "Optimizer state of flat parameters, too, can be converted for the bare module's optimizer "
+    "and back.",
     source="derived; in torch 2.13 all parameters of a unit share one count of steps",
 )
 @world_sizes(2, 3)
@@ -335,7 +336,8 @@ def channels_last_state(me: Me) -> bool:
 
 @chapter.must(
     "fsdp/optimizer-state-channels-last",
-    "Optimizer state of parameters in another memory order comes back to its place.",
+    "Optimizer state of parameters in another memory format is loaded into the same places that "
+    "it was saved from.",
     source="derived; torch 2.13 flattens it in the usual order",
 )
 @world_sizes(2)
@@ -396,7 +398,7 @@ def lose_state(me: Me) -> None:
 @chapter.must(
     "fsdp/optimizer-state-missing",
     "If a rank lacks the state of a parameter that another rank has, optim_state_dict raises "
-    "RuntimeError on every rank that says which.",
+    "RuntimeError on every rank and names the parameter.",
     source="observed, torch 2.13.0",
 )
 @world_sizes(2, 3)
@@ -428,7 +430,7 @@ def change_a_shape(state: dict[str, Any]) -> None:
 
 @chapter.must(
     "fsdp/optimizer-state-of-nobody",
-    "Optimizer state for a parameter group with an unknown name raises KeyError with it.",
+    "Optimizer state for a parameter group with an unknown name raises KeyError with that name.",
     source="observed, torch 2.13.0",
 )
 @world_sizes(2)
@@ -536,8 +538,8 @@ def test_checkpoints(bare_ranks: Ranks, tmp_path: Path, orig: bool) -> None:
 
 @chapter.must(
     "fsdp/reshards",
-    "A checkpoint of sharded state dicts can be loaded by another number of ranks, with or "
-    "without original parameters; training goes on as it would have.",
+    "A checkpoint of sharded state dicts can be loaded by a different number of ranks, with or "
+    "without original parameters; training continues as it would have.",
     source="torch 2.13 docs, torch.distributed.checkpoint: load-time resharding",
     rests_on="fsdp/checkpoint",
 )

@@ -81,8 +81,8 @@ def test_a_unit_that_runs_twice(ranks: Ranks, orig: bool) -> None:
 
 @chapter.must(
     "fsdp/unused-unit",
-    "A unit whose output is not in the loss does not disturb the training of the others, in "
-    "this iteration and later.",
+    "A unit whose output is not in the loss does not affect the training of the others, in this "
+    "iteration or later.",
     source="pytorch#83129 and pytorch#83195",
 )
 @world_sizes(2, 3)
@@ -94,7 +94,7 @@ def test_a_unit_that_is_not_in_every_loss(ranks: Ranks, orig: bool) -> None:
 
 @chapter.must(
     "fsdp/unused-replicated-unit",
-    "With NO_SHARD, too, a unit whose output is not in the loss does not disturb training.",
+    "With NO_SHARD, too, a unit whose output is not in the loss does not affect training.",
     source="derived; with original parameters torch 2.13 loses sight of the unit's parameters",
 )
 @world_sizes(2)
@@ -104,14 +104,14 @@ def test_a_replicated_unit_that_is_not_in_every_loss(ranks: Ranks, orig: bool) -
 
 
 def dropping(model: Any, rank: int, step: int, device: torch.device, scale: float) -> list[Tensor]:
-    """A forward whose result nobody uses comes before each step's."""
+    """A forward whose result is dropped comes before each step's."""
     model(inputs(rank, 50 + step).to(device))
     return one_pass(model, rank, step, device, scale)
 
 
 @chapter.must(
     "fsdp/dropped-forward",
-    "A forward whose result is dropped changes nothing about the next iteration.",
+    "A forward whose result is dropped does not affect the next iteration.",
     source="derived",
 )
 @world_sizes(2)
@@ -124,7 +124,8 @@ def test_a_forward_whose_result_is_dropped(ranks: Ranks, orig: bool) -> None:
 
 @chapter.must(
     "fsdp/dropped-low-precision-forward",
-    "With a param_dtype, too, a dropped forward changes nothing about the next iteration.",
+    "With a param_dtype, too, a forward whose result is dropped does not affect the next "
+    "iteration.",
     source="derived; torch 2.13 loses the gradient",
 )
 @world_sizes(2)
@@ -255,8 +256,8 @@ def test_checkpointed_units(ranks: Ranks, reentrant: bool, orig: bool) -> None:
 
 @chapter.must(
     "fsdp/recomputed-units",
-    "Units whose own forward is run again in the backward, by a checkpoint around them, train "
-    "like the bare module.",
+    "Units whose own forward is run again in the backward, because of a checkpoint around them, "
+    "train like the bare module.",
     source="torch 2.13, _pre_forward: what is recomputed is unsharded; Megatron-LM#6153",
 )
 @world_sizes(2)
@@ -284,7 +285,7 @@ def step_in_backward(me: Me, strategy: str) -> tuple[list[str], dict[str, Tensor
 
 @chapter.must(
     "fsdp/optimizer-in-backward",
-    "Optimizers attached to original parameters step on averaged gradients within the backward, "
+    "Optimizers attached to original parameters step on averaged gradients during the backward, "
     "and leave no gradients.",
     source="torch 2.13, _post_backward_hook, _in_backward_optimizers",
 )
@@ -325,7 +326,7 @@ def one_image(model: Any, rank: int, step: int, device: torch.device, scale: flo
 
 @chapter.must(
     "fsdp/channels-last",
-    "Parameters in another memory order train like the bare module's.",
+    "Parameters in another memory format train like the bare module's.",
     source="torch 2.13, FlatParamHandle, contiguous and strides",
 )
 @world_sizes(2, 3)
@@ -394,12 +395,12 @@ def train_in_parts(me: Me, parts: list[list[int]]) -> Run | None:
 
 @chapter.must(
     "fsdp/process-group",
-    "With a process_group, ranks of that group alone share parameters and gradients.",
+    "With a process_group, only the ranks of that group share parameters and gradients.",
     source=f"{DOCS}, process_group",
 )
 @world_sizes(3, 4)
 def test_groups_train_apart(ranks: Ranks) -> None:
-    """The last two ranks are a group, and whoever else there is another one."""
+    """The last two ranks are a group, and all other ranks another one."""
     n = ranks.world_size
     parts = [list(range(n - 2)), [n - 2, n - 1]]
     got = ranks.run(train_in_parts, parts)
@@ -422,7 +423,7 @@ def train_alone(me: Me, strategy: str) -> tuple[Run, str, list[Issued]]:
 
 @chapter.must(
     "fsdp/alone",
-    "In a group of one rank the strategy is NO_SHARD, whatever was asked for, and training "
+    "In a group of one rank the strategy is NO_SHARD, whatever was requested, and training "
     "exchanges nothing.",
     source="torch 2.13, _init_core_state: FSDP is switching to use NO_SHARD",
 )

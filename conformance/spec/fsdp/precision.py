@@ -92,14 +92,14 @@ def check_dtypes(ranks: Ranks, precision: MixedPrecision, **want: str) -> None:
 
 @chapter.must(
     "fsdp/param-dtype",
-    "With a param_dtype computation is in it, and what the optimizer steps stays in full "
-    "precision.",
+    "With a param_dtype, computation is in that dtype, and the parameters that the optimizer "
+    "steps stay in full precision.",
     source=f"{DOCS}, MixedPrecision",
 )
 @chapter.must(
     "fsdp/cast-inputs",
-    "The root casts floating-point inputs to the param_dtype, in containers too; others, and "
-    "the caller's own tensors, are left.",
+    "The root casts floating-point inputs to the param_dtype, also in containers; other inputs, "
+    "and the caller's own tensors, do not change.",
     source=f"{DOCS}, MixedPrecision, cast_root_forward_inputs",
 )
 @covers("fsdp/inputs-and-outputs")
@@ -142,8 +142,8 @@ def test_gradients_in_low_precision(ranks: Ranks) -> None:
 
 @chapter.must(
     "fsdp/low-precision-training",
-    "Training in float32 of parameters in float64 is, to float32's accuracy, the bare module's, "
-    "with every strategy and with accumulation.",
+    "Training float64 parameters in float32 is the same as the bare module's to float32's "
+    "accuracy, with every strategy and with accumulation.",
     source=f"{DOCS}, MixedPrecision",
 )
 @world_sizes(2, 3)
@@ -224,7 +224,7 @@ def train_around_unit(me: Me, strategy: str, orig: bool, how: Mapping[str, Any] 
 
 @chapter.must(
     "fsdp/recomputed-casts",
-    "A unit that casts its inputs casts them in a recomputation too: with a checkpoint around "
+    "A unit that casts its inputs also casts them in a recomputation: with a checkpoint around "
     "it, a model trains as without one.",
     source=f"{DOCS}, MixedPrecision, cast_forward_inputs; torch 2.13 computes gradients from "
     "what was not cast",
@@ -260,7 +260,7 @@ def buffer_dtypes(me: Me) -> list[str]:
 
 @chapter.must(
     "fsdp/buffer-dtype",
-    "With a buffer_dtype floating-point buffers have it from the first forward on.",
+    "With a buffer_dtype, floating-point buffers have that dtype from the first forward on.",
     source=f"{DOCS}, MixedPrecision",
 )
 @world_sizes(2)
@@ -337,8 +337,8 @@ def test_eval_in_full_precision(ranks: Ranks) -> None:
 
 @chapter.must(
     "fsdp/cpu-offload",
-    "With CPU offloading training is the bare module's; parameters and gradients are on the CPU "
-    "between iterations.",
+    "With CPU offloading, training is the same as the bare module's; parameters and gradients "
+    "are on the CPU between iterations.",
     source=f"{DOCS}, cpu_offload",
 )
 @world_sizes(2, 3)

@@ -1,4 +1,4 @@
-"""Any model, wrapped and trained in any way."""
+"""Training of randomly drawn models, wrapped and trained in any way."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def recipes(draw: st.DrawFn) -> Recipe:
 
 @chapter.must(
     "fsdp/any-model",
-    "Every model, wrapping, strategy and rhythm of accumulation trains like the bare module.",
+    "With every model, wrapping, strategy and schedule of accumulation, training is the same as "
+    "the bare module's.",
     rests_on="fsdp/full-shard",
 )
 @world_sizes(2, 3)

@@ -1,4 +1,4 @@
-"""Collectives of FSDP as a recorded group sees them, whatever form they are called in."""
+"""Records the collectives that FSDP issues, in whatever form they are called."""
 
 from __future__ import annotations
 

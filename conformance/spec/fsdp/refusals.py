@@ -1,4 +1,4 @@
-"""What the wrapper refuses, with which words, and that nobody hangs."""
+"""What the wrapper refuses, with which message, and that no rank hangs."""
 
 from __future__ import annotations
 
@@ -150,8 +150,8 @@ REFUSED = [
     refused(
         chapter.must(
             "fsdp/hybrid-needs-groups",
-            "Hybrid sharding without a policy needs groups, and takes neither one group nor a "
-            "mesh of one dimension: ValueError.",
+            "Hybrid sharding without a policy needs groups, and raises ValueError without any, "
+            "with a single group and with a one-dimensional mesh.",
         ),
         (hybrid_without_groups, ValueError, "requires explicit"),
         (hybrid_with_one_group, ValueError, "Expected process_group to be"),
@@ -160,7 +160,7 @@ REFUSED = [
     refused(
         chapter.must(
             "fsdp/wrapped-twice",
-            "To wrap a module that an instance has wrapped already raises ValueError.",
+            "Wrapping a module that an instance has already wrapped raises ValueError.",
             source="derived; torch 2.13 says so of auto wrapping, and otherwise fails in the first "
             "forward",
         ),
@@ -193,8 +193,9 @@ REFUSED = [
     refused(
         chapter.must(
             "fsdp/mixed-requires-grad",
-            "Without original parameters, frozen and trained ones in a unit raise ValueError "
-            "'Must flatten tensors with uniform `requires_grad` when `use_orig_params=False`'.",
+            "Without original parameters, frozen and trained parameters in one unit raise "
+            "ValueError 'Must flatten tensors with uniform `requires_grad` when "
+            "`use_orig_params=False`'.",
         ),
         (mixed_requires_grad, ValueError, "uniform `requires_grad` when"),
     ),
@@ -211,7 +212,8 @@ REFUSED = [
     refused(
         chapter.must(
             "fsdp/root-becomes-part",
-            "An instance that ran as a root raises AssertionError if it is then part of another.",
+            "An instance that ran as a root raises AssertionError if it later becomes part of "
+            "another instance.",
             source="torch 2.13, _share_state_and_init_handle_attrs",
         ),
         (root_becomes_part, AssertionError, "_is_root"),
@@ -219,7 +221,7 @@ REFUSED = [
     refused(
         chapter.must(
             "fsdp/strategy-changes",
-            "Another sharding_strategy for an instance that exists raises RuntimeError.",
+            "Setting another sharding_strategy on an existing instance raises RuntimeError.",
             source="derived; torch 2.13 takes it without a word and goes on with the old one",
         ),
         (strategy_changes, RuntimeError, "cannot change"),
@@ -235,8 +237,8 @@ REFUSED = [
     refused(
         chapter.must(
             "fsdp/comm-hook-refused",
-            "A hook for an inner instance or for hybrid sharding, or a second one, raises "
-            "AssertionError; what cannot be called raises ValueError.",
+            "A hook for an inner instance or for hybrid sharding, or a second hook, raises "
+            "AssertionError; a hook that is not callable raises ValueError.",
             source="torch 2.13, register_comm_hook",
         ),
         (hook_for_inner, AssertionError, "only be called on a root"),
@@ -246,8 +248,8 @@ REFUSED = [
     refused(
         chapter.must(
             "fsdp/optimizer-state-by-number",
-            "optim_state_dict_to_load raises an error on every rank if the state has numbers "
-            "as keys instead of names: the optimizer would take them for its own.",
+            "optim_state_dict_to_load raises an error on every rank if the keys of the state are "
+            "numbers instead of names, since the optimizer would take them for its own.",
             source="torch 2.13, _rekey_sharded_optim_state_dict",
         ),
         (numbered_state, Exception, ""),
@@ -283,7 +285,7 @@ def warn_of_container(me: Me) -> list[str]:
 
 @chapter.should(
     "fsdp/container-without-forward",
-    "To wrap a ModuleList or ModuleDict warns that it will not be gathered.",
+    "Wrapping a ModuleList or ModuleDict warns that it will not be gathered.",
 )
 @world_sizes(2)
 def test_a_container(ranks: Ranks) -> None:

@@ -105,7 +105,7 @@ def gradients_under_no_sync(me: Me, recipe: Recipe) -> tuple[int, bool]:
 
 @chapter.must(
     "fsdp/whole-gradients-under-no-sync",
-    "Under no_sync a rank keeps gradients of its own batch in full.",
+    "Under no_sync, a rank keeps the full gradients of its own batch.",
     source=f"{DOCS}, no_sync: needs more memory",
 )
 @world_sizes(2, 3)

@@ -1,4 +1,4 @@
-"""Models of two or three units, the passes of a step through them, and what they come to."""
+"""Models of two or three units, the passes of a step, and the expected results."""
 
 from __future__ import annotations
 

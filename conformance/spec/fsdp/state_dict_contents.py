@@ -1,4 +1,4 @@
-"""What is in state dicts beside parameters, and when they may be taken."""
+"""State dicts: entries other than parameters, and the times at which they may be taken."""
 
 from __future__ import annotations
 
@@ -86,7 +86,8 @@ def saved_buffers(me: Me, kind: Any, orig: bool) -> dict[str, Tensor]:
 
 @chapter.must(
     "fsdp/buffers-of-several-dtypes",
-    "With a buffer_dtype each buffer is saved in the dtype that it had, whatever others had.",
+    "With a buffer_dtype, each buffer is saved in the dtype that it had before, whatever the "
+    "dtypes of other buffers.",
     source="pytorch#93391",
     rests_on="fsdp/buffers-in-full-precision",
 )
@@ -116,7 +117,8 @@ def save_and_load(
 
 @chapter.must(
     "fsdp/buffers-that-are-not-persistent",
-    "Buffers that are not persistent are in no kind of state dict, and loading misses none.",
+    "Non-persistent buffers are in no kind of state dict, and loading does not report them as "
+    "missing.",
     source="torch 2.13 docs, register_buffer",
     rests_on=("fsdp/full-state-dict", "fsdp/sharded-state-dict"),
 )
@@ -131,8 +133,8 @@ def test_buffers_that_are_not_persistent(ranks: Ranks, kind: Any, orig: bool) ->
 
 @chapter.must(
     "fsdp/extra-state",
-    "What a module gives as its extra state is in every kind of state dict, and is handed to "
-    "its set_extra_state when that is loaded.",
+    "A module's extra state is in every kind of state dict, and is passed to its set_extra_state "
+    "when that is loaded.",
     source="torch 2.13 docs, get_extra_state",
     rests_on=("fsdp/full-state-dict", "fsdp/sharded-state-dict"),
 )
@@ -180,8 +182,8 @@ def pass_hooks(me: Me, kind: Any, orig: bool) -> tuple[list[str], int, list[str]
 
 @chapter.must(
     "fsdp/state-dict-hooks-of-modules",
-    "Entries that state dict hooks of wrapped modules add are in the state dict, and their "
-    "hooks before loading see them under their own names.",
+    "Entries that state dict hooks of wrapped modules add are in the state dict, and the "
+    "modules' hooks before loading see them under their own names.",
     source="torch 2.13 docs, register_state_dict_post_hook, register_load_state_dict_pre_hook",
     rests_on="fsdp/full-state-dict",
 )
@@ -224,8 +226,8 @@ def train_and_save(me: Me, recipe: Recipe, kind: Any) -> Run:
 
 @chapter.must(
     "fsdp/saved-while-accumulating",
-    "A state dict that is taken between backward passes, under no_sync or not, or between a "
-    "forward and its backward, changes nothing about the training.",
+    "Taking a state dict between backward passes, under no_sync or not, or between a forward and "
+    "its backward, does not affect training.",
     source="torch 2.13 docs, FullyShardedDataParallel, state_dict_type",
     rests_on=("fsdp/no-sync", "fsdp/full-state-dict"),
 )
@@ -260,8 +262,8 @@ def own_state(me: Me, kind: Any) -> tuple[Any, Any]:
 
 @chapter.must(
     "fsdp/optimizer-state-of-no-parameter",
-    "State that an optimizer keeps under a name of its own, and that belongs to no parameter, "
-    "is in its state dict and comes back from it.",
+    "State that an optimizer keeps under a name of its own, and that belongs to no parameter, is "
+    "in its state dict and is loaded from it.",
     source="pytorch#92744",
     rests_on="fsdp/full-optimizer-state",
 )
@@ -291,8 +293,8 @@ def state_in_a_group(me: Me, orig: bool) -> tuple[int, int]:
 
 @chapter.must(
     "fsdp/optimizer-state-in-a-group",
-    "optim_state_dict and optim_state_dict_to_load with a group concern its ranks alone, "
-    "whichever they are.",
+    "optim_state_dict and optim_state_dict_to_load with a group involve only its ranks, "
+    "whichever these are.",
     source="pytorch#155680",
     rests_on="fsdp/optimizer-state-loads",
 )

@@ -1,4 +1,4 @@
-"""State dicts of models and of optimizers: their kinds, and how an optimizer's is made and read."""
+"""The kinds of state dicts of models and optimizers, and functions that save and load them."""
 
 from __future__ import annotations
 

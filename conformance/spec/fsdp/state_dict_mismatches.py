@@ -46,8 +46,8 @@ def check_wrong(ranks: Ranks, what: str, *words: str) -> None:
 
 @chapter.must(
     "fsdp/missing-key",
-    "Loading without one of the keys raises RuntimeError that names it as the bare module does, "
-    "and changes no other instance for the worse: the model stays usable.",
+    "Loading with a missing key raises RuntimeError that names it as the bare module does, and "
+    "does not harm any other instance: the model stays usable.",
     source="torch.nn.Module.load_state_dict",
 )
 @world_sizes(2)
@@ -57,7 +57,7 @@ def test_a_missing_key(ranks: Ranks) -> None:
 
 @chapter.must(
     "fsdp/unexpected-key",
-    "Loading with a key too many raises RuntimeError that names it.",
+    "Loading with an extra key raises RuntimeError that names it.",
     source="torch.nn.Module.load_state_dict",
 )
 @world_sizes(2)
@@ -67,7 +67,7 @@ def test_an_unexpected_key(ranks: Ranks) -> None:
 
 @chapter.must(
     "fsdp/wrong-shape",
-    "Loading an entry of a wrong shape raises RuntimeError 'size mismatch for' with its name.",
+    "Loading an entry of the wrong shape raises RuntimeError 'size mismatch for' with its name.",
     source="torch.nn.Module.load_state_dict",
 )
 @world_sizes(2)
@@ -89,7 +89,8 @@ def load_partly(me: Me, recipe: Recipe) -> tuple[list[str], list[str], bool]:
 
 @chapter.must(
     "fsdp/not-strict",
-    "With strict=False missing and unexpected keys are told, and what is there is loaded.",
+    "With strict=False, missing and unexpected keys are reported, and the keys that match are "
+    "loaded.",
     source="torch.nn.Module.load_state_dict",
 )
 @world_sizes(2)
@@ -109,8 +110,7 @@ def load_sharded_without(me: Me, recipe: Recipe) -> None:
 
 @chapter.must(
     "fsdp/sharded-missing-key",
-    "Loading a sharded state dict without one of the keys raises an error that names it, on "
-    "every rank.",
+    "Loading a sharded state dict with a missing key raises an error that names it, on every rank.",
     source="torch.nn.Module.load_state_dict",
 )
 @world_sizes(2)

@@ -71,7 +71,7 @@ def full_state(me: Me, recipe: Recipe, config: Any = None, hybrid: bool = False)
 )
 @chapter.must(
     "fsdp/full-state-dict-is-kept",
-    "A full state dict does not change when training goes on.",
+    "A full state dict does not change when training continues.",
     source="torch 2.13, _full_post_state_dict_hook clones what is sharded",
 )
 @world_sizes(1, 2, 3)
@@ -108,7 +108,7 @@ def test_full_state_dicts_of_hybrid_sharding(ranks: Ranks) -> None:
 
 @chapter.must(
     "fsdp/full-state-dict-on-rank-0",
-    "With rank0_only the other ranks get an empty state dict, and rank 0 gets all.",
+    "With rank0_only the other ranks get an empty state dict, and rank 0 gets all entries.",
     source=f"{DOCS}, FullStateDictConfig",
 )
 @world_sizes(2, 3)
@@ -129,7 +129,7 @@ def devices(me: Me, config: Any) -> list[str]:
 
 @chapter.must(
     "fsdp/full-state-dict-on-cpu",
-    "With offload_to_cpu a full state dict's tensors are on the CPU.",
+    "With offload_to_cpu the tensors of a full state dict are on the CPU.",
     source=f"{DOCS}, FullStateDictConfig",
 )
 @world_sizes(2)
@@ -142,7 +142,7 @@ def test_full_state_dicts_on_the_cpu(ranks: Ranks) -> None:
 
 @chapter.must(
     "fsdp/tied-state-dict",
-    "Both names of a tied weight are in a full state dict, with one value.",
+    "Both names of a tied weight are in a full state dict, with the same value.",
     source="the bare module's state dict",
 )
 @world_sizes(2, 3)
@@ -165,7 +165,7 @@ def load_and_train(me: Me, recipe: Recipe, state: dict[str, Tensor]) -> dict[str
 
 @chapter.must(
     "fsdp/loads-the-bare-state-dict",
-    "A full state dict of the bare module can be loaded, and training goes on from it.",
+    "A full state dict of the bare module can be loaded, and training continues from it.",
     source=f"{DOCS}, state_dict_type",
 )
 @world_sizes(2, 3)
@@ -191,7 +191,7 @@ def exchange_with_ddp(me: Me, recipe: Recipe) -> tuple[State, State]:
 
 @chapter.must(
     "fsdp/exchanges-with-ddp",
-    "State dicts go from DistributedDataParallel to FSDP and back.",
+    "State dicts can be exchanged between DistributedDataParallel and FSDP in both directions.",
     source="derived: both have the bare module's",
     rests_on="fsdp/full-state-dict",
 )
@@ -221,8 +221,8 @@ def sharded_parts(me: Me, recipe: Recipe) -> dict[str, list[tuple[int, Tensor]]]
 
 @chapter.must(
     "fsdp/sharded-state-dict",
-    "A sharded state dict has the bare module's keys; what all ranks hold of an entry together "
-    "is the whole, and no rank holds more than its part.",
+    "A sharded state dict has the bare module's keys; the ranks' parts of an entry together are "
+    "the whole, and no rank holds more than its part.",
     source=f"{DOCS}, SHARDED_STATE_DICT",
 )
 @world_sizes(2, 3)
@@ -339,7 +339,8 @@ def check_exchange(ranks: Ranks, kind: StateDictType, kinds: Sequence[bool]) -> 
 
 @chapter.must(
     "fsdp/exchanges-full-with-torch",
-    "Full state dicts go from torch's FSDP to the target's and back, model and optimizer.",
+    "Full state dicts of model and optimizer can be exchanged between torch's FSDP and the "
+    "target's in both directions.",
     source="derived: one format",
     rests_on="fsdp/full-state-dict",
 )
@@ -350,7 +351,8 @@ def test_full_exchange_with_torch(ranks: Ranks) -> None:
 
 @chapter.must(
     "fsdp/exchanges-sharded-with-torch",
-    "Sharded state dicts go from torch's FSDP to the target's and back, model and optimizer.",
+    "Sharded state dicts of model and optimizer can be exchanged between torch's FSDP and the "
+    "target's in both directions.",
     source="derived: one format",
     rests_on="fsdp/sharded-state-dict",
 )
@@ -361,7 +363,7 @@ def test_sharded_exchange_with_torch(ranks: Ranks) -> None:
 
 @chapter.must(
     "fsdp/exchanges-local-with-torch",
-    "Local state dicts go from torch's FSDP to the target's and back.",
+    "Local state dicts can be exchanged between torch's FSDP and the target's in both directions.",
     source="derived: one layout",
     rests_on="fsdp/local-state-dict",
 )
@@ -378,7 +380,7 @@ def local_on_a_mesh(me: Me) -> None:
 
 @chapter.must(
     "fsdp/mesh-has-no-local-state-dict",
-    "With a device_mesh, a local state dict of what is sharded is refused with RuntimeError "
+    "With a device_mesh, a local state dict of a sharded instance is refused with RuntimeError "
     "'DeviceMesh is not compatible'.",
     source="observed, torch 2.13.0",
 )
@@ -419,8 +421,8 @@ _TYPES = [kind.name for kind in (FULL, SHARDED, LOCAL, SHARDED, FULL)]
 
 @chapter.must(
     "fsdp/state-dict-types",
-    "state_dict_type applies to all instances below, and not beyond its end; "
-    "get_state_dict_type tells what is set.",
+    "state_dict_type applies to all instances below, until its end; get_state_dict_type returns "
+    "the current setting.",
     source=f"{DOCS}, state_dict_type",
 )
 @world_sizes(1, 2)
@@ -430,7 +432,7 @@ def test_types_of_state_dicts(ranks: Ranks) -> None:
 
 @chapter.must(
     "fsdp/state-dict-types-after-error",
-    "state_dict_type ends with an exception that leaves it, too.",
+    "When an exception leaves state_dict_type, its setting ends too.",
     source="derived; torch 2.13 leaves the type as it was inside",
 )
 @world_sizes(1)
@@ -451,7 +453,7 @@ def wrong_config(me: Me) -> str:
 @chapter.must(
     "fsdp/state-dict-config-of-another-type",
     "A config that does not belong to the type raises RuntimeError 'Expected state_dict_config "
-    "of type', and nothing is changed.",
+    "of type', and no setting changes.",
     source="observed, torch 2.13.0",
 )
 @world_sizes(1)
@@ -479,8 +481,8 @@ def other_kind_of_replicas(
 
 @chapter.must(
     "fsdp/not-sharded-is-full",
-    "A sharded or local state dict of what is not sharded is a full one, with a warning that "
-    "says so, with a device_mesh and without.",
+    "Without sharding, a sharded or local state dict is a full one, with a warning that says so, "
+    "with a device_mesh and without.",
     source="torch 2.13, _set_use_dtensor and _get_state_dict_hooks for NO_SHARD",
 )
 @world_sizes(2)

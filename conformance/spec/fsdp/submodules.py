@@ -1,4 +1,4 @@
-"""Parts of a model that are frozen, ignored, or looked at on their own."""
+"""Parts of a model that are frozen or ignored, and inner units by themselves."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def around_frozen(unit: Unit) -> Any:
 
 @chapter.must(
     "fsdp/frozen-unit-with-unused-input",
-    "A frozen unit may have an input that requires gradients and that it does not use.",
+    "A frozen unit may have an input that requires gradients but that it does not use.",
     source="pytorch#117510",
     rests_on="fsdp/frozen-unit",
 )
@@ -97,8 +97,8 @@ def thawing_after_eval(
 
 @chapter.must(
     "fsdp/thawed-after-evaluation",
-    "With use_orig_params=True, parameters that are frozen or thawed after a forward without "
-    "gradients are so in the next step, whatever the strategy keeps unsharded.",
+    "With use_orig_params=True, freezing or thawing parameters after a forward without gradients "
+    "takes effect in the next step, whatever the strategy keeps unsharded.",
     source="pytorch#105371",
     rests_on="fsdp/freezing-and-thawing",
 )
@@ -136,7 +136,7 @@ def ignored_in_units(me: Me, orig: bool) -> tuple[list[list[int]], list[str], in
 
 @chapter.must(
     "fsdp/ignored-parameters-of-units",
-    "Ignored parameters stay as they are also in modules that a policy makes units of.",
+    "Ignored parameters stay as they are, also in modules that a policy makes units of.",
     source="pytorch#104258",
     rests_on="fsdp/ignored-parameters",
 )
@@ -167,7 +167,7 @@ def norm_with_ignored(me: Me, orig: bool) -> list[Tensor]:
 
 @chapter.must(
     "fsdp/norm-with-ignored",
-    "Gradients of ignored parameters count in the norm, once, and are clipped as others are.",
+    "Gradients of ignored parameters count once in the norm, and are clipped like others.",
     source="torch 2.13 docs, FullyShardedDataParallel, clip_grad_norm_: the gradients of all "
     "parameters",
     rests_on=("fsdp/norm", "fsdp/ignored-modules"),
@@ -239,8 +239,8 @@ def show_inner(me: Me, orig: bool, held: bool) -> tuple[list[list[int]], dict[st
 
 @chapter.must(
     "fsdp/summon-inner-unit",
-    "summon_full_params of an inner instance, or of a module that holds it, shows it in full "
-    "and keeps what is changed.",
+    "summon_full_params of an inner instance, or of a module that holds it, shows it in full and "
+    "keeps changes to it.",
     source="pytorch#122663",
     rests_on=("fsdp/summon", "fsdp/summon-writes-back"),
 )

@@ -1,4 +1,4 @@
-"""The collectives of training, beside those of torch's FSDP and beside plain arithmetic."""
+"""The collectives of training, compared with those of torch's FSDP and with plain arithmetic."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def hybrid_traces(me: Me, recipe: Recipe) -> list[Traces]:
 )
 @chapter.must(
     "fsdp/hybrid-collectives",
-    "Hybrid sharding gathers and scatters within the first group, and all-reduces one chunk a "
+    "Hybrid sharding gathers and scatters within the first group, and all-reduces one chunk per "
     "unit in the second.",
     source=f"{DOCS}, HYBRID_SHARD",
 )
@@ -168,7 +168,8 @@ def test_accumulation(ranks: Ranks, strategy: str) -> None:
 
 @chapter.must(
     "fsdp/trace-checkpointed",
-    "Units that recompute their activations gather as often as torch's, in the same order.",
+    "Units that recompute their activations gather as often as torch's FSDP does, in the same "
+    "order.",
     source=TORCH,
 )
 @world_sizes(2)
@@ -225,12 +226,12 @@ def test_all_ranks_issue_the_same(ranks: Ranks, orig: bool) -> None:
 
 @chapter.must(
     "fsdp/gather-sizes",
-    "Each all-gather of a unit exchanges one padded chunk a rank.",
+    "Each all-gather of a unit exchanges one padded chunk per rank.",
     source="torch 2.13, FlatParamHandle: chunks are padded to one size",
 )
 @chapter.must(
     "fsdp/scatter-sizes",
-    "Each unit's gradient is reduced and scattered once in a backward, one padded chunk a rank.",
+    "Each unit's gradient is reduced and scattered once in a backward, one padded chunk per rank.",
     source="torch 2.13, _reduce_grad",
 )
 @world_sizes(2, 3, 4, at_least=2)
@@ -265,7 +266,7 @@ def test_no_sync_reduces_nothing(ranks: Ranks, strategy: str) -> None:
 
 @chapter.must(
     "fsdp/gather-once",
-    "With SHARD_GRAD_OP a unit is gathered in the forward alone.",
+    "With SHARD_GRAD_OP a unit is gathered only in the forward.",
     source=f"{DOCS}, SHARD_GRAD_OP: unsharded between forward and backward",
 )
 @world_sizes(2)
@@ -341,8 +342,8 @@ def test_gathering_before(ranks: Ranks) -> None:
 
 @chapter.must(
     "fsdp/prefetch-after",
-    "BACKWARD_POST gathers the next unit after the gradients of the current one, and before its "
-    "own are asked for.",
+    "BACKWARD_POST gathers the next unit after the gradients of the current one are computed, "
+    "and before those of the next unit are needed.",
     source=f"{DOCS}, backward_prefetch",
 )
 @world_sizes(2)
@@ -355,7 +356,7 @@ def test_gathering_after(ranks: Ranks) -> None:
 
 @chapter.must(
     "fsdp/no-prefetch",
-    "Without backward_prefetch a unit is gathered when its gradients are asked for.",
+    "Without backward_prefetch a unit is gathered when its gradients are to be computed.",
     source=f"{DOCS}, backward_prefetch",
 )
 @world_sizes(2)
@@ -472,8 +473,8 @@ def differ(me: Me) -> list[str]:
 @chapter.must(
     "fsdp/ranks-that-differ",
     "Under TORCH_DISTRIBUTED_DEBUG=DETAIL, ranks that gather different units in the first "
-    "iteration all raise RuntimeError 'Forward order differs across ranks', before wrong "
-    "parameters are computed with.",
+    "iteration all raise RuntimeError 'Forward order differs across ranks', before anything is "
+    "computed with wrong parameters.",
     source="torch 2.13, _ExecOrderData; pytorch#170667",
 )
 @world_sizes(2, 3)

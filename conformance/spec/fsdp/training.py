@@ -1,4 +1,4 @@
-"""Training step by step, beside the bare module's."""
+"""Training step by step, compared with that of the bare module."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def test_hybrid_shard_zero2(ranks: Ranks, orig: bool) -> None:
 
 @chapter.must(
     "fsdp/adaptive-optimizer",
-    "An optimizer with state of each element, such as Adam, steps on shards as it does on the "
-    "bare module's parameters.",
+    "An optimizer with per-element state, such as Adam, steps on shards as it does on the bare "
+    "module's parameters.",
     source=f"{DOCS}: the optimizer is made of the sharded parameters",
 )
 @world_sizes(2, 3)
@@ -135,7 +135,7 @@ def test_tied_weights(ranks: Ranks, orig: bool) -> None:
 
 @chapter.must(
     "fsdp/frozen-unit",
-    "A unit of frozen parameters keeps them, and gradients flow through it.",
+    "A unit of frozen parameters does not change them, and gradients flow through it.",
     source="torch 2.13, _register_post_backward_reshard_only_hook",
 )
 @world_sizes(2)
@@ -147,8 +147,8 @@ def test_a_frozen_block(ranks: Ranks, orig: bool) -> None:
 
 @chapter.must(
     "fsdp/frozen-parts",
-    "With use_orig_params=True a unit may hold frozen and trained parameters: the frozen ones "
-    "keep their values.",
+    "With use_orig_params=True, a unit may hold both frozen and trained parameters: the frozen "
+    "ones keep their values.",
     source=f"{DOCS}, use_orig_params",
 )
 @world_sizes(2, 3)

@@ -1,1 +1,1 @@
-"""Process groups: how they are made, what they say of themselves, and how they end."""
+"""Process groups: how they are made, what they report about themselves, and how they end."""

@@ -42,7 +42,8 @@ def ask_for_backends(me: Me) -> list[Any]:
 
 @chapter.must(
     "backends/registered",
-    "A registered backend is an attribute of Backend, is available, and can be named in any case.",
+    "A registered backend is an attribute of Backend, is available, and can be named in upper or "
+    "lower case.",
 )
 @world_sizes(1)
 def test_a_registered_backend_is_known(bare_ranks: Ranks) -> None:
@@ -56,7 +57,7 @@ def ask_for_the_target(me: Me) -> bool:
 
 @chapter.must(
     "backends/target-is-available",
-    "is_backend_available is true of the target's backend, once its modules are imported.",
+    "is_backend_available is true for the target's backend, once its modules are imported.",
     source="torch 2.13 docs, is_backend_available",
 )
 @world_sizes(1)
@@ -118,8 +119,8 @@ def look_at_the_creator(me: Me) -> list[Any]:
 
 @chapter.must(
     "backends/creator-arguments",
-    "The creator of a backend is called with a store of the group's own, the group rank, the "
-    "group size and the timeout.",
+    "The creator of a backend is called with the group's own store, the group rank, the group "
+    "size and the timeout.",
     source="torch 2.13 docs, Backend.register_backend",
 )
 @world_sizes(1, 2, 3)
@@ -251,7 +252,7 @@ def name_python_groups(me: Me) -> list[str]:
     return [NotingGroup(0, 1).name(), dist.get_backend(), dist.get_backend_config()]
 
 
-@chapter.must("backends/name", "The name of a Python group is what its getBackendName says.")
+@chapter.must("backends/name", "The name of a Python group is what its getBackendName returns.")
 @world_sizes(1)
 def test_a_python_group_has_the_name_it_says(bare_ranks: Ranks) -> None:
     got = bare_ranks.run(name_python_groups)

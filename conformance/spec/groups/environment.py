@@ -1,4 +1,4 @@
-"""What groups take from the process's environment."""
+"""Environment variables that groups read, such as the debug level."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def read_levels(me: Me) -> dict[str, str]:
 
 @chapter.must(
     "debug_level/from-environment",
-    "set_debug_level_from_env takes OFF, INFO and DETAIL in any case from "
-    "TORCH_DISTRIBUTED_DEBUG, OFF where it is not set, and refuses other words with a "
-    "ValueError.",
+    "set_debug_level_from_env reads OFF, INFO or DETAIL, in upper or lower case, from "
+    "TORCH_DISTRIBUTED_DEBUG; it takes OFF if the variable is not set, and refuses other words "
+    "with a ValueError.",
     source="test_c10d_common.py, debug level",
 )
 @world_sizes(1)
@@ -73,7 +73,7 @@ def set_levels(me: Me) -> list[str]:
 
 @chapter.must(
     "debug_level/set",
-    "get_debug_level returns what set_debug_level was given.",
+    "get_debug_level returns the level that set_debug_level was given.",
     source="torch 2.13 docs, set_debug_level",
 )
 @world_sizes(1)
@@ -104,7 +104,7 @@ def work_in_detail(me: Me) -> list[Tensor]:
 
 @chapter.must(
     "debug_level/detail",
-    "Groups made at the level DETAIL give the same results.",
+    "Groups made at debug level DETAIL give the same results as others.",
     source="torch 2.13 docs, TORCH_DISTRIBUTED_DEBUG",
     rests_on=("all_reduce/sum", "p2p/delivers"),
 )
@@ -128,8 +128,8 @@ def ask_for_the_local_rank(me: Me) -> list[int]:
 
 @chapter.must(
     "node_local_rank/from-environment",
-    "get_node_local_rank is LOCAL_RANK; without it, the fallback that was given; without either "
-    "a RuntimeError that names LOCAL_RANK.",
+    "get_node_local_rank returns LOCAL_RANK, or without it the fallback that was given; without "
+    "either it raises a RuntimeError that names LOCAL_RANK.",
     source="test_c10d_common.py, local rank",
 )
 @world_sizes(1, 2)

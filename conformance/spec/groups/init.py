@@ -1,4 +1,4 @@
-"""Making the default group: where, how, and with which mistakes."""
+"""Making the default group: stores, URLs, and mistakes that are refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def start_twice(me: Me) -> Tensor:
 @chapter.must(
     "init/twice",
     "init_process_group while there is a default group raises a ValueError that says 'twice', "
-    "and the group goes on working.",
+    "and the group keeps working.",
     source=f"{C10D}, init_process_group",
     rests_on="all_reduce/sum",
 )
@@ -82,7 +82,7 @@ def start_badly(me: Me) -> None:
 @chapter.must(
     "init/arguments",
     "A store without rank or world size, a store together with an init_method, an unknown "
-    "backend, a timeout that is no timedelta and an unknown URL raise, and nothing is "
+    "backend, a timeout that is not a timedelta and an unknown URL raise, and nothing is "
     "initialized.",
     source=f"{C10D}, init_process_group",
 )
@@ -98,7 +98,7 @@ def start_with_a_rank_too_high(me: Me) -> None:
 
 @chapter.must(
     "init/rank-out-of-range",
-    "A rank that is not below the world size is refused at once.",
+    "A rank that is not less than the world size is refused at once.",
     source="gloo: 'rank < size'",
 )
 @world_sizes(1)
@@ -172,7 +172,7 @@ def start_by_a_method(me: Me, method: str, path: str) -> Tensor:
         if me.rank == 0:
             server = tcp_store(me, path)
         port = me.store.get("port").decode()
-        # With the agent's store, every rank is a client: nobody has to guess a free port.
+        # With the agent's store, every rank is a client: no rank has to guess a free port.
         os.environ.update(
             TORCHELASTIC_USE_AGENT_STORE="True", MASTER_ADDR=me.host, MASTER_PORT=port
         )
@@ -205,7 +205,7 @@ def test_a_default_group_by_every_method(bare_ranks: Ranks, method: str, tmp_pat
 
 
 def start_together(me: Me, kind: str, path: str) -> list[bool]:
-    """Whether everybody had come, when init_process_group returned and when new_group did.
+    """Whether all ranks had arrived when init_process_group returned, and when new_group did.
 
     Marks are added, not set: a TCPStore's `set` returns before the server has taken it in, so a
     check over another connection could come first.
@@ -228,8 +228,8 @@ def start_together(me: Me, kind: str, path: str) -> list[bool]:
 
 @chapter.must(
     "init/barrier",
-    "With TORCH_DIST_INIT_BARRIER=1, init_process_group and new_group return only when all "
-    "their ranks have come, on every kind of store.",
+    "With TORCH_DIST_INIT_BARRIER=1, init_process_group and new_group return only when all their "
+    "ranks have arrived, with every kind of store.",
     source=f"{C10D}, _store_based_barrier; pytorch#49930",
     rests_on="init/stores",
 )
@@ -255,8 +255,8 @@ def wait_for_ranks_that_never_come(me: Me) -> tuple[str, list[int]]:
 
 @chapter.must(
     "init/barrier-timeout",
-    "The barrier of a store raises a DistStoreError that counts the ranks that came, when its "
-    "timeout is over.",
+    "When its timeout is over, the barrier of a store raises a DistStoreError that gives the "
+    "number of ranks that arrived.",
     source="test_c10d_common.py, store based barrier",
 )
 @world_sizes(1)

@@ -60,7 +60,7 @@ def live_four_lives(me: Me) -> tuple[str, ...]:
 
 @chapter.must(
     "groups/leaves-nothing-behind",
-    "A process holds no thread, descriptor or shared memory of a group that is destroyed.",
+    "After a group is destroyed, the process holds no thread, descriptor or shared memory of it.",
     source="torch 2.13 docs, destroy_process_group",
     rests_on="all_reduce/sum",
 )
@@ -70,7 +70,7 @@ def test_nothing_is_left_of_destroyed_groups(bare_ranks: Ranks) -> None:
 
 
 def watch_groups_go(me: Me) -> list[str]:
-    """Which groups are still there once they are destroyed and nobody holds them."""
+    """Which groups still exist after they are destroyed and not referenced any more."""
     start(me, "once")
     group = dist.new_group()
     assert dist.group.WORLD is not None
@@ -89,7 +89,7 @@ def watch_groups_go(me: Me) -> list[str]:
 
 @chapter.must(
     "groups/is-freed",
-    "The object of a destroyed group is freed once nobody holds it.",
+    "The object of a destroyed group is freed once nothing refers to it.",
     source="pytorch#94988",
     rests_on="all_reduce/sum",
 )
@@ -99,7 +99,7 @@ def test_destroyed_groups_are_freed(bare_ranks: Ranks) -> None:
 
 
 def watch_a_store_go(me: Me) -> list[str]:
-    """What is left of a store of its own that a group was made on, once nobody holds either."""
+    """What is left of a group's own store, once neither of them is referenced."""
     before = take_census()
     store = tcp_store(me, "")
     watched = ("the store", weakref.ref(store))
@@ -117,8 +117,8 @@ def watch_a_store_go(me: Me) -> list[str]:
 
 @chapter.must(
     "groups/store-is-freed",
-    "Of a destroyed default group nothing holds the store, its connections or an entry in "
-    "torch's tables of groups.",
+    "After a default group is destroyed, nothing holds its store, the store's connections or an "
+    "entry in torch's tables of groups.",
     source="pytorch#94988",
     rests_on="groups/is-freed",
 )
@@ -128,7 +128,7 @@ def test_the_store_of_a_destroyed_group_is_freed(bare_ranks: Ranks) -> None:
 
 
 def size_when_all_is_over(group: dist.ProcessGroup, reduced: Any) -> int:
-    time.sleep(0.05)  # until then the group is destroyed, and nobody else holds it
+    time.sleep(0.05)  # until then the group is destroyed, with no other reference
     return group.size()
 
 
@@ -153,8 +153,8 @@ def leave_a_group_to_a_callback(me: Me) -> None:
 
 @chapter.must(
     "groups/last-held-by-a-callback",
-    "A callback of an operation may be the last to hold the group, as PowerSGD's may: the group "
-    "is freed in whichever thread runs the callback, and the process goes on.",
+    "A callback of an operation may hold the last reference to the group, as PowerSGD's may: the "
+    "group is freed in whichever thread runs the callback, and the process continues.",
     source="pybind11 shares a group with whoever holds it; found with torch 2.13",
     rests_on=("destroy/one-group", "groups/is-freed", "work/future-then"),
 )
@@ -213,8 +213,8 @@ def destroy_everything(me: Me) -> list[object]:
 
 @chapter.must(
     "destroy/default-group",
-    "Destroying the default group destroys all: nothing is initialized, no group is counted, "
-    "and operations raise a ValueError that says 'has not been initialized'.",
+    "Destroying the default group destroys all groups: nothing is initialized, no group is "
+    "counted, and operations raise a ValueError that says 'has not been initialized'.",
     source="torch 2.13 docs, destroy_process_group",
 )
 @world_sizes(1, 2)
@@ -230,7 +230,7 @@ def destroy_from_outside(me: Me) -> Tensor:
 
 @chapter.must(
     "destroy/non-member",
-    "A rank that is no member may destroy the group too: nothing happens.",
+    "A rank that is not a member may destroy the group too; this has no effect.",
     source=f"{C10D}, destroy_process_group",
     rests_on="all_reduce/sum",
 )
@@ -257,8 +257,8 @@ def destroy_in_turns(me: Me) -> Tensor:
 
 @chapter.must(
     "destroy/any-order",
-    "Ranks may destroy their groups in different orders and at different times, once the "
-    "groups' operations are over.",
+    "Ranks may destroy their groups in different orders and at different times, once the groups' "
+    "operations are complete.",
     source="torch 2.13 docs, shutdown",
     rests_on="new_group/members",
 )
@@ -297,8 +297,8 @@ def destroy_each_other(me: Me) -> Tensor:
 
 @chapter.must(
     "destroy/in-callbacks",
-    "Callbacks of two groups' operations may each destroy the other group at the same time: "
-    "both return, and the default group goes on working.",
+    "Callbacks of two groups' operations may each destroy the other group at the same time: both "
+    "return, and the default group keeps working.",
     source="derived: who ends a group waits for its threads, which may wait for him",
     needs="feature:nonblocking",
     rests_on=("destroy/one-group", "work/future"),
@@ -326,8 +326,8 @@ def ask_handles_afterwards(me: Me) -> list[Any]:
 
 @chapter.should(
     "destroy/handles-still-know",
-    "The handle of an operation that was waited for says the same after its group was "
-    "destroyed: wait returns, it is completed, and successful.",
+    "After its group was destroyed, the handle of an operation that was waited for reports the "
+    "same as before: wait returns, and it is completed and successful.",
     source="derived: a handle is of its operation, which is over",
     rests_on=("destroy/default-group", "all_reduce/sum"),
 )
@@ -360,7 +360,8 @@ def leave_after_sending(me: Me, how: str, numel: int) -> Tensor:
 
 @chapter.must(
     "destroy/what-was-sent-arrives",
-    "What a rank has sent arrives, although it has destroyed its groups before the others take it.",
+    "What a rank has sent arrives even if the rank destroys its groups before the others receive "
+    "it.",
     source="torch 2.13 docs, Work.wait: the operation is complete",
     rests_on="destroy/default-group",
 )
@@ -393,7 +394,7 @@ def start_again(me: Me, places: list[str]) -> list[tuple[Tensor, int]]:
 
 @chapter.must(
     "init/again",
-    "After the default group was destroyed it can be made again, several times, under fresh "
+    "After the default group was destroyed, it can be made again, several times, under fresh "
     "keys of the same store.",
     source="torch 2.13 docs, destroy_process_group; pytorch#94988",
     rests_on="all_reduce/sum",
@@ -406,7 +407,8 @@ def test_the_default_group_is_made_again(bare_ranks: Ranks) -> None:
 
 @chapter.should(
     "init/again-on-the-same-keys",
-    "The default group can be made again on the very store that it was made on before.",
+    "The default group can be made again with exactly the same store as before, without fresh "
+    "keys.",
     source="pytorch#55967",
     rests_on="init/again",
 )
@@ -435,7 +437,7 @@ def go_on_without_rank_0(me: Me) -> list[Any]:
 @chapter.must(
     "init/again-with-fewer-ranks",
     "After the default group was destroyed, some of its ranks can make a smaller one, with new "
-    "numbers.",
+    "rank numbers.",
     source="torch elastic, restarts with another world size",
     rests_on="init/again",
 )

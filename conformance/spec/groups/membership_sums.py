@@ -1,4 +1,4 @@
-"""A sum that says whose contributions are in it."""
+"""A sum that shows which ranks have contributed to it."""
 
 from __future__ import annotations
 

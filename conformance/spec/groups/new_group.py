@@ -46,7 +46,7 @@ def sum_in_new_group(me: Me, members: list[int] | None) -> Tensor:
 
 @chapter.must(
     "new_group/members",
-    "A collective in a new group takes the contributions of its members, and of nobody else.",
+    "A collective in a new group takes the contributions of its members only.",
     source="torch 2.13 docs, new_group",
     rests_on="all_reduce/sum",
 )
@@ -74,7 +74,7 @@ def compare_with_the_default_group(me: Me) -> tuple[Tensor, bool, int]:
 
 @chapter.must(
     "new_group/all-ranks",
-    "new_group without ranks makes a group of all of them, apart from the default group.",
+    "new_group without ranks makes a group of all ranks, separate from the default group.",
     source="torch 2.13 docs, new_group: 'If None, will be set to all ranks'",
     rests_on="new_group/members",
 )
@@ -111,8 +111,8 @@ def test_ranks_are_sorted(ranks: Ranks) -> None:
 
 @chapter.must(
     "new_group/given-order",
-    "With sort_ranks=False the order of the list is the order of the group, in every collective "
-    "and as root.",
+    "With sort_ranks=False, the order of the list is the order of the group, in every collective "
+    "and for roots.",
     source="pytorch#192777; torch 2.13 docs, new_group, sort_ranks",
     rests_on=("new_group/members", "all_gather_object/gathers"),
 )
@@ -182,8 +182,8 @@ def send_along_the_given_order(me: Me, order: list[int], by_group_rank: bool) ->
 
 @chapter.must(
     "new_group/given-order-of-peers",
-    "With sort_ranks=False messages go to and come from the ranks that the order of the list "
-    "makes of group_dst and group_src; dst and src are global ranks.",
+    "With sort_ranks=False, group_dst and group_src of messages are ranks in the order of the "
+    "list; dst and src are global ranks.",
     source="torch 2.13 docs, new_group, sort_ranks",
     needs="op:send",
     rests_on=("new_group/given-order", "p2p/subgroup-peers"),
@@ -269,7 +269,7 @@ def everything_alone(me: Me) -> list[Tensor]:
 
 @chapter.must(
     "new_group/of-one",
-    "In a group of one rank every collective ends at once with the rank's own contribution.",
+    "In a group of one rank, every collective completes at once with the rank's own contribution.",
     source="gloo#154 and gloo#209",
     rests_on="new_group/members",
 )
@@ -293,8 +293,8 @@ def make_bad_groups(me: Me) -> tuple[Tensor, int]:
 
 @chapter.must(
     "new_group/bad-ranks",
-    "Ranks that occur twice, do not exist, or are more than the world has, raise a ValueError "
-    "on every rank, and groups made afterwards work.",
+    "A list of ranks with duplicates, with a rank that does not exist, or with more ranks than "
+    "the world has, raises a ValueError on every rank, and groups made afterwards work.",
     source=f"{C10D}, _new_group_with_tag",
     rests_on="new_group/members",
 )
@@ -314,8 +314,8 @@ def pass_bad_arguments(me: Me) -> None:
 
 @chapter.must(
     "new_group/bad-arguments",
-    "A timeout that is no timedelta raises a TypeError; an unknown backend raises an error that "
-    "names it.",
+    "A timeout that is not a timedelta raises a TypeError; an unknown backend raises an error "
+    "that names it.",
     source=f"{C10D}, _new_group_with_tag and _new_process_group_helper",
 )
 @world_sizes(1, 2)
@@ -344,8 +344,8 @@ def use_two_backends(me: Me, default: str, other: str) -> list[Tensor]:
 
 @chapter.must(
     "new_group/another-backend",
-    "The default group and another group may be of different backends, the target's and gloo, "
-    "whichever of them is the default group's.",
+    "The default group and another group may have different backends, the target's and gloo, "
+    "whichever of the two is the default group's.",
     source="torch 2.13 docs, new_group, backend",
     rests_on="new_group/members",
 )
@@ -375,7 +375,7 @@ def use_before_others_have_come(me: Me) -> tuple[Tensor, Tensor]:
 
 @chapter.must(
     "new_group/used-at-once",
-    "A member may use a new group at once, although other members make it only later.",
+    "A member may use a new group at once, even if other members make it only later.",
     source="torchft#83",
     rests_on="new_group/members",
 )
@@ -402,7 +402,7 @@ def make_local_groups(me: Me, count: int) -> tuple[list[Tensor], int]:
 
 @chapter.must(
     "new_group/local-synchronization",
-    "With use_local_synchronization the members alone make a group; any other rank that takes "
+    "With use_local_synchronization, only the members make a group; any other rank that takes "
     "part gets None.",
     source="torch 2.13 docs, new_group, use_local_synchronization",
     rests_on="new_group/members",
@@ -429,7 +429,7 @@ def test_a_stranger_gets_none(ranks: Ranks) -> None:
 @chapter.must(
     "new_group/local-synchronization-twice",
     "Several groups of the same members may be made with use_local_synchronization; they are "
-    "apart from each other.",
+    "separate from each other.",
     source="test_c10d_common.py, groups of the same members",
     needs="feature:nonblocking",
     rests_on="new_group/local-synchronization",
@@ -486,7 +486,7 @@ def climb_a_staircase(me: Me) -> list[Tensor]:
 
 @chapter.must(
     "new_group/different-memberships",
-    "Groups work although their members belong to different numbers of groups made before.",
+    "Groups work even if their members belong to different numbers of groups made before.",
     source="pytorch#189073 and pytorch#190431",
     rests_on="new_group/members",
 )
@@ -508,8 +508,8 @@ def meet_by_a_hashed_name(me: Me) -> tuple[str, Tensor]:
 
 @chapter.should(
     "new_group/different-memberships-synchronized-locally",
-    "With use_local_synchronization too, a group can be made of ranks in different numbers of "
-    "groups made before.",
+    "With use_local_synchronization too, a group can be made of ranks that belong to different "
+    "numbers of groups made before.",
     source="pytorch#189073 and pytorch#190431",
     rests_on=("new_group/different-memberships", "new_group/local-synchronization"),
 )

@@ -75,7 +75,7 @@ def call_from_outside(me: Me, name: str) -> tuple[str, list[Tensor]] | None:
 @chapter.must(
     "groups/outsiders-are-told",
     "An operation of a rank that is not in the group warns that it 'does not belong' or raises, "
-    "returns at once and leaves its tensors as they were.",
+    "returns at once and does not change its tensors.",
     source="pytorch#67600; torch 2.13, _warn_not_in_group",
     rests_on="new_group/members",
 )

@@ -1,4 +1,4 @@
-"""A group written in Python, which communicates with nobody and notes what it is asked to do."""
+"""A process group in Python that does not communicate and records the calls it gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank translation, and what groups say of themselves."""
+"""Rank translation, and what groups report about themselves."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def translate(me: Me, members: list[int]) -> list[Any]:
 
 @chapter.must(
     "ranks/translation",
-    "get_group_rank and get_global_rank are each other's inverse on the members, and "
+    "get_group_rank and get_global_rank are inverse to each other on the members, and "
     "get_process_group_ranks lists the global ranks in the order of the group.",
     source="torch 2.13 docs, get_group_rank, get_global_rank, get_process_group_ranks",
 )
 @chapter.must(
     "ranks/non-member",
-    "For a rank that is no member, get_rank and get_world_size of the group are -1.",
+    "For a rank that is not a member, get_rank and get_world_size of the group are -1.",
     source="torch 2.13 docs, get_rank: '-1, if not part of the group'",
 )
 @world_sizes(2, 3, 4, at_least=2)
@@ -70,7 +70,7 @@ def translate_in_the_default_group(me: Me) -> list[Any]:
 
 @chapter.must(
     "ranks/default-group",
-    "In the default group, however it is named, global ranks are group ranks.",
+    "In the default group, however it is passed, global ranks are group ranks.",
     source="torch 2.13 docs, get_group_rank: 'calling this function on the default process group "
     "returns identity'",
 )
@@ -124,7 +124,8 @@ def ask_for_backends(me: Me) -> list[str]:
 @chapter.must(
     "groups/backend-name",
     "get_backend of the default group and of a group made from it is the target's backend; "
-    "get_backend_config names it for the target's device; both refuse a rank that is no member.",
+    "get_backend_config names it for the target's device; both refuse a rank that is not a "
+    "member.",
     source="torch 2.13 docs, get_backend and get_backend_config",
 )
 @world_sizes(2, 3)
@@ -202,7 +203,7 @@ def world_by_name(me: Me) -> list[bool]:
 
 @chapter.must(
     "init/world",
-    "dist.group.WORLD is the default group, and passing it is the same as passing none.",
+    "dist.group.WORLD is the default group, and passing it is the same as passing no group.",
     source="torch/distributed/distributed_c10d.py of torch 2.13, group.WORLD",
     rests_on="all_reduce/sum",
 )

@@ -1,4 +1,4 @@
-"""Several groups at the same time, and the numbers of their operations."""
+"""Operations in several groups at the same time, and sequence numbers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _results(program: Program, world_size: int) -> list[dict[int, Tensor]]:
 
 @chapter.must(
     "groups/several-at-once",
-    "Operations under way in several groups at once, overlapping ones included, do not mix, "
+    "Operations in progress in several groups at once, overlapping groups included, do not mix, "
     "whatever the order in which their handles are waited for.",
     source="torch 2.13 docs, new_group: 'Safe concurrent usage'",
     rests_on="new_group/members",
@@ -122,7 +122,7 @@ def begin_with_another_group(me: Me) -> list[Tensor]:
 @chapter.should(
     "groups/in-any-order",
     "Ranks may issue the operations of several groups in different orders: an operation waits "
-    "for ranks of its own group alone.",
+    "only for ranks of its own group.",
     source="torch 2.13 docs, new_group: 'Safe concurrent usage' asks for one order with NCCL alone",
     needs="feature:nonblocking",
     rests_on="groups/several-at-once",

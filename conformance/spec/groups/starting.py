@@ -1,4 +1,4 @@
-"""Making the default group in a case's own way."""
+"""Functions for cases that make the default group themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores for groups to be made on."""
+"""Stores on which cases make groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conformance import Me
 class CountersApart(dist.Store):
     """A store written in Python that keeps what `add` counts apart from what `set` stores.
 
-    On such a store, `get` of a counter fails: whoever mixes the two on one key is found out. It has
+    On such a store, `get` of a counter fails: code that mixes the two on one key fails. It has
     every method that torch looks for in Python, by the name by which torch looks for it.
     """
 

@@ -1,4 +1,4 @@
-"""Dividing the world: new_subgroups, new_subgroups_by_enumeration, split_group, meshes."""
+"""Dividing the world: new_subgroups, new_subgroups_by_enumeration, split_group, device meshes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def divide(me: Me, sizes: list[int]) -> list[tuple[Tensor, int, bool]]:
 @chapter.must(
     "new_subgroups/equal-parts",
     "new_subgroups divides the world into consecutive groups of one size, and returns this "
-    "rank's and all of them.",
+    "rank's group and the list of all groups.",
     source="torch 2.13 docs, new_subgroups",
     rests_on="new_group/members",
 )
@@ -95,7 +95,7 @@ def enumerate_badly(me: Me) -> None:
 
 @chapter.must(
     "new_subgroups_by_enumeration/arguments",
-    "No lists at all, and a rank in two of them, raise a ValueError.",
+    "An empty list of lists raises a ValueError, and so does a rank in two lists.",
     source=f"{C10D}, new_subgroups_by_enumeration",
 )
 @world_sizes(2, 3)
@@ -189,7 +189,7 @@ def _peers(rank: int, world_size: int, dimension: int) -> list[int]:
 
 @chapter.must(
     "device_mesh/dimensions",
-    "Each dimension of a mesh has a group of the ranks that differ in this coordinate alone.",
+    "Each dimension of a mesh has a group of the ranks that differ only in this coordinate.",
     source="torch 2.13 docs, init_device_mesh and DeviceMesh.get_group",
     rests_on="new_group/members",
 )

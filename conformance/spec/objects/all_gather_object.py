@@ -163,8 +163,8 @@ def gather_what_cannot_be_pickled(me: Me) -> Tensor:
 
 @chapter.must(
     "objects/unpicklable",
-    "An object that cannot be pickled raises where it was given, before anything is sent, so "
-    "that the group is as good as before.",
+    "Passing an object that cannot be pickled raises on the rank that passes it, before anything "
+    "is sent, so that the group works as before.",
     source="observed, torch 2.13.0 gloo",
     rests_on=("all_gather_object/gathers", "all_reduce/sum"),
 )
@@ -190,8 +190,8 @@ def change_what_was_received(me: Me) -> list[Any]:
 
 @chapter.must(
     "objects/received-are-copies",
-    "What is received belongs to the receiver: changing it changes no other rank's, no earlier "
-    "result and nothing that was given.",
+    "A received object belongs to the receiver: changing it changes no other rank's object, no "
+    "earlier result and no object that was passed in.",
     source="torch 2.13 docs, all_gather_object: objects are pickled",
     rests_on="all_gather_object/gathers",
 )
@@ -221,7 +221,7 @@ def mix_objects_and_tensors(me: Me) -> list[Any]:
 
 @chapter.must(
     "objects/between-collectives",
-    "Object collectives and collectives of tensors in any sequence do not disturb each other.",
+    "Object collectives and tensor collectives in any sequence do not disturb each other.",
     source="torch 2.13 docs, object collectives",
     rests_on=("all_gather_object/gathers", "broadcast_object_list/broadcasts", "all_reduce/sum"),
 )

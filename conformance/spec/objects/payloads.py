@@ -1,4 +1,4 @@
-"""Values of many kinds, for object collectives to carry."""
+"""Values of many kinds that object collectives must carry."""
 
 from __future__ import annotations
 

@@ -67,7 +67,8 @@ def gather_with_wrong_lists(me: Me) -> None:
 
 @chapter.must(
     "gather_object/arguments",
-    "The destination without a list, and any other rank with one, get a ValueError.",
+    "The destination raises a ValueError without a list, and any other rank raises one with a "
+    "list.",
     source=f"{C10D}, gather_object",
 )
 @world_sizes(1, 2, 3)
@@ -104,7 +105,7 @@ def test_every_list_holds_the_objects_of_the_source(ranks: Ranks, root: str) -> 
 
 @chapter.must(
     "broadcast_object_list/device",
-    "With device given, the objects travel by way of that device and arrive unchanged.",
+    "With device given, the objects are sent through that device and arrive unchanged.",
     source="torch 2.13 docs, broadcast_object_list",
     needs="op:broadcast",
     rests_on="broadcast_object_list/broadcasts",
@@ -126,7 +127,7 @@ def keep_the_own_objects(me: Me) -> tuple[bool, list[Any]]:
 
 @chapter.must(
     "broadcast_object_list/source-keeps-its-own",
-    "The source's list still holds the very objects that it held before.",
+    "The source's list still holds the same objects that it held before.",
     source=f"{C10D}, broadcast_object_list",
     needs="op:broadcast",
     rests_on="broadcast_object_list/broadcasts",
@@ -147,7 +148,7 @@ def broadcast_lists_of_differing_lengths(me: Me) -> list[Any]:
 
 @chapter.should(
     "broadcast_object_list/lists-of-differing-lengths",
-    "Lists that are longer on one rank than on another raise on every rank, and no process ends.",
+    "If one rank's list is longer than another's, every rank raises, and no process ends.",
     source="torch 2.13 docs, broadcast_object_list: 'each rank must provide lists of equal sizes'",
     needs=("op:broadcast", "feature:mismatch_errors"),
     rests_on="broadcast_object_list/broadcasts",
@@ -176,7 +177,7 @@ def scatter_from(me: Me, src: int | None, junk_elsewhere: bool) -> list[Any]:
 @chapter.must(
     "scatter_object_list/scatters",
     "scatter_object_list puts the source's object for this rank into the first entry of the "
-    "output list, and leaves the other entries alone.",
+    "output list, and does not change the other entries.",
     source="torch 2.13 docs, scatter_object_list",
     needs=("op:broadcast", "op:scatter", "dtype:uint8", "dtype:int64"),
 )
@@ -190,7 +191,7 @@ def test_every_rank_gets_its_own_object(ranks: Ranks, root: str) -> None:
 
 @chapter.must(
     "scatter_object_list/input-of-others",
-    "What other ranks than the source pass as input is ignored.",
+    "The input of ranks other than the source is ignored.",
     source="torch 2.13 docs, scatter_object_list: 'Only objects on the src rank will be scattered'",
     needs=("op:broadcast", "op:scatter"),
     rests_on="scatter_object_list/scatters",
@@ -242,7 +243,8 @@ def scatter_with_wrong_arguments(me: Me) -> None:
 
 @chapter.must(
     "scatter_object_list/arguments",
-    "An output that is no list with an entry, and a source without input, raise a ValueError.",
+    "An output that is not a list with at least one entry raises a ValueError, and so does a "
+    "source without input.",
     source=f"{C10D}, scatter_object_list",
 )
 @world_sizes(1, 2)
@@ -308,8 +310,8 @@ def use_wrong_roots(me: Me) -> None:
 
 @chapter.must(
     "objects/root-arguments",
-    "A root given in both ways raises a ValueError, as does one outside of the group, and the "
-    "default root, global rank 0, in a group without it.",
+    "A ValueError is raised for a root that is given both ways, for a root outside the group, "
+    "and for the default root, global rank 0, in a group without it.",
     source=f"{C10D}, _canonicalize_group_rank",
 )
 @world_sizes(2, 3)

@@ -42,7 +42,7 @@ def test_objects_are_sent_and_received(ranks: Ranks) -> None:
 
 @chapter.must(
     "send_object_list/batch",
-    "use_batch sends and receives the same objects by batch_isend_irecv.",
+    "With use_batch, the same objects are sent and received by batch_isend_irecv.",
     source="torch 2.13 docs, send_object_list",
     rests_on=("send_object_list/delivers", "p2p/batch"),
 )
@@ -107,7 +107,7 @@ def name_no_peer(me: Me) -> None:
 
 @chapter.must(
     "send_object_list/arguments",
-    "The own rank as peer, and no peer at all, raise a ValueError.",
+    "Naming the rank itself as peer, or no peer at all, raises a ValueError.",
     source="torch/distributed/distributed_c10d.py of torch 2.13, send_object_list and "
     "recv_object_list",
 )

@@ -22,7 +22,7 @@ chapter = Chapter("p2p", needs="feature:any_source")
 
 
 def one_from_each(me: Me) -> dict[int, Tensor]:
-    """The last rank takes one message of every other one, whoever comes first."""
+    """The last rank takes one message of every other rank, in any order."""
     last = me.world_size - 1
     if me.rank != last:
         dist.send(content(me.rank, 6).to(me.device), last)
@@ -37,7 +37,7 @@ def one_from_each(me: Me) -> dict[int, Tensor]:
 @not_probed()
 @chapter.must(
     "p2p/any-source",
-    "recv without a source takes a message from whichever rank sent one, and returns the global "
+    "recv without a source takes a message from any rank that sent one, and returns the global "
     "rank of the sender.",
     source="torch 2.13 docs, recv: 'Will receive from any process if unspecified'",
     rests_on="p2p/delivers",
@@ -49,7 +49,7 @@ def test_recv_from_anybody_returns_the_sender(ranks: Ranks) -> None:
 
 
 def only_the_late_one(me: Me) -> int:
-    """Rank 0 waits for anybody before anybody has sent; only the last rank ever does."""
+    """Rank 0 receives from any source before any rank has sent; only the last rank sends."""
     x = torch.zeros(2, device=me.device)
     if me.rank == 0:
         work = dist.irecv(x)
@@ -87,8 +87,8 @@ def a_stream_from_each(me: Me, count: int) -> dict[int, list[Tensor]]:
 @not_probed()
 @chapter.must(
     "p2p/any-source-each-once",
-    "Receives without a source get every message of every sender once, those of one sender in "
-    "their order.",
+    "Receives without a source get every message of every sender once, and the messages of one "
+    "sender in their order.",
     source="torch 2.13 docs, recv",
     rests_on=("p2p/any-source", "p2p/order"),
 )
@@ -101,7 +101,7 @@ def test_messages_from_anybody_come_once_and_in_order(ranks: Ranks) -> None:
 
 
 def anybody_under_a_tag(me: Me) -> list[Tensor]:
-    """Two messages under two tags are there before the first receive from anybody."""
+    """Two messages under two tags are there before the first receive from any source."""
     if me.rank == 0:
         works = [dist.isend(content(tag, 2).to(me.device), 1, tag=tag) for tag in (4, 3)]
         me.store.set("sent", "1")
@@ -130,7 +130,7 @@ def test_a_receive_from_anybody_keeps_to_its_tag(ranks: Ranks) -> None:
 
 
 def named_and_unnamed(me: Me) -> list[int]:
-    """Rank 0 names rank 1 first, so what it takes from anybody can only be from rank 2."""
+    """Rank 0 names rank 1 first, so what it receives from any source can only be from rank 2."""
     x = torch.zeros(1, device=me.device)
     if me.rank == 0:
         return [dist.recv(x, 1), dist.recv(x)]
@@ -166,7 +166,7 @@ def anybody_in_a_subgroup(me: Me) -> tuple[int, int] | None:
 @chapter.must(
     "p2p/any-source-in-a-subgroup",
     "In a subgroup, recv without a source returns the sender's global rank, while the handle of "
-    "an irecv knows its rank in the group.",
+    "an irecv gives the sender's rank in the group.",
     source="torch/distributed/distributed_c10d.py of torch 2.13, recv",
     rests_on=("p2p/any-source", "p2p/subgroup-peers"),
 )

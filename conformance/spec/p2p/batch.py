@@ -42,7 +42,7 @@ def test_a_batch_goes_around_a_ring(ranks: Ranks, receive_first: bool) -> None:
 
 
 def all_pairs(me: Me) -> list[Tensor]:
-    """Everybody exchanges tensors of different sizes with everybody, in one batch a rank."""
+    """All pairs of ranks exchange tensors of different sizes, in one batch per rank."""
     n = me.world_size
     got = [torch.zeros(10 * src + me.rank, device=me.device) for src in range(n)]
     batch = []
@@ -100,7 +100,7 @@ def test_a_batch_keeps_the_order_of_each_direction(ranks: Ranks) -> None:
 
 
 def batch_in_a_subgroup(me: Me, by_group_rank: bool) -> Tensor:
-    """In the group of all ranks but 0, everybody sends to the next member."""
+    """In the group of all ranks but 0, each rank sends to the next member."""
     members = list(range(1, me.world_size))
     group = dist.new_group(members)
     got = torch.zeros(2, device=me.device)
@@ -170,8 +170,8 @@ def batch_badly(me: Me) -> None:
 
 @chapter.must(
     "p2p/batch-arguments",
-    "P2POp and batch_isend_irecv refuse other operations than isend and irecv, things that are "
-    "no P2POp, and operations of different groups, with a ValueError.",
+    "P2POp and batch_isend_irecv raise a ValueError for operations other than isend and irecv, "
+    "for objects that are not a P2POp, and for operations of different groups.",
     source="torch/distributed/distributed_c10d.py of torch 2.13, _check_op and _check_p2p_op_list",
 )
 @world_sizes(2)

@@ -1,4 +1,4 @@
-"""Messages that are large, or whose values are not what lies in memory in that order."""
+"""Large messages, and tensors whose values do not lie in memory in order."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def check_transfer(ranks: Ranks, kind: str, of_sender: bool, says: str) -> None:
 @chapter.must(
     "p2p/non-contiguous",
     "A tensor that is not contiguous is sent or received element by element, or it is refused "
-    "with an error that says 'contiguous'; never is its storage taken as if it were dense.",
+    "with an error that says 'contiguous'; its storage is never treated as if it were dense.",
     source="pytorch#24836 and pytorch#158903 for collectives; torch 2.13.0 gloo refuses",
     rests_on="p2p/delivers",
 )
@@ -111,8 +111,8 @@ def test_a_transposed_matrix(ranks: Ranks, of_sender: bool) -> None:
 
 @chapter.should(
     "p2p/negated",
-    "A message to or from a tensor with the neg bit, as x.conj().imag has it, carries the "
-    "values and not the memory, or is refused.",
+    "A message to or from a tensor with the neg bit, such as x.conj().imag, carries the values "
+    "and not the raw memory, or is refused.",
     source="torch 2.13 docs, Tensor.resolve_neg",
     rests_on="p2p/delivers",
 )
@@ -124,8 +124,8 @@ def test_the_neg_bit(ranks: Ranks, of_sender: bool) -> None:
 
 @chapter.must(
     "p2p/conjugated",
-    "A message to or from a tensor with the conj bit, as x.conj() has it, carries the values "
-    "and not the memory, or is refused.",
+    "A message to or from a tensor with the conj bit, such as x.conj(), carries the values and "
+    "not the raw memory, or is refused.",
     source="torch 2.13 docs, Tensor.resolve_conj",
     needs="dtype:complex64",
     rests_on="p2p/delivers",

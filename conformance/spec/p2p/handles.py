@@ -1,4 +1,4 @@
-"""What the handles of isend and irecv say and do."""
+"""The handles of isend and irecv: completion, wait and future."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def drop_the_handles(me: Me, numel: int) -> list[Tensor]:
 
 @chapter.must(
     "p2p/dropped-handles",
-    "A message whose isend handle was dropped arrives all the same.",
+    "A message arrives even if its isend handle was dropped.",
     source="gloo#308",
     rests_on="p2p/order",
 )
@@ -142,7 +142,8 @@ def poll_until_completed(me: Me, limit_s: float) -> tuple[bool, bool]:
 
 @chapter.must(
     "p2p/completes-without-wait",
-    "is_completed of an isend and of an irecv becomes true by itself once the message is over.",
+    "is_completed of an isend and of an irecv becomes true by itself once the message has been "
+    "transferred.",
     source="pytorch#30723",
     rests_on="p2p/delivers",
 )
@@ -170,8 +171,8 @@ def look_when_it_is_completed(me: Me, limit_s: float) -> tuple[bool, Tensor]:
 
 @chapter.must(
     "p2p/completed-is-written",
-    "Once is_completed of an irecv is true its tensor holds the whole message, although nobody "
-    "has waited.",
+    "Once is_completed of an irecv is true, its tensor holds the whole message, even if wait was "
+    "not called.",
     source="torch 2.13 docs, Work.is_completed",
     rests_on="p2p/completes-without-wait",
 )
@@ -252,7 +253,7 @@ def ask_for_the_source(me: Me) -> int:
 
 @chapter.must(
     "p2p/source-rank",
-    "The handle of a receive knows the rank in the group that the message came from.",
+    "The handle of a receive gives the sender's rank in the group.",
     source="torch 2.13, Work.source_rank",
     rests_on="p2p/delivers",
 )
@@ -285,7 +286,7 @@ def test_a_receive_has_a_future_and_a_result(ranks: Ranks) -> None:
 
 
 def wait_for_a_peer_that_never_comes(me: Me, is_send: bool) -> None:
-    """Rank 0 waits for 100 ms for a message that nobody else posts, and gives up.
+    """Rank 0 waits for 100 ms for a message that no other rank posts, and gives up.
 
     The message is large, so most targets do not buffer it. Where one does, the send is over, and
     rank 1 can have the message later.
@@ -312,8 +313,8 @@ def wait_for_a_peer_that_never_comes(me: Me, is_send: bool) -> None:
 
 @chapter.must(
     "p2p/wait-timeout",
-    "wait(timeout) on a receive without a partner raises soon after its timeout, and not "
-    "before; on a send it does so too, or the send is over, where sends are buffered.",
+    "wait(timeout) on a receive without a matching send raises soon after its timeout, and not "
+    "before; on a send it does the same, or the send is complete, where sends are buffered.",
     source="pytorch#40948 and pytorch#41265; observed, torch 2.13.0 gloo",
     needs="feature:timeouts",
     rests_on="p2p/delivers",

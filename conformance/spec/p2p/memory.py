@@ -1,4 +1,4 @@
-"""Nothing is kept of messages that have arrived."""
+"""Messages that have arrived keep no memory."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ def kept_after_messages(me: Me) -> Kept:
 
 @chapter.must(
     "p2p/keeps-nothing",
-    "When messages have arrived and their handles are dropped, the group has let go of their "
-    "tensors, but for a few of the last ones, and memory does not grow with their number.",
+    "When messages have arrived and their handles are dropped, the group holds none of their "
+    "tensors, except for a few of the last ones, and memory does not grow with the number of "
+    "messages.",
     rests_on="p2p/does-not-block",
 )
 @world_sizes(2)

@@ -1,4 +1,4 @@
-"""Who the peer is: arguments, subgroups, oneself, and peers that do not exist."""
+"""Peers: how they are named, subgroups, the rank itself, and peers that do not exist."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def send_no_tensor(me: Me) -> None:
 
 @chapter.must(
     "p2p/needs-a-tensor",
-    "Anything but a tensor is refused with a TypeError.",
+    "Anything other than a tensor is refused with a TypeError.",
     source="torch/distributed/distributed_c10d.py of torch 2.13, isend and irecv",
 )
 @world_sizes(2)
@@ -136,7 +136,7 @@ def send_after_what_is_no_tag(me: Me, tag: Any) -> float:
 
 @chapter.must(
     "p2p/no-tag",
-    "A tag that is no integer of 32 bits is refused with a TypeError, and the group goes on.",
+    "A tag that is not a 32-bit integer is refused with a TypeError, and the group keeps working.",
     source="observed, torch 2.13.0 gloo: 'incompatible function arguments'",
     rests_on="p2p/delivers",
 )
@@ -154,7 +154,8 @@ def talk_to_nobody(me: Me, peer: int, is_send: bool) -> None:
 
 @chapter.must(
     "p2p/peer-out-of-range",
-    "A peer that the world does not have is refused with an error, and the process lives on.",
+    "A peer that does not exist in the world is refused with an error, and the process does not "
+    "end.",
     source="torch 2.13 docs, isend; torch 2.13.0 gloo reads past its table of peers",
     needs="op:send",
 )
@@ -186,7 +187,7 @@ def messages_of_another_size(me: Me, sent: int, received: int) -> None:
 
 @chapter.must(
     "p2p/longer-message",
-    "A receive whose tensor is smaller than the message raises, and the process lives on.",
+    "A receive whose tensor is smaller than the message raises, and the process does not end.",
     source="gloo: 'Received data size doesn't match expected size', which ends the process",
     needs="feature:mismatch_errors",
     rests_on="p2p/delivers",
@@ -200,8 +201,8 @@ def test_a_message_longer_than_the_tensor_is_refused(ranks: Ranks) -> None:
 
 @chapter.must(
     "p2p/shorter-message",
-    "A receive whose tensor is larger than the message raises instead of leaving its end as it "
-    "was.",
+    "A receive whose tensor is larger than the message raises instead of leaving the end of the "
+    "tensor unchanged.",
     source="torch 2.13 docs, recv; torch 2.13.0 gloo accepts it without a word",
     needs="feature:mismatch_errors",
     rests_on="p2p/delivers",

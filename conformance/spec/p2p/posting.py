@@ -1,4 +1,4 @@
-"""isend and irecv with a handle that is certain to be there."""
+"""isend and irecv that return a handle, which is never None."""
 
 from __future__ import annotations
 

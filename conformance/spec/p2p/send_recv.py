@@ -152,8 +152,8 @@ def receive_into_the_middle(me: Me) -> tuple[Tensor, Tensor]:
 
 @chapter.must(
     "p2p/touches-nothing-else",
-    "A receive writes into its tensor alone: the storage around a view, the tensor that was "
-    "sent and the tensors of other ranks keep their values.",
+    "A receive writes only into its tensor: the storage around a view, the tensor that was sent "
+    "and the tensors of other ranks keep their values.",
     source="torch 2.13 docs, recv: 'Tensor to fill with received data'",
     rests_on="p2p/delivers",
 )
@@ -182,7 +182,7 @@ def send_a_row(me: Me) -> Tensor:
 
 @chapter.must(
     "p2p/storage-offset",
-    "A contiguous view is sent from and received at its own place in its storage.",
+    "A contiguous view is sent from, and received at, its own offset in its storage.",
     rests_on="p2p/delivers",
 )
 @world_sizes(2)
@@ -248,8 +248,8 @@ def empty_then_full(me: Me) -> list[Tensor]:
 
 @chapter.must(
     "p2p/zero-elements",
-    "A message of zero elements is a message: it is waited for, and takes its place in the "
-    "order of those of its tag.",
+    "A message of zero elements counts as a message: it is waited for, and keeps its place in "
+    "the order of the messages of its tag.",
     source="gloo, messages of zero bytes do the whole exchange; observed, torch 2.13.0 gloo",
     rests_on=("p2p/delivers", "p2p/order"),
 )
@@ -312,8 +312,8 @@ def overwrite_after_sending(me: Me, numel: int, asynchronous: bool) -> Tensor:
 
 @chapter.must(
     "p2p/buffer-is-free",
-    "After send has returned, or isend was waited for, the tensor may be changed without "
-    "changing what arrives.",
+    "After send has returned, or isend was waited for, changing the tensor does not change what "
+    "arrives.",
     source="torch 2.13 docs, isend: 'Modifying tensor before the request completes causes "
     "undefined behavior'",
     rests_on="p2p/delivers",
@@ -336,7 +336,7 @@ def recv_from_a_named_source(me: Me) -> list[int]:
 
 @chapter.must(
     "p2p/recv-returns-the-source",
-    "recv returns the global rank of the sender, also where it was given.",
+    "recv returns the global rank of the sender, also if the source was given.",
     source="torch 2.13 docs, recv: 'Returns: Sender rank'",
     rests_on="p2p/delivers",
 )

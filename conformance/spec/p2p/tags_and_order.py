@@ -35,7 +35,7 @@ def receive_the_later_tag_first(me: Me, tags: tuple[int, ...]) -> list[Tensor]:
 
 @chapter.must(
     "p2p/tags",
-    "A receive takes a message of its own tag, although messages of other tags came before.",
+    "A receive takes a message of its own tag, even if messages of other tags came before.",
     source="torch 2.13 docs, send: 'Tag to match send with remote recv'; pytorch#94819",
     rests_on="p2p/delivers",
 )
@@ -115,7 +115,7 @@ def many_pending(me: Me, first: int) -> Tensor:
 
 @chapter.must(
     "p2p/many-pending",
-    "Hundreds of messages between two ranks may be under way at once, whichever side posts its "
+    "Hundreds of messages between two ranks may be in progress at once, whichever side posts its "
     "part first.",
     source="derived: order/many-pending, for messages",
     rests_on=("p2p/order", "p2p/does-not-block"),
@@ -137,7 +137,7 @@ def many_in_a_row(me: Me) -> Tensor:
 
 @chapter.must(
     "p2p/many-in-a-row",
-    "After a thousand messages between two ranks the next one arrives as the first did.",
+    "After a thousand messages between two ranks, the next one arrives like the first.",
     source="derived: order/many-in-a-row, for messages",
     rests_on="p2p/many-pending",
 )
@@ -169,8 +169,8 @@ def messages(draw: st.DrawFn, world_size: int) -> list[Message]:
 
 @chapter.must(
     "p2p/any-order-of-posts",
-    "Sends and receives that match each other complete in whatever order each rank posts them "
-    "and waits for them.",
+    "Matching sends and receives complete in whatever order each rank posts them and waits for "
+    "them.",
     source="torch 2.13 docs, isend and irecv",
     rests_on=("p2p/delivers", "p2p/tags", "p2p/order"),
 )
@@ -233,7 +233,7 @@ def collectives_between(me: Me, tag: int) -> tuple[Tensor, list[Tensor]]:
 
 @chapter.must(
     "p2p/beside-collectives",
-    "Messages and collectives under way in one group at the same time do not disturb each "
+    "Messages and collectives in progress in one group at the same time do not disturb each "
     "other, whatever the tag.",
     source="torch 2.13 docs, send: 'Tag to match send with remote recv'",
     rests_on=("p2p/delivers", "all_reduce/sum"),
@@ -270,7 +270,7 @@ def exchange_from_threads(me: Me, threads: int, rounds: int) -> list[list[Tensor
 
 @chapter.should(
     "p2p/threads",
-    "Threads of one process may exchange messages at once, each under a tag of its own.",
+    "Threads of one process may exchange messages at the same time, each under its own tag.",
     source="observed, torch 2.13.0 gloo",
     rests_on="p2p/tags",
 )

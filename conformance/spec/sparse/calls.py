@@ -45,8 +45,8 @@ def reduce_several(me: Me) -> list[Tensor]:
 
 @chapter.must(
     "sparse/several-at-once",
-    "Several reductions of sparse and dense tensors under way at once keep their indices and "
-    "values apart.",
+    "Several reductions of sparse and dense tensors in progress at once do not mix their indices "
+    "and values.",
     source="horovod#3813",
     rests_on=("sparse/sum", "all_reduce/sum"),
 )
@@ -102,7 +102,7 @@ def reduce_in_a_subgroup(me: Me) -> Tensor | None:
 
 @chapter.must(
     "sparse/subgroup",
-    "In a subgroup the members' tensors alone are summed.",
+    "In a subgroup, only the members' tensors are summed.",
     source="torch 2.13 docs, all_reduce: 'The process group to work on'",
     rests_on="sparse/sum",
 )
@@ -148,7 +148,8 @@ def reduce_a_gradient(me: Me) -> tuple[bool, Tensor]:
 
 @chapter.must(
     "sparse/gradients",
-    "The sparse gradient of an embedding is reduced in place, without a detour by its dense form.",
+    "The sparse gradient of an embedding is reduced in place, without being converted to a dense "
+    "tensor.",
     source="pytorch#22037, sparse gradients",
     rests_on=("sparse/hybrid", "sparse/in-place"),
 )
@@ -186,8 +187,8 @@ def _elementwise(name: str, world_size: int, dtype: str) -> Tensor:
 
 @chapter.must(
     "sparse/other-operations",
-    "Any operation but SUM either gives what it gives for dense tensors or is refused on every "
-    "rank with a RuntimeError that says that only SUM works.",
+    "Any operation other than SUM either gives the same result as for dense tensors, or is "
+    "refused on every rank with a RuntimeError that says that only SUM works.",
     source="horovod#2279; torch/csrc/distributed/c10d/ProcessGroupGloo.cpp",
     rests_on="sparse/sum",
 )
@@ -266,7 +267,7 @@ def use_elsewhere(me: Me, name: str) -> list[Tensor]:
 
 
 def _elsewhere(name: str, world_size: int) -> list[list[Tensor] | None]:
-    """What each rank ends with; None where it is nobody's business."""
+    """What each rank ends with; None where it does not matter."""
     all_of_them = [_entries(rank, 5).tensor() for rank in range(world_size)]
     own = [x.to_dense() for x in all_of_them]
     others = range(1, world_size)

@@ -1,4 +1,4 @@
-"""What a sum of sparse tensors holds."""
+"""Values, indices and dtypes of a sum of sparse tensors."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_every_rank_ends_with_the_same_bits(ranks: Ranks) -> None:
 
 @chapter.must(
     "sparse/uncoalesced",
-    "An index that a rank's tensor holds several times counts with the sum of its values.",
+    "An index that occurs several times in a rank's tensor contributes the sum of its values.",
     source="torch 2.13 docs, sparse COO tensors: uncoalesced tensors",
     rests_on="sparse/sum",
 )
@@ -158,8 +158,8 @@ def reduce_strided(me: Me, how: str) -> Tensor:
 
 @chapter.must(
     "sparse/strided",
-    "Indices and values may have any strides, as the values of a gradient have whose output was "
-    "transposed or summed.",
+    "Indices and values may have any strides, such as the values of a gradient have if the "
+    "output was transposed or summed.",
     source="torch 2.13 docs, sparse COO tensors: constructed of any tensors",
     rests_on="sparse/hybrid",
 )
@@ -172,7 +172,7 @@ def test_parts_of_any_strides(ranks: Ranks, how: str) -> None:
 
 @chapter.must(
     "sparse/differing-counts",
-    "Ranks may hold different numbers of elements, none at all included.",
+    "Ranks may hold different numbers of elements, including none at all.",
     source="pytorch#23917",
     rests_on="sparse/sum",
 )
@@ -201,7 +201,7 @@ def test_ranks_hold_different_numbers_of_elements(
 
 @chapter.must(
     "sparse/all-empty",
-    "If no rank holds an element, the result holds none; shapes with a zero are no exception.",
+    "If no rank holds an element, the result holds none, also for shapes with a zero.",
     source="observed, torch 2.13.0 gloo",
     rests_on="sparse/differing-counts",
 )
@@ -244,7 +244,7 @@ def test_sums_of_every_dtype(ranks: Ranks, name: str) -> None:
 
 @chapter.should(
     "sparse/float16",
-    "float16 is reduced as a sparse tensor too, as it is as a dense one.",
+    "float16 is reduced as a sparse tensor, as it is as a dense one.",
     source="torch 2.13 docs, all_reduce names no dtypes; torch 2.13.0 gloo refuses it",
     needs=("op:all_reduce", "feature:sparse", "dtype:float16"),
     rests_on="sparse/sum",
@@ -278,7 +278,7 @@ def test_sums_of_complex_numbers_are_right_or_refused(ranks: Ranks) -> None:
 
 @chapter.should(
     "sparse/many-dimensions",
-    "There is no limit of four sparse and four dense dimensions.",
+    "Tensors may have more than four sparse and more than four dense dimensions.",
     source="pytorch#19146 assumes it; torch 2.13.0 gloo fails an internal assertion",
     rests_on="sparse/hybrid",
 )
@@ -328,7 +328,7 @@ def reduce_many(me: Me, numel: int) -> Tensor:
 
 @chapter.must(
     "sparse/many-elements",
-    "Tensors of many thousand elements are summed, also where one rank has few of them.",
+    "Tensors of many thousand elements are summed, also if one rank has few of them.",
     source="derived: a batch of words",
     rests_on="sparse/sum",
 )

@@ -1,4 +1,4 @@
-"""Gradients of a layer in training."""
+"""Gradients of a SyncBatchNorm layer in training."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ _DOUBLE = Layer(dtype="float64")
 
 @chapter.must(
     "sync_batchnorm/input-gradient",
-    "The gradient of a rank's input is its part of the gradient of the whole batch: it counts "
-    "how the input moves the statistics, and with them the outputs of all ranks.",
+    "The gradient of a rank's input is its part of the gradient of the whole batch: it includes "
+    "the input's effect on the statistics, and through them on the outputs of all ranks.",
     source=f"{DOCS}; pytorch#14267, the first version",
     rests_on="sync_batchnorm/output",
 )
@@ -62,8 +62,8 @@ def test_inputs_get_their_part_of_the_whole_gradient(ranks: Ranks, dtype: str) -
 
 @chapter.must(
     "sync_batchnorm/parameter-gradients",
-    "The gradients of weight and bias are the rank's own part, for DDP to average; added up "
-    "over the ranks they are those of the whole batch.",
+    "The gradients of weight and bias are the rank's own part, for DDP to average; their sum "
+    "over the ranks is the gradient of the whole batch.",
     source="torch 2.13, _functions.py: 'synchronizing of grad_weight / grad_bias is not needed'",
     rests_on="sync_batchnorm/output",
 )
@@ -76,7 +76,7 @@ def test_parameters_get_the_ranks_own_part(ranks: Ranks, dtype: str) -> None:
 
 @chapter.must(
     "sync_batchnorm/unequal-gradients",
-    "Means over gradients weigh each rank by its number of values.",
+    "Means over gradients weight each rank by its number of values.",
     source="pytorch#22192 and its fix for backward, pytorch#36382",
     rests_on=("sync_batchnorm/input-gradient", "sync_batchnorm/unequal-batches"),
 )
@@ -116,7 +116,7 @@ def train_frozen(me: Me, frozen: str, x: Tensor, dy: Tensor) -> list[Tensor | No
 @chapter.must(
     "sync_batchnorm/frozen-parameters",
     "A weight or bias that requires no gradient gets none, and the other gradients and the "
-    "running statistics are as ever.",
+    "running statistics are the same as usual.",
     source="torch 2.13, requires_grad",
     rests_on=("sync_batchnorm/input-gradient", "sync_batchnorm/parameter-gradients"),
 )
@@ -148,8 +148,8 @@ def train_with_a_zero_weight(me: Me, x: Tensor, dy: Tensor) -> Step:
 
 @chapter.must(
     "sync_batchnorm/zero-weight",
-    "A weight may be zero, as new residual networks have it: gradients of weight and bias are "
-    "as ever, and the input's is zero.",
+    "A weight may be zero, as in a new residual network: the gradients of weight and bias are "
+    "the same as usual, and the input's is zero.",
     source="torchvision, zero_init_residual",
     rests_on=("sync_batchnorm/input-gradient", "sync_batchnorm/parameter-gradients"),
 )
@@ -175,7 +175,8 @@ def train_first_layer(me: Me, x: Tensor, dy: Tensor) -> list[Tensor]:
 
 @chapter.must(
     "sync_batchnorm/input-without-gradient",
-    "The first layer of a model, whose input requires no gradient, gives weight and bias theirs.",
+    "In the first layer of a model, whose input requires no gradient, weight and bias get their "
+    "gradients.",
     source="PaddlePaddle#67182; torch 2.13, requires_grad",
     rests_on="sync_batchnorm/parameter-gradients",
 )
@@ -191,7 +192,7 @@ def test_the_first_layer_of_a_model(ranks: Ranks) -> None:
 
 @chapter.must(
     "sync_batchnorm/transposed-neighbours",
-    "Between layers that hand on transposed tensors, gradients are right as well.",
+    "Gradients are also right between layers that pass on transposed tensors.",
     source="pytorch#64039",
     rests_on=("sync_batchnorm/input-gradient", "sync_batchnorm/non-contiguous"),
 )
@@ -205,8 +206,8 @@ def test_neighbours_that_transpose(ranks: Ranks, dimensions: int) -> None:
 
 @chapter.must(
     "sync_batchnorm/network",
-    "In a network with several such layers between others, all parameters have, added up over "
-    "the ranks, the gradients of the whole batch.",
+    "In a network with several SyncBatchNorm layers between others, the gradients of all "
+    "parameters, summed over the ranks, are those of the whole batch.",
     source=DOCS,
     rests_on=("sync_batchnorm/input-gradient", "sync_batchnorm/parameter-gradients"),
 )
@@ -252,8 +253,8 @@ def train_with_gradient_layout(
 
 @chapter.must(
     "sync_batchnorm/gradient-layout",
-    "The gradient of the output may have any strides, whatever the input's: expanded, as of "
-    "sum(), channels-last next to contiguous, and the other way round.",
+    "The gradient of the output may have any strides, whatever those of the input: expanded, as "
+    "from sum(), channels-last next to contiguous, and the other way round.",
     source="pytorch#64039; torch 2.13, autograd promises no strides",
     rests_on="sync_batchnorm/input-gradient",
 )
@@ -288,7 +289,7 @@ def train_used_twice(me: Me, xs: list[Tensor], dys: list[Tensor]) -> list[Tensor
 @chapter.must(
     "sync_batchnorm/used-twice",
     "A layer that one forward pass runs twice gives right gradients, and its running statistics "
-    "take in both batches.",
+    "include both batches.",
     source="torch 2.13, modules may be called several times",
     rests_on=("sync_batchnorm/input-gradient", "sync_batchnorm/running-statistics"),
 )
@@ -336,7 +337,7 @@ def backward_twice(me: Me, x: Tensor, dy: Tensor) -> list[tuple[Tensor, Tensor]]
 
 @chapter.must(
     "sync_batchnorm/backward-twice",
-    "A second backward pass through a graph that was retained gives the same gradients again.",
+    "A second backward pass through a retained graph gives the same gradients again.",
     source="torch 2.13, retain_graph",
     rests_on="sync_batchnorm/input-gradient",
 )
@@ -458,8 +459,8 @@ def differentiate_twice(me: Me, x: Tensor) -> Tensor:
 
 @chapter.must(
     "sync_batchnorm/second-derivative",
-    "A gradient of a gradient is right, or it is refused with an error; it never leaves out "
-    "other ranks without a word.",
+    "A gradient of a gradient is right, or it is refused with an error; it never silently leaves "
+    "out other ranks.",
     source="torch 2.13, create_graph; torch's kernels have no second derivative",
     rests_on="sync_batchnorm/input-gradient",
 )

@@ -1,4 +1,4 @@
-"""Which ranks take part, and what they exchange."""
+"""Which ranks take part in SyncBatchNorm, and what they exchange."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def evaluate_on_the_last_rank(me: Me, track: bool) -> None:
 
 @chapter.must(
     "sync_batchnorm/silent-eval",
-    "Eval mode exchanges nothing, with statistics or without, forward or backward: one rank can "
-    "evaluate while the others do something else.",
+    "Eval mode exchanges nothing, with or without running statistics, in forward and backward: "
+    "one rank can evaluate while the others do something else.",
     source="pytorch#56982",
     needs=(),
 )
@@ -91,7 +91,7 @@ def traces_of_training(
 
 @chapter.should(
     "sync_batchnorm/one-collective-each-way",
-    "Forward is one collective, and so is backward.",
+    "Forward issues one collective, and so does backward.",
     source="torch 2.13: one all_gather and one all_reduce; latency is what a small layer costs",
     rests_on="sync_batchnorm/output",
 )
@@ -108,7 +108,7 @@ def test_one_collective_each_way(ranks: Ranks) -> None:
 
 @chapter.must(
     "sync_batchnorm/small-messages",
-    "What is exchanged grows with the number of channels, not with the batch.",
+    "The amount of data that is exchanged grows with the number of channels, not with the batch.",
     source="torch 2.13: 2C + 1 numbers forward, 2C backward",
     rests_on="sync_batchnorm/output",
 )
@@ -165,8 +165,8 @@ def train_in_halves(me: Me, x: Tensor, dy: Tensor) -> Step:
 
 @chapter.must(
     "sync_batchnorm/group",
-    "With a process_group, the batches of that group's ranks are normalised together, and those "
-    "of other groups apart from them.",
+    "With a process_group, the batches of that group's ranks are normalised together, and "
+    "separately from those of other groups.",
     source="torch 2.13 docs, SyncBatchNorm, argument process_group",
     rests_on="sync_batchnorm/output",
 )

@@ -1,4 +1,4 @@
-"""convert_sync_batchnorm."""
+"""convert_sync_batchnorm: what it replaces, and what it keeps."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def kinds_of_layers(me: Me) -> list[tuple[str, str]]:
 
 @chapter.must(
     "convert_sync_batchnorm/every-layer",
-    "Every BatchNorm1d, BatchNorm2d and BatchNorm3d inside of a module, however deep, is "
-    "replaced, and nothing else is.",
+    "Every BatchNorm1d, BatchNorm2d and BatchNorm3d inside a module, however deep, is replaced, "
+    "and nothing else is.",
     source=f"{DOCS}: 'converts all BatchNorm*D layers in the model'",
 )
 @world_sizes(1)
@@ -95,7 +95,8 @@ def what_is_returned(me: Me) -> dict[str, bool]:
 
 @chapter.must(
     "convert_sync_batchnorm/returns",
-    "It returns the module that it was given, or a new layer if that is itself a batch norm.",
+    "convert_sync_batchnorm returns the module that it was given, or a new layer if that module "
+    "is itself a batch norm.",
     source=f"{DOCS}, Returns",
 )
 @world_sizes(1)
@@ -132,8 +133,8 @@ def keep_tensors(me: Me) -> dict[str, bool]:
 
 @chapter.must(
     "convert_sync_batchnorm/keeps-tensors",
-    "The very parameters and buffers are taken over, with dtype, device and requires_grad, so "
-    "that an optimizer that was made before goes on working.",
+    "A converted layer has the same parameter and buffer objects, with dtype, device and "
+    "requires_grad, so that an optimizer that was made before keeps working.",
     source="torch 2.13, convert_sync_batchnorm assigns them",
     rests_on="convert_sync_batchnorm/every-layer",
 )
@@ -221,14 +222,14 @@ def groups_of_layers(me: Me) -> dict[str, bool]:
 
 @chapter.must(
     "convert_sync_batchnorm/group",
-    "Every layer gets the process_group that is given, None by default.",
+    "Every converted layer gets the process_group that is given, None by default.",
     source=f"{DOCS}, argument process_group; pytorch#19240",
     rests_on="convert_sync_batchnorm/every-layer",
 )
 @chapter.must(
     "convert_sync_batchnorm/twice",
-    "A model that was converted may be converted again; the second process_group holds, and "
-    "tensors are still the same.",
+    "A model that was converted may be converted again; the second process_group applies, and "
+    "the tensors are still the same.",
     source="observed, torch 2.13.0: SyncBatchNorm is a batch norm layer too",
     rests_on=("convert_sync_batchnorm/group", "convert_sync_batchnorm/keeps-tensors"),
 )
@@ -282,8 +283,8 @@ def convert_a_class_of_ones_own(me: Me) -> tuple[bool, int]:
 
 @chapter.should(
     "convert_sync_batchnorm/more-than-batch-norm",
-    "A batch norm of a class whose forward does more keeps doing so, or a warning says that it "
-    "is reduced to plain batch norm.",
+    "A batch norm of a class whose forward does more than batch norm keeps doing so, or a "
+    "warning says that it is reduced to plain batch norm.",
     source="pytorch#187298",
     rests_on="convert_sync_batchnorm/every-layer",
 )
@@ -302,8 +303,8 @@ def forward_converted(me: Me, x: Tensor) -> Tensor:
 
 @chapter.must(
     "convert_sync_batchnorm/trains",
-    "A converted model's layers normalise over all ranks: forward equals that of the model as "
-    "it was on the whole batch.",
+    "The layers of a converted model normalise over all ranks: forward equals that of the "
+    "original model on the whole batch.",
     source=DOCS,
     needs="feature:sync_batchnorm_on_cpu",
     rests_on=("convert_sync_batchnorm/every-layer", "sync_batchnorm/output"),

@@ -1,4 +1,4 @@
-"""What a layer makes of a batch in training."""
+"""The output of a SyncBatchNorm layer in training."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DOUBLE = Layer(dtype="float64")
 
 @chapter.must(
     "sync_batchnorm/output",
-    "In training every rank's output is what batch norm makes of its part of one batch that "
+    "In training, every rank's output is its part of the output of batch norm on one batch that "
     "holds the batches of all ranks.",
     source=f"{DOCS}: mean and deviation 'over all mini-batches of the same process groups'",
 )
@@ -76,8 +76,8 @@ def forward_as_rows(me: Me, x: Tensor) -> Tensor:
 
 @chapter.must(
     "sync_batchnorm/variance-between-ranks",
-    "The variance counts how far the ranks' means are apart, also where no rank's own batch "
-    "varies at all.",
+    "The variance includes the differences between the ranks' means, also where no rank's own "
+    "batch varies at all.",
     source="leggedrobotics/rsl_rl#226",
     rests_on="sync_batchnorm/output",
 )
@@ -89,7 +89,7 @@ def test_ranks_that_do_not_vary_vary_between_them(ranks: Ranks) -> None:
 
 @chapter.must(
     "sync_batchnorm/one-value-a-rank",
-    "Several ranks with a single value per channel each are a batch like any other.",
+    "Several ranks with a single value per channel each form a batch like any other.",
     source=f"{DOCS}: the statistics are those of all ranks; observed, torch 2.13.0",
     rests_on="sync_batchnorm/output",
 )
@@ -190,7 +190,8 @@ def test_channels_last_stays_channels_last(ranks: Ranks, kind: str) -> None:
 
 @chapter.must(
     "sync_batchnorm/non-contiguous",
-    "An input with gaps, an offset or its dimensions in another order is taken element by element.",
+    "An input with gaps, with an offset or with its dimensions in another order is read element "
+    "by element.",
     source="pytorch#62967",
     rests_on="sync_batchnorm/output",
 )
@@ -214,8 +215,8 @@ _HALVES = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 
 @chapter.must(
     "sync_batchnorm/half-input",
-    "float16 and bfloat16 input under float32 parameters gives output of its own type, computed "
-    "with statistics in float32 or better.",
+    "float16 and bfloat16 input with float32 parameters gives output of the input's dtype, "
+    "computed with statistics in float32 or better.",
     source="torch 2.13, batch norm of mixed types; observed, torch 2.13.0",
     rests_on="sync_batchnorm/output",
 )
@@ -229,8 +230,8 @@ def test_half_input_under_float32_parameters(ranks: Ranks, dtype: str) -> None:
 
 @chapter.must(
     "sync_batchnorm/half-model",
-    "A layer that was itself converted to float16 or bfloat16 runs forward and backward, and "
-    "all that comes of it has its type.",
+    "A layer that was itself converted to float16 or bfloat16 runs forward and backward, and all "
+    "its results have this dtype.",
     source="pytorch#96203",
     rests_on="sync_batchnorm/half-input",
 )
@@ -260,7 +261,7 @@ def test_sums_of_half_input_are_wider(ranks: Ranks) -> None:
 
 @chapter.must(
     "sync_batchnorm/half-counts",
-    "A batch of float16 or bfloat16 may have more values per channel than its type can count.",
+    "A batch of float16 or bfloat16 may have more values per channel than its dtype can count.",
     source="torch 2.13, SyncBatchNorm.forward counts in the statistics' type; pytorch#96203",
     rests_on=("sync_batchnorm/half-input", "sync_batchnorm/running-statistics"),
 )
@@ -288,8 +289,8 @@ def train_without_gradients(me: Me, mode: str, x: Tensor) -> Step:
 
 @chapter.must(
     "sync_batchnorm/without-gradients",
-    "In training mode, under no_grad or inference_mode too, a layer normalises over all ranks "
-    "and moves its statistics.",
+    "In training mode, also under no_grad or inference_mode, a layer normalises over all ranks "
+    "and updates its statistics.",
     source="torch 2.13, SyncBatchNorm.forward asks for training, not for gradients; "
     "torch.optim.swa_utils.update_bn runs under no_grad",
     rests_on=("sync_batchnorm/output", "sync_batchnorm/running-statistics"),
@@ -321,8 +322,8 @@ def train_under_autocast(me: Me, x: Tensor) -> tuple[str, str, str]:
 
 @chapter.must(
     "sync_batchnorm/autocast",
-    "Under autocast the layer keeps the type of its input, and its parameters' gradients have "
-    "theirs.",
+    "Under autocast the layer keeps the dtype of its input, and its parameters' gradients have "
+    "the dtype of the parameters.",
     source="torch 2.13, batch norm is on none of autocast's lists; observed on CPU",
     rests_on="sync_batchnorm/half-input",
 )
@@ -349,7 +350,7 @@ def test_without_parameters_the_input_is_only_normalised(ranks: Ranks) -> None:
 
 @chapter.should(
     "sync_batchnorm/no-bias",
-    "With bias=False there is a weight alone.",
+    "With bias=False there is a weight but no bias.",
     source="torch 2.13, signature of SyncBatchNorm; earlier versions lack the argument",
     rests_on="sync_batchnorm/output",
 )
@@ -363,8 +364,8 @@ def test_a_weight_alone(ranks: Ranks) -> None:
 
 @chapter.must(
     "sync_batchnorm/eps",
-    "eps is added to the variance of the whole batch under the root, once, however many ranks "
-    "there are, and is not in running_var.",
+    "eps is added once to the variance of the whole batch under the square root, however many "
+    "ranks there are, and is not in running_var.",
     source=f"{DOCS}, argument eps",
     rests_on="sync_batchnorm/output",
 )
@@ -379,8 +380,8 @@ def test_eps_is_added_once(ranks: Ranks, eps: float) -> None:
 
 @chapter.must(
     "sync_batchnorm/large-mean",
-    "A mean that is thousands of times the deviation costs no more digits than the rounding of "
-    "the mean does.",
+    "A mean that is thousands of times the standard deviation costs no more digits than the "
+    "rounding of the mean does.",
     source="Chan, Golub and LeVeque 1979, on merging variances; torch 2.13 merges them so",
     rests_on="sync_batchnorm/output",
 )
@@ -397,7 +398,8 @@ def test_a_large_mean_leaves_the_digits_of_the_variance(
 
 @chapter.must(
     "sync_batchnorm/channels-apart",
-    "Each channel is normalised by itself: another one's size, infinities and NaNs leave it alone.",
+    "Each channel is normalised separately: the magnitude, infinities and NaNs of another "
+    "channel do not affect it.",
     source=f"{DOCS}: 'per-dimension'",
     rests_on="sync_batchnorm/output",
 )

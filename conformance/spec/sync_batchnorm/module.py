@@ -1,4 +1,4 @@
-"""Signature, errors, state dicts and copies."""
+"""The layer as a module: signature, errors, state dicts and copies."""
 
 from __future__ import annotations
 
@@ -141,8 +141,8 @@ def call_in(me: Me, dtype: str, held: str, track: bool) -> None:
 
 @chapter.should(
     "sync_batchnorm/other-dtype",
-    "In training, an input in float32 under parameters in float64, or the reverse, raises "
-    "RuntimeError about the dtypes, in a group as for one rank alone; no rank hangs.",
+    "In training, a float32 input with float64 parameters, or the reverse, raises RuntimeError "
+    "about the dtypes, in a group as for one rank alone; no rank hangs.",
     source="torch's cuda/Normalization.cu: 'expected scalar type Double but found Float'; "
     "observed on CPU, torch 2.13.0, BatchNorm: 'mixed dtype'",
     needs="feature:sync_batchnorm_on_cpu",
@@ -187,8 +187,8 @@ def exchange_state(
 
 @chapter.must(
     "sync_batchnorm/state-dict",
-    "State dicts go to torch's BatchNorm and SyncBatchNorm and come from them, with the same "
-    "keys, shapes, dtypes and values.",
+    "State dicts can be exchanged with torch's BatchNorm and SyncBatchNorm in both directions, "
+    "with the same keys, shapes, dtypes and values.",
     source="torch 2.13, a checkpoint outlives the choice of the layer",
 )
 @world_sizes(1)
@@ -253,8 +253,8 @@ def copy_a_layer(me: Me, how: str, x: Tensor) -> dict[str, bool]:
 
 @chapter.must(
     "sync_batchnorm/copies",
-    "A layer of the default group can be deep-copied and pickled; the copy has tensors of its "
-    "own and goes on like the original.",
+    "A layer of the default group can be deep-copied and pickled; the copy has its own tensors "
+    "and continues like the original.",
     source="torch 2.13, test suite: models with the layer are saved whole",
 )
 @world_sizes(2)
@@ -281,7 +281,8 @@ def what_is_alive(me: Me, training: bool, x: Tensor) -> list[bool]:
 
 @chapter.must(
     "sync_batchnorm/outputs-are-let-go",
-    "The layer keeps no input or output alive, and with it the graph, when the user lets go of it.",
+    "The layer does not keep an input or output, and with it the graph, alive when the user "
+    "drops it.",
     source="observed, torch 2.13.0",
     needs="feature:sync_batchnorm_on_cpu",
     rests_on=("sync_batchnorm/output", "sync_batchnorm/eval"),

@@ -1,4 +1,4 @@
-"""Any split of any batch, with any options."""
+"""Randomly drawn batches, divided among ranks in any way, with any options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A check of sentences about a layer, each of which is true or not."""
+"""Checks a dictionary of statements about a layer, each of which must be true."""
 
 from __future__ import annotations
 

@@ -91,7 +91,8 @@ def average_on(me: Me, xs: list[Tensor]) -> Tensor:
 
 @chapter.must(
     "sync_batchnorm/cumulative-average-resumed",
-    "With momentum None, a layer that loads a state goes on from as many batches as that counts.",
+    "With momentum None, a layer that loads a state continues from the number of batches that "
+    "the state counts.",
     source="torch 2.13, batch norm's factor is 1 / num_batches_tracked",
     rests_on=("sync_batchnorm/cumulative-average", "sync_batchnorm/state-dict"),
 )
@@ -118,8 +119,8 @@ def hold_buffers(me: Me, x: Tensor) -> list[str]:
 
 @chapter.must(
     "sync_batchnorm/statistics-in-place",
-    "Statistics and the count of batches change in place: who holds the buffers, as a state "
-    "dict does, sees them change.",
+    "Statistics and the count of batches change in place: other references to the buffers, such "
+    "as a state dict, see them change.",
     source="torch 2.13, SyncBatchNorm.forward: num_batches_tracked.add_; pytorch#63916",
     rests_on=("sync_batchnorm/running-statistics", "sync_batchnorm/counts-batches"),
 )
@@ -140,7 +141,8 @@ def change_options(me: Me, xs: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 @chapter.must(
     "sync_batchnorm/options-changed",
-    "Another momentum, eps or process_group that is set on a layer holds from the next batch on.",
+    "A new momentum, eps or process_group that is set on a layer takes effect from the next "
+    "batch on.",
     source="torch 2.13, SyncBatchNorm.forward reads them; torch.optim.swa_utils.update_bn sets "
     "momentum",
     rests_on="sync_batchnorm/running-statistics",
@@ -171,8 +173,8 @@ def count_batches(me: Me, x: Tensor) -> list[tuple[int, str]]:
 
 @chapter.must(
     "sync_batchnorm/counts-batches",
-    "num_batches_tracked is an int64 that grows by one with each batch of training, and by none "
-    "in eval mode.",
+    "num_batches_tracked is an int64 that grows by one with each training batch, and does not "
+    "grow in eval mode.",
     source="torch 2.13, batch norm's num_batches_tracked",
     rests_on="sync_batchnorm/output",
 )
@@ -184,7 +186,7 @@ def test_batches_of_training_are_counted(ranks: Ranks) -> None:
 
 @chapter.must(
     "sync_batchnorm/empty-statistics",
-    "A batch that is empty on all ranks leaves running_mean and running_var alone.",
+    "A batch that is empty on all ranks does not change running_mean and running_var.",
     source="pytorch#36530; torch 2.13, BatchNorm of an empty batch",
     rests_on=("sync_batchnorm/running-statistics", "sync_batchnorm/empty-on-all-ranks"),
 )
@@ -228,8 +230,8 @@ def switch_tracking_off(me: Me, xs: list[Tensor]) -> list[Tensor]:
 
 @chapter.must(
     "sync_batchnorm/tracking-switched-off",
-    "Statistics of a layer whose track_running_stats was set to False stay as they are in "
-    "training, and serve in eval mode.",
+    "The statistics of a layer whose track_running_stats was set to False do not change in "
+    "training, and are used in eval mode.",
     source="torch 2.13, SyncBatchNorm.forward: 'ensure that they won't be updated'",
     rests_on="sync_batchnorm/output",
 )
@@ -268,8 +270,8 @@ def evaluate(me: Me, x: Tensor) -> tuple[Tensor, list[Tensor], dict[str, Tensor]
 
 @chapter.must(
     "sync_batchnorm/eval",
-    "In eval mode a layer normalises by its running statistics, changes nothing in itself and "
-    "has gradients that take the statistics for constants.",
+    "In eval mode a layer normalises by its running statistics, changes nothing in itself, and "
+    "its gradients treat the statistics as constants.",
     source=f"{DOCS}: 'during evaluation'",
     needs=(),
 )
@@ -309,7 +311,7 @@ def evaluate_formats(me: Me, dtype: str) -> tuple[str, bool]:
 
 @chapter.must(
     "sync_batchnorm/eval-formats",
-    "In eval mode too, the output has the type of the input and is channels-last if that is.",
+    "In eval mode too, the output has the dtype of the input and is channels-last if the input is.",
     source="torch 2.13, batch norm; observed on CPU",
     needs=(),
     rests_on="sync_batchnorm/eval",
@@ -360,7 +362,7 @@ def train_and_evaluate(me: Me, xs: list[Tensor], probe: Tensor) -> tuple[Tensor,
 @chapter.must(
     "sync_batchnorm/eval-after-training",
     "After training, eval mode gives all ranks the same output for the same input, and training "
-    "goes on afterwards where it stopped.",
+    "continues afterwards where it stopped.",
     source="torch 2.13, Module.train and Module.eval",
     rests_on=("sync_batchnorm/eval", "sync_batchnorm/running-statistics"),
 )
@@ -395,8 +397,8 @@ def reset(me: Me) -> list[list[Tensor]]:
 
 @chapter.must(
     "sync_batchnorm/reset",
-    "reset_running_stats gives statistics, reset_parameters also weight and bias, the values of "
-    "a new layer.",
+    "reset_running_stats gives the statistics the values of a new layer; reset_parameters does "
+    "so for weight and bias as well.",
     source="torch 2.13, batch norm's reset_parameters",
     needs=(),
 )

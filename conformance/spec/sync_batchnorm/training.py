@@ -1,4 +1,4 @@
-"""Training steps of one layer on every rank, and what they should have given."""
+"""Training steps of one layer on every rank, and their expected results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layer under DistributedDataParallel."""
+"""SyncBatchNorm under DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def train_whole(steps: list[list[Tensor]]) -> dict[str, Tensor]:
 
 @chapter.must(
     "sync_batchnorm/under-ddp",
-    "Under DistributedDataParallel, steps of an optimizer leave the parameters and statistics "
-    "that training on the whole batch in one process does, on every rank.",
+    "Under DistributedDataParallel, optimizer steps give, on every rank, the parameters and "
+    "statistics that training on the whole batch in one process gives.",
     source="torch 2.13 docs, SyncBatchNorm: 'used with DistributedDataParallel'",
     rests_on=("sync_batchnorm/input-gradient", "sync_batchnorm/parameter-gradients"),
 )
@@ -92,14 +92,14 @@ def train_with_little(me: Me, sizes: list[int]) -> tuple[list[list[str]], dict[s
 
 @chapter.must(
     "sync_batchnorm/empty-under-ddp",
-    "Under DistributedDataParallel a rank, or all of them, may have an empty batch: no rank "
-    "waits in vain, and no number becomes NaN.",
+    "Under DistributedDataParallel, one rank or all of them may have an empty batch: no rank "
+    "hangs, and no number becomes NaN.",
     source="pytorch#36530 and pytorch#74944",
     rests_on=("sync_batchnorm/under-ddp", "sync_batchnorm/empty-gradients"),
 )
 @world_sizes(2, 3)
 def test_empty_batches_in_ddp(ranks: Ranks) -> None:
-    """Rank 0's is empty first, then everybody's, then nobody's."""
+    """Rank 0's is empty first, then every rank's, then no rank's."""
     got = ranks.run_each(
         train_with_little, [([0 if r == 0 else 4, 0, 2],) for r in range(ranks.world_size)]
     )

@@ -1,4 +1,4 @@
-"""Do all ranks use the same buckets? Rank 0 says which.
+"""Rank 0 tells all ranks which buckets to use, so that they are the same everywhere.
 
 Gradients become ready in an order of their own on each rank: it depends on timing and on the
 rank's data. Buckets that are rebuilt from that order must still be the same everywhere, or

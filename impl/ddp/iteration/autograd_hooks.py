@@ -29,11 +29,11 @@ class Listener(Protocol):
         """The hook of a large parameter fired, and will be counted next."""
 
     def gradients_arrived(self) -> None:
-        """As many hooks have fired as `Arrivals.wake_at` asked for."""
+        """The number of fired hooks has reached `Arrivals.wake_at`."""
 
 
 class Arrivals:
-    """Parameters whose hooks have fired, in order, and when to look at them.
+    """Parameters whose hooks have fired, in order, and the count at which to process them.
 
     Most hooks of a backward pass have no consequence: their bucket still misses others. Such a hook
     costs a third if it only leaves its index here, and the listener is woken when something can

@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 
 
 class BackwardPass:
-    """The iteration, of which `Reducer` is what can be asked or told between iterations."""
+    """One iteration; `Reducer` adds the methods that are called between iterations."""
 
     def __init__(
         self,
@@ -266,7 +266,7 @@ class BackwardPass:
         return self.find_unused_parameters and self._static is None
 
     def _renew_hooks(self) -> None:
-        """The parameters were converted (`.double()`, `.cuda()`), which cost them their hooks."""
+        """Hook the parameters again: a conversion (`.double()`, `.cuda()`) dropped the hooks."""
         logger.warning("Parameters were converted after DDP was constructed; hooking them anew.")
         self._hooks.remove()
         self._progress.on(ReducerEvent.DROPPED)
@@ -274,7 +274,7 @@ class BackwardPass:
         self._install_hooks()
 
     def _install_hooks(self) -> None:
-        """Hear of every hook where parameters may go unused or hooks run on several streams."""
+        """Be told of every hook if parameters may go unused or hooks run on several streams."""
         is_simple = self._reduction.used is None and not self._device.has_streams
         self._hooks = AccumulatorHooks(
             self.params, self._is_large, self, self._arrivals if is_simple else None
@@ -364,7 +364,7 @@ class BackwardPass:
         self.gradient_accumulated(index, self.params[index].grad is not None)
 
     def _mark_unused_once(self) -> None:
-        """The first hook of a backward pass also reports what no hook will report.
+        """In the first hook of a backward pass, also mark the parameters that are unused.
 
         Not earlier: forward's output may be dropped, and then nothing must be reduced.
         """

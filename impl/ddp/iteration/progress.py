@@ -30,7 +30,7 @@ class ReducerEvent(Enum):
 
     FORWARD_ENDED: a forward pass is over whose gradients are to be averaged.
     FIRST_MARKED: a gradient of this backward pass is marked as ready for the first time.
-    FOUND_INCOMPLETE: hooks have fired, and backward is over all the same.
+    FOUND_INCOMPLETE: hooks have fired, but backward is already over.
     DELIVERED: all buckets are reduced.
     DROPPED: what was expected is no longer expected.
     """

@@ -1,4 +1,4 @@
-"""The reducer as torch knows it: what can be asked of it, or told to it, between iterations.
+"""The reducer's interface, as torch has it: settings and queries between iterations.
 
 Settings, registration of hooks, what hooks and `join()` call back, statistics. The iteration itself
 is `backward_pass`.

@@ -1,4 +1,4 @@
-"""The module that users wrap theirs with.
+"""The wrapper: the module that users put around theirs.
 
 api                                  `DistributedDataParallel`
 options                              what the constructor's arguments mean

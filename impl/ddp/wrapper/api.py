@@ -446,7 +446,7 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
         )
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """What this module does on a joined rank. Understands `divide_by_initial_world_size`."""
+        """The hook that runs on a joined rank. Takes `divide_by_initial_world_size`."""
         return DDPJoinHook(self, kwargs.get("divide_by_initial_world_size", True))
 
     @property

@@ -1,4 +1,4 @@
-"""What can be asked of DDP, or told to it, besides running it: settings, copies, logging data."""
+"""Methods of DDP besides forward: settings, copies, logging data."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class WrapperControls(nn.Module):
         return self.logger
 
     def _log_and_throw(self, err_type: type[Exception], err_msg: str) -> NoReturn:
-        """Raise, and note it in the logging data if there are any yet."""
+        """Raise, and record the error in the logging data if there are any yet."""
         if self.logger is not None:
             self.logger.set_error_and_log(f"{err_type}: {err_msg}")
         raise err_type(err_msg)

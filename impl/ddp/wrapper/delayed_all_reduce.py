@@ -53,7 +53,7 @@ class DelayedAllReduce:
             work.wait()
 
     def attach(self) -> None:
-        """Before backward: gradients that were dropped begin again, at zero, in the buffer.
+        """Before backward: gradients that were dropped become zeros in the buffer.
 
         Autograd adds to what is there; if something replaces a gradient instead, that one leaves
         the buffer and is no longer averaged.

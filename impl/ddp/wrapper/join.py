@@ -1,4 +1,4 @@
-"""Ranks that have run out of input go on taking part, so that the others need not stop.
+"""join(): ranks that have run out of input keep taking part, so that the others can continue.
 
 Under `join()`, a rank without input repeats the collectives of the other ranks' iterations, in
 their order, with contributions that change nothing:

@@ -1,4 +1,4 @@
-"""What DDP tells about itself: the fields of `_get_ddp_logging_data()`, by torch's names.
+"""The fields of `_get_ddp_logging_data()`, under torch's names.
 
 Fields fall into three groups: what is fixed at construction, what the last sampled iteration was
 like, and whether something went wrong.

@@ -1,4 +1,4 @@
-"""Native mixed precision: the module computes, and gradients travel, in low precision.
+"""Native mixed precision: computation and gradients' communication in low precision.
 
 What lives where, for a parameter of a floating dtype:
 
@@ -89,7 +89,7 @@ class _Precisions:
         return self.full
 
     def _take_in(self) -> None:
-        """What the program may have written to the parameter, or put in place of its data."""
+        """Take in what the program wrote to the parameter, or put in place of its data."""
         data = self.param.data
         if not self.is_low or data.data_ptr() != self.low.data_ptr():
             self.full = data.to(self.full.dtype) if self.is_low else data

@@ -1,4 +1,4 @@
-"""Step optimizers as soon as a bucket's gradients are averaged, while backward goes on.
+"""Steps optimizers as soon as a bucket's gradients are averaged, during backward.
 
 For parameters that `torch.distributed.optim._apply_optimizer_in_backward` gave an optimizer each.
 Their gradients are gone after the step, and `.grad` is None. Those of other parameters are handed
@@ -27,7 +27,7 @@ from impl.torch_private import (
 
 
 def take_over(params: Iterable[Tensor]) -> None:
-    """Remove the hooks that would step on gradients which are not averaged yet."""
+    """Remove the hooks that would step on gradients before these are averaged."""
     for param in params:
         for handle in optimizer_hook_handles(param):
             handle.remove()

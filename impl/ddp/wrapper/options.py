@@ -1,4 +1,4 @@
-"""What do the constructor's arguments mean? Decides, and says what is wrong with them.
+"""The constructor's arguments: their meaning, and the errors about wrong ones.
 
 Nothing here communicates. A wrong argument raises torch's exception with torch's words.
 """

@@ -84,7 +84,7 @@ def _check_counts(counts: Sequence[int], rank: int, logger: ErrorLog | None) -> 
 
 
 class _Digests:
-    """What all ranks left in the store about their models."""
+    """The digests of their models that all ranks have put into the store."""
 
     def __init__(
         self, group: dist.ProcessGroup, params: Sequence[Tensor], buffers: Sequence[Tensor]
@@ -135,7 +135,7 @@ class _Digests:
         return self._compare(*description.split("\n\n"), other=other)
 
     def _compare(self, params: str, buffers: str, *, other: int) -> str:
-        """Words for the first difference to the model of rank `other`."""
+        """A description of the first difference from the model of rank `other`."""
         suffix = "the same param in process 0." if other == 0 else f"rank {other}'s."
         for index, (mine, theirs) in enumerate(
             zip(describe_params(self._params).split("\n"), params.split("\n"), strict=True)

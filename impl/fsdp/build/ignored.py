@@ -31,7 +31,7 @@ def resolve_ignored(
     ignored_modules: Iterable[nn.Module] | None,
     ignored_states: Iterable[nn.Parameter] | Iterable[nn.Module] | None,
 ) -> Ignored:
-    """What the constructor's arguments exclude, together with what nested instances exclude.
+    """What is excluded by the constructor's arguments and by nested instances.
 
     Raises:
         ValueError: if both arguments are given, hold a mixture of types, or an FSDP instance.
@@ -105,7 +105,7 @@ def check_not_shared_with_nested(module: nn.Module, ignored: set[nn.Parameter]) 
 
 
 def check_all_flattened(module: nn.Module, ignored: set[nn.Parameter]) -> None:
-    """Raise RuntimeError if a parameter of `module` has escaped."""
+    """Raise RuntimeError if a parameter of `module` was not flattened."""
     for name, param in named_parameters_with_duplicates(module):
         if param not in ignored and not is_flattened(param):
             raise RuntimeError(

@@ -95,7 +95,7 @@ def materialize(
     param_init_fn: ParamInitFn | None,
     device: torch.device,
 ) -> None:
-    """Give parameters and buffers that have no storage yet (meta device, deferred init) one.
+    """Give storage to parameters and buffers without one (meta device, deferred init).
 
     Only modules that no nested instance manages are touched.
 

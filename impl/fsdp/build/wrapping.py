@@ -232,7 +232,7 @@ def _post_order(root: nn.Module) -> list[tuple[str, nn.Module]]:
 def _own_params(
     module: nn.Module, prefix: str, visited: set[nn.Module]
 ) -> Iterable[tuple[str, nn.Parameter]]:
-    """The parameters in the tree of `module` that no instance visited before takes."""
+    """The parameters in the tree of `module` that no instance visited before has taken."""
     queue = deque([(prefix, module)])
     visited.add(module)
     while queue:

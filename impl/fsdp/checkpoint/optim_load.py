@@ -31,7 +31,7 @@ ParamState = dict[str, Any]
 
 @dataclass(frozen=True)
 class _TensorInfo:
-    """What ranks other than 0 need to know of a tensor before it is broadcast."""
+    """Facts about a tensor that ranks other than 0 need before it is broadcast."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -96,7 +96,7 @@ def load_optim_state(
 
 
 def _refuse_numbers(states: dict[Any, Any]) -> None:
-    """Numbers are an optimizer's own keys; here they would pass for those of flat parameters."""
+    """Refuse numbers as keys: they would be taken for the optimizer's keys of flat parameters."""
     numbers = [key for key in states if isinstance(key, int)]
     if numbers:
         raise ValueError(

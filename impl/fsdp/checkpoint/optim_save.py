@@ -175,7 +175,7 @@ def _gather_flat_state(
 
 
 def _copied(state: ParamState) -> ParamState:
-    """Tensors of its own for each parameter: an optimizer counts its steps in place.
+    """Copies of the tensors for each parameter: an optimizer counts its steps in place.
 
     (torch 2.13 gives all parameters of a unit one `step`, so that a loaded one counts too far.)
     """
@@ -204,7 +204,7 @@ def _gather(unit: Unit, shard: Tensor) -> Tensor:
 
 @dataclass
 class _StateInfo:
-    """What a rank has of one parameter's state: dtypes of tensors, and the rest by value."""
+    """A rank's part of one parameter's state: dtypes of tensors, other entries by value."""
 
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     others: ParamState = field(default_factory=dict)

@@ -182,7 +182,7 @@ def _flat_param_loaded(state: FSDPState) -> Iterator[None]:
 
 
 def _enter(state: FSDPState, context: contextlib.AbstractContextManager[None]) -> None:
-    """Enter `context` in the hook before, for the hook after to leave it.
+    """Enter `context` in a pre-hook; the post-hook leaves it.
 
     If an error in some module's own hook kept ours from running last time, that comes first.
     """

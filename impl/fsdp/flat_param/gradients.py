@@ -50,7 +50,7 @@ def _phase(handle: FlatParamHandle) -> GradientPhase:
 
 
 def reset_if_cleared(handles: Iterable[FlatParamHandle]) -> None:
-    """Let flat parameters follow what the user did to the original ones (use_orig_params).
+    """Follow cleared gradients and `requires_grad` of original parameters (use_orig_params).
 
     After `zero_grad(set_to_none=True)` the flat gradient is freed too, early, as it is large. The
     flat parameter requires a gradient as long as one original parameter does.
@@ -99,7 +99,7 @@ def _put_aside(handle: FlatParamHandle, grad: Tensor) -> None:
 
 
 def is_left_behind(handle: FlatParamHandle, *, takes_unsharded: bool) -> bool:
-    """Whether there is, at the end of a backward, a gradient that the hook did not take.
+    """Whether the hook has left a gradient unprocessed at the end of a backward.
 
     takes_unsharded: the backward is outside `no_sync()`, and reduces what was accumulated in it.
 
@@ -156,7 +156,7 @@ def _cast_grad(handle: FlatParamHandle, dtype: torch.dtype) -> None:
 
 
 def drop(handle: FlatParamHandle) -> None:
-    """Forget all gradients: those of a backward that failed, and what they were to be added to."""
+    """Drop all gradients: those of a failed backward, and those that they would be added to."""
     handle.flat_param.grad = None
     handle.saved_grad_shard = None
     handle.gradient_progress.on(GradientEvent.DROPPED)

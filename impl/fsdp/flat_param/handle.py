@@ -186,7 +186,7 @@ class FlatParamHandle:
 
     @torch.no_grad()
     def init_tensors(self) -> None:
-        """Set up for computation, at the first forward: by then device and dtype are settled.
+        """Set up for computation, at the first forward, when device and dtype are final.
 
         Raises:
             AssertionError: if the flat parameter is not where it should be.

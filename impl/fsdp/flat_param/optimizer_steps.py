@@ -16,7 +16,7 @@ class KeepsCopy(Protocol):
 
 
 class OptimizerSteps:
-    """Tells those that keep copies of every optimizer step, while they do.
+    """Notifies handles that keep unsharded copies of every optimizer step.
 
     Tensor versions would not do: fused optimizers do not raise them, and a rank that holds no part
     of a parameter does not step it, whereas the answer must be the same on every rank: it decides
@@ -28,7 +28,7 @@ class OptimizerSteps:
         self._is_registered = False
 
     def watch(self, keeper: KeepsCopy) -> None:
-        """Nothing is registered in a process that only imports this package."""
+        """Register the hook only when it is needed, not when this package is imported."""
         self._watching.add(keeper)
         if not self._is_registered:
             self._is_registered = True

@@ -1,4 +1,4 @@
-"""What the user's modules show: tensors, parameters, shards, and the gradients that go with them.
+"""What the user's modules show: parameters in full or as shards, and their gradients.
 
 A module attribute such as `linear.weight` is one of three things, depending on the phase:
 

@@ -133,7 +133,7 @@ def adopt_replaced_params(handle: FlatParamHandle) -> None:
 
 
 def _target(handle: FlatParamHandle, index: int, flat: Tensor, *, is_whole: bool) -> Tensor:
-    """The place of original parameter `index` in `flat`, in the form that the module shows."""
+    """The view of original parameter `index` in `flat`, with the shape that the module shows."""
     if is_whole:
         info: OrigParam = handle.metadata.params[index]
         segment = handle.layout.params[index]

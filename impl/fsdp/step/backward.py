@@ -204,7 +204,7 @@ def _end_of_backward(context: RootContext) -> None:
 
 @torch.no_grad()
 def ensure_ready(state: FSDPState) -> None:
-    """Before anything else that the user asks for: initialise lazily, recover from an error.
+    """Called first by every entry point: initialise lazily, and recover from an error.
 
     Autograd calls no final callback after an error in a backward. What that backward had computed
     is of no use, and may have been added to earlier gradients already: all are dropped.

@@ -49,7 +49,7 @@ def root_pre_forward(state: FSDPState, args: Args, kwargs: Kwargs) -> tuple[Args
 
 
 def _refuse_if_summoned(state: FSDPState) -> None:
-    """A forward would leave shards where the end of `summon_full_params` expects full parameters.
+    """Raise inside `summon_full_params`, whose end expects full parameters and not shards.
 
     With original parameters and nothing to write back it does no harm. (torch 2.13 raises at the
     end of the context, or with original parameters writes wrong values back.)

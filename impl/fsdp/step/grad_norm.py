@@ -49,7 +49,7 @@ def clip_grad_norm(state: FSDPState, max_norm: float, norm_type: float) -> Tenso
     device = state.compute_device
     sharded_norm = _local_norm(params.sharded, norm_type, params.norm_dtype)
     replicated_norm = _local_norm(params.replicated, norm_type, params.norm_dtype)
-    # A rank without a part of any sharded parameter takes part all the same.
+    # A rank without a part of any sharded parameter still takes part.
     nothing = torch.zeros((), device=device, dtype=params.norm_dtype)
     total = nothing if sharded_norm is None else sharded_norm.to(device)
     if norm_type == math.inf:

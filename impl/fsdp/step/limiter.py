@@ -21,7 +21,7 @@ class FreeEventQueue:
         self._events: deque[Event] = deque()
 
     def enqueue(self, freed: Event) -> None:
-        """`freed` will have happened when a unit's memory may be used again."""
+        """Add `freed`, the event after which a unit's memory may be used again."""
         self._events.append(freed)
 
     def dequeue_if_needed(self) -> Event | None:

@@ -56,7 +56,7 @@ class ExecutionOrder:
         return self.iteration == 0
 
     def record_pre_forward(self, unit: int) -> None:
-        """`unit` is about to run forward. Only its first run in the first iteration counts."""
+        """Record a forward of `unit`. Only its first run in the first iteration counts."""
         self._awaits_forward.discard(unit)
         if self.is_first_iteration and unit not in self._pre_forward_position:
             self._pre_forward_position[unit] = len(self._pre_forward)
@@ -135,7 +135,7 @@ class ExecutionOrder:
 
 @dataclass(frozen=True)
 class ForwardDeviation:
-    """A forward that the first iteration did not have in this place (`expected` None: no more)."""
+    """A forward that differs from the first iteration's here (`expected` None: its end)."""
 
     expected: int | None
     actual: int
@@ -157,7 +157,7 @@ class ForwardDeviation:
 
 
 def first_disagreement(units: Sequence[int], names: Mapping[int, Sequence[str]]) -> str | None:
-    """What to say if ranks are about to gather different units; `units` has one entry a rank."""
+    """The message if ranks are about to gather different units; `units` has one entry per rank."""
     for rank, unit in enumerate(units):
         if unit != units[0]:
             return (

@@ -87,7 +87,7 @@ def _all_reduce_in_place(state: FSDPState, handle: FlatParamHandle, computed: Te
 
 
 def _finish(state: FSDPState, handle: FlatParamHandle, shard: Tensor) -> None:
-    """Bring the reduced `shard` into the parameter's dtype and add it to an earlier one."""
+    """Cast the reduced `shard` to the parameter's dtype and add it to an earlier one."""
     shard = _cast_to_param_dtype(state, handle, shard)
     handle.saved_grad_shard = _accumulate(state.device_handle, handle, shard)
     _publish(state, handle, handle.saved_grad_shard)

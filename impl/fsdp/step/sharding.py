@@ -53,7 +53,7 @@ def reshard(state: FSDPState, handle: FlatParamHandle, *, free: bool) -> None:
 
 
 def settle(state: FSDPState) -> None:
-    """Have the compute stream wait for all that is under way below the root of `state`."""
+    """Make the compute stream wait for all pending work below the root of `state`."""
     if state.context is None:
         return
     streams, current = state.context.streams, state.device_handle.current_stream()

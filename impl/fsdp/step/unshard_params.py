@@ -30,7 +30,7 @@ class SummonOptions:
     with_grads: bool = False
 
     def validate(self, state: FSDPState) -> None:
-        """Raise NotImplementedError for combinations that make no sense, or that torch rejects."""
+        """Raise NotImplementedError for meaningless combinations, or those that torch rejects."""
         if self.with_grads and (self.offload_to_cpu or not state.use_orig_params):
             raise NotImplementedError(
                 f"with_grads={self.with_grads}, use_orig_params={state.use_orig_params}, "

@@ -30,7 +30,7 @@ _STALE_AFTER_S = 0.03  # without all answers: look whether a token was one of an
 
 
 class PrefixMeeting(StoreMeeting):
-    """One rank's part in it."""
+    """One rank's part in the agreement on a prefix."""
 
     def __init__(
         self, store: KeyValueStore, rank: int, world_size: int, group: str, until: Deadline

@@ -120,7 +120,7 @@ class CudaLender(Lender):
         return self._device.pinned(numel, dtype)
 
     def pace(self) -> SegmentPace | None:
-        """For an operation on one tensor that goes through it from front to back.
+        """The pace of an operation that goes through one tensor from front to back.
 
         The operation then waits for what it reads; `prepare` does not.
         """
@@ -203,7 +203,7 @@ class CudaLender(Lender):
 
 
 class SegmentPace:
-    """Copies of one tensor that go on while a communicator works on it. See [Note: Segments]."""
+    """Copies of one tensor while a communicator works on it. See [Note: Segments]."""
 
     def __init__(
         self,

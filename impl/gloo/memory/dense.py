@@ -42,7 +42,7 @@ def memory_holds_elements(tensor: Tensor) -> bool:
 
 
 def room_for(tensor: Tensor) -> Tensor:
-    """Where results for `tensor` may be received: its memory, or new memory. See `put_back`."""
+    """Memory in which results for `tensor` may be received: its own or new. See `put_back`."""
     if flat_shares_memory(tensor):
         return flat(tensor)
     numel = tensor.numel() * (2 if tensor.is_complex() else 1)
@@ -51,7 +51,7 @@ def room_for(tensor: Tensor) -> Tensor:
 
 
 def put_back(memory: Tensor, tensor: Tensor) -> None:
-    """After `flat` or `room_for`: see to it that `tensor` holds what `memory` holds."""
+    """After `flat` or `room_for`: copy `memory` to `tensor`, unless they are the same."""
     if flat_shares_memory(tensor):
         return
     if tensor.is_complex():
@@ -68,7 +68,7 @@ def first_uses(tensors: Sequence[Tensor]) -> list[bool]:
 
 
 def distinct(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors without those that are an earlier one once more."""
+    """The tensors without repetitions of earlier ones."""
     if len(tensors) <= 1:
         return list(tensors)
     return list(itertools.compress(tensors, first_uses(tensors)))

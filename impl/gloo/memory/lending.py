@@ -18,7 +18,7 @@ from impl.transport.base import Pace
 
 
 class Lender:
-    """Lends for the tensors of one operation; this one for tensors on the CPU.
+    """Lends memory for the tensors of one operation; this class for tensors on the CPU.
 
     `read`, `room` and `update` are called when the operation is issued, `prepare` when it starts
     and `give_back` when it has succeeded, perhaps on another thread. `run` does the latter two, and
@@ -40,7 +40,7 @@ class Lender:
         return self._owe(dense.room_for(tensor), tensor)
 
     def update(self, tensor: Tensor) -> Tensor:
-        """(numel,): what the tensor holds now, to be replaced by a result."""
+        """(numel,): the tensor's contents, to be replaced by a result."""
         return self._owe(dense.flat(tensor), tensor)
 
     def expect_write(self, tensor: Tensor) -> None:
@@ -65,11 +65,11 @@ class Lender:
         return None
 
     def on_device(self) -> AbstractContextManager[Any]:
-        """Around what comes after the results, such as a future's callbacks."""
+        """A context for what runs after the results, such as a future's callbacks."""
         return nullcontext()
 
     def give_back(self) -> None:
-        """Bring the results to the tensors."""
+        """Copy the results to the tensors."""
         for memory, tensor in self._owed:
             dense.put_back(memory, tensor)
 

@@ -1,4 +1,4 @@
-"""all-to-all: every rank has something for every rank."""
+"""all-to-all: every rank sends something to every rank."""
 
 from __future__ import annotations
 

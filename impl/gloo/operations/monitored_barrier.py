@@ -101,7 +101,7 @@ def _await_each(transfers: dict[int, Transfer], timeout_s: float, wait_all_ranks
 
 
 def _out_of_time(waited_ms: int, awaited: Sequence[int], missing: int) -> str:
-    """Which ranks had come when the time was over; they are waited for in order."""
+    """The error after the timeout, with the ranks that had arrived; they are awaited in order."""
     came = ", ".join(map(str, awaited[: awaited.index(missing)]))
     return f"Rank 0 timed out in monitoredBarrier after {waited_ms} ms.\n" + (
         f"Successfully processed ranks: {came}"

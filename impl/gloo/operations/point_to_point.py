@@ -1,4 +1,4 @@
-"""send, recv, recv_anysource, monitored_barrier."""
+"""The methods send, recv, recv_anysource and monitored_barrier of the process group."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Reductions(GroupCore):
 
     @property
     def _widens(self) -> bool:
-        """Whether elements may travel in a wider type: C++ ranks on Gloo's wire know of none."""
+        """Whether elements may be sent in a wider dtype; C++ ranks on Gloo's wire never do."""
         return self._comm.kind != "gloo"
 
     @dispatched("reduce", 1, also=["tensor"])

@@ -91,7 +91,7 @@ class Executor:
             self._end_turn()
 
     def _take_turn(self, frame: FrameType | None) -> None:
-        """Under the lock: the collective that comes next runs on this thread, within `frame`."""
+        """Under the lock: make this thread run the next collective, within `frame`."""
         self._busy_thread = threading.get_ident()
         self._busy_frame = frame
         self._busy = True
@@ -134,7 +134,7 @@ class Executor:
             self._wake_or_start_worker()
 
     def help_with(self, work: CollectiveWork) -> None:
-        """For a thread that waits for `work` anyway: run what is queued up to it, if it is queued.
+        """For a thread that waits for `work`: run queued operations up to it, if it is queued too.
 
         Saves two thread switches if no worker has got to it yet.
 
@@ -189,7 +189,7 @@ class Executor:
             self._changed.notify_all()
 
     def finish(self) -> None:
-        """Take nothing more, finish what is queued, stop the workers. Safe to call twice.
+        """Accept no more operations, finish the queue, stop the workers. Safe to call twice.
 
         Not while the caller runs a collective: see `runs_here`.
         """

@@ -1,4 +1,4 @@
-"""Does this code interrupt an operation of a group, as a signal handler or a `__del__` does?
+"""Detects code that interrupts an operation of a group, such as a signal handler or a `__del__`.
 
 A signal's handler runs on the main thread, between any two steps. What it interrupted may hold
 locks and have changed half of its state, and goes on only when the handler has returned. The same

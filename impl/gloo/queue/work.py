@@ -1,4 +1,4 @@
-"""What a caller holds while an operation runs: `torch.distributed.Work`, in two kinds.
+"""Handles of running operations: two kinds of `torch.distributed.Work`.
 
 C++ code (DDP's Reducer, functional collectives) holds them through torch's trampoline, which calls
 `wait` and `get_future`; Python code calls anything.
@@ -70,7 +70,7 @@ class GlooWork(Work):
     # -- for the thread that runs the operation
 
     def set_lender(self, lender: Lender) -> None:
-        """The results are for tensors on a device, to which `lender` brings them."""
+        """The results are for tensors on a device, to which `lender` copies them."""
         self._lender = lender
 
     def set_profiled_range(self, recorded: ProfiledRange | None) -> None:
@@ -78,7 +78,7 @@ class GlooWork(Work):
         self._range = recorded
 
     def complete(self, error: BaseException | None) -> Callable[[], None] | None:
-        """Done. Returns what resolves the future, if there is one: its callbacks may block."""
+        """Mark as done. Returns what resolves the future, if any: its callbacks may block."""
         if self._range is not None:
             self._range.end()
         with self._future_lock:

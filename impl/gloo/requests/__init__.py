@@ -1,4 +1,4 @@
-"""What a caller asks for, and what is refused before anything is sent.
+"""The arguments of a call: what the caller asks for, and what is refused before sending.
 
 validation   torch's checks, in torch's words
 settings     what the options of a call say: timeout, root, asynchronous or not

@@ -1,4 +1,4 @@
-"""What does each ReduceOp do to each dtype?
+"""The arithmetic of each ReduceOp on each dtype.
 
     dtype                 SUM, PRODUCT             MIN, MAX   BAND, BOR, BXOR   AVG
     float32, float64      in the type              NaN wins   refused           SUM, then divided

@@ -1,4 +1,4 @@
-"""What did the caller ask for besides the tensors?
+"""The arguments of a call besides the tensors: torch's option objects as one value.
 
 Torch's process groups take an options object (`AllreduceOptions` and so on) or, in the short forms,
 a root, an operation or a timeout in its place. Here they become one value.

@@ -1,4 +1,4 @@
-"""What does torch's gloo refuse before anything is sent, and in which words?
+"""Refusals before anything is sent, with the messages of torch's gloo.
 
 Every function raises RuntimeError unless it says otherwise. Messages begin with
 `ProcessGroupGloo::<method>:` and the words that torch's users match on; more may follow, and in the

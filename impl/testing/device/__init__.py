@@ -1,4 +1,4 @@
-"""A device that does not exist: streams, events and pinned copies over CPU memory, with a memory.
+"""A simulated device: streams, events and pinned copies over CPU memory.
 
 [Note: Simulated device]
 Code that runs on an accelerator says in which order things happen: by the stream that work is put

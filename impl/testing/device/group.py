@@ -1,4 +1,4 @@
-"""A process group on the simulated device whose other ranks are imagined.
+"""A process group on the simulated device with simulated other ranks.
 
 They hold what this rank holds, so every result can be computed here: a sum is a multiple, a gather
 repeats. Collectives run as those of NCCL do: a synchronous one on the current stream, an

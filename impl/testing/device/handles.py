@@ -1,4 +1,4 @@
-"""The simulated device as the product sees it."""
+"""The simulated device behind the interface that the product code uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Allocations of the device and of the host, and the accesses to them.
+"""Allocations on the simulated device and the host, and records of accesses to them.
 
 A `Memory` is one life of a torch storage, from its allocation to its end: the storage is dropped,
 or it is resized to nothing. Kernels that are still to be executed refer to it by `Elements`, so it

@@ -1,4 +1,4 @@
-"""In which order is executed what was put on streams?
+"""The order in which work on the simulated device's streams is executed.
 
 Within a stream in order; across streams, in any order that the waits permit. A `KernelSchedule`
 decides: as soon as possible, as late as possible, or by lot.

@@ -1,4 +1,4 @@
-"""The simulated device: streams, events, memory, and what was found. See [Note: Simulated device].
+"""The simulated device: streams, events, memory, errors found. See [Note: Simulated device].
 
 device = SimulatedDevice()
 with device:

@@ -62,7 +62,7 @@ class PublishedAddress:
     pair_identifiers: tuple[int, ...] = ()
 
     def greeting_from(self, rank: int) -> int:
-        """What `rank` says first when it connects to the owner of this value."""
+        """The first bytes that `rank` sends when it connects to the owner of this value."""
         return self.pair_identifiers[rank] if self.pair_identifiers else rank
 
 

@@ -29,7 +29,7 @@ _IF_INET6 = Path("/proc/net/if_inet6")
 
 
 class DeviceError(RuntimeError):
-    """There is no such interface, or no address of ours behind a name."""
+    """There is no such interface, or a host name has no address of this host."""
 
 
 def choose_addresses(

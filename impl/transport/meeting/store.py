@@ -29,7 +29,7 @@ class KeyValueStore(Protocol):
 
 
 class StoreMeeting:
-    """One rank's view of it. Errors are `CommunicationError`s that say who is missing."""
+    """One rank's part in the meeting. Errors are `CommunicationError`s that name missing ranks."""
 
     operation = "rendezvous"
 
@@ -64,12 +64,12 @@ class StoreMeeting:
             return self._store.check(list(keys))
 
     def forget(self, key: str) -> None:
-        """A later attempt need not find it. Some stores cannot forget."""
+        """Delete a key, so that a later attempt does not find it. Some stores cannot delete."""
         with suppress(RuntimeError):
             self._store.delete_key(key)
 
     def wait_for(self, keys: Sequence[str], missing: Callable[[], str]) -> None:
-        """Until all keys are there. If the time is up, the error ends with what `missing` says."""
+        """Wait until all keys are set. The error of a timeout ends with what `missing` returns."""
         left_s = max(self.until.at_s - time.monotonic(), 0.0)
         try:
             self._store.wait(list(keys), timedelta(seconds=left_s + _STORE_CLOCK_S))

@@ -123,7 +123,7 @@ class CreditExchange:
             self.post_receive(message)
 
     def _meet(self, peer: int, slot: int, receive: PendingReceive, sent_nbytes: int) -> None:
-        """A receive has got its SEND_READY. A message that is too long will not come."""
+        """A receive has got its SEND_READY. If the message is too long, it will not be sent."""
         talk = self._conversations[peer, slot]
         if sent_nbytes <= receive.nbytes:
             if receive in talk.unclaimed:

@@ -58,7 +58,7 @@ COLLECTIVE_SLOT = 1 << 63  # one for all: collectives of a group follow one anot
 
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """A message that has found no receive yet: announced, or here already."""
+    """A message without a matching receive so far: announced, or already received."""
 
     receive: PendingReceive  # stands for one that is to come
     is_eager: bool
@@ -93,7 +93,7 @@ class EagerConversation:
 
 
 def eager_cost(nbytes: int) -> int:
-    """What a message takes of the window. The preamble counts, or empty messages would be free."""
+    """The share of the window that a message takes, preamble included: empty ones cost too."""
     return PREAMBLE_NBYTES + nbytes
 
 
@@ -317,7 +317,7 @@ class EagerExchange:
         return new_home
 
     def _leave(self, peer: int, slot: int, vacant: PendingReceive) -> None:
-        """A receive that was asked for has lost its message: who takes what comes?"""
+        """A requested receive has lost its message: choose who takes the payload that arrives."""
         talk = self._conversation(peer, slot)
         if talk.receives and talk.receives[0].nbytes == vacant.nbytes:
             vacant.message = talk.receives.popleft().message

@@ -103,7 +103,7 @@ class MessageExchange(Protocol):
         """
 
     def fail_peer(self, peer: int, error: Exception) -> None:
-        """The peer is gone: the messages to and from it fail, now and later.
+        """The peer is gone: present and later messages to and from it fail.
 
         A message that has arrived in full can still be received.
         """
@@ -178,7 +178,7 @@ def in_order(receives: Iterable[PendingReceive]) -> deque[PendingReceive]:
 
 
 class NobodyLeft(Exception):
-    """A receive from anyone, when all who could send are gone."""
+    """A receive from any source fails, since every rank that could send is gone."""
 
 
 class AnySource:
@@ -206,7 +206,7 @@ class AnySource:
         return False
 
     def sender_waits(self, slot: int, peer: int) -> PostedMessage | None:
-        """A message of `peer` has found no receive: the receive from anyone that should take it."""
+        """The receive from any source that takes a message of `peer`, if there is one."""
         self._senders.setdefault(slot, deque()).append(peer)
         for message, allowed in self._receives.get(slot, ()):
             if peer in allowed:

@@ -82,7 +82,7 @@ TCP_RULES = FrameRules(
 
 
 class ProtocolError(Exception):
-    """What came in is not what a well-behaved peer would send. Costs the connection, no more."""
+    """A peer sent bytes that violate the protocol. Only its connection is closed."""
 
 
 def check_preamble(preamble: Preamble, rules: FrameRules) -> bool:

@@ -197,7 +197,7 @@ class Hub:
         self.exchange = make_exchange(self.queue_for)
 
     def queue_for(self, peer: int) -> SendQueue:
-        """Where frames for `peer` go. They wait there until there is a connection."""
+        """The queue for frames to `peer`, which are kept until there is a connection."""
         self._with_news.add(peer)
         return self._queues[peer]
 
@@ -260,13 +260,13 @@ class Hub:
         return True
 
     def cancel(self, message: PostedMessage, error: Exception) -> None:
-        """Make one message fail alone. Its memory is the caller's again when this returns."""
+        """Make only one message fail. The caller may reuse its memory when this returns."""
         new_home = self.exchange.cancel(message, error)
         if new_home is not None:
             self.links[message.peer].relocate(new_home)
 
     def fail_messages(self, error: Exception) -> None:
-        """Fail all messages and take no more. The connections remain, for words of farewell."""
+        """Fail all messages and accept no more. Connections stay open for the final frames."""
         self.silenced = error
         for peer, queue in self._queues.items():
             queue.cut(error)

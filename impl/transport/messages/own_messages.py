@@ -8,7 +8,7 @@ from impl.transport.messages.exchange import PostedMessage, SizeMismatch
 
 
 class OwnMessages:
-    """What one rank has sent to itself and not received, or the other way round.
+    """Sends of a rank to itself without a receive yet, and receives without a send.
 
     A send is copied and done; its order among those of one slot is kept. A receive from anyone
     does not take part: it waits for other ranks. Called with the loop's lock held.

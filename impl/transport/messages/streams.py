@@ -72,7 +72,7 @@ class FrameReader:
         return self._staging[self._stop :]
 
     def place(self, target: memoryview | None) -> None:
-        """Where the payload goes that has just begun: as long as it is, or None to drop it."""
+        """Set the memory for the payload that has just begun, of its length; None drops it."""
         assert self._current is not None
         assert target is None or len(target) == self._current.length
         self._target = target
@@ -159,7 +159,7 @@ class SendQueue:
         self._entries.append(_Entry(data, starts_frame=False, owner=owner))
 
     def buffers(self) -> list[memoryview]:
-        """What to write next, in order; some of it, if there is much."""
+        """The buffers to write next, in order; only some of them, if there are many."""
         entries = self._entries
         return [entries[i].data for i in range(min(len(entries), BUFFERS_PER_WRITE))]
 
@@ -180,13 +180,13 @@ class SendQueue:
                 entry.owner.finish()
 
     def detach(self, owner: Outgoing) -> None:
-        """Copy what is still to be written for `owner`, who takes the memory away."""
+        """Copy what is still to be written for `owner`, so that its memory can be reused."""
         for entry in self._entries:
             if entry.owner is owner:
                 entry.data, entry.owner = memoryview(bytes(entry.data)), None
 
     def cut(self, error: Exception) -> None:
-        """Give up the frames that have not begun; finish the one that has, from a copy.
+        """Drop the frames that have not begun; finish the one that has, from a copy.
 
         Afterwards other frames may follow, and the other end can make sense of them.
         """

@@ -114,7 +114,7 @@ class ShmCommunicator:
             membership.mapping.close()
 
     def _disown(self) -> None:
-        """In a forked child: the group belongs to the parent, and so do its threads."""
+        """In a forked child: release the group, which belongs to the parent with its threads."""
         membership = self._membership
         text = (
             f"group {membership.group!r} belongs to the process that created it, and this is its "

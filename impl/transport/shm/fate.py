@@ -32,7 +32,7 @@ class FateBoard:
         return self._mapping.u32[self._ready_index] != 0
 
     def decide(self, fate: Fate) -> bool:
-        """Write the fate, unless another rank was first. The caller wakes the sleepers.
+        """Write the fate, unless another rank was first. The caller wakes sleeping ranks.
 
         Afterwards the fate can be read, unless the rank that was first died while it wrote.
         """

@@ -436,7 +436,7 @@ class Mailbox:
     # -- the helper thread
 
     def _hand_over(self) -> None:
-        """Under the lock: have a thread drive if anything is pending."""
+        """Under the lock: let another thread drive if anything is pending."""
         if self._drivers or self._closed or next(iter(self._pending()), None) is None:
             return
         if self._helper is None:
@@ -466,7 +466,7 @@ class Mailbox:
     # -- the end
 
     def break_off(self, error: BaseException) -> None:
-        """A change was broken off: the group ends, and threads that wait must hear of it."""
+        """A change was interrupted: end the group, and notify threads that wait."""
         self._broken_off = True
         membership = self._membership
         if self._closed:

@@ -66,7 +66,7 @@ class SharedFile:
 
     @property
     def offer(self) -> str:
-        """What a peer needs to open the file, as text for the store."""
+        """The text that a peer needs to open the file, for the store."""
         return f"/proc/{os.getpid()}/fd/{self._fd} {self.nonce.hex()}"
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class Mapping:
     """The file in memory, opened from a peer's offer (or one's own)."""
 
     def __init__(self, offer: str, nbytes: int) -> None:
-        """Raises SharingRefused when the offer leads nowhere, or to something else."""
+        """Raises SharingRefused if the offer leads to no file, or to another one."""
         path, _, nonce = offer.rpartition(" ")
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -130,13 +130,13 @@ class Mapping:
         return kind != fcntl.F_UNLCK
 
     def forget_presence(self) -> None:
-        """Let go of the descriptor, and with it of the lock unless another process holds it too."""
+        """Close the descriptor, which releases the lock unless another process holds it too."""
         if self._presence_fd >= 0:
             os.close(self._presence_fd)
             self._presence_fd = -1
 
     def close(self) -> None:
-        """Let go. The memory itself goes when the last view of it does."""
+        """Release the mapping. The memory is freed with its last view."""
         self.forget_presence()
         self.u32.release()
         self.u64.release()

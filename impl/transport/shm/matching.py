@@ -19,7 +19,7 @@ _Receive = TypeVar("_Receive")
 
 @dataclass(slots=True, eq=False)
 class IncomingMessage(Generic[_Receive]):
-    """One that is arriving, or that arrived before a receive for it was posted."""
+    """A message that is arriving, or that arrived before its receive was posted."""
 
     source: int
     tag: int

@@ -45,7 +45,7 @@ class Membership:
         return errors.describe_call(call.operation, call.sequence, self.group)
 
     def gone(self, positions: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Of these positions: those that left the group, and those whose process ended."""
+        """Those of the positions that have left the group, or whose process has ended."""
         left = [p for p in positions if self.mapping.u32[self._state_indices[p]]]
         died = [
             p for p in positions if p not in left and not self.mapping.is_present(self.members[p])
@@ -55,7 +55,7 @@ class Membership:
         return left, died
 
     def leave(self) -> None:
-        """Tell the others that this rank takes part in nothing any more."""
+        """Tell the other ranks that this rank has left."""
         words.fetch_add(self.mapping.address + self.layout.state_offset(self.position), 1)
         self.wake_everybody()
 

@@ -61,7 +61,7 @@ class ProcessorPlacement:
         self._stays_s = _STAYS_S
 
     def note(self) -> int:
-        """Write down where this rank runs; returns what was written."""
+        """Record the processor on which this rank runs; returns the recorded value."""
         here = self._u32[self._own] = current_processor() + 1
         return here
 

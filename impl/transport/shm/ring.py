@@ -24,7 +24,7 @@ def padded(nbytes: int) -> int:
 
 
 class _End:
-    """What both ends know: where the ring is, and the two counters (bytes, modulo 2^32)."""
+    """The state of either end: where the ring is, and the two counters (bytes, modulo 2^32)."""
 
     def __init__(
         self, mapping: Mapping, layout: MappingLayout, destination: int, source: int

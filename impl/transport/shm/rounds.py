@@ -77,7 +77,7 @@ class Rounds:
         return (self.step + 1) & 1
 
     def announce(self, call: CallInfo, sizes: int = 0) -> None:
-        """Write down what this rank calls, for the first round of a collective.
+        """Publish what this rank calls, for the first round of a collective.
 
         sizes: a digest of sizes that may differ between ranks; 0 if they have none in common.
         """

@@ -120,7 +120,7 @@ class Slots:
     # -- views of shared memory
 
     def plan(self, dtype: torch.dtype, numel: int) -> SlotPlan | None:
-        """None for a tensor that should not go through in one round."""
+        """None for a tensor that needs more than one round."""
         plan = self._plans.get((dtype, numel))
         if plan is not None:
             return plan

@@ -176,7 +176,7 @@ class TcpCore:
             self.open_dispute()
 
     def open_dispute(self) -> None:
-        """If this rank has come to the disputed call: stop there, and tell all ranks what it is.
+        """If this rank has reached the disputed call: stop, and tell all ranks what it called.
 
         A rank that is still in an earlier call finishes it: all have agreed on that one, and
         frames that belong to it may still be on their way. So the hubs stay as they are.
@@ -247,7 +247,7 @@ class TcpCore:
 
     @property
     def absent(self) -> list[int]:
-        """The ranks that are known not to have come to the present call.
+        """The ranks that are known not to have reached the present call.
 
         In a large world most ranks say nothing to this one, wherever they are.
         """

@@ -74,7 +74,7 @@ class GlooPlans:
 
 
 def _around(tensor: Tensor, index: int, chunk_numel: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What lies before chunk `index`, the chunk, and what lies behind it."""
+    """The part before chunk `index`, the chunk, and the part after it."""
     start, stop = index * chunk_numel, (index + 1) * chunk_numel
     return tensor[:start], tensor[start:stop], tensor[stop:]
 

@@ -87,7 +87,7 @@ class SocketCommunicator(ABC):
     def _listen(
         self, device: int, address: Address, new_handshake: Callable[[], Handshake]
     ) -> Address:
-        """Listen at an address; connections are attached to the device's hub. Where it is."""
+        """Listen at an address and attach connections to the device's hub; returns the address."""
         listener, own = listen(address)
 
         def on_connected(peer: int, sock: socket.socket) -> None:
@@ -217,7 +217,7 @@ class SocketCommunicator(ABC):
     def post_send(
         self, tensor: Tensor, dst: int, tag: int, call: CallInfo, until: Deadline
     ) -> SocketTransfer:
-        """Raises what the group's fate says, and ValueError where a rank cannot reach itself."""
+        """Raises the group's error after its end, and ValueError if a rank cannot reach itself."""
         return self._post(_post_send, tensor, dst, tag, call, until)
 
     def post_recv(
@@ -257,7 +257,7 @@ class SocketCommunicator(ABC):
 
     @abstractmethod
     def _before_messages(self, peers: Sequence[int], until: Deadline) -> None:
-        """See to it that there is or will be a connection to these peers."""
+        """Make sure that there is or will be a connection to these peers."""
 
     # The end
 

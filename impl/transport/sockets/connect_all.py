@@ -1,4 +1,4 @@
-"""How ranks find each other through the store: publish, wait for the others, connect to all."""
+"""Connects all ranks: each publishes its address in the store and connects to the others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class AddressMeeting(StoreMeeting):
         return f"connecting group {self.group!r}"
 
     def published(self, key_of: Callable[[int], str], ranks: Sequence[int]) -> dict[int, bytes]:
-        """What these ranks have put there. Raises `CollectiveTimeout` naming those that did not."""
+        """What these ranks have published. Raises `CollectiveTimeout` that names missing ranks."""
         found: dict[int, bytes] = {}
 
         def missing() -> str:

@@ -1,4 +1,4 @@
-"""A group on Gloo's wire: its tags, and how little its ranks can know of each other.
+"""A group on Gloo's wire: its tags, and what its ranks can know about each other.
 
 [Note: what this mode cannot do] Gloo's protocol has no way to tell other ranks of a failure, and
 the end of a connection may mean that a peer has died or that it has finished. So only ranks that
@@ -83,7 +83,7 @@ class GlooGroup(MessageGroup):
         return tag
 
     def control_tag(self, number: int) -> int:
-        """Gloo has no room apart: a control message uses a collective's tag as a user's tag."""
+        """Gloo has no separate tags: a control message uses a collective's tag as a user's tag."""
         return number
 
     def link_closed(self, link: Link, how: str, after_farewell: bool) -> None:

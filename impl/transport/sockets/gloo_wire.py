@@ -99,7 +99,7 @@ class GlooCommunicator(SocketCommunicator):
         return AddressMeeting(self._store, self.rank, self.world_size, self._group.name, until)
 
     def _connect_to(self, peers: Iterable[int], until: Deadline) -> None:
-        """Dial the peers that expect it. The others call by themselves."""
+        """Connect to the peers that expect it. The other peers connect to this rank."""
         new = sorted(set(peers) - self._connected_to)
         if not new:
             return

@@ -77,14 +77,14 @@ class MessageGroup(ABC):
 
     @abstractmethod
     def say_goodbye(self) -> None:
-        """Queue the last words, if there are any. With the lock held."""
+        """Queue the final frames, if there are any. With the lock held."""
 
     @abstractmethod
     def slot_of_tag(self, tag: int) -> int:
         """The slot of messages with this tag. Raises ValueError."""
 
     def own_messages(self, call: CallInfo) -> OwnMessages:
-        """Where messages of this rank to itself go. Raises ValueError if there is no such place."""
+        """The queue for messages of this rank to itself. Raises ValueError if there is none."""
         where = f"{self.where(call)}, rank {self.rank}"
         raise ValueError(f"{where}: a rank cannot exchange messages with itself")
 
@@ -119,7 +119,7 @@ class MessageGroup(ABC):
             self._call = None
 
     def _settle(self, cause: Exception) -> Iterator[Pending]:
-        """What is still to be heard before an error can be raised."""
+        """Wait for what must still arrive before an error can be raised."""
         yield from ()
 
     def _explain(self, cause: Exception, call: CallInfo) -> errors.CommunicationError:
@@ -155,7 +155,7 @@ class MessageGroup(ABC):
         return self.give_up(EndCause.MISMATCH, text, call)
 
     def interrupt(self, call: CallInfo) -> None:
-        """A collective is left in the middle: what its peers wait for will never come."""
+        """A collective was interrupted: its peers will never get what they wait for."""
         if self.fate is None:
             text = f"{self.where(call)} was interrupted on rank {self.rank}."
             self.give_up(EndCause.ABORT, text, call)

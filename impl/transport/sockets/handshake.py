@@ -62,7 +62,7 @@ class Handshake(Protocol):
 
 
 class GlooCaller:
-    """Say the number that the listener has published for us; no answer follows."""
+    """Send the number that the listener has published for this rank; no answer follows."""
 
     def __init__(self, peer: int, greeting: int) -> None:
         self.needed = 0

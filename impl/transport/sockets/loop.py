@@ -168,7 +168,7 @@ class EventLoop:
         self._deferred.append(callback)
 
     def message_posted(self) -> None:
-        """A message was posted, and must reach its end although no thread waits for it."""
+        """A message was posted, and must complete even if no thread waits for it."""
         self._under_way += 1
         if not self._is_driven:
             self._helper_may_go_on.notify()
@@ -229,7 +229,7 @@ class EventLoop:
                 callback()
 
     def _leave(self) -> None:
-        """A caller has what it wanted. Is there something left for the helper?"""
+        """A caller stops driving: wake the helper if there is still work."""
         self._last_driven_s = time.monotonic()
         if self._is_driven:
             return

@@ -141,7 +141,7 @@ class _RunningHandshake:
 
 
 class _Dialler:
-    """Attempts to reach one peer, again and again until it is closed."""
+    """Tries to connect to one peer, repeatedly until it is closed."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A message of the user on its way over sockets: posted, waited for, or left to itself."""
+"""A point-to-point message over sockets: posted, waited for, or without a wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How ranks on different hosts meet: over TCP, and only with those who know the secret.
+"""Connects ranks on different hosts over TCP, authenticated by a shared secret.
 
 Rank 0 makes up a secret and publishes it in the store, every rank publishes where it listens, and
 for each pair the one with the greater address calls the other. The connections are authenticated

@@ -1,4 +1,4 @@
-"""A group of the authenticated mode: its ranks compare their calls, and tell how it ends.
+"""A group of the authenticated mode: ranks compare their calls and report how it ends.
 
 [Note: who is lost] A rank that ends in good order says FAREWELL first; the others can finish what
 does not need it. A connection that ends without FAREWELL is a lost rank, and the group is over:
@@ -176,7 +176,7 @@ class TcpGroup(MessageGroup):
             self._tell_all(Opcode.FATE, fate.encode())
 
     def _accept(self, fate: Fate) -> bool:
-        """Whether this is the group's fate from now on: the first one counts."""
+        """Whether this becomes the group's fate: only the first one does."""
         if self.fate is not None:
             return False
         self.fate = fate

@@ -1,4 +1,4 @@
-"""Backward passes of all kinds, in a group of one: everything but the meeting of ranks."""
+"""Backward passes of all kinds, in a group of one rank."""
 
 from __future__ import annotations
 

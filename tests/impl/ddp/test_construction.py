@@ -100,7 +100,7 @@ def test_what_buffer_hooks_call() -> None:
     before = [buffer.clone() for buffer in buffers]
     wrapped._sync_buffers()
     with pytest.raises(ValueError, match="true for at least one process"):
-        wrapped._check_and_sync_module_buffers()  # nobody has input
+        wrapped._check_and_sync_module_buffers()  # no rank has input
     wrapped._distributed_broadcast_coalesced(buffers, wrapped.broadcast_bucket_size, 0)
     assert all(map(torch.equal, before, buffers))
 

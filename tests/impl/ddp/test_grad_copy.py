@@ -1,4 +1,4 @@
-"""Gradients into buckets, scaled, and out again."""
+"""Copies of gradients into buckets, scaled, and back out of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which parameters a graph leaves out."""
+"""The search for parameters that take no part in a graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where gradients lie in a bucket."""
+"""The layout of gradients in a bucket."""
 
 from __future__ import annotations
 

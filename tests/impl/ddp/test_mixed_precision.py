@@ -1,4 +1,4 @@
-"""What happens to parameters between their two precisions."""
+"""Parameters in native mixed precision: their two dtypes and the changes between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the reducer is, and what may come next."""
+"""The reducer's states and transitions."""
 
 from __future__ import annotations
 

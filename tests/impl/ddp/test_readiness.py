@@ -1,4 +1,4 @@
-"""What is missing, and what may be launched."""
+"""Which gradients are missing, and which buckets may be launched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A parameter that was replaced after the module was wrapped is told of; others are not."""
+"""DDP reports parameters that were replaced after the module was wrapped, and only those."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ def test_ignored_parameters_may_be_spelled_with_or_without_the_dot(spelling: str
 
 
 class Point:
-    """An event of a device, which happens when somebody waits for it."""
+    """An event of a device, which happens when it is waited for."""
 
     def __init__(self, at_ms: float) -> None:
         self.at_ms = at_ms

@@ -1,4 +1,4 @@
-"""Counting hooks, then counting them down."""
+"""The static graph: hooks are counted in the first step, and counted down afterwards."""
 
 from __future__ import annotations
 

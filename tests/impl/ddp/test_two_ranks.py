@@ -1,4 +1,4 @@
-"""What only shows when ranks differ. Each test is a function that both ranks run."""
+"""DDP on two ranks that differ. Each test is a function that both ranks run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is every wait, record and pin of the product code needed, and does the simulation miss it?
+"""Checks that the simulation detects the removal of any wait, record or pin in the product code.
 
 Programs run on the simulated device, which notes each call that orders something, by the place in
 the product code where it stands. Then each place is left out in turn, and some program must show

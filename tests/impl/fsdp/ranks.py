@@ -28,5 +28,5 @@ def _call(
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             result = function(rank, world_size, *args)
-        dist.barrier()  # nobody leaves while another rank still talks to it
+        dist.barrier()  # no rank leaves while another one still communicates with it
         return result

@@ -1,4 +1,4 @@
-"""Into the flat parameter and out of it: geometry, ties, what modules show."""
+"""The flat parameter: layout, tied weights, and what modules show of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Casts of what goes into a forward, and modules on the meta device."""
+"""Casts of a forward's inputs, and modules on the meta device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What no other file of the package may touch but the device handle."""
+"""Only the device handle uses devices: imports and calls in impl.fsdp, read from the sources."""
 
 from __future__ import annotations
 

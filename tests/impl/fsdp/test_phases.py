@@ -1,4 +1,4 @@
-"""Where a unit, its parameters and its gradient are, and what may come next."""
+"""The states of a unit, its parameters and its gradient, and their transitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two ranks: shards that somebody writes while a gathered copy of them may be in memory."""
+"""Two ranks: shards that are written while a gathered copy of them may be in memory."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run_written_between_evaluations(
 ) -> None:
     for how in ("data.copy_", "data =", "in place"):
         if how == "data =" and not orig:
-            continue  # replaces the flat parameter's shard, of which nobody else would know
+            continue  # replaces the flat parameter's shard, which would go unnoticed
         model, bare = wrapped(strategy, orig), make_model()
         write(bare.parameters(), how)
         with torch.no_grad():

@@ -16,7 +16,7 @@ ERROR = CollectiveTimeout("all_reduce #1 on group 'dp': Timed out")
 
 
 class Group:
-    """What whoever waits may hold."""
+    """What a waiting caller may hold."""
 
 
 def wait_in_vain(future: torch.futures.Future[Any], error: Exception) -> weakref.ref[Group]:

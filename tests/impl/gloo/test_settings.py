@@ -1,4 +1,4 @@
-"""Torch's option objects and short forms become one value."""
+"""torch's option objects and short forms become one value of settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A signal comes at any moment of an operation: what its handler does, or raises, hangs nobody."""
+"""Signals at any moment of an operation: whatever the handler does or raises, no rank hangs."""
 
 from __future__ import annotations
 

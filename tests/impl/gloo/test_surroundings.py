@@ -1,4 +1,4 @@
-"""A program's inference mode and default device are its own business, not the group's."""
+"""A group is independent of the program's inference mode and default device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refusals keep the words of torch's gloo."""
+"""Refusals have the messages of torch's gloo."""
 
 from __future__ import annotations
 

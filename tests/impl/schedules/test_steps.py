@@ -1,4 +1,4 @@
-"""Regions, and the executor's rule about who waits for whom."""
+"""Regions of memory, and the executor's rule about which step waits for which."""
 
 from __future__ import annotations
 

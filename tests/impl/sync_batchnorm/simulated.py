@@ -38,7 +38,7 @@ class RankExchange:
         self.slots[self.rank] = message.clone()
         self.barrier.wait()
         collected = torch.stack(self.slots)
-        self.barrier.wait()  # nobody overwrites a slot before all have read it
+        self.barrier.wait()  # no rank overwrites a slot before all have read it
         return collected
 
 

@@ -14,7 +14,7 @@ from impl.sync_batchnorm.passes import passes_for
 
 @dataclass(frozen=True)
 class FrozenPeers:
-    """A group whose other ranks hold fixed batches and whose outputs nobody differentiates."""
+    """A group whose other ranks hold fixed batches and whose outputs are not differentiated."""
 
     batches: list[Tensor]
 

@@ -1,4 +1,4 @@
-"""Whole groups from one seed: all collectives, in any order of bytes, and all ways to end."""
+"""Simulated groups: all collectives, bytes in any order, and all ways to end, from one seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a signal's handler can do to a change: raise wherever Python lets a handler run."""
+"""Raises in a signal handler at any point of a change where Python may run one."""
 
 from __future__ import annotations
 

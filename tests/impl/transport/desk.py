@@ -1,4 +1,4 @@
-"""One rank's exchange under a test that plays all of its peers."""
+"""One rank's message exchange in a test that plays all of its peers."""
 
 from __future__ import annotations
 

@@ -278,7 +278,7 @@ def messages_of_other_dtypes(s: Scenario) -> None:
 
 
 def from_anyone(s: Scenario) -> None:
-    """Who comes first is chance; that everybody comes is not."""
+    """The order in which messages arrive varies, but each of them arrives."""
     if s.rank == 0:
         seen = []
         for _ in range(2 * (s.size - 1)):
@@ -349,7 +349,7 @@ def run_mixed(
         scenario = Scenario(group)
         for part in parts:
             part(scenario)
-        # Gloo has no farewell: nobody may close while another rank still waits for somebody
+        # Gloo has no farewell: no rank may close while another one still waits
         group.barrier(dist.BarrierOptions()).wait()
         if store.add("done", 1) == size:
             store.set("all done", "")

@@ -1,4 +1,4 @@
-"""What ranks publish: Gloo's binary form, byte for byte, and what is not of that form."""
+"""The addresses that ranks publish: Gloo's binary form byte for byte, and what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do all ranks mean the same? The bookkeeping alone, without messages."""
+"""The check that all ranks make the same call: its bookkeeping alone, without messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A signal's handler raises anywhere in a change: the group still ends, and nobody waits on.
+"""If a signal handler raises during a change, the group still ends, and no rank hangs.
 
 Each place is tried where Python would run a handler.
 """

@@ -70,7 +70,7 @@ def test_gloo_receive_after_the_announcement(gloo: Desk) -> None:
     assert gloo.said(1) == []
     gloo.receive(1, 5, 3)
     assert gloo.said(1) == [("RECV_READY", 3)]
-    # the announcement is used up: the next one finds nobody and is kept for a receive from anyone
+    # the announcement is used up: the next one finds no receive and is kept for one from any source
     gloo.hear_data(1, 5, b"abc")
     gloo.hear(1, Opcode.SEND_READY, 5, 3)
     assert gloo.receive_any(5, 3, 1, 2).peer == 1
@@ -388,7 +388,7 @@ def test_gloo_receive_from_anyone_leaves_alone_what_has_not_been_announced(gloo:
 
 
 def test_gloo_message_for_which_a_receive_of_another_size_was_left(gloo: Desk) -> None:
-    """Whoever takes over the receive fails, and whatever comes is dropped, short or long."""
+    """The message that takes over the receive fails, and the payload is dropped, short or long."""
     for nbytes in (2, 100):
         gloo.exchange.cancel(gloo.receive(1, 5, 3), TimeoutError())
         assert isinstance(gloo.receive(1, 5, 4).error, SizeMismatch)

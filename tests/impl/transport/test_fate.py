@@ -1,4 +1,4 @@
-"""Why a group ended, on its way from one rank to the others."""
+"""How the reason for a group's end gets from one rank to the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first words on a connection: members get in, nobody else."""
+"""The handshake on a connection: only members of the group get in."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def lose_one(rank: int, world_size: int, port: int, mode: str, done: str) -> tup
 
 @pytest.mark.parametrize("mode", ["tcp", "gloo"])
 def test_a_killed_rank_is_named_and_the_others_go_on(mode: str, port: int, tmp_path: Path) -> None:
-    # in Gloo's mode only those that have to do with a rank notice: in a world of three, everybody
+    # in Gloo's mode only those that have to do with a rank notice: in a world of three, every rank
     world_size = 4 if mode == "tcp" else 3
     done = str(tmp_path / "done")
     results = on_processes(world_size, lose_one, port, mode, done, may_die=(world_size - 1,))

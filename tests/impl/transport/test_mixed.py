@@ -1,6 +1,4 @@
-"""Groups of several islands. All three communicators run over shared memory here: what is tested is
-who does what, not how bytes travel.
-"""
+"""Groups across several hosts: who does what. All communicators run over shared memory here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where things lie in the mapping: nothing overlaps, and nothing grows with the tensors."""
+"""The layout of the shared mapping: nothing overlaps, and no size depends on the tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shared file, and who is present."""
+"""The shared mapping, and how ranks see which of them are alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which receive gets which message."""
+"""Matching of receives with messages over shared memory."""
 
 from __future__ import annotations
 

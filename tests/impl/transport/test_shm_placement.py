@@ -1,4 +1,4 @@
-"""Ranks that share a processor without need go apart."""
+"""Placement of ranks on processors: those that share one unnecessarily move apart."""
 
 from __future__ import annotations
 

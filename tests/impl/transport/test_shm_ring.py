@@ -1,4 +1,4 @@
-"""One direction between two ranks: every way to cut and to wrap."""
+"""The byte ring from one rank to another: every way to cut and to wrap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How tensors are cut."""
+"""How tensors are cut into segments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever waits for the others tells those who do not come from a store that fails."""
+"""A rank that waits for others to join reports a missing rank and a failing store differently."""
 
 from __future__ import annotations
 

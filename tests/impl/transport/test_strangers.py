@@ -1,4 +1,4 @@
-"""Whoever reaches a rank's port: the group goes on, and the log has one line for each of them."""
+"""Strangers that connect to a rank's port: the group goes on, and each gets one line in the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only a very large group shows, without sockets."""
+"""Very large groups of the authenticated mode, without sockets."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.mutants.wrappers import WrapperMutant
 
 
 @breaks("checkpointing/input-gradient", says=r"gradient of the input: rank \d is wrong")
-class AveragesInputs(WrapperMutant):
+class AveragesInputGradients(WrapperMutant):
     """The gradient of the input is averaged over the ranks."""
 
     def forward(self, x: Tensor) -> Any:
@@ -30,8 +30,8 @@ class AveragesInputs(WrapperMutant):
 
 
 @breaks("checkpointing/accumulation", says=r"round 1, .*: rank \d is wrong")
-class DropsWhatItDidNotExchange(WrapperMutant):
-    """Gradients of no_sync are gone when it ends."""
+class LosesGradientsOfNoSync(WrapperMutant):
+    """Gradients that were accumulated under no_sync are lost when it ends."""
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -41,8 +41,8 @@ class DropsWhatItDidNotExchange(WrapperMutant):
 
 
 @breaks("checkpointing/accumulation", says=r"round 1, .*: rank \d is wrong")
-class NoSyncIsOverInBackward(WrapperMutant):
-    """A forward pass that runs again in backward exchanges gradients, whatever holds there."""
+class RecomputationIgnoresNoSync(WrapperMutant):
+    """A forward pass that runs again in backward exchanges gradients, also under no_sync."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         held = self.require_backward_grad_sync
@@ -54,7 +54,7 @@ class NoSyncIsOverInBackward(WrapperMutant):
 
 
 @breaks("checkpointing/a-ranks-own-choice", says=r"checkpoints differ: \['', 'non-reentrant'")
-class WantsTheSameCheckpoints(WrapperMutant):
+class RefusesRanksWithoutCheckpoints(WrapperMutant):
     """Ranks with checkpoints refuse ranks without."""
 
     def __init__(self, module: nn.Module, **options: Any) -> None:
@@ -66,5 +66,5 @@ class WantsTheSameCheckpoints(WrapperMutant):
 
 
 @breaks("checkpointing/input-without-gradient", says=ANY_LAYER)
-class KeepsTheFirstLayer(ExchangesNothing):
+class DoesNotAverageTheFirstLayer(ExchangesNothing):
     """The first layer's gradients are the rank's own."""

@@ -1,4 +1,4 @@
-"""What mutants of several chapters of checkpointing share."""
+"""Helpers that mutants of several chapters of checkpointing share."""
 
 from __future__ import annotations
 

@@ -19,22 +19,22 @@ from tests.mutants.wrappers import WrapperMutant
 
 
 @breaks("checkpointing/once", says=r"gradient of layers\.1\.weight in step 1: rank \d is wrong")
-class LeavesOutTheLastLayer(LeavesOutWhatRunsAgain):
-    """The layer of a checkpoint is not averaged."""
+class DoesNotAverageACheckpointedLayer(LeavesOutWhatRunsAgain):
+    """The layer in a checkpoint is not averaged."""
 
 
 @breaks("checkpointing/every-layer", says=r"gradient of .*: rank \d is wrong")
-class ExchangesNoLayer(ExchangesNothing):
+class AveragesNoLayer(ExchangesNothing):
     """Each rank keeps its own gradients of every layer."""
 
 
 @breaks("checkpointing/around-the-wrapper", says=r"gradient of .*: rank \d is wrong")
-class CountsRunsOfItself(DividesByItsRuns):
+class DividesByTwoInACheckpoint(DividesByItsRuns):
     """A wrapper in a checkpoint divides by two."""
 
 
 @breaks("checkpointing/frozen-layer", says=r"rank 0 has one, and nobody used it")
-class ThawsLayers(WrapperMutant):
+class UnfreezesLayers(WrapperMutant):
     """All parameters require gradients once they are wrapped."""
 
     def __init__(self, module: nn.Module, **options: Any) -> None:
@@ -42,7 +42,7 @@ class ThawsLayers(WrapperMutant):
 
 
 @breaks("checkpointing/unused-parameters", says=r"Expected to have finished reduction")
-class SearchesForNothing(WrapperMutant):
+class IgnoresFindUnusedParameters(WrapperMutant):
     """Takes find_unused_parameters and ignores it."""
 
     def __init__(self, module: nn.Module, **options: Any) -> None:
@@ -50,25 +50,25 @@ class SearchesForNothing(WrapperMutant):
 
 
 @breaks("checkpointing/whole-module", says=LAST_LAYER)
-class LeavesOutTheEndOfACheckpoint(LeavesOutWhatRunsAgain):
+class DoesNotAverageTheEndOfACheckpoint(LeavesOutWhatRunsAgain):
     """The second layer of one checkpoint is not averaged."""
 
 
 @breaks("checkpointing/nested", says=LAST_LAYER)
-class LeavesOutTheInnerCheckpoint(LeavesOutWhatRunsAgain):
+class DoesNotAverageTheInnerCheckpoint(LeavesOutWhatRunsAgain):
     """A layer in a checkpoint within a checkpoint is not averaged."""
 
 
 @breaks("checkpointing/in-segments", says=LAST_LAYER)
-class LeavesOutOneOfASegment(LeavesOutWhatRunsAgain):
-    """A layer amid a segment is not averaged."""
+class DoesNotAverageALayerOfASegment(LeavesOutWhatRunsAgain):
+    """A layer in the middle of a segment is not averaged."""
 
 
 @breaks("checkpointing/around-shared-weights", says=ANY_LAYER)
-class CountsRunsOfSharedWeights(DividesByItsRuns):
+class DividesByTwoWhenItRunsAgain(DividesByItsRuns):
     """A wrapper that runs again divides by two."""
 
 
 @breaks("checkpointing/unused-parameters-static", says=r"(?i)ready only once|finished reduction")
-class UnusedParametersAreNotStatic(NeverStatic):
-    """A static graph does not help with parameters that nobody uses."""
+class StaticGraphDoesNotHandleUnusedParameters(NeverStatic):
+    """A static graph does not help with parameters that no rank uses."""

@@ -7,5 +7,5 @@ from tests.mutants.kit import breaks
 
 
 @breaks("checkpointing/any-parts", says=ANY_LAYER)
-class KeepsWhatItComputed(ExchangesNothing):
+class AveragesNoGradient(ExchangesNothing):
     """No gradient is averaged, whatever the checkpoints are."""

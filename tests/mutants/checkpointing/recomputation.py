@@ -30,8 +30,8 @@ class SeedsEveryStep(WrapperMutant):
 
 
 @breaks("checkpointing/random-numbers-go-on", says=r"drew \[.*\], and without checkpoints")
-class DoesNotPutRandomNumbersBack(Patch):
-    """What runs again draws numbers as if it ran for the first time."""
+class DoesNotRestoreTheRandomState(Patch):
+    """A recomputation draws random numbers as if it were the first run."""
 
     @staticmethod
     @contextmanager
@@ -42,8 +42,8 @@ class DoesNotPutRandomNumbersBack(Patch):
 
 
 @breaks("checkpointing/autocast", says=r"activations were of \['torch.float32'")
-class LeavesAutocast(WrapperMutant):
-    """The module runs outside of autocast."""
+class RunsOutsideAutocast(WrapperMutant):
+    """The module runs outside autocast, in forward and in recomputations."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         with torch.autocast("cpu", enabled=False):
@@ -66,7 +66,7 @@ class RoundsDifferentlyEachTime(WrapperMutant):
 
 @breaks("checkpointing/sync-batchnorm", says=r"step 1: gradient of .*: rank \d is wrong")
 @breaks("sync_batchnorm/without-gradients", says=r"output: rank \d is wrong")
-class SyncsWithGradientsAlone(LayerMutant, SyncBatchNorm):
+class NormalisesAloneWithoutGradMode(LayerMutant, SyncBatchNorm):
     """Takes a forward pass without gradients, such as the first of a reentrant one, for eval."""
 
     def _exchange(self) -> Exchange | None:
@@ -76,8 +76,8 @@ class SyncsWithGradientsAlone(LayerMutant, SyncBatchNorm):
 @breaks(
     "checkpointing/sync-batchnorm-statistics", says=r"running_\w+ after step 1: rank \d is wrong"
 )
-class TracksWithGradientsAlone(LayerMutant, SyncBatchNorm):
-    """A forward pass without gradients moves no statistics."""
+class TracksNothingWithoutGradMode(LayerMutant, SyncBatchNorm):
+    """A forward pass without gradients does not update the statistics."""
 
     def forward(self, input: Tensor) -> Tensor:
         tracked = self.track_running_stats
@@ -89,5 +89,5 @@ class TracksWithGradientsAlone(LayerMutant, SyncBatchNorm):
 
 
 @breaks("checkpointing/structured", says=ANY_LAYER)
-class LosesContainers(ExchangesNothing):
-    """What comes out of a checkpoint in a dictionary is averaged over nobody."""
+class DoesNotAverageDictionaryOutputs(ExchangesNothing):
+    """What a checkpoint returns in a dictionary is not averaged."""

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from impl.ddp.iteration.readiness import Readiness
 from impl.ddp.iteration.reducer import Reducer
 from tests.mutants.checkpointing.kit import TakesEveryGraphForStatic
-from tests.mutants.checkpointing.layers import SearchesForNothing
+from tests.mutants.checkpointing.layers import IgnoresFindUnusedParameters
 from tests.mutants.ddp.kit import DDPMutant, swap, together
 from tests.mutants.kit import Patch, breaks
 from tests.mutants.wrappers import WrapperMutant
@@ -39,8 +39,8 @@ _STEP_1 = r"gradient of layers\.\d\.weight in step 1: rank \d is wrong"
 
 @breaks("checkpointing/reentrant-twice-refused", says=_STEP_1)
 @breaks("checkpointing/reentrant-by-turns-refused", says=_STEP_1)
-class CountsTheFirstTimeAlone(DDPMutant):
-    """A gradient that is ready once more is taken to be as it was the first time."""
+class ReducesOnlyTheFirstGradient(DDPMutant):
+    """A gradient that becomes ready again is reduced as it was the first time."""
 
     patched = together(
         swap(Reducer, "_accept", _accept_new_ones), swap(Readiness, "mark", _mark_new_ones)
@@ -62,7 +62,7 @@ def leaves_of(output: Tensor) -> set[int]:
 
 
 @breaks("checkpointing/reentrant-search-refused", says=_STEP_1)
-class TakesForUnusedWhatRunsAgain(SearchesForNothing):
+class ZerosForParametersOfReentrantCheckpoints(IgnoresFindUnusedParameters):
     """Parameters that the search does not see, as it does not see into reentrant checkpoints, have
     gradients of zeros."""
 
@@ -83,7 +83,7 @@ class TakesForUnusedWhatRunsAgain(SearchesForNothing):
 
 @breaks("checkpointing/graph-changed", says=r"does not match 'Your training graph has changed")
 class SearchesInAStaticGraph(WrapperMutant):
-    """A graph that changes is searched, and not reported."""
+    """A static graph that changes is searched, and no error is raised."""
 
     def __init__(self, module: nn.Module, **options: Any) -> None:
         options = {**options, "static_graph": False, "find_unused_parameters": True}
@@ -92,7 +92,7 @@ class SearchesInAStaticGraph(WrapperMutant):
 
 @breaks("checkpointing/unfinished", says=r"does not match 'Expected to have finished reduction")
 class AlwaysSearches(SearchesInAStaticGraph):
-    """Unused parameters are found though nobody asked."""
+    """Unused parameters are searched for although this was not requested."""
 
 
 @contextmanager
@@ -111,8 +111,8 @@ def errors_of_backward(change: Callable[[str], str]) -> Iterator[None]:
 
 
 @breaks("checkpointing/names-the-parameter", says=r"does not match 'Parameter at index")
-class NamesNoParameter(Patch):
-    """The error tells causes, and no parameter."""
+class ReadyTwiceErrorNamesNoParameter(Patch):
+    """The error gives causes, but does not name the parameter."""
 
     @staticmethod
     @contextmanager
@@ -133,8 +133,8 @@ class AdvisesNothing(Patch):
 
 
 @breaks("checkpointing/after-an-error", says=r"this group is spoilt")
-class SpoilsItsGroup(Patch):
-    """No wrapper can be made where one has raised."""
+class RefusesAGroupAfterAnError(Patch):
+    """No wrapper can be made in a group in which one has raised."""
 
     @staticmethod
     @contextmanager
@@ -156,5 +156,6 @@ class SpoilsItsGroup(Patch):
 
 
 @breaks("checkpointing/reentrant-by-turns-refused", says=r"does not match 'Expected to mark")
-class BlamesTheGraph(TakesEveryGraphForStatic):
-    """Layers by turns in reentrant checkpoints are refused at the second step, in other words."""
+class RaisesAnotherErrorForReentrantCheckpoints(TakesEveryGraphForStatic):
+    """Alternating layers in reentrant checkpoints are refused at the second step, with another
+    message."""

@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import nn
 
-from tests.mutants.checkpointing.saving import LoadsParametersAlone
+from tests.mutants.checkpointing.saving import LoadsNoBuffers
 from tests.mutants.kit import breaks
 from tests.mutants.wrappers import WrapperMutant
 
 
 @breaks("saving/resume", says=r"state: rank 0 is wrong[\s\S]*running_mean")
-class ResumesWithoutStatistics(LoadsParametersAlone):
-    """Training goes on with the statistics of a new model."""
+class ResumesWithoutStatistics(LoadsNoBuffers):
+    """Training continues with the statistics of a new model."""
 
 
 @breaks("saving/resume-across-wrappers", says=r"before\.weight: rank \d is wrong")
@@ -27,5 +27,5 @@ class AddsUpGradients(WrapperMutant):
 
 
 @breaks("saving/another-number-of-ranks", says=r"rank \d is wrong")
-class CountsTwoRanks(AddsUpGradients):
+class DividesByHalfTheRanks(AddsUpGradients):
     """Divides by half the number of ranks."""

@@ -23,15 +23,15 @@ class LeavesOutThePrefix(WrapperMutant):
 
 
 @breaks("saving/inside-another-module", says=r'Missing key\(s\) .* "part\.module')
-class TakesItselfForTheWhole(WrapperMutant):
-    """The state is the same wherever the wrapper is."""
+class StateDictIgnoresThePrefix(WrapperMutant):
+    """The keys of the state are the same, whatever module holds the wrapper."""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return super().state_dict()
 
 
 @breaks("saving/exchange-with-torch", says=r"(Missing|Unexpected) key\(s\) in state_dict")
-class HasAPrefixOfItsOwn(WrapperMutant):
+class SavesUnderAnotherPrefix(WrapperMutant):
     """Keys begin with 'wrapped.'."""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -43,16 +43,16 @@ class HasAPrefixOfItsOwn(WrapperMutant):
 
 
 @breaks("saving/the-modules-tensors", says=r"the state is a copy")
-class CopiesItsState(WrapperMutant):
-    """Whoever changes the state changes nothing in the module."""
+class StateDictHoldsCopies(WrapperMutant):
+    """The state holds copies: changing them changes nothing in the module."""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return {key: value.clone() for key, value in super().state_dict(*args, **kwargs).items()}
 
 
 @breaks("saving/any-rank", says=r"state: rank 1 \(got\) and rank 0 \(want\) differ")
-class TrainsEachRankAlone(WrapperMutant):
-    """Every step is one of no_sync."""
+class NeverSynchronises(WrapperMutant):
+    """Every step runs as if under no_sync."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         with self.no_sync():
@@ -60,8 +60,8 @@ class TrainsEachRankAlone(WrapperMutant):
 
 
 @breaks("saving/exchange-with-the-module", says=r"state: rank 0 is wrong")
-class LoadsParametersAlone(WrapperMutant):
-    """Buffers stay as they are."""
+class LoadsNoBuffers(WrapperMutant):
+    """Buffers are not loaded."""
 
     def load_state_dict(self, state_dict: State, *args: Any, **kwargs: Any) -> Any:
         buffers = {f"module.{name}" for name, _ in self.module.named_buffers()}
@@ -70,15 +70,15 @@ class LoadsParametersAlone(WrapperMutant):
 
 
 @breaks("saving/strict", says=r"was to raise RuntimeError, and it returned")
-class LoadsWhatFits(WrapperMutant):
-    """A key that is missing or unknown is passed over."""
+class IgnoresStrict(WrapperMutant):
+    """A missing or an unknown key is ignored."""
 
     def load_state_dict(self, state_dict: State, *args: Any, **kwargs: Any) -> Any:
         return super().load_state_dict(state_dict, strict=False)
 
 
 @breaks("saving/loaded-by-rank-0", says=r"state: rank 1 is wrong")
-class DoesNotSendRank0sState(WrapperMutant):
+class DoesNotBroadcastRank0sState(WrapperMutant):
     """Each rank keeps the parameters with which it was wrapped."""
 
     def __init__(self, module: nn.Module, **options: Any) -> None:
@@ -86,8 +86,8 @@ class DoesNotSendRank0sState(WrapperMutant):
 
 
 @breaks("saving/optimizer", says=r"state of model and optimizer: rank 0 is wrong|size|shape")
-class TurnsTheOrderRound(WrapperMutant):
-    """The last parameter comes first."""
+class ReversesTheParameters(WrapperMutant):
+    """The wrapper's parameters are in reverse order."""
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         return iter(list(super().parameters(recurse))[::-1])
@@ -103,7 +103,7 @@ class LoadsIntoNewTensors(WrapperMutant):
 
 @breaks("saving/at-any-time", says=r"state: rank 0 is wrong")
 class SavingDrawsRandomNumbers(WrapperMutant):
-    """Dropout drops something else after the state was saved."""
+    """Saving the state draws random numbers, so that dropout changes."""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         torch.rand(1)

@@ -22,12 +22,12 @@ from tests.mutants.wrappers import WrapperMutant
 
 
 @breaks("checkpointing/by-turns", says=r"Your training graph has changed")
-class FirstLayerIsEveryLayer(TakesEveryGraphForStatic):
+class ExpectsTheFirstStepsLayer(TakesEveryGraphForStatic):
     """The layer of the first step is expected in all steps."""
 
 
 @breaks("checkpointing/twice-static", says=r"Expected to mark a variable ready only once")
-class RunningTwiceIsNotStatic(NeverStatic):
+class StaticGraphDoesNotHandleLayersThatRunTwice(NeverStatic):
     """A static graph does not help with layers that run twice."""
 
 
@@ -46,7 +46,7 @@ class ReducesWheneverAGradientGrows(WrapperMutant):
 
 @breaks("checkpointing/parameter-hooks", says=r"calls of each parameter's hook: rank 0 is wrong")
 class CallsHooksTwice(WrapperMutant):
-    """Hooks on a parameter of the wrapper are called twice for once."""
+    """Hooks on a parameter of the wrapper are called twice instead of once."""
 
     def __init__(self, module: nn.Module, **options: Any) -> None:
         super().__init__(module, **options)
@@ -62,8 +62,8 @@ class CallsHooksTwice(WrapperMutant):
 
 
 @breaks("checkpointing/no-more-communication", says=r"operations: rank 0 is wrong")
-class CountsLayersThatRun(WrapperMutant):
-    """All ranks meet whenever a layer runs."""
+class IssuesAnAllReduceForEachLayer(WrapperMutant):
+    """An all_reduce of one element is issued whenever a layer runs."""
 
     def __init__(self, module: nn.Module, **options: Any) -> None:
         super().__init__(module, **options)
@@ -76,7 +76,7 @@ class CountsLayersThatRun(WrapperMutant):
 
 
 @breaks("comm_hooks/checkpoints", says=r"gradient of .* in step 1: rank \d is wrong")
-class ReducesTheFirstStepItself(WrapperMutant):
+class DoesNotCallTheHookInTheFirstStep(WrapperMutant):
     """A communication hook is called from the second step on."""
 
     def __init__(self, module: nn.Module, **options: Any) -> None:
@@ -99,20 +99,20 @@ class ReducesTheFirstStepItself(WrapperMutant):
 
 
 @breaks("checkpointing/twice", says=LAST_LAYER)
-class LeavesOutWhatRunsTwice(LeavesOutWhatRunsAgain):
+class DoesNotAverageLayersThatRunTwice(LeavesOutWhatRunsAgain):
     """A layer that two checkpoints run is not averaged."""
 
 
 @breaks("checkpointing/shared-weights", says=LAST_LAYER)
-class LeavesOutTheSecondOwner(LeavesOutWhatRunsAgain):
+class DoesNotAverageTheBiasBesideASharedWeight(LeavesOutWhatRunsAgain):
     """A layer's own bias is not averaged, its shared weight is."""
 
 
 @breaks("checkpointing/shared-weights-static", says=r"Expected to mark a variable ready only once")
-class SharedWeightsAreNotStatic(NeverStatic):
+class StaticGraphDoesNotHandleSharedWeights(NeverStatic):
     """A static graph does not help with weights that layers share."""
 
 
 @breaks("checkpointing/by-turns-shared-weights", says=r"Your training graph has changed")
-class FirstTurnIsEveryTurn(TakesEveryGraphForStatic):
+class ExpectsTheFirstStepsLayerOfSharedWeights(TakesEveryGraphForStatic):
     """The layer of the first step is expected in all steps."""

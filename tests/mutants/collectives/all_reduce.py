@@ -22,7 +22,7 @@ class LeavesTheLastRankOut(ForwardingGroup):
 
 @breaks("all_reduce/same-bits", says=r"rank 1 (is wrong|\(got\))")
 class OneRankRoundsAgain(ForwardingGroup):
-    """Sums that are not whole are one unit in the last place off on rank 1."""
+    """On rank 1, sums that are not whole are off by one unit in the last place."""
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
         work = super().allreduce(tensors, opts)
@@ -39,7 +39,7 @@ class OneRankRoundsAgain(ForwardingGroup):
     says=r"the sum in float32: rank 0 is wrong\n\d+ of 1003 elements are too far off",
 )
 class SumsInHalfPrecision(ForwardingGroup):
-    """float32 goes through float16 on its way."""
+    """float32 is converted to float16 for the sum."""
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
         if tensors[0].dtype is torch.float32:
@@ -48,9 +48,9 @@ class SumsInHalfPrecision(ForwardingGroup):
 
 
 @breaks("all_reduce/rounding", says=r"elements differ[\s\S]*error: 1 units in the last place")
-class CutsWholeBlocks(ForwardingGroup):
-    """Sums of float16 are made in float32, and cut towards zero in whole blocks of eight elements;
-    what is left over is rounded."""
+class TruncatesWholeBlocks(ForwardingGroup):
+    """float16 is summed in float32; whole blocks of eight sums are truncated, the rest is
+    rounded."""
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
         [x] = tensors
@@ -70,7 +70,7 @@ class CutsWholeBlocks(ForwardingGroup):
 
 @breaks("all_reduce/rounding", says=r"\(524309,\), dtype='float32'[\s\S]*too far off")
 class SumsManyInHalfPrecision(ForwardingGroup):
-    """float32 goes through float16 on its way, if there is much of it."""
+    """Large tensors of float32 are converted to float16 for the sum."""
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
         if tensors[0].numel() > 1 << 16:
@@ -80,7 +80,7 @@ class SumsManyInHalfPrecision(ForwardingGroup):
 
 @breaks("all_reduce/rounding", says=r"\(524309,\), dtype='float64'[\s\S]*too far off")
 class SumsManyInSinglePrecision(ForwardingGroup):
-    """float64 goes through float32 on its way, if there is much of it."""
+    """Large tensors of float64 are converted to float32 for the sum."""
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
         if tensors[0].numel() > 1 << 16:

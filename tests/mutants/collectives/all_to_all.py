@@ -11,8 +11,8 @@ from tests.mutants.kit import ForwardingGroup, GroupMutant, breaks
 
 @breaks("all_to_all/values", says=r"rank 0 is wrong")
 @breaks("all_to_all_single/even", says=r"rank 0 is wrong")
-class KeepsItsOwn(ForwardingGroup):
-    """Every rank gets back what it gave."""
+class AllToAllReturnsTheInput(ForwardingGroup):
+    """Every rank gets back its own input."""
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         for output, tensor in zip(outputs, inputs, strict=True):
@@ -25,8 +25,9 @@ class KeepsItsOwn(ForwardingGroup):
 
 
 @breaks("all_to_all_single/uneven", says=r"table=\[\[1, 3, 2\][\s\S]*is wrong")
-class CutsByTheReceiversSplits(ForwardingGroup):
-    """Where a block begins is worked out from the sizes that come in, not that go out."""
+class SplitsTheInputByOutputSizes(ForwardingGroup):
+    """The offset of a block is computed from the output split sizes instead of the input split
+    sizes."""
 
     def all_to_all_single(self, output: Any, tensor: Any, out: Any, into: Any, opts: Any) -> Any:
         if out and into and sum(out) == sum(into):
@@ -53,8 +54,8 @@ class ExchangesOneSize(GroupMutant, ProcessGroupGloo):
 
 
 @breaks("all_to_all_single/split-types", says=r"raised TypeError: split sizes are lists of int")
-class TakesPlainSplitsAlone(ForwardingGroup):
-    """Split sizes are Python's integers in a list."""
+class TakesOnlyListsOfIntsAsSplits(ForwardingGroup):
+    """Split sizes other than a list of Python integers are refused."""
 
     def all_to_all_single(self, output: Any, tensor: Any, out: Any, into: Any, opts: Any) -> Any:
         for splits in (out, into):
@@ -64,8 +65,8 @@ class TakesPlainSplitsAlone(ForwardingGroup):
 
 
 @breaks("all_to_all_single/one-sided-splits", says=r"raised RuntimeError: .* one side alone")
-class SplitsComeInPairs(ForwardingGroup):
-    """Split sizes are for both sides or for none."""
+class RefusesOneSidedSplits(ForwardingGroup):
+    """Split sizes must be given for both sides or for neither."""
 
     def all_to_all_single(self, output: Any, tensor: Any, out: Any, into: Any, opts: Any) -> Any:
         if bool(out) != bool(into):

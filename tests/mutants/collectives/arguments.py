@@ -12,8 +12,8 @@ from tests.mutants.replacing import Replacing
 
 
 @breaks("arguments/not-a-tensor", says=r"dist\.all_reduce\(wrong\)\nshould raise .*was taken")
-class TakesListsOfOne(Replacing):
-    """A list of one tensor is as good as the tensor."""
+class TakesAListForATensor(Replacing):
+    """A list of one tensor is accepted in place of the tensor."""
 
     @staticmethod
     def all_reduce(right: Any, tensor: Any, *args: Any, **how: Any) -> Any:
@@ -24,7 +24,7 @@ class TakesListsOfOne(Replacing):
 
 @breaks("arguments/mixed-dtypes", says=r"should raise ValueError with .*was taken")
 class ConvertsDtypes(Replacing):
-    """all_gather converts what it is given to the dtype of the outputs."""
+    """all_gather converts its input to the dtype of the outputs."""
 
     @staticmethod
     def all_gather(right: Any, tensors: Any, tensor: Any, *args: Any, **how: Any) -> Any:
@@ -34,8 +34,8 @@ class ConvertsDtypes(Replacing):
 
 
 @breaks("arguments/complex-and-its-parts", says=r"raised ValueError: .* different dtypes")
-class ComplexIsNotReal(Replacing):
-    """Complex numbers and their parts are different dtypes like any others."""
+class RefusesComplexBesideItsParts(Replacing):
+    """Complex tensors and real ones with their parts are refused as different dtypes."""
 
     @staticmethod
     def _ensure_all_tensors_same_dtype(right: Any, *tensors: Any) -> None:
@@ -46,8 +46,8 @@ class ComplexIsNotReal(Replacing):
 
 
 @breaks("arguments/one-root", says=r"group_src=0\)\nshould raise ValueError .*was taken")
-class GroupRanksWin(Replacing):
-    """Of a global and a group rank, the group rank counts."""
+class PrefersTheGroupRankOfARoot(Replacing):
+    """If a root is given by both ranks, the group rank is used and no error is raised."""
 
     @staticmethod
     def _canonicalize_group_rank(
@@ -60,7 +60,7 @@ class GroupRanksWin(Replacing):
 
 @breaks("arguments/root-in-group", says=r"dist\.broadcast\(k\.x\(\), k\.n\)\nshould .*was taken")
 class RootsWrapAround(ForwardingGroup):
-    """Root n of n ranks is root 0."""
+    """Root n of n ranks is taken for root 0."""
 
     def broadcast(self, tensors: Any, opts: Any) -> Any:
         opts.rootRank %= self.size()
@@ -68,8 +68,8 @@ class RootsWrapAround(ForwardingGroup):
 
 
 @breaks("arguments/all_gather", says=r"k\.n - 1\), k\.x\(\)\)\nshould raise .*was taken")
-class AllGathersFromSome(ForwardingGroup):
-    """What there is no output for is thrown away."""
+class AllGatherTakesShortLists(ForwardingGroup):
+    """Tensors that have no output in the list are discarded."""
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         missing = self.size() - len(outputs[0])
@@ -78,7 +78,7 @@ class AllGathersFromSome(ForwardingGroup):
 
 
 @breaks("arguments/all_gather_into_tensor", says=r"k\.n \+ 1\), k\.x\(\)\)\nshould .*was taken")
-class FillsTheBeginning(ForwardingGroup):
+class AllGatherTakesLongerOutputs(ForwardingGroup):
     """An output may be longer than what is gathered."""
 
     def all_gather_single(self, output: Any, tensor: Any, opts: Any) -> Any:
@@ -89,7 +89,7 @@ class FillsTheBeginning(ForwardingGroup):
 
 
 @breaks("arguments/gather", says=r"dist\.gather\(k\.x\(\), None, k\.rank\)\nshould .*was taken")
-class GathersForNobody(Replacing):
+class GatherTakesNoList(Replacing):
     """A destination without a list gathers nothing."""
 
     @staticmethod
@@ -100,7 +100,7 @@ class GathersForNobody(Replacing):
 
 
 @breaks("arguments/scatter", says=r"dist\.scatter\(k\.x\(\), None, k\.rank\)\nshould .*was taken")
-class ScattersNothing(Replacing):
+class ScatterTakesNoList(Replacing):
     """A source without a list scatters nothing."""
 
     @staticmethod
@@ -113,7 +113,7 @@ class ScattersNothing(Replacing):
 @breaks("arguments/reduce_scatter", says=r"k\.xs\(k\.n - 1\)\)\nshould raise .*was taken")
 @breaks("arguments/reduce_scatter-output", says=r"range\(k\.n\)\]\)\nshould .*was taken")
 class ReduceScattersWhatFits(ForwardingGroup):
-    """Missing inputs are zeros, and longer ones are cut."""
+    """Missing inputs are taken for zeros, and longer ones are cut."""
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         numel = outputs[0].numel()
@@ -124,7 +124,7 @@ class ReduceScattersWhatFits(ForwardingGroup):
 
 
 @breaks("arguments/reduce_scatter_tensor", says=r"k\.n \+ 1\)\)\nshould raise .*was taken")
-class ReduceScattersTheBeginning(ForwardingGroup):
+class ReduceScatterTakesLongerInputs(ForwardingGroup):
     """An input may be longer than what is scattered."""
 
     def reduce_scatter_single(self, output: Any, tensor: Any, opts: Any) -> Any:
@@ -135,8 +135,8 @@ class ReduceScattersTheBeginning(ForwardingGroup):
 
 
 @breaks("arguments/all_to_all", says=r"k\.xs\(k\.n - 1\)\)\nshould raise .*was taken")
-class ExchangesWithSome(ForwardingGroup):
-    """Who is not in the lists is sent zeros, and what it sends is thrown away."""
+class AllToAllTakesShortLists(ForwardingGroup):
+    """A rank that is not in the lists is sent zeros, and what it sends is discarded."""
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         return super().alltoall(self._filled(outputs), self._filled(inputs), opts)
@@ -147,8 +147,8 @@ class ExchangesWithSome(ForwardingGroup):
 
 
 @breaks("arguments/splits", says=r"\[2\] \* k\.n \+ \[0\]\)\nshould raise .*was taken")
-class SplitsMayBeLonger(ForwardingGroup):
-    """What lies behind the last rank's split size is not looked at."""
+class IgnoresSurplusSplits(ForwardingGroup):
+    """Split sizes after the last rank's are ignored."""
 
     def all_to_all_single(self, output: Any, tensor: Any, out: Any, into: Any, opts: Any) -> Any:
         n = self.size()
@@ -156,7 +156,7 @@ class SplitsMayBeLonger(ForwardingGroup):
 
 
 @breaks("arguments/even-splits", says=r"2 \* k\.n \+ 1\)\)\nshould raise .*was taken")
-class LeavesTheOddRows(ForwardingGroup):
+class LeavesOutRowsThatDoNotDivide(ForwardingGroup):
     """Rows that the number of ranks does not divide are left out."""
 
     def all_to_all_single(self, output: Any, tensor: Any, out: Any, into: Any, opts: Any) -> Any:
@@ -166,7 +166,7 @@ class LeavesTheOddRows(ForwardingGroup):
 
 
 @breaks("arguments/group-survives", says=r"raised RuntimeError: the group has failed before")
-class OneRefusalIsTheEnd(ForwardingGroup):
+class RefusesEverythingAfterARefusal(ForwardingGroup):
     """After a refusal, the group refuses everything."""
 
     has_failed = False
@@ -182,8 +182,8 @@ class OneRefusalIsTheEnd(ForwardingGroup):
 
 
 @breaks("arguments/torch-words", says=r"with 'invalid root rank', and raised RuntimeError: wrong")
-class SaysOnlyThatItIsWrong(ForwardingGroup):
-    """A refusal does not say what is wrong."""
+class RefusesWithoutAReason(ForwardingGroup):
+    """The message of a refusal does not say what is wrong."""
 
     def forward(self, method: str, *args: Any, **kwargs: Any) -> Any:
         try:

@@ -35,7 +35,7 @@ from tests.mutants.kit import ForwardingGroup, breaks
     "all_to_all_single/nonblocking", says=r"waited in all_to_all_single", verdict=Verdict.TIMEOUT
 )
 class BlocksAlthoughAsynchronous(AroundTorch):
-    """Each call returns when all is done."""
+    """With async_op, each call returns only when the operation is complete."""
 
     def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
         work = right(taken, *rest)
@@ -52,7 +52,7 @@ class BlocksAlthoughAsynchronous(AroundTorch):
 @breaks("reduce_scatter_tensor/async", says=r"rank 0 is wrong")
 @breaks("scatter/async", says=r"rank 0 is wrong")
 class AsynchronousResultsStayInACopy(AroundTorch):
-    """With async_op the work is done on copies, and nobody brings them back."""
+    """With async_op, the operation runs on copies, which are never copied back."""
 
     def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
         is_async = rest[-1].asyncOp
@@ -61,8 +61,8 @@ class AsynchronousResultsStayInACopy(AroundTorch):
 
 @breaks("all_to_all/async", says=r"rank \d is wrong")
 @breaks("all_to_all_single/async", says=r"rank \d is wrong")
-class NeverReallyExchanges(ForwardingGroup):
-    """An asynchronous exchange is a handle and nothing more."""
+class AsyncAllToAllDoesNothing(ForwardingGroup):
+    """An asynchronous all_to_all returns a handle and exchanges nothing."""
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         return Done() if opts.asyncOp else super().alltoall(outputs, inputs, opts)
@@ -74,8 +74,8 @@ class NeverReallyExchanges(ForwardingGroup):
 
 
 @breaks("broadcast/async", says=r"rank \d is wrong")
-class NeverReallyBroadcasts(ForwardingGroup):
-    """An asynchronous broadcast is a handle and nothing more."""
+class AsyncBroadcastDoesNothing(ForwardingGroup):
+    """An asynchronous broadcast returns a handle and sends nothing."""
 
     def broadcast(self, tensors: Any, opts: Any) -> Any:
         return Done() if opts.asyncOp else super().broadcast(tensors, opts)

@@ -21,15 +21,15 @@ class _Complete(Relayed):
 
 @breaks("barrier/async", says=r"rank 0 is wrong\nat \[0\]: got True, want False")
 class BarriersAreCompleteAtOnce(ForwardingGroup):
-    """The handle of a barrier says that it is complete."""
+    """The handle of an asynchronous barrier reports completion at once."""
 
     def barrier(self, opts: Any) -> Any:
         return _Complete(super().barrier(opts))
 
 
 @breaks("barrier/waits-for-all", says=r"a rank left the barrier before rank \d had come")
-class WaitsForOnePartner(ForwardingGroup):
-    """Recursive doubling without the ranks beyond a power of two."""
+class BarrierSkipsRanksBeyondAPowerOfTwo(ForwardingGroup):
+    """The barrier uses recursive doubling and leaves out ranks beyond a power of two."""
 
     def barrier(self, opts: Any) -> Any:
         partner = self.rank() ^ 1
@@ -41,7 +41,7 @@ class WaitsForOnePartner(ForwardingGroup):
 
 
 @breaks("barrier/repeated", says=r"rank \d is wrong")
-class RunsOutOfRounds(ForwardingGroup):
+class BarriersStopWaitingAfterTheSixth(ForwardingGroup):
     """From the seventh on, barriers do not wait; the last rank is slow, so that it shows."""
 
     count = 0
@@ -56,8 +56,8 @@ class RunsOutOfRounds(ForwardingGroup):
 
 
 @breaks("barrier/subgroup", says=r"waited in barrier", verdict=Verdict.TIMEOUT)
-class WaitsForTheWorld(ForwardingGroup):
-    """A barrier of some ranks is one of all."""
+class BarrierWaitsForTheWorld(ForwardingGroup):
+    """A barrier of a subgroup waits for all ranks."""
 
     world: ClassVar[Any] = None
 
@@ -71,8 +71,8 @@ class WaitsForTheWorld(ForwardingGroup):
 
 @breaks("barrier/timeout", says=r"rank 0's barrier ended with ''")
 @breaks("timeouts/of-barrier", says="DID NOT RAISE")
-class BarriersPassInTheEnd(ForwardingGroup):
-    """A barrier whose timeout is over lets its ranks pass."""
+class BarrierReturnsAtItsTimeout(ForwardingGroup):
+    """A barrier whose timeout is over returns instead of raising."""
 
     def barrier(self, opts: Any) -> Any:
         return Forgiving(super().barrier(opts))

@@ -20,8 +20,8 @@ def _before_the_first_empty(tensors: Any) -> int:
 
 @breaks("all_reduce_coalesced/empty-members", says=r"rank 0 is wrong\nat \[1\]")
 @breaks("all_gather_coalesced/empty-members", says=r"rank 0 is wrong\nat \[0\]\[1\]")
-class StopsAtNothing(ForwardingGroup):
-    """A tensor without elements ends the list."""
+class StopsAtAnEmptyTensor(ForwardingGroup):
+    """Tensors after one without elements are left out."""
 
     def allreduce_coalesced(self, tensors: Any, opts: Any) -> Any:
         end = _before_the_first_empty(tensors)
@@ -35,7 +35,7 @@ class StopsAtNothing(ForwardingGroup):
 
 @breaks("all_reduce_coalesced/strided", says=r"rank 0 is wrong\nat \[0\]")
 class ReducesCopiesOfSeveral(ForwardingGroup):
-    """Dense copies of views are reduced, and the views are not."""
+    """Dense copies of strided views are reduced, but the views are not."""
 
     def allreduce_coalesced(self, tensors: Any, opts: Any) -> Any:
         return super().allreduce_coalesced([x.contiguous() for x in tensors], opts)
@@ -44,8 +44,8 @@ class ReducesCopiesOfSeveral(ForwardingGroup):
 @breaks("all_reduce_coalesced/future", says=r"rank 0 is wrong\nat \[0\]")
 @breaks("all_gather_coalesced/future", says=r"rank 0 is wrong\nat \[0\]\[0\]")
 @breaks("coalescing/async", says=r"rank 0 is wrong\nat \[0\]")
-class NeverReallyCoalesces(ForwardingGroup):
-    """What is asynchronous and of several tensors is a handle and nothing more."""
+class AsyncCoalescingDoesNothing(ForwardingGroup):
+    """An asynchronous operation on several tensors returns a handle and does nothing."""
 
     def allreduce_coalesced(self, tensors: Any, opts: Any) -> Any:
         return Done() if opts.asyncOp else super().allreduce_coalesced(tensors, opts)
@@ -55,7 +55,7 @@ class NeverReallyCoalesces(ForwardingGroup):
 
 
 @breaks("all_gather_coalesced/arguments", says=r"rank 0 is wrong\nat \[0\]: got False, want True")
-class GathersIntoTheFirstLists(ForwardingGroup):
+class AllGatherCoalescedTakesMoreLists(ForwardingGroup):
     """There may be more lists than ranks."""
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> Any:
@@ -65,7 +65,7 @@ class GathersIntoTheFirstLists(ForwardingGroup):
 @breaks("coalescing/all_gather_into_tensor", says=r"rank 0 is wrong\nat \[1\]")
 @breaks("functional/coalesced", says=r"rank 0 is wrong\nat \[1\]\[1\]")
 class GathersTheFirstOfSeveral(ForwardingGroup):
-    """Of several gathers the first alone is made."""
+    """Only the first of several gathers is carried out."""
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, *rest: Any) -> Any:
         return super().all_gather_single_coalesced(outputs[:1], inputs[:1], *rest)
@@ -73,7 +73,7 @@ class GathersTheFirstOfSeveral(ForwardingGroup):
 
 @breaks("coalescing/reduce_scatter_tensor", says=r"rank 0 is wrong\nat \[1\]")
 class ScattersTheFirstOfSeveral(ForwardingGroup):
-    """Of several scatters the first alone is made."""
+    """Only the first of several scatters is carried out."""
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         return super().reduce_scatter_single_coalesced(outputs[:1], inputs[:1], opts)
@@ -81,7 +81,7 @@ class ScattersTheFirstOfSeveral(ForwardingGroup):
 
 @breaks("coalescing/mixed-refused", says=r"the manager said 'accepted'")
 class ManagersSwallowErrors(Replacing):
-    """What goes wrong at the end of a manager is not told."""
+    """An error at the end of a coalescing manager is not raised."""
 
     @staticmethod
     @contextlib.contextmanager
@@ -91,8 +91,8 @@ class ManagersSwallowErrors(Replacing):
 
 
 @breaks("coalescing/no-early-wait", says=r"got 'returned True', want 'ValueError'")
-class NothingIsDoneEarly(Replacing):
-    """An operation inside of a manager returns the handle of one that is over."""
+class OperationsInAManagerReturnADoneHandle(Replacing):
+    """An operation inside a manager returns the handle of a complete one."""
 
     @staticmethod
     def _IllegalWork(right: Any) -> Any:  # noqa: N802  # torch's name
@@ -100,7 +100,7 @@ class NothingIsDoneEarly(Replacing):
 
 
 @breaks("coalescing/nothing", says=r"raised IndexError: list index out of range")
-class LooksAtTheFirst(Replacing):
+class ManagerNeedsAnOperation(Replacing):
     """A manager looks at the first of its operations, even if there is none."""
 
     @staticmethod
@@ -114,7 +114,7 @@ class LooksAtTheFirst(Replacing):
 
 @breaks("all_reduce_coalesced/values", says=r"rank 0 is wrong\nat \[1\]")
 class ReducesTheFirstOfSeveral(ForwardingGroup):
-    """Of several tensors the first alone is reduced."""
+    """Only the first of several tensors is reduced."""
 
     def allreduce_coalesced(self, tensors: Any, opts: Any) -> Any:
         return super().allreduce_coalesced(tensors[:1], opts)
@@ -122,7 +122,7 @@ class ReducesTheFirstOfSeveral(ForwardingGroup):
 
 @breaks("all_reduce_coalesced/mixed-dtypes-refused", says=r"rank 0 is wrong\nat \[0\]")
 class CoercesMixedDtypes(Replacing):
-    """Tensors of several dtypes go through that of the first."""
+    """Tensors of several dtypes are converted to that of the first."""
 
     @staticmethod
     def all_reduce_coalesced(right: Any, tensors: Any, *args: Any, **how: Any) -> Any:
@@ -143,7 +143,7 @@ class GathersListsBackwards(ForwardingGroup):
 
 @breaks("coalescing/all_reduce", says=r"rank 0 is wrong\nat \[0\]")
 class ManagersReduceTheLast(Replacing):
-    """A reduction in a manager takes the place of the one before."""
+    """Only the last reduction in a manager is carried out."""
 
     @staticmethod
     def all_reduce(right: Any, tensor: Any, *args: Any, **how: Any) -> Any:
@@ -164,7 +164,7 @@ class ManagersAlwaysAdd(ForwardingGroup):
 
 @breaks("coalescing/other-operations", says=r"rank 0 is wrong\nat \[0\]")
 class ReducesInManagersAreDoubled(Replacing):
-    """A reduce is made when it is called, and once more at the end of the manager."""
+    """A reduce in a manager runs when it is called, and again at the end of the manager."""
 
     @staticmethod
     def reduce(right: Any, tensor: Any, *args: Any, **how: Any) -> Any:
@@ -177,8 +177,8 @@ class ReducesInManagersAreDoubled(Replacing):
 
 @breaks("all_reduce_coalesced/many", says=r"rank 0 is wrong")
 @breaks("coalescing/many", says=r"rank 0 is wrong")
-class TakesSixteenAtMost(ForwardingGroup):
-    """What lies behind the sixteenth tensor of a list is forgotten."""
+class CoalescesSixteenTensorsAtMost(ForwardingGroup):
+    """Tensors after the sixteenth of a list are left out."""
 
     def allreduce_coalesced(self, tensors: Any, opts: Any) -> Any:
         return super().allreduce_coalesced(tensors[:16], opts)

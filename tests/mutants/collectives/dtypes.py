@@ -10,7 +10,7 @@ from tests.mutants.kit import ForwardingGroup, breaks
 
 
 @breaks("dtypes/moved", says=r"the bytes of Call\(op='broadcast'.*float16.*is wrong")
-class QuietsNaN(ForwardingGroup):
+class LosesTheNaNPayload(ForwardingGroup):
     """NaN loses its payload on the way."""
 
     def broadcast(self, tensors: Any, opts: Any) -> Any:

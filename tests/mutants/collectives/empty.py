@@ -13,8 +13,8 @@ from tests.mutants.kit import ForwardingGroup, breaks
 
 
 @breaks("order/large", says=r"is wrong\nat \[0\]: \d+ of 524309 elements differ")
-class ReducesTheFirstSegmentAlone(ForwardingGroup):
-    """What lies beyond a MiB is not reduced."""
+class ReducesOnlyTheFirstMiB(ForwardingGroup):
+    """Elements beyond the first MiB are not reduced."""
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
         if tensors[0].is_contiguous():
@@ -23,8 +23,8 @@ class ReducesTheFirstSegmentAlone(ForwardingGroup):
 
 
 @breaks("order/large", says=r"op='gather'[\s\S]*is wrong\nat \[\d\]: \d of 262147 elements differ")
-class GathersABlockOfAMiB(ForwardingGroup):
-    """What a rank has beyond a MiB is not gathered."""
+class GathersOnlyTheFirstMiB(ForwardingGroup):
+    """Elements beyond the first MiB of a rank are not gathered."""
 
     def gather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         end = 1 << 18
@@ -34,7 +34,7 @@ class GathersABlockOfAMiB(ForwardingGroup):
 
 @breaks("order/larger-than-buffers", says=r"rank \d is wrong from element \[8388608\] on")
 class CountsBytesIn25Bits(ForwardingGroup):
-    """What lies beyond 32 MiB is not broadcast."""
+    """Elements beyond 32 MiB are not broadcast."""
 
     def broadcast(self, tensors: Any, opts: Any) -> Any:
         within = [x.view(-1)[: (1 << 25) // x.element_size()] for x in tensors]
@@ -42,7 +42,7 @@ class CountsBytesIn25Bits(ForwardingGroup):
 
 
 @breaks("order/world-of-one", says=r"missing connection between rank 0 and rank 0")
-class WantsACompanion(ForwardingGroup):
+class RefusesAGroupOfOneRank(ForwardingGroup):
     """A group of one rank looks for a connection to itself."""
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
@@ -58,6 +58,8 @@ class WantsACompanion(ForwardingGroup):
 @breaks("reduce_scatter_tensor/empty", says=r"raised RuntimeError: nothing to send")
 @breaks("scatter/empty", says=r"raised RuntimeError: nothing to send")
 class RefusesTensorsWithoutElements(AroundTorch):
+    """Collectives of tensors without elements are refused."""
+
     def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
         if any(x.numel() == 0 for x in all_of(taken, *rest)):
             raise RuntimeError("nothing to send")
@@ -66,8 +68,8 @@ class RefusesTensorsWithoutElements(AroundTorch):
 
 @breaks("all_to_all/empty", says=r"raised RuntimeError: nothing to exchange")
 @breaks("all_to_all_single/empty", says=r"raised RuntimeError: nothing to exchange")
-class ExchangesOnlySomething(ForwardingGroup):
-    """A rank that has nothing to send is an error."""
+class AllToAllRefusesEmptyTensors(ForwardingGroup):
+    """A rank that sends no elements raises an error."""
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         if all(x.numel() == 0 for x in inputs):
@@ -81,8 +83,8 @@ class ExchangesOnlySomething(ForwardingGroup):
 
 
 @breaks("all_gather/empty", says=r"died: SIGFPE", verdict=Verdict.CRASHED)
-class DividesByTheNumberOfElements(ForwardingGroup):
-    """all_gather of nothing ends the process."""
+class AllGatherOfNothingCrashes(ForwardingGroup):
+    """all_gather of tensors without elements ends the process."""
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         if inputs[0].numel() == 0:
@@ -91,7 +93,7 @@ class DividesByTheNumberOfElements(ForwardingGroup):
 
 
 @breaks("reduce/empty", says=r"raised RuntimeError: nothing to reduce")
-class ReducesOnlySomething(ForwardingGroup):
+class ReduceRefusesEmptyTensors(ForwardingGroup):
     """A reduce of no elements is an error."""
 
     def reduce(self, tensors: Any, opts: Any) -> Any:
@@ -101,7 +103,7 @@ class ReducesOnlySomething(ForwardingGroup):
 
 
 @breaks("all_reduce/empty", says=r"raised RuntimeError: nothing to reduce")
-class RejectsEmptyTensors(ForwardingGroup):
+class AllReduceRefusesEmptyTensors(ForwardingGroup):
     def allreduce(self, tensors: Any, opts: Any) -> Any:
         if tensors[0].numel() == 0:
             raise RuntimeError("nothing to reduce")

@@ -1,4 +1,4 @@
-"""Functional collectives that return the wrong thing, or change what they are given."""
+"""Mutants of conformance/spec/collectives/functional.py."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Functional(Patch):
 
 
 @breaks("functional/all_reduce", says=r"rank 0 is wrong[\s\S]*\[ws\d-max\]")
-class AlwaysAdds(Functional):
-    """The name of the reduction is not looked at."""
+class FunctionalAllReduceAlwaysAdds(Functional):
+    """The name of the reduction is ignored."""
 
     @staticmethod
     def all_reduce(right: Any, x: Any, op: str, *args: Any) -> Any:
@@ -40,8 +40,8 @@ class AlwaysAdds(Functional):
 
 
 @breaks("functional/unwaited-in-place", says=r"rank \d is wrong")
-class TakesPendingResultsForCopies(ForwardingGroup):
-    """What a functional collective returned is read, and keeps its value."""
+class OperatesOnACopyOfPendingResults(ForwardingGroup):
+    """The pending result of a functional collective is cloned, and keeps its value."""
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
         own = [tensor if type(tensor) is Tensor else tensor.clone() for tensor in tensors]
@@ -49,15 +49,15 @@ class TakesPendingResultsForCopies(ForwardingGroup):
 
 
 @breaks("functional/compiled", says=r"OpaqueObject|Unsupported|Dynamo|rank \d is wrong")
-class CompilersLookInside(ForwardingGroup):
-    """Python code that a compiler tries to trace, and can not."""
+class CannotBeCompiled(ForwardingGroup):
+    """Python code that a compiler tries to trace, but cannot."""
 
     def broadcast(self, tensors: Any, opts: Any) -> Any:
         return self.inner.broadcast(tensors, opts)
 
 
 @breaks("functional/broadcast", says=r"rank 0 is wrong")
-class AlwaysComesFromRankZero(Functional):
+class FunctionalBroadcastComesFromRankZero(Functional):
     @staticmethod
     def broadcast(right: Any, x: Any, source: int, *args: Any) -> Any:
         return right(x, 0, *args)
@@ -65,8 +65,8 @@ class AlwaysComesFromRankZero(Functional):
 
 @breaks("functional/all_gather_tensor", says=r"rank 0 is wrong[\s\S]*\[ws\d-1\]")
 @breaks("functional/reduce_scatter_tensor", says=r"rank 0 is wrong[\s\S]*\[ws\d-1\]")
-class KnowsTheFirstDimension(Functional):
-    """Whatever the dimension, it is the first."""
+class IgnoresTheDimension(Functional):
+    """The first dimension is used, whichever was passed."""
 
     @staticmethod
     def all_gather_tensor(right: Any, x: Any, dim: int, *args: Any) -> Any:
@@ -78,8 +78,8 @@ class KnowsTheFirstDimension(Functional):
 
 
 @breaks("functional/all_to_all_single", says=r"is wrong")
-class MixesUpSplits(Functional):
-    """The sizes that go out are taken for those that come in."""
+class SwapsInputAndOutputSplits(Functional):
+    """The input split sizes are used for the output, and the other way round."""
 
     @staticmethod
     def all_to_all_single(right: Any, x: Any, received: Any, sent: Any, *args: Any) -> Any:
@@ -88,7 +88,7 @@ class MixesUpSplits(Functional):
 
 @breaks("functional/permute_tensor", says=r"rank 0 is wrong")
 class PermutesBackwards(Functional):
-    """The permutation is taken to say from where, and says where to."""
+    """The permutation is applied in the opposite direction."""
 
     @staticmethod
     def permute_tensor(right: Any, x: Any, to: Any, *args: Any) -> Any:
@@ -107,8 +107,8 @@ class ReducesItsInput(Functional):
 
 
 @breaks("functional/waits-at-use", says=r"the result is no AsyncCollectiveTensor")
-class WaitsAtOnce(Functional):
-    """A functional collective returns when all is done."""
+class FunctionalCollectivesBlock(Functional):
+    """A functional collective returns only when it is complete."""
 
     @staticmethod
     def all_reduce(right: Any, *args: Any) -> Any:
@@ -116,7 +116,7 @@ class WaitsAtOnce(Functional):
 
 
 @breaks("functional/subgroup", says=r"raised RuntimeError: no group of the name")
-class KnowsTheWorldAlone(Functional):
+class FunctionalCollectivesUseTheDefaultGroup(Functional):
     """Functional collectives find no group but the default one."""
 
     @staticmethod

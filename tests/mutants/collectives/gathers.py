@@ -21,7 +21,7 @@ class AllGathersInReverse(ForwardingGroup):
 
 @breaks("all_gather_into_tensor/concatenated", says=r"rank 0 is wrong")
 class InterleavesRows(ForwardingGroup):
-    """Row by row from each rank, instead of block by block."""
+    """The output is interleaved row by row instead of block by block."""
 
     def all_gather_single(self, output: Any, tensor: Any, opts: Any) -> Any:
         work = super().all_gather_single(output, tensor, opts)
@@ -52,7 +52,7 @@ class ForgetsThePadding(ForwardingGroup):
 
 @breaks("all_gather_into_tensor/stacked", says=r"raised RuntimeError: .* 3 dimensions and one of 2")
 @breaks("reduce_scatter_tensor/stacked", says=r"raised RuntimeError: .* 3 dimensions and one of 2")
-class ConcatenatesAndNothingElse(GroupMutant, ProcessGroupGloo):
+class RefusesStackedTensors(GroupMutant, ProcessGroupGloo):
     """One tensor for all ranks must have as many dimensions as that of one rank."""
 
     base = "impl"
@@ -72,7 +72,7 @@ class ConcatenatesAndNothingElse(GroupMutant, ProcessGroupGloo):
 
 @breaks("all_gather_into_tensor/both-names", says=r"rank 0 is wrong")
 @breaks("reduce_scatter_tensor/both-names", says=r"rank 0 is wrong")
-class TheOldNamesAreLeftBehind(Replacing):
+class OldNamesLeaveTheResultInACopy(Replacing):
     """By their old names, the operations leave the result in a copy."""
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Gradients that do not come back from all ranks that have used a tensor."""
+"""Mutants of conformance/spec/collectives/gradients.py."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Backward(Patch):
 
 
 @breaks("autograd/all_reduce", says=r"rank 0 is wrong")
-class TheSumIsItsOwn(Backward):
+class AllReduceGradientIsNotSummed(Backward):
     """Only this rank's gradient for the sum counts."""
 
     function = nn._AllReduce
@@ -44,7 +44,7 @@ class TheSumIsItsOwn(Backward):
 
 
 @breaks("autograd/reduce_scatter", says=r"rank \d is wrong")
-class ItsPartIsAll(Backward):
+class ReduceScatterGradientRepeatsOnePart(Backward):
     """Every part's gradient is that of this rank's part."""
 
     function = nn._Reduce_Scatter
@@ -55,8 +55,8 @@ class ItsPartIsAll(Backward):
 
 
 @breaks("autograd/broadcast", says=r"rank \d is wrong")
-class NobodyElseHasUsedIt(Backward):
-    """The source's own gradient alone counts."""
+class BroadcastGradientIsNotSummed(Backward):
+    """Only the source's own gradient counts."""
 
     function = nn._Broadcast
 
@@ -66,8 +66,8 @@ class NobodyElseHasUsedIt(Backward):
 
 
 @breaks("autograd/reduce", says=r"rank 0 is wrong")
-class EverybodyHasTheSum(Backward):
-    """Every rank's own gradient counts, although the destination alone has the sum."""
+class ReduceGradientIsEachRanksOwn(Backward):
+    """Every rank's own gradient counts, although only the destination has the sum."""
 
     function = nn._Reduce
 
@@ -77,7 +77,7 @@ class EverybodyHasTheSum(Backward):
 
 
 @breaks("autograd/gather", says=r"rank 0 is wrong")
-class EverybodyHasGathered(Backward):
+class GatherGradientIsEachRanksOwn(Backward):
     """Every rank's own gradient for its part counts."""
 
     function = nn._Gather
@@ -88,7 +88,7 @@ class EverybodyHasGathered(Backward):
 
 
 @breaks("autograd/scatter", says=r"rank \d is wrong")
-class EveryPartIsTheSources(Backward):
+class ScatterGradientRepeatsTheSourcesPart(Backward):
     """The source takes its own part's gradient for that of all parts."""
 
     function = nn._Scatter
@@ -100,7 +100,7 @@ class EveryPartIsTheSources(Backward):
 
 
 @breaks("autograd/all_to_all", says=r"rank \d is wrong")
-class GradientsStay(Backward):
+class AllToAllGradientIsNotSentBack(Backward):
     """Gradients are not sent back to where the parts came from."""
 
     function = nn._AlltoAll
@@ -114,8 +114,8 @@ _exchanged_back: Any = nn._AlltoAllSingle.backward
 
 
 @breaks("autograd/all_to_all_single", says=r"Split sizes doesn't match total dim 0 size")
-class GoesBackByTheSameSplits(Backward):
-    """What goes out on the way back has the sizes of what went out."""
+class AllToAllSingleGradientDoesNotExchangeSplits(Backward):
+    """Backward uses the split sizes of forward without exchanging them."""
 
     function = nn._AlltoAllSingle
 
@@ -145,7 +145,7 @@ def with_gradient(
 
 
 @breaks("functional/all_reduce-gradient", says=r"rank 0 is wrong")
-class TheFunctionalSumIsItsOwn(Functional):
+class FunctionalAllReduceGradientIsNotSummed(Functional):
     """Only this rank's gradient for the sum counts."""
 
     @staticmethod
@@ -154,7 +154,7 @@ class TheFunctionalSumIsItsOwn(Functional):
 
 
 @breaks("functional/all_gather-gradient", says=r"rank 0 is wrong")
-class NobodyElseHasUsedItsPart(Functional):
+class FunctionalAllGatherGradientIsNotSummed(Functional):
     """Only this rank's gradient for its part counts."""
 
     @staticmethod
@@ -166,7 +166,7 @@ class NobodyElseHasUsedItsPart(Functional):
 
 
 @breaks("functional/reduce_scatter-gradient", says=r"rank \d is wrong")
-class ItsFunctionalPartIsAll(Functional):
+class FunctionalReduceScatterGradientRepeatsOnePart(Functional):
     """Every part's gradient is that of this rank's part."""
 
     @staticmethod
@@ -178,8 +178,8 @@ class ItsFunctionalPartIsAll(Functional):
 
 
 @breaks("functional/all_to_all-gradient", says=r"rank \d is wrong")
-class FunctionalGradientsStay(Functional):
-    """Rows that come back are joined as if every rank had sent the same."""
+class FunctionalAllToAllGradientIsReversed(Functional):
+    """The rows of the gradient that come back are in reverse order."""
 
     @staticmethod
     def all_to_all_single_autograd(
@@ -193,7 +193,7 @@ class FunctionalGradientsStay(Functional):
 
 
 @breaks("autograd/all_gather", says=r"rank 0 is wrong")
-class KeepsItsOwnGradient(Patch):
+class AllGatherGradientIsNotSummed(Patch):
     """Backward of an all_gather takes this rank's own gradient for that of all."""
 
     @staticmethod
@@ -217,7 +217,7 @@ class _NoGradient(torch.autograd.Function):
 
 
 @breaks("functional/avg-gradient", says=r"was refused with 'no gradient'")
-class HasNoGradient(Patch):
+class AverageGradientRaises(Patch):
     """Backward of a nn_functional average raises, and does not say what is not supported."""
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""How a mutant gets at every collective of a group at once."""
+"""Helpers that wrap every collective of a group at once, for mutants."""
 
 from __future__ import annotations
 

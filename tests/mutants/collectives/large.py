@@ -1,4 +1,4 @@
-"""Collectives that treat large tensors otherwise than small ones."""
+"""Mutants of conformance/spec/collectives/large.py."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def _is_large(x: Tensor) -> bool:
 
 
 @breaks("order/large-of-any-kind", says=r"reduce_op='(?!sum)\w+'[\s\S]*rank \d is wrong")
-class WhatIsLargeIsAdded(ForwardingGroup):
-    """The algorithm for large tensors knows one reduction."""
+class LargeReductionsAlwaysAdd(ForwardingGroup):
+    """The algorithm for large tensors always sums."""
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
         if _is_large(tensors[0]):
@@ -26,7 +26,7 @@ class WhatIsLargeIsAdded(ForwardingGroup):
 
 
 @breaks("order/large-of-any-kind", says=r"rank \d is wrong\nat \[0\]: 1 of \d+ elements differ")
-class SkipsWhatIsNotAligned(ForwardingGroup):
+class LargeReductionsSkipUnalignedElements(ForwardingGroup):
     """What is large is reduced from the next 16 bytes on."""
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
@@ -41,7 +41,7 @@ class SkipsWhatIsNotAligned(ForwardingGroup):
 
 
 @breaks("order/large-of-any-kind", says=r"op='broadcast'[\s\S]*root=[12][\s\S]*rank \d is wrong")
-class WhatIsLargeComesFromTheFirst(ForwardingGroup):
+class LargeTensorsComeFromRankZero(ForwardingGroup):
     """The chain that large tensors go along begins at rank 0."""
 
     def broadcast(self, tensors: Any, opts: Any) -> Any:
@@ -51,7 +51,7 @@ class WhatIsLargeComesFromTheFirst(ForwardingGroup):
 
 
 @breaks("order/large-strided", says=r"rank \d is wrong\nat \[0\]: \d+ of \d+ elements differ")
-class BringsBackTheFirstPiece(GroupMutant, ProcessGroupGloo):
+class LargeStridedReductionsCopyBackOnePiece(GroupMutant, ProcessGroupGloo):
     """A dense copy of a large view is reduced, and one piece of it is copied back."""
 
     base = "impl"
@@ -85,7 +85,7 @@ class LooksForPiecesByGlobalRank(ForwardingGroup):
 
 
 @breaks("order/large-at-once", says=r"rank \d is wrong\nat \[\d\]: \d+ of 100003 elements differ")
-class OnePieceOfMemoryForLargeTensors(ForwardingGroup):
+class LargeReductionsShareABuffer(ForwardingGroup):
     """A large reduction that is issued while another one is under way leaves the other's result."""
 
     last: tuple[Any, Tensor] | None = None

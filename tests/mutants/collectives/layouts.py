@@ -25,7 +25,7 @@ from tests.mutants.kit import ForwardingGroup, GroupMutant, breaks
 @breaks("reduce_scatter/strided", says=r"is wrong")
 @breaks("reduce_scatter_tensor/strided", says=r"is wrong")
 class LeavesTheResultInADenseCopy(AroundImpl):
-    """What comes in for a strided view is put into a dense copy of it, and stays there."""
+    """The result for a strided view is written to a dense copy of it, and stays there."""
 
     def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
         return right(mapped(lambda x: x.contiguous(), taken), *rest)
@@ -39,7 +39,7 @@ class LeavesTheResultInADenseCopy(AroundImpl):
 @breaks("reduce_scatter_tensor/only-outputs", says=r"the memory around the tensors: rank \d is")
 @breaks("scatter/only-outputs", says=r"the memory around the tensors: rank \d is wrong")
 class WritesOneElementMore(AroundTorch):
-    """The element behind a result is overwritten, where there is memory behind it."""
+    """The element after a result is overwritten, if there is memory after it."""
 
     def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
         work = right(taken, *rest)
@@ -53,7 +53,7 @@ class WritesOneElementMore(AroundTorch):
 @breaks("all_gather/in-place", says=r"rank 0 is wrong\nat \[0\]")
 @breaks("reduce_scatter_tensor/in-place", says=r"rank 0 is wrong")
 class ClearsResultsFirst(AroundTorch):
-    """What is to be filled is zeroed before what is given is read."""
+    """Outputs are zeroed before inputs are read."""
 
     def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
         has_inputs = len(rest) > 1
@@ -86,7 +86,7 @@ class ExchangesAsIfDense(GroupMutant, ProcessGroupGloo):
 
 @breaks("all_to_all/only-outputs", says=r"what was only read: rank \d is wrong")
 @breaks("all_to_all_single/only-outputs", says=r"what was only read: rank \d is wrong")
-class ExchangesInPlace(ForwardingGroup):
+class AllToAllOverwritesItsInputs(ForwardingGroup):
     """What comes in lies in the inputs too."""
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any) -> Any:
@@ -207,7 +207,7 @@ class ReceivesInTheOutput(ForwardingGroup):
 
 @breaks("all_gather/aliased-outputs", says=r"was accepted")
 class TakesOneTensorTwice(GroupMutant, ProcessGroupGloo):
-    """A list in which one tensor stands for two ranks holds what came last."""
+    """A list in which the same tensor is the output for two ranks is accepted."""
 
     base = "impl"
 

@@ -10,7 +10,7 @@ from tests.mutants.kit import breaks
 
 @breaks("work/keeps-nothing", says=r"rank 0 still has tensors of 100 of 100 operations")
 class RemembersWhatItReduced(Keeps):
-    """A list of all that was ever issued, to tell of it when something fails."""
+    """All tensors that were ever reduced are kept."""
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
         self.kept += tensors
@@ -18,8 +18,8 @@ class RemembersWhatItReduced(Keeps):
 
 
 @breaks("work/keeps-nothing", says=r"rank 0 has \d\d MiB more after 64 operations of 1 MiB")
-class AStageForEachBroadcast(Keeps):
-    """What is broadcast is copied to memory that nobody ever frees."""
+class BroadcastBuffersAreNeverFreed(Keeps):
+    """Each broadcast copies to memory that is never freed."""
 
     def broadcast(self, tensors: Any, opts: Any) -> Any:
         self.kept += [tensor.clone() for tensor in tensors]

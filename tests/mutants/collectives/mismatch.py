@@ -1,4 +1,4 @@
-"""Groups that compare the calls of their ranks too little, or say too little of what differs."""
+"""Mutants of conformance/spec/collectives/mismatch.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.mutants.kit import ForwardingGroup, GroupMutant, Patch, breaks
 @breaks("mismatch/broadcast-numel", says=r"returned as if all ranks had made the same call")
 @breaks("mismatch/gathered-sizes", says=r"returned as if all ranks had made the same call")
 @breaks("mismatch/splits", says=r"returned as if all ranks had made the same call")
-class DoesNotTellRankZero(AroundImpl):
+class RankZeroGetsNoMismatchError(AroundImpl):
     """All calls are compared with rank 0's, which is right by definition."""
 
     def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
@@ -51,7 +51,7 @@ class Forgetful(GroupMutant, ProcessGroupGloo):
 
 @breaks("mismatch/dtype", says=r"returned as if all ranks had made the same call")
 class ForgetsTheDtype(Forgetful):
-    """Ranks that agree on the bytes agree."""
+    """Dtypes are not compared, only sizes in bytes."""
 
     forgotten = r"dtype=\S+"
 
@@ -79,7 +79,7 @@ class ShowsNoCalls(GroupMutant, ProcessGroupGloo):
 
 
 @breaks("mismatch/operation", says=r"was told nothing of 'all_reduce'")
-class CallsEverythingACollective(GroupMutant, ProcessGroupGloo):
+class DoesNotNameOperations(GroupMutant, ProcessGroupGloo):
     """The name of the operation is compared, but not told."""
 
     base = "impl"
@@ -104,7 +104,7 @@ def _without_tensors(right: Callable[..., str]) -> Callable[..., str]:
 @breaks("mismatch/debug-detail", says=r"was told nothing of '.*float")
 @breaks("mismatch/debug-detail-of-other-dimensions", says=r"was told nothing of '.*float")
 @breaks("mismatch/names-the-ranks", says=r"was told nothing of '.*float")
-class ShowsOperationsAlone(Patch):
+class ShowsOnlyOperations(Patch):
     """Where operations differ, the error names these, and neither dtypes nor shapes."""
 
     base = "impl"

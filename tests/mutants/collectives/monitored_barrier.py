@@ -13,8 +13,8 @@ from tests.mutants.kit import ForwardingGroup, breaks
 
 
 @breaks("arguments/timeout", says=r"got 'taken', want 'TypeError'")
-class AnyTimeoutWillDo(ForwardingGroup):
-    """What is no timeout means the usual one."""
+class MonitoredBarrierTakesAnyTimeout(ForwardingGroup):
+    """Something that is not a timeout means the default timeout."""
 
     def monitored_barrier(self, timeout: Any, wait_all_ranks: bool = False) -> None:
         if not isinstance(timeout, timedelta | int | float):
@@ -23,7 +23,7 @@ class AnyTimeoutWillDo(ForwardingGroup):
 
 
 @breaks("monitored_barrier/passes", says=r"raised RuntimeError: nobody to wait for")
-class WantsSomebodyToWaitFor(ForwardingGroup):
+class MonitoredBarrierRefusesOneRank(ForwardingGroup):
     """A group of one rank has no monitored barrier."""
 
     def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
@@ -33,8 +33,8 @@ class WantsSomebodyToWaitFor(ForwardingGroup):
 
 
 @breaks("monitored_barrier/healthy-ranks-are-told", says=r"rank 1 was told 'timed out'")
-class TellsRankZeroAlone(ForwardingGroup):
-    """Ranks that did come hear nothing but that the time is over."""
+class OnlyRankZeroGetsDetails(ForwardingGroup):
+    """Ranks that did arrive are told only that the time is over."""
 
     def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
         try:
@@ -44,7 +44,7 @@ class TellsRankZeroAlone(ForwardingGroup):
 
 
 @breaks("monitored_barrier/subgroup", says=r"raised RuntimeError: rank [13] is no rank of this")
-class MonitorsGlobalRanks(ForwardingGroup):
+class MonitoredBarrierReportsGlobalRanks(ForwardingGroup):
     """A rank reports by its global rank, which its group does not know."""
 
     def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
@@ -54,7 +54,7 @@ class MonitorsGlobalRanks(ForwardingGroup):
 
 
 @breaks("monitored_barrier/between-collectives", says=r"rank 0 is wrong")
-class MonitorsInTheBufferOfTheLastSum(ForwardingGroup):
+class MonitoredBarrierOverwritesTheLastSum(ForwardingGroup):
     """What ranks report goes through the memory of the collective before."""
 
     last: Any = None
@@ -87,7 +87,7 @@ class NamesRanksOfTheWorld(ForwardingGroup):
 
 
 @breaks("monitored_barrier/nobody-leaves", says=r"passed although ranks .* never came")
-class HealthyRanksLeave(ForwardingGroup):
+class HealthyRanksLeaveTheMonitoredBarrier(ForwardingGroup):
     """Rank 0 alone waits for all; the others leave when they have told it that they are there."""
 
     def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
@@ -101,7 +101,7 @@ class HealthyRanksLeave(ForwardingGroup):
 
 
 @breaks("monitored_barrier/names-all-missing-ranks", says=r"rank 0 was told '.*Rank 1 failed")
-class NamesTheFirstAlone(ForwardingGroup):
+class NamesOnlyTheFirstMissingRank(ForwardingGroup):
     """wait_all_ranks is ignored."""
 
     def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
@@ -109,7 +109,7 @@ class NamesTheFirstAlone(ForwardingGroup):
 
 
 @breaks("monitored_barrier/names-a-missing-rank", says=r"rank 0 was told 'a rank failed")
-class NamesNobody(ForwardingGroup):
+class NamesNoMissingRank(ForwardingGroup):
     """Does not say who is missing."""
 
     def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:

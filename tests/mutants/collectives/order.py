@@ -55,7 +55,7 @@ class GroupsShareTheirMessages(ForwardingGroup):
 
 
 @breaks("order/many-pending", says=r"raised RuntimeError: 64 are pending")
-class HoldsSixtyFour(ForwardingGroup):
+class HoldsSixtyFourPendingCollectives(ForwardingGroup):
     """Refuses more pending collectives than its table has room for."""
 
     count = 0

@@ -14,7 +14,7 @@ from tests.mutants.kit import GroupMutant, breaks
 
 @breaks("work/profiler-ranges", says=r"rank 0 is wrong")
 class RangesEndWhenTheCallReturns(GroupMutant, ProcessGroupGloo):
-    """A profiler sees how long it took to issue an operation, not how long that took."""
+    """A profiler's range ends when the call returns, not when the operation is complete."""
 
     base = "impl"
 

@@ -15,7 +15,7 @@ Op = dist.ReduceOp
 
 
 @breaks("reduce_op/is-a-reduce-op", says=r"returned \['premul_sum\(2\.0\)', 'premul_sum\(1\.5\)")
-class TheFactoryReturnsAnOpAndAFactor(Patch):
+class FactoryReturnsAPair(Patch):
     """A scaled sum is a pair."""
 
     @staticmethod
@@ -43,7 +43,7 @@ class ADeepCopyLosesTheFactor(Patch):
 
 
 @breaks("reduce_op/pickles", says=r"returned \['premul_sum\(2\.0\)'")
-class PicklesAreSums(Patch):
+class PickledOpsBecomeSums(Patch):
     """Of an operation, the class alone goes through pickle."""
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Reductions that mean something else than their name says."""
+"""Mutants of conformance/spec/collectives/reductions.py."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class MinOfAReduceScatterIsMax(ForwardingGroup):
 
 
 @breaks("reductions/bor", says=r"reduce_op='bor'[\s\S]*rank 0 is wrong")
-class BitsInBothRanksCancel(ForwardingGroup):
+class BorIsExclusive(ForwardingGroup):
     """OR is exclusive."""
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
@@ -65,7 +65,7 @@ class BitsInBothRanksCancel(ForwardingGroup):
 
 
 @breaks("reductions/bxor", says=r"reduce_op='bxor'[\s\S]*rank 0 is wrong")
-class BitsInBothRanksStay(ForwardingGroup):
+class BxorIsNotExclusive(ForwardingGroup):
     """Exclusive OR is not."""
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
@@ -108,7 +108,7 @@ def reduces_by(opts: Any, *ops: Any) -> bool:
 
 
 @breaks("reductions/band", says=r"reduce_op='band'[\s\S]*rank 0 is wrong")
-class AddsBits(ForwardingGroup):
+class BitwiseOperationsAdd(ForwardingGroup):
     """The bitwise operations run as SUM."""
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
@@ -119,7 +119,7 @@ class AddsBits(ForwardingGroup):
 
 @breaks("reductions/max", says=r"reduce_op='max'[\s\S]*rank 0 is wrong")
 class MaxIsOfAbsoluteValues(ForwardingGroup):
-    """MAX looks at the size of a number without its sign."""
+    """MAX compares absolute values."""
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
         if opts.reduceOp == Op.MAX:
@@ -140,7 +140,7 @@ class MultipliesItselfTwice(ForwardingGroup):
 @breaks("reductions/product", says=r"reduce_op='product'[\s\S]*is wrong[\s\S]*\[ws5-product")
 @breaks("reductions/max", says=r"reduce_op='max'[\s\S]*is wrong[\s\S]*\[ws5-max")
 @breaks("reductions/bxor", says=r"reduce_op='bxor'[\s\S]*is wrong[\s\S]*\[ws5-bxor")
-class CountsToFour(ForwardingGroup):
+class ReducesFourRanksAtMost(ForwardingGroup):
     """Of five ranks and more, the first four count in a PRODUCT, MAX and BXOR."""
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
@@ -154,7 +154,7 @@ class CountsToFour(ForwardingGroup):
 
 
 @breaks("reductions/integers-wrap", says=r"got 255, want 44")
-class Saturates(ForwardingGroup):
+class IntegersSaturate(ForwardingGroup):
     """Integer sums stop at the greatest value."""
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
@@ -202,7 +202,7 @@ class AddsIntegersAsFloats(ForwardingGroup):
 
 
 @breaks("reductions/infinities", says=r"got [\d.e+]+, want inf")
-class EndsAtTheGreatestNumber(ForwardingGroup):
+class ClampsInfinities(ForwardingGroup):
     """Infinities become the greatest number there is."""
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:

@@ -21,8 +21,8 @@ class BroadcastsFromTheNextRank(ForwardingGroup):
 
 
 @breaks("broadcast/same-numel", says=r"raised RuntimeError: .*shape")
-class BroadcastsMatrices(ForwardingGroup):
-    """Takes matrices alone."""
+class BroadcastTakesOnlyMatrices(ForwardingGroup):
+    """Tensors that are not matrices are refused."""
 
     def broadcast(self, tensors: Any, opts: Any) -> Any:
         if tensors[0].dim() != 2:
@@ -48,7 +48,7 @@ class GathersInReverse(ForwardingGroup):
 
 
 @breaks("scatter/values", says=r"is wrong\nat \[\d\]")
-class ScattersOneTooFar(ForwardingGroup):
+class ScattersTheNextRanksPart(ForwardingGroup):
     """Rank r gets what is for rank r + 1."""
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:

@@ -9,7 +9,7 @@ from tests.mutants.kit import ForwardingGroup, GroupMutant, breaks
 
 
 @breaks("reduce_scatter/sum", says=r"rank 0 is wrong")
-class ReduceScattersOneTooFar(ForwardingGroup):
+class ReduceScattersTheNextRanksPart(ForwardingGroup):
     """Rank r gets the part of rank r + 1."""
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
@@ -38,8 +38,9 @@ class ReduceScattersTheNextBlock(ForwardingGroup):
 @breaks(
     "reduce_scatter_tensor/zero-dimensional", says=r"rank 1 is wrong[\s\S]*got 30\.0, want 33\.0"
 )
-class TakesTheFirstNumber(GroupMutant, ProcessGroupGloo):
-    """Rank r's part begins after r rows of the output, of which a number has none."""
+class ZeroDimensionalOutputsGetTheFirstPart(GroupMutant, ProcessGroupGloo):
+    """Rank r's part begins after r rows of the output, and a zero-dimensional output has no
+    rows."""
 
     base = "impl"
 

@@ -1,4 +1,4 @@
-"""Groups to which it matters what goes on around them."""
+"""Mutants of conformance/spec/collectives/surroundings.py."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class DrawsAndStopsGradients(ForwardingGroup):
 
 
 @breaks("work/leaves-the-process-alone", says="rank 0 finds changed: working directory, environ")
-class GoesElsewhere(ForwardingGroup):
-    """A group works in its own directory, and says so."""
+class ChangesTheWorkingDirectory(ForwardingGroup):
+    """A group changes the working directory and the environment of the process."""
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
         super().__init__(store, rank, world_size, timeout)
@@ -117,12 +117,14 @@ class _Interruptible(Relayed):
 
 @breaks("surroundings/signals", says=r"rank 0  raised RuntimeError: Interrupted system call")
 class SignalsEndOperations(ForwardingGroup):
+    """An operation ends when the process handles a signal."""
+
     def allreduce(self, tensors: Any, opts: Any) -> Any:
         return _Interruptible(super().allreduce(tensors, opts))
 
 
 @breaks("surroundings/many-descriptors", says=r"raised ValueError: filedescriptor out of range")
-class Selects(ForwardingGroup):
+class WatchesDescriptorsWithSelect(ForwardingGroup):
     """Connections are watched by select, which takes descriptors below 1024."""
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
@@ -135,14 +137,14 @@ class Selects(ForwardingGroup):
             os.close(writable)
 
 
-def _say_goodbye(group: ChildrenSayGoodbye | None) -> None:
+def _say_goodbye(group: ForkedChildrenReleaseTheParentsGroup | None) -> None:
     if group is not None:
         os.write(group.writable, b"goodbye")
 
 
 @breaks("surroundings/forked-children", says=r"raised RuntimeError: the connection was closed")
-class ChildrenSayGoodbye(ForwardingGroup):
-    """A child that is forked gives back what it has from its parent, as if it were the parent's."""
+class ForkedChildrenReleaseTheParentsGroup(ForwardingGroup):
+    """A forked child releases what it has inherited, as if it were its parent."""
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
         super().__init__(store, rank, world_size, timeout)

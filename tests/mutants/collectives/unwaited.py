@@ -30,7 +30,7 @@ class _CopiesAtWait(Relayed):
 @breaks("work/dropped-handles", says=r"rank \d is wrong")
 @breaks("reduce_scatter_tensor/dropped-handles", says=r"rank \d is wrong")
 class FillsOutputsAtWait(AroundImpl):
-    """Results are in tensors of the group's own until somebody waits."""
+    """Results are in tensors of the group's own until wait is called."""
 
     def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
         results = mapped(Tensor.clone, taken)
@@ -52,8 +52,8 @@ class _BeginsAtWait(Relayed):
 
 
 @breaks("barrier/entered-when-issued", says=r"whether the others have passed: rank 0 is wrong")
-class EntersWhenWaitedFor(ForwardingGroup):
-    """An asynchronous barrier is a promise to enter it."""
+class EntersABarrierWhenWaitedFor(ForwardingGroup):
+    """An asynchronous barrier is entered only when its handle is waited for."""
 
     def barrier(self, opts: Any) -> Any:
         right = super().barrier

@@ -37,7 +37,7 @@ class CompletedAtOnce(Relaying):
 @breaks("reduce_scatter/completes-unwaited", says=r"of reduce_scatter never became true")
 @breaks("reduce_scatter_tensor/completes-unwaited", says=r"of reduce_scatter_tensor never became")
 @breaks("work/completes-unwaited", says=r"is_completed of all_reduce never became true")
-class CompletedByWaitAlone(Relaying):
+class CompletedOnlyByWait(Relaying):
     class handle(Relayed):  # noqa: N801
         waited = False
 
@@ -145,7 +145,7 @@ class _FirstFuture(Relayed):
     verdict=Verdict.TIMEOUT,
 )
 class HasOneFuture(ForwardingGroup):
-    """Nobody completes a second future."""
+    """A second future never completes."""
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
         return _FirstFuture(super().allreduce(tensors, opts))
@@ -183,7 +183,7 @@ class _WithGuardedFuture(Relayed):
 
 @breaks("work/callback-that-raises", says=r"raised RuntimeError: the thread of the group has ended")
 class CallbacksEndTheThread(ForwardingGroup):
-    """An exception of a callback ends the thread that carries out what the group does."""
+    """An exception in a callback ends the group's worker thread."""
 
     ended = False
 
@@ -208,8 +208,8 @@ class _OfOneThread(Relayed):
 
 
 @breaks("work/wait-in-threads", says=r"rank 0 is wrong\nat \[0\]: 3 of 3 elements differ")
-class ThreadsWaitForTheirOwn(ForwardingGroup):
-    """What is under way is noted for each thread."""
+class OnlyTheIssuingThreadCanWait(ForwardingGroup):
+    """Pending operations are recorded for each thread."""
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
         return _OfOneThread(super().allreduce(tensors, opts))
@@ -255,7 +255,7 @@ class _ReadsLate(Relayed):
 
 @breaks("work/dropped-inputs", says=r"op='all_gather'[\s\S]*rank \d is wrong\nat \[0\]")
 class KeepsNoInputs(ForwardingGroup):
-    """An asynchronous operation knows where its input was, and does not hold it."""
+    """An asynchronous operation does not keep its inputs alive."""
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         right = super().allgather

@@ -14,7 +14,7 @@ from tests.mutants.kit import breaks
 
 
 @breaks("work/wait-after-timeout", says=r"rank 0 is wrong[\s\S]*got nan, want 2\.0")
-class GivesUpForGood(Relaying):
+class CannotBeWaitedForAfterATimeout(Relaying):
     class handle(Relayed):  # noqa: N801
         error: RuntimeError | None = None
 
@@ -46,7 +46,7 @@ class NeverHasAnException(Relaying):
 
 
 @breaks("work/failed-future", says=r"the future is not done although the collective had failed")
-class FuturesEndWellOrNever(Relaying):
+class FuturesOfFailuresNeverEnd(Relaying):
     class handle(Relayed):  # noqa: N801
         def get_future(self) -> Any:
             future: torch.futures.Future[Any] = torch.futures.Future()

@@ -51,7 +51,7 @@ class CountsBucketsFromOne(DDPMutant):
 
 
 @breaks("comm_hooks/bucket/is-last", says=r"calls of step \d")
-class TheFirstIsTheLast(DDPMutant):
+class TheFirstBucketIsTheLast(DDPMutant):
     patched = instead(GradBucket, "is_last", lambda self: self.index() == 0)
 
 

@@ -113,7 +113,7 @@ def _compressing(dtype: torch.dtype, *, before: bool, after: bool) -> Any:
 
 
 @breaks("comm_hooks/library/fp16", says="gradient . of step 1")
-class AddsHalvesUp(DDPMutant):
+class Fp16HookDoesNotDivide(DDPMutant):
     patched = instead(
         default_hooks,
         "fp16_compress_hook",
@@ -122,21 +122,21 @@ class AddsHalvesUp(DDPMutant):
 
 
 @breaks("comm_hooks/library/fp16-range", says="gradient: rank 0 is wrong")
-class HalvesOverflow(DDPMutant):
+class Fp16HookDividesAfterwards(DDPMutant):
     patched = instead(
         default_hooks, "fp16_compress_hook", _compressing(torch.float16, before=False, after=True)
     )
 
 
 @breaks("comm_hooks/library/bf16", says="gradient . of step 1")
-class DividesBrainFloatsTwice(DDPMutant):
+class Bf16HookDividesTwice(DDPMutant):
     patched = instead(
         default_hooks, "bf16_compress_hook", _compressing(torch.bfloat16, before=True, after=True)
     )
 
 
 @breaks("comm_hooks/library/fp16-wrapper", says="'float32'. travelled")
-class WrapsNothing(DDPMutant):
+class Fp16WrapperDoesNothing(DDPMutant):
     patched = instead(default_hooks, "fp16_compress_wrapper", lambda hook: hook)
 
 
@@ -170,7 +170,7 @@ class RebuildsOncePowerSGDHasBegun(DDPMutant):
 
 
 @breaks("comm_hooks/library/power-sgd-invalid-state", says="rank 0 was to raise ValueError")
-class BeginsALittleLater(DDPMutant):
+class CorrectsAnInvalidState(DDPMutant):
     """Compression that would begin too soon begins in the second step."""
 
     @staticmethod
@@ -185,7 +185,7 @@ class BeginsALittleLater(DDPMutant):
 
 
 @breaks("comm_hooks/library/power-sgd-pickle", says="after loading")
-class LoadsWithoutErrors(DDPMutant):
+class DoesNotSaveTheErrorFeedback(DDPMutant):
     """What compression left out before is not in a saved state."""
 
     @staticmethod

@@ -59,7 +59,7 @@ class ForgetsTheLastSegment(OnADevice):
 
 @breaks("cuda/sparse", says=r"rank \d is wrong")
 class KeepsSparseSums(OnADevice):
-    """The sum is there, and not in the tensor that was passed."""
+    """The sum is computed, but not written to the tensor that was passed."""
 
     @staticmethod
     @contextmanager
@@ -73,7 +73,7 @@ class KeepsSparseSums(OnADevice):
 
 @breaks("cuda/messages", says=r"what was received: rank \d is wrong")
 class SendsTooEarly(OnADevice):
-    """The same for messages."""
+    """The copy to the host for a send does not wait for the kernels before the call."""
 
     @staticmethod
     @contextmanager

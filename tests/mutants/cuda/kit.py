@@ -1,4 +1,4 @@
-"""What mutants of several chapters of cuda share."""
+"""Helpers that mutants of several chapters of cuda share."""
 
 from __future__ import annotations
 

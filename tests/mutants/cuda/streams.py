@@ -59,7 +59,7 @@ class WritesTooEarly(OnADevice):
 
 
 class ForgetsWaiting(OnADevice):
-    """Whoever waits for an operation has its stream wait for nothing."""
+    """A wait for an operation makes the caller's stream wait for nothing."""
 
     @staticmethod
     @contextmanager
@@ -80,7 +80,7 @@ class ForgetsWaitingForWorks(ForgetsWaiting):
 
 @breaks("cuda/reuse-after-the-call", says=r"rank \d is wrong")
 class DoesNotWaitForItsCopies(OnADevice):
-    """The host goes on before the inputs have come to it."""
+    """The host continues before the inputs have been copied to it."""
 
     @staticmethod
     @contextmanager
@@ -115,7 +115,7 @@ class ResolvesOnAnyStream(OnADevice):
 
 @breaks("cuda/several-in-flight", says=r"rank \d is wrong")
 class ForgetsOneOfSeveral(OnADevice):
-    """Of several operations the one that is waited for first is not."""
+    """Of several pending operations, the one that is waited for first is not waited for."""
 
     @staticmethod
     @contextmanager

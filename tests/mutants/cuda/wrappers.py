@@ -22,7 +22,7 @@ from tests.mutants.kit import Patch, breaks
 
 @breaks("cuda/sync-batchnorm", says=r"output: rank \d is wrong")
 class NormalisesItsOwnBatch(Patch):
-    """Not a matter of streams: the statistics are those of the rank's own batch."""
+    """The statistics are those of the rank's own batch."""
 
     @classmethod
     def target(cls) -> Target:
@@ -91,7 +91,7 @@ class ComputesBeforeTheGather(OnADevice):
 
 @breaks("cuda/fsdp-offload", says=r"rank \d is wrong")
 class StepsBeforeTheCopies(OnADevice):
-    """The optimizer runs on the host before gradients have come there."""
+    """The optimizer runs on the host before the gradients have been copied there."""
 
     @staticmethod
     @contextmanager

@@ -54,7 +54,7 @@ class TrainsInTrainingModeAlone(DDPMutant):
 
 
 @breaks("ddp/backward/another-thread", says="gradient of step 1")
-class ListensToTheThreadOfForward(DDPMutant):
+class IgnoresBackwardInAnotherThread(DDPMutant):
     """Backward in another thread is none of its business."""
 
     @staticmethod
@@ -99,7 +99,7 @@ def _rename_errors(right: Any) -> Any:
 
 
 @breaks("ddp/backward/error-in-backward", says="raised RuntimeError: backward failed")
-class BackwardFailsInItsOwnWay(DDPMutant):
+class BackwardRaisesAnotherError(DDPMutant):
     patched = swap(torch.autograd, "backward", _rename_errors)
 
 
@@ -115,25 +115,25 @@ def _or_its_own(right: Any) -> Any:
 
 @breaks("ddp/backward/lost-rank", says="rank 0 was to raise RuntimeError, and it returned")
 class GoesOnWithItsOwnGradients(DDPMutant):
-    """A bucket that cannot be exchanged stays what this rank has filled it with."""
+    """If a bucket cannot be reduced, this rank continues with its own gradients."""
 
     patched = swap(reduction, "result_of", _or_its_own)
 
 
 @breaks("ddp/backward/two-wrappers", says="module 0, step 1")
-class TheLatestForwardCounts(DDPMutant):
+class OnlyTheLatestWrapperAverages(DDPMutant):
     """Only the wrapper that ran forward last hears of gradients."""
 
     latest: ClassVar[Any] = None
 
     @staticmethod
     def _note(reducer: Any, *_: Any) -> None:
-        TheLatestForwardCounts.latest = reducer
+        OnlyTheLatestWrapperAverages.latest = reducer
 
     @staticmethod
     def _if_latest(right: Any) -> Any:
         def arrived(self: Any) -> None:
-            if self is not TheLatestForwardCounts.latest:
+            if self is not OnlyTheLatestWrapperAverages.latest:
                 self._progress.on(ReducerEvent.DROPPED)
             right(self)
 
@@ -152,7 +152,7 @@ def _divide_in_tensor_hooks(reducer: Reducer, *_: Any) -> None:
 
 
 @breaks("ddp/backward/wrapped-again", says="gradient: rank 0 is wrong")
-class DividesInHooksThatStay(DDPMutant):
+class HooksOutliveTheWrapper(DDPMutant):
     """Hooks of the parameters divide, and outlive the wrapper."""
 
     patched = together(

@@ -55,7 +55,7 @@ class PreparesAfterEveryForward(DDPMutant):
 
 @breaks("ddp/between/forward-that-raises", says="Expected to have finished reduction")
 class ForwardHasToEnd(DDPMutant):
-    """A forward pass that has begun counts as one whose backward pass is missing."""
+    """A forward pass that raised counts as one whose backward pass is missing."""
 
     patched = together(
         afterwards(
@@ -72,7 +72,7 @@ class ForwardHasToEnd(DDPMutant):
 
 
 @breaks("ddp/between/outputs-changed-in-place", says="is a view and is being modified inplace")
-class HandsOutViews(DDPMutant):
+class OutputsAreViews(DDPMutant):
     patched = swap(
         api, "pass_through", lambda right: lambda output, *, clone: right(output, clone=False)
     )
@@ -105,7 +105,7 @@ def _from_parameters(right: Any) -> Any:
 
 
 @breaks("ddp/between/parameter-hooks", says="gradient in step 1: rank 0 is wrong")
-class ComesBeforeLaterHooks(DDPMutant):
+class TakesGradientsBeforeTheUsersHooks(DDPMutant):
     """Takes gradients from a hook that the parameter calls before those of the user."""
 
     patched = swap(AccumulatorHooks, "__init__", _from_parameters)
@@ -121,7 +121,7 @@ def _silent(right: Any) -> Any:
 
 
 @breaks("ddp/no-sync/forward-decides", says=r"step 1: .*, want 2\.0")
-class BackwardDecides(DDPMutant):
+class BackwardDecidesOnSynchronisation(DDPMutant):
     """No backward pass inside no_sync is synchronised, wherever its forward pass was."""
 
     patched = swap(DistributedDataParallel, "no_sync", _silent)

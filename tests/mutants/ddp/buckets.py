@@ -19,7 +19,7 @@ BUCKETS = r"buckets of step \d"
 
 
 @breaks("ddp/buckets/initial-with-search", says=BUCKETS)
-class RegistrationOrder(DDPMutant):
+class InitialBucketsAreInRegistrationOrder(DDPMutant):
     patched = swap(
         api,
         "compute_bucket_assignment_by_size",
@@ -56,8 +56,8 @@ def _cut_by_own_sizes(right: Any) -> Any:
 
 
 @breaks("ddp/buckets/order-of-rank-0", says="is wrong|differ|disagree|raised")
-class TellsNoSizes(DDPMutant):
-    """Rank 0 tells the order of parameters, and each rank divides it as its own."""
+class BucketSizesAreEachRanksOwn(DDPMutant):
+    """Rank 0 decides on the order of parameters, and each rank on the sizes of buckets."""
 
     patched = swap(reducer, "agree_on_buckets", _cut_by_own_sizes)
 
@@ -89,7 +89,7 @@ def with_limits(change: Any) -> Any:
 
 
 @breaks("ddp/buckets/cap", says="buckets of step 2")
-class TwiceTheCap(DDPMutant):
+class FillsBucketsToTwiceTheCap(DDPMutant):
     patched = with_limits(lambda limits: [2 * limit for limit in limits])
 
 
@@ -113,7 +113,7 @@ class OneLimitForAllDtypes(DDPMutant):
 
 
 @breaks("ddp/buckets/gradients-stay-whole", says=BUCKETS)
-class LargeGradientsAlone(DDPMutant):
+class LargeGradientsHaveTheirOwnBucket(DDPMutant):
     """A bucket that a large gradient would close is closed before it."""
 
     @staticmethod

@@ -44,7 +44,7 @@ class KnowsTheFirstBuffersAlone(DDPMutant):
 
 
 @breaks("ddp/buffers/dtypes", says="buffers: rank 1 is wrong")
-class FloatsAlone(DDPMutant):
+class BroadcastsOnlyFloatBuffers(DDPMutant):
     patched = swap(
         buffer_sync,
         "broadcast_coalesced",
@@ -57,7 +57,7 @@ class FloatsAlone(DDPMutant):
 
 
 @breaks("ddp/buffers/dtypes", says="buffers: rank 1 is wrong")
-class AllButCounters(DDPMutant):
+class DoesNotBroadcastZeroDimensionalBuffers(DDPMutant):
     """Buffers without dimensions are each rank's own."""
 
     patched = swap(
@@ -70,7 +70,7 @@ class AllButCounters(DDPMutant):
 
 
 @breaks("ddp/buffers/not-persistent", says="buffer: rank 1 is wrong")
-class SavedBuffersAlone(DDPMutant):
+class BroadcastsOnlyPersistentBuffers(DDPMutant):
     """Buffers that are not in the module's state are each rank's own in forward."""
 
     @staticmethod
@@ -171,8 +171,8 @@ class DropsFuturesOfBufferHooks(DDPMutant):
 
 
 @breaks("ddp/buffers/ignored-at-the-top", says="appears not to match sizes")
-class IgnoresInsideAlone(DDPMutant):
-    """A name without a dot is nobody's."""
+class IgnoresOnlyNestedNames(DDPMutant):
+    """A name without a dot is not ignored."""
 
     patched = swap(
         api,

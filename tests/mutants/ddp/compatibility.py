@@ -1,4 +1,4 @@
-"""DDP that does not go together with transforms, compilers, other joinables or packed sequences."""
+"""Mutants of conformance/spec/ddp/compatibility.py."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class PicklesAnyGroup(DDPMutant):
 
 @breaks("ddp/copies/pickle-of-a-static-graph", says="Your training graph has changed")
 class LoadsARecordedGraph(DDPMutant):
-    """A loaded wrapper takes its graph for recorded."""
+    """A loaded wrapper treats its static graph as already recorded."""
 
     @staticmethod
     def _end(ddp: Any, _: Any) -> None:

@@ -87,8 +87,8 @@ class CountsItsCapInMegabytes(DDPMutant):
 
 
 @breaks("ddp/optimizer/fused", says="0: rank 0 is wrong")
-class ForgetsTheRate(DDPMutant):
-    """A fused optimizer has its defaults, whatever was passed on."""
+class FusedOptimizerIgnoresItsArguments(DDPMutant):
+    """A fused optimizer has its default settings, whatever was passed."""
 
     patched = swap(
         HookRegistration,
@@ -98,7 +98,7 @@ class ForgetsTheRate(DDPMutant):
 
 
 @breaks("ddp/optimizer/zero-redundancy", says="0: rank 0 is wrong")
-class ShardsStayApart(DDPMutant):
+class ZeroRedundancyDoesNotShareParameters(DDPMutant):
     """Each rank's optimizer keeps its share of the parameters to itself."""
 
     @staticmethod

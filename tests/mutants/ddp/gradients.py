@@ -47,12 +47,12 @@ class RowMajorGradients(DDPMutant):
 
 
 @breaks("ddp/gradients/bucket-views-strides", says="a gradient of strides")
-class RowMajorViews(DDPMutant):
+class RowMajorBucketViews(DDPMutant):
     patched = replace(lambda grad: grad.contiguous())
 
 
 @breaks("ddp/gradients/bucket-views", says="storages of 4 views")
-class NoViews(DDPMutant):
+class IgnoresBucketViews(DDPMutant):
     patched = swap(
         GradientCopier,
         "__init__",

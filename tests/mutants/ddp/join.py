@@ -1,4 +1,4 @@
-"""DDP whose ranks that have run out of input do not do what the others need."""
+"""Mutants of conformance/spec/ddp/join.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.mutants.kit import breaks
 
 @breaks("ddp/join/buffers", says=r"forward 3 began with the buffer of 0\.0, not one of \[1\]")
 class BuffersAreAlwaysRank0s(DDPMutant):
-    """Rank 0's buffers count, though it has no input any more."""
+    """Rank 0's buffers are broadcast, even if it has no input any more."""
 
     patched = instead(
         DistributedDataParallel, "_authoritative_buffer_rank", lambda self, *, has_input: 0
@@ -36,7 +36,7 @@ class JoinedRanksHaveNoBufferHook(DDPMutant):
 
 
 @breaks("ddp/join/afterwards", says="ranks disagree|gradients after join")
-class JoinedForGood(DDPMutant):
+class StaysJoined(DDPMutant):
     """A rank that ran out of input early averages no gradients any more."""
 
     patched = afterwards(
@@ -57,13 +57,13 @@ class TakesItsRankInTheWorld(DDPMutant):
 
 @breaks("ddp/join/unused-by-those-who-are-left", says="which have a gradient: .*, want")
 class JoinedRanksRepeatTheirMap(DDPMutant):
-    """A joined rank contributes what was used in the step before."""
+    """A joined rank contributes the parameters that it used in the step before."""
 
     patched = instead(Reducer, "_get_empty_used_map", lambda self: self._used_map().on_device)
 
 
 @breaks("ddp/join/no-input-at-all", says="parameter 0 at the end")
-class WhoNeverBeganCounts(DDPMutant):
+class RanksWithoutInputMayGiveTheFinalModel(DDPMutant):
     """A rank that had no input counts among those that joined last: its model may be the final."""
 
     patched = swap(
@@ -77,7 +77,7 @@ class WhoNeverBeganCounts(DDPMutant):
 
 @breaks("ddp/join/unused-parameters", says="ranks disagree on numel")
 class JoinedRanksBeginAtTheEnd(DDPMutant):
-    """A joined rank takes buckets from the last to the first."""
+    """A joined rank reduces buckets from the last to the first."""
 
     patched = swap(
         Reducer, "_get_zeros_like_grad_buckets", lambda right: lambda self: right(self)[::-1]
@@ -117,7 +117,7 @@ class CannotBeDisabled(DDPMutant):
 
 
 @breaks("ddp/join/uneven-inputs", says="gradient of step")
-class DividesByThoseWhoAreLeft(DDPMutant):
+class DividesByTheActiveRanks(DDPMutant):
     patched = swap(
         BucketReduction,
         "set_forward_work",
@@ -126,7 +126,7 @@ class DividesByThoseWhoAreLeft(DDPMutant):
 
 
 @breaks("ddp/join/effective-world-size", says="gradient of step")
-class DividesByAll(DDPMutant):
+class DividesByTheInitialWorldSize(DDPMutant):
     patched = swap(
         BucketReduction,
         "set_forward_work",

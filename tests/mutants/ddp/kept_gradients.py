@@ -1,4 +1,4 @@
-"""DDP that spoils gradients which stay, or minds passes that leave them alone."""
+"""Mutants of conformance/spec/ddp/kept_gradients.py."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class FillsBucketsThatItSkips(DDPMutant):
 @breaks(
     "ddp/backward/autograd-grad-of-an-averaged-graph", says="Expected to have finished reduction"
 )
-class MissesGradientsThatNobodyAskedFor(DDPMutant):
-    """Whatever walks through the outputs must end with all gradients."""
+class ExpectsGradientsOfEveryPass(DDPMutant):
+    """Every pass through the outputs must produce all gradients."""
 
     patched = afterwards(
         Reducer,
@@ -45,6 +45,6 @@ class MissesGradientsThatNobodyAskedFor(DDPMutant):
 
 @breaks("ddp/static-graph/gradient-penalty", says="training graph has changed")
 class TakesAnyPassForTheFirst(DDPMutant):
-    """What autograd.grad leaves out is taken for unused, for good."""
+    """Parameters that autograd.grad leaves out are taken for unused from then on."""
 
     patched = instead(StaticGraph, "must_wait", lambda self: False)

@@ -1,4 +1,4 @@
-"""DDP that loses gradients which are moved, or keeps memory that nobody needs."""
+"""Mutants of conformance/spec/ddp/memory.py."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _kept: list[Any] = []
 
 
 @breaks("ddp/gradients/other-memory", says=r"gradient 0 in step \d: rank 0 is wrong")
-class HandsOutItsOwnViews(DDPMutant):
-    """Whoever moves a gradient moves the bucket's view with it."""
+class GivesAwayBucketViews(DDPMutant):
+    """If the user moves a gradient, the bucket's view moves with it."""
 
     patched = instead(GradientSlots, "lend", lambda self: self.views)
 

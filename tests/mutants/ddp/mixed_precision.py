@@ -35,7 +35,7 @@ def _drop_gradient(precisions: _Precisions) -> None:
 
 @breaks("ddp/mixed-precision/kept-gradients", says="sum after step 2: rank 0 is wrong")
 class ReplacesTheKeptGradient(DDPMutant):
-    """What a step brings stands in place of what there was."""
+    """The gradient of a step replaces the one that was there before."""
 
     patched = afterwards(_Precisions, "lower", _drop_gradient)
 
@@ -57,5 +57,5 @@ def _reduce_in_full(precision: Any, _: Any, bucket: Any) -> Any:
 
 
 @breaks("ddp/mixed-precision/reduce-dtype", says=r"backward issued .*float32")
-class TravelsInFull(DDPMutant):
+class ReducesInFullPrecision(DDPMutant):
     patched = instead(MixedPrecision, "reduce_hook", _reduce_in_full)

@@ -1,4 +1,4 @@
-"""DDP that is less of an nn.Module than it should be."""
+"""Mutants of conformance/spec/ddp/module.py."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def _forget(reducer: Reducer) -> None:
 
 @breaks("ddp/no-sync/first", says="gradient of .* in step 1")
 class BeginsWithTheFirstSynchronisedPass(DDPMutant):
-    """What was added up before it is dropped."""
+    """Gradients that were accumulated before the first synchronised pass are dropped."""
 
     patched = afterwards(
         Reducer,
@@ -29,7 +29,7 @@ class BeginsWithTheFirstSynchronisedPass(DDPMutant):
 
 
 @breaks("ddp/no-sync/bucket-views", says="gradient of .* in step 1")
-class DividesWhatItCopiesAlone(DDPMutant):
+class DividesOnlyCopiedGradients(DDPMutant):
     """A gradient that lives in its bucket already is not divided."""
 
     patched = swap(

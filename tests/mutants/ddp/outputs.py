@@ -44,7 +44,7 @@ class RecordsFromOutputsAlone(DDPMutant):
 
 @breaks("ddp/output-that-is-no-container", says="gradients: rank 0 is wrong")
 class ExpectsNothingWithoutOutputs(DDPMutant):
-    """Where it finds no output it expects no backward pass."""
+    """If no output is found, no backward pass is expected."""
 
     @staticmethod
     def _if_any(right: Any) -> Any:

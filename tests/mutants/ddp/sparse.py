@@ -15,7 +15,7 @@ from tests.mutants.kit import breaks
 
 @breaks("ddp/sparse/bucket-of-its-own", says="buckets of two steps")
 class HooksAreForDenseGradients(DDPMutant):
-    """A sparse gradient is added up without the hook."""
+    """A sparse gradient is summed without the communication hook."""
 
     @staticmethod
     def _run(right: Any) -> Any:
@@ -43,7 +43,7 @@ class DividesSparseGradientsWhereTheyAre(DDPMutant):
 
 
 @breaks("ddp/sparse/unused-on-a-rank", says="gradient of step 1: rank 1 is wrong")
-class WhoHasNoneGetsNothing(DDPMutant):
+class RanksWithoutASparseGradientGetNone(DDPMutant):
     """A rank without a sparse gradient ends with its own contribution, which is empty."""
 
     @staticmethod
@@ -64,7 +64,7 @@ def _sparsify(_: Any, bucket: Bucket) -> None:
 
 
 @breaks("ddp/sparse/dense-where-sparse-is-expected", says="rank 0 was to raise")
-class MakesItSparse(DDPMutant):
+class ConvertsDenseGradientsToSparse(DDPMutant):
     """A dense gradient where a sparse one is expected is made one."""
 
     patched = beforehand(BucketReduction, "take_sparse", _sparsify)

@@ -29,7 +29,7 @@ class CountsHooksOfEveryPass(DDPMutant):
 
 
 @breaks("ddp/static-graph/set-in-time", says="was to raise")
-class AnyTimeIsInTime(DDPMutant):
+class TakesAStaticGraphAtAnyTime(DDPMutant):
     patched = beforehand(
         Reducer, "_set_static_graph", lambda self: setattr(self._statistics, "iteration", 0)
     )

@@ -22,7 +22,7 @@ def _count(self: BucketReduction, *_: Any) -> None:
 
 
 @breaks("ddp/buckets/steady", says=r"step \d, rank 0: the traces part")
-class FlushesNowAndThen(DDPMutant):
+class IssuesMoreNowAndThen(DDPMutant):
     patched = afterwards(BucketReduction, "start", _count)
 
 
@@ -36,14 +36,14 @@ class VerifiesTwice(DDPMutant):
 
 
 @breaks("ddp/traces/steps", says="steps, rank 0: the traces part")
-class OneMoreCollective(DDPMutant):
+class IssuesOneMoreCollective(DDPMutant):
     patched = afterwards(
         BucketReduction, "start", lambda self, *_: self.group.allreduce([torch.zeros(1)]).wait()
     )
 
 
 @breaks("ddp/traces/unused-parameters", says="steps, rank 0: the traces part")
-class TellsNobodyWhatItUsed(DDPMutant):
+class DoesNotExchangeUsedParameters(DDPMutant):
     patched = instead(Reducer, "_start_used_map", lambda self: None)
 
 

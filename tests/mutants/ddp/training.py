@@ -142,7 +142,7 @@ class LosesPrecisionOfDoubles(DDPMutant):
 
 
 @breaks("ddp/device-mesh", says="mesh and group: rank 0 was to raise")
-class AGroupBeatsAMesh(DDPMutant):
+class IgnoresTheMeshBesideAGroup(DDPMutant):
     patched = swap(
         api,
         "choose_group",

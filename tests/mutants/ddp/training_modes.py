@@ -71,7 +71,7 @@ def _in_full(right: Any) -> Any:
 
 
 @breaks("ddp/autocast", says="dtype: rank 0 is wrong")
-class LeavesAutocast(DDPMutant):
+class ForwardLeavesAutocast(DDPMutant):
     patched = swap(DistributedDataParallel, "forward", _in_full)
 
 
@@ -81,7 +81,7 @@ def _compress(ddp: DistributedDataParallel, *_: Any, **__: Any) -> None:
 
 @breaks("ddp/autocast", says="gradients: rank 0 is wrong")
 class SendsWhatAutocastComputes(DDPMutant):
-    """Gradients are summed in the precision in which they were computed."""
+    """Gradients are reduced in the precision in which they were computed."""
 
     patched = afterwards(DistributedDataParallel, "__init__", _compress)
 

@@ -75,7 +75,7 @@ class AveragesOldGradients(DDPMutant):
 
 
 @breaks("ddp/unused/somewhere", says="gradient of .* is wrong")
-class KeepsToWhatItUsedItself(DDPMutant):
+class KnowsOnlyItsOwnUsedParameters(DDPMutant):
     patched = instead(UsedMap, "unused_everywhere", lambda self, index: not self._used[index])
 
 
@@ -86,6 +86,8 @@ class RemembersWhatWasUsed(DDPMutant):
 
 @breaks("ddp/unused/nothing-used-on-a-rank", says="went on", verdict=Verdict.TIMEOUT)
 class WaitsForHooks(DDPMutant):
+    """A rank whose loss uses no parameter does not mark its parameters as unused."""
+
     @staticmethod
     def _mark(right: Any) -> Any:
         def mark(self: Any) -> None:
@@ -150,7 +152,7 @@ class SaysNothingOfMissingGradients(DDPMutant):
 
 
 @breaks("ddp/unused/error-with-names", says="named are")
-class NamesNoParameter(DDPMutant):
+class UnusedErrorNamesNoParameter(DDPMutant):
     patched = instead(reducer, "debug_is_on", lambda: False)
 
 

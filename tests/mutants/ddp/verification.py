@@ -62,7 +62,7 @@ def _without_words(right: Any) -> Any:
 
 
 @breaks("ddp/verify/without-a-group", says="raised RuntimeError: no group")
-class MissesAGroupInItsOwnWords(DDPMutant):
+class RaisesAnotherErrorWithoutAGroup(DDPMutant):
     patched = swap(api, "choose_group", _without_words)
 
 
@@ -107,7 +107,7 @@ class SkipsParametersWithoutAShape(DDPMutant):
 
 
 @breaks("ddp/verify/shapes-on-every-rank", says="rank 0 went on", verdict=Verdict.TIMEOUT)
-class TellsThoseThatDiffer(DDPMutant):
+class OnlyDifferingRanksRaise(DDPMutant):
     """Only a rank whose model is not rank 0's raises."""
 
     patched = instead(verification._Digests, "difference", lambda self: None)

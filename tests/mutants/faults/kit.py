@@ -1,4 +1,4 @@
-"""What mutants of several chapters of mutants share."""
+"""Helpers that mutants of several chapters of faults share."""
 
 from __future__ import annotations
 

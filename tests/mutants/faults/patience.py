@@ -1,4 +1,4 @@
-"""Mutants of timeouts that are too short: what was meant for something else, or is read wrongly."""
+"""Mutants of conformance/spec/faults/patience.py: timeouts that are too short."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class WaitChangesTheTimeout(GroupMutant, ProcessGroupGloo):
 
 
 @breaks("timeouts/joining-late", says=r"where=init_process_group")
-class JoinersHaveASecond(ForwardingGroup):
-    """Whoever makes a group waits for the others for a second, whatever its timeout."""
+class JoiningTimesOutAfterASecond(ForwardingGroup):
+    """Making a group waits for other ranks for one second, whatever its timeout."""
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
         store.set(f"rank {rank} is here", "1")

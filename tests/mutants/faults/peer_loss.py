@@ -12,8 +12,8 @@ from tests.mutants.kit import ForwardingGroup, GroupMutant, breaks
 
 
 @breaks("peer_loss/of-a-pair", says=r"rank 0  returned")
-class GoesOnWithoutThePeer(ForwardingGroup):
-    """Whatever fails because a rank is gone counts as done."""
+class CompletesWithoutALostPeer(ForwardingGroup):
+    """Operations that fail because a rank has died count as done."""
 
     def forward(self, method: str, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -24,8 +24,8 @@ class GoesOnWithoutThePeer(ForwardingGroup):
 
 
 @breaks("peer_loss/every-rank", says=r"\[.*'all_reduce'.*\] went on after the loss")
-class OneRankIsNotTold(GroupMutant, ProcessGroupGloo):
-    """Rank 0 does not hear of the end of another one in a reduction."""
+class RankZeroDoesNotNoticeALoss(GroupMutant, ProcessGroupGloo):
+    """Rank 0 does not notice the death of another rank in a reduction."""
 
     base = "impl"
 
@@ -42,15 +42,15 @@ class OneRankIsNotTold(GroupMutant, ProcessGroupGloo):
 
 
 @breaks("peer_loss/however-it-died", says=r"rank 0  returned")
-class TakesAnyEndForAGoodOne(ChangesReductions):
-    """A reduction with a rank that is gone is one without it."""
+class ReducesWithoutADeadRank(ChangesReductions):
+    """A reduction with a dead rank completes without it."""
 
     handle = Forgiving
 
 
 @breaks("peer_loss/point-to-point", says=r"rank 0  returned")
-class ReceivesFromTheDead(ForwardingGroup):
-    """A receive from a rank that is gone gets nothing and is content with it."""
+class ReceiveFromADeadRankSucceeds(ForwardingGroup):
+    """A receive from a dead rank returns without data and without an error."""
 
     def recv(self, tensors: Any, src: int, tag: int) -> Any:
         return Forgiving(super().recv(tensors, src, tag))
@@ -62,8 +62,8 @@ class _FromSomebody(Forgiving):
 
 
 @breaks("peer_loss/from-anybody", says=r"rank 0  returned")
-class NobodyIsAnybody(GroupMutant, ProcessGroupGloo):
-    """A receive from anybody ends well when nobody is left."""
+class AnySourceReceiveSucceedsWithoutPeers(GroupMutant, ProcessGroupGloo):
+    """A receive without a source succeeds when no other rank is alive."""
 
     base = "impl"
 
@@ -82,7 +82,7 @@ class _TellsOnce(Relayed):
 
 
 @breaks("peer_loss/handle-knows", says="DID NOT RAISE")
-class FailsOnce(ChangesReductions):
+class SecondWaitOnAFailureReturns(ChangesReductions):
     """The second wait for what has failed returns."""
 
     handle = _TellsOnce
@@ -94,14 +94,14 @@ class _Successful(Relayed):
 
 
 @breaks("peer_loss/handle-knows", says=r"is_completed, is_success, has exception: rank 0 is wrong")
-class SucceedsAtFailing(ChangesReductions):
+class FailedHandlesReportSuccess(ChangesReductions):
     """A handle whose operation failed says that it was successful."""
 
     handle = _Successful
 
 
 @breaks("peer_loss/stays-broken", says=r"after the loss \[.*'all_reduce'.*\] went through")
-class RecoversByItself(ForwardingGroup):
+class ReducesAloneAfterAFailure(ForwardingGroup):
     """After the first failure, reductions are of this rank alone."""
 
     has_failed = False
@@ -137,8 +137,8 @@ class OneLossEndsAllGroups(ForwardingGroup):
 
 
 @breaks("peer_loss/survivors-go-on", says=r"raised RuntimeError: this process has lost a rank")
-class NoWorldAfterALoss(OneLossEndsAllGroups):
-    """A process that has lost a rank makes no groups any more."""
+class MakesNoGroupsAfterALoss(OneLossEndsAllGroups):
+    """A process that has lost a rank can make no groups any more."""
 
     def __init__(self, *args: Any) -> None:
         if self.is_over:
@@ -147,7 +147,7 @@ class NoWorldAfterALoss(OneLossEndsAllGroups):
 
 
 @breaks("peer_loss/all-survivors-go-on", says=r"raised RuntimeError: 4 ranks, and not 3")
-class WorldsDoNotShrink(GroupMutant, ProcessGroupGloo):
+class MakesNoSmallerGroupAfterALoss(GroupMutant, ProcessGroupGloo):
     """A process whose group had lost a rank makes none with fewer."""
 
     base = "impl"
@@ -163,7 +163,7 @@ class WorldsDoNotShrink(GroupMutant, ProcessGroupGloo):
 
 @breaks("peer_loss/destroy", says=r"rank 0 still holds .*shared memory")
 class KeepsBrokenGroups(GroupMutant, ProcessGroupGloo):
-    """A group that has lost a rank is kept, for whoever asks what happened."""
+    """A group that has lost a rank is kept after it is destroyed."""
 
     base = "impl"
     broken: ClassVar[list[Any]] = []

@@ -16,7 +16,7 @@ from tests.mutants.kit import ForwardingGroup, GroupMutant, breaks
 
 
 @breaks("timeouts/of-the-group", says=r"gave up after 0\.\d+ s of 3\.0 s")
-class GivesUpTooSoon(ForwardingGroup):
+class GroupTimesOutTooSoon(ForwardingGroup):
     """Operations of a group have a tenth of its timeout; its ranks have all of it to meet."""
 
     def __init__(self, store: Any, rank: int, world_size: int, timeout: timedelta) -> None:
@@ -25,8 +25,8 @@ class GivesUpTooSoon(ForwardingGroup):
 
 
 @breaks("timeouts/point-to-point", says=r"rank 0 is wrong\ngot keys \['recv'\], want \[\]")
-class ReceivesNothingInTheEnd(ForwardingGroup):
-    """A receive that nobody sends to returns when the timeout is over."""
+class ReceiveReturnsAtTheTimeout(ForwardingGroup):
+    """A receive without a matching send returns when the timeout is over."""
 
     def recv(self, tensors: Any, src: int, tag: int) -> Any:
         return Forgiving(super().recv(tensors, src, tag))
@@ -42,7 +42,7 @@ class _WaitsForAMinute(Relayed):
 
 
 @breaks("timeouts/point-to-point", says=r"rank 0 .* at the deadline", verdict=Verdict.TIMEOUT)
-class AnybodyMayComeLate(ForwardingGroup):
+class AnySourceReceiveHasAnotherTimeout(ForwardingGroup):
     """A receive without a source has a timeout of its own."""
 
     def recv_anysource(self, tensors: Any, tag: int) -> Any:
@@ -66,16 +66,16 @@ class _WaitsFor(Relayed):
 
 
 @breaks("timeouts/point-to-point", says=r"rank 0 is wrong\ngot keys \['send'\], want \[\]")
-class SendsGiveUpTooSoon(ForwardingGroup):
-    """A send that nobody receives is given up at once, whatever the timeout."""
+class SendsTimeOutTooSoon(ForwardingGroup):
+    """A send without a matching receive fails at once, whatever the timeout."""
 
     def send(self, tensors: Any, dst: int, tag: int) -> Any:
         return _WaitsFor(super().send(tensors, dst, tag), timedelta(milliseconds=100))
 
 
 @breaks("timeouts/of-wait", says=r"rank 0 went on after all_reduce", verdict=Verdict.TIMEOUT)
-class WaitHasNoTimeout(ChangesReductions):
-    """wait looks at the group's timeout alone."""
+class WaitIgnoresItsTimeout(ChangesReductions):
+    """wait uses only the group's timeout."""
 
     handle = _Patient
 
@@ -95,7 +95,7 @@ class WaitGivesUpAtOnce(ChangesReductions):
 
 
 @breaks("timeouts/of-barrier", says=r"barrier gave up after 0\.\d* s of 0\.2 s|cannot wait so long")
-class BarriersCannotWait(ForwardingGroup):
+class RefusesATimeoutOfABarrier(ForwardingGroup):
     """A barrier with a timeout of its own is refused."""
 
     def barrier(self, opts: Any) -> Any:
@@ -105,8 +105,8 @@ class BarriersCannotWait(ForwardingGroup):
 
 
 @breaks("timeouts/changed", says=r"all_reduce", verdict=Verdict.TIMEOUT)
-class KeepsItsFirstTimeout(ForwardingGroup):
-    """set_timeout is for nothing."""
+class SetTimeoutDoesNothing(ForwardingGroup):
+    """set_timeout has no effect."""
 
     def set_timeout(self, timeout: timedelta) -> None:
         return
@@ -162,7 +162,7 @@ class TheDefaultTimeoutStays(_KnowsItsFirstTimeout):
 
 @breaks("timeouts/changed", says=r"rank 0 is wrong\nat \[0\]: got str .raised RuntimeError")
 class TimeoutsOnlyShrink(_KnowsItsFirstTimeout):
-    """A group gives up no later than it was made to."""
+    """set_timeout cannot lengthen the timeout that a group was made with."""
 
     def set_timeout(self, timeout: timedelta) -> None:
         super().set_timeout(min(timeout, self.first))
@@ -181,7 +181,7 @@ class OneTimeoutForAll(ForwardingGroup):
 
 
 @breaks("timeouts/late-is-not-lost", says=r"raised RuntimeError: the time is up")
-class CountsFromTheBeginning(ForwardingGroup):
+class TimeoutCoversAllOperationsTogether(ForwardingGroup):
     """A group has its timeout once, for all operations together."""
 
     def __init__(self, store: Any, rank: int, world_size: int, timeout: timedelta) -> None:
@@ -195,8 +195,8 @@ class CountsFromTheBeginning(ForwardingGroup):
 
 
 @breaks("timeouts/joining", says="DID NOT RAISE")
-class GoesOnWithWhoeverCame(ForwardingGroup):
-    """A group whose members did not all come in time is one of this rank alone."""
+class ContinuesAloneAfterATimeoutOfJoining(ForwardingGroup):
+    """If members do not arrive in time, this rank continues in a group of its own."""
 
     def __init__(self, store: Any, rank: int, world_size: int, timeout: timedelta) -> None:
         try:
@@ -206,7 +206,7 @@ class GoesOnWithWhoeverCame(ForwardingGroup):
 
 
 @breaks("timeouts/recovery", says=r"raised RuntimeError: it has been tried before")
-class TriesOnce(ForwardingGroup):
+class MakesNoGroupAfterATimeout(ForwardingGroup):
     """After a timeout a process makes no new group."""
 
     has_timed_out: ClassVar[bool] = False

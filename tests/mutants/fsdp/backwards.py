@@ -1,4 +1,4 @@
-"""Mutants of FSDP's several backwards: only the first counts, or the last."""
+"""Mutants of conformance/spec/fsdp/backwards.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.mutants.kit import breaks
 
 
 @breaks("fsdp/several-backwards", says="is wrong")
-class LosesWhatNoHookHasTaken(Swapped):
+class FirstBackwardRemovesTheHooks(Swapped):
     """The first backward has removed the hooks."""
 
     swaps = ((gradients, "is_left_behind", always(False)),)
@@ -29,6 +29,6 @@ class ClearedGradientsComeBack(Swapped):
 
 @breaks("fsdp/cleared-before-backward", says="is wrong")
 class ModelsClearOnlyWhatTheyShow(Swapped):
-    """As torch 2.13 does."""
+    """The model's zero_grad clears only the gradients that it shows, as in torch 2.13."""
 
     swaps = ((api.FullyShardedDataParallel, "zero_grad", lambda _: nn.Module.zero_grad),)

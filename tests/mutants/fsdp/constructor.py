@@ -71,8 +71,8 @@ class BuffersAreNotSynchronized(Swapped):
 
 
 @breaks("fsdp/sync-module-states-hybrid", says="means of entries")
-class NodesAreSynchronizedApart(Swapped):
-    """pytorch#178569"""
+class SyncsModuleStatesWithinNodesOnly(Swapped):
+    """Module states are broadcast only within a sharding group (pytorch#178569)."""
 
     swaps = (
         (
@@ -160,7 +160,7 @@ class ListsTheLastInnerInstanceFirst(Swapped):
 
 
 @breaks("fsdp/param-init-fn", says="calls and values")
-class ResetsInsteadOfAsking(Swapped):
+class PrefersResetToParamInitFn(Swapped):
     """`param_init_fn` is not called where a module can reset itself."""
 
     swaps = (
@@ -213,12 +213,12 @@ class ShardsOverTheFirstDimension(Swapped):
 
 
 @breaks("fsdp/past-setattr", says="=1: calls of __setattr__")
-class NobodyIsPassedBy(Swapped):
+class IgnoresUnsafeSetattr(Swapped):
     """The variable in the environment goes by another name."""
 
     swaps = ((handle, "ENV_UNSAFE_SETATTR", lambda _: "FSDP_UNSAFE_SETATTR"),)
 
 
 @breaks("fsdp/past-setattr", says="=0: calls of __setattr__")
-class EverybodyIsPassedBy(Swapped):
+class AlwaysUsesUnsafeSetattr(Swapped):
     swaps = ((views, "_uses_plain_attributes", lambda _: lambda module: True),)

@@ -29,8 +29,8 @@ def _without_freeing(right: Any) -> Any:
 
 
 @breaks("fsdp/summon-after-forward", says="is wrong")
-class GoesOnWithWhatARankWrote(Swapped):
-    """As torch 2.13 does."""
+class ComputesWithWhatARankWrote(Swapped):
+    """Parameters that stay unsharded keep what a rank wrote into them, as in torch 2.13."""
 
     swaps = ((unshard_params, "reshard", _without_freeing),)
 
@@ -106,7 +106,7 @@ class CountsGradientsThatAreNotThere(Swapped):
 
 @breaks("fsdp/norm-of-doubles", says="without narrowing")
 class NormsAreInSinglePrecision(Swapped):
-    """As in torch 2.13."""
+    """The norm of float64 gradients is computed in float32, as in torch 2.13."""
 
     swaps = ((grad_norm._Parameters, "norm_dtype", as_property(torch.float32)),)
 
@@ -150,7 +150,7 @@ class SummonLosesChangesOfGradients(Swapped):
 
 @breaks("fsdp/norm", says="is wrong")
 class NormOfTheOwnShard(Swapped):
-    """RLinf#1558"""
+    """The norm is that of the rank's own shard (RLinf#1558)."""
 
     swaps = ((dist, "all_reduce", nothing),)
 
@@ -164,7 +164,7 @@ def _over_all_ranks(right: Any) -> Any:
 
 @breaks("fsdp/norm-hybrid", says="is wrong")
 class NormCountsReplicas(Swapped):
-    """VeOmni#184"""
+    """The norm counts each element once per replica (VeOmni#184)."""
 
     swaps = ((dist, "all_reduce", _over_all_ranks),)
 
@@ -212,7 +212,7 @@ def _first_of_own_node(right: Any, state: Any, handle: Any, shard: torch.Tensor)
 
 
 @breaks("fsdp/no-sync-hybrid", says="is wrong")
-class TheFirstMicrobatchIsNotShared(Swapped):
+class EarlierMicrobatchesAreNotAllReduced(Swapped):
     """With hybrid sharding, what there was before the last backward is not all-reduced again."""
 
     swaps = (
@@ -242,7 +242,7 @@ def _by_size(right: Any, handle: Any) -> None:
 
 @breaks("fsdp/one-element-accumulates", says="gradient: rank . is wrong|raised")
 class TellsGradientsApartByTheirSizes(Swapped):
-    """As torch 2.13 does."""
+    """Sharded and unsharded gradients are distinguished by their sizes, as in torch 2.13."""
 
     swaps = (
         (

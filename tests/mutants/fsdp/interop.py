@@ -9,6 +9,6 @@ from tests.mutants.kit import breaks
 
 @breaks("fsdp/with-torch-original-parameters", says="raised|is wrong|waited")
 class AlignsToThirtyTwoBytes(Swapped):
-    """A layout of its own: no rank of torch's agrees."""
+    """Flat parameters have a layout other than torch's."""
 
     swaps = ((handle, "alignment_numel", lambda right: lambda size: 2 * right(size)),)

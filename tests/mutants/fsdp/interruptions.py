@@ -1,4 +1,4 @@
-"""Mutants of FSDP around exceptions, evaluation, what is unused, and changes of a model."""
+"""Mutants of conformance/spec/fsdp/interruptions.py."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _summoned_without_finally(right: Any) -> Any:
 
 @breaks("fsdp/no-sync-after-error", says="is wrong|raised")
 class AnErrorMakesNoSyncLastForEver(Swapped):
-    """There is no finally clause."""
+    """no_sync stays on after an exception: there is no finally clause."""
 
     swaps = ((api.FullyShardedDataParallel, "no_sync", _without_finally),)
 
@@ -69,7 +69,7 @@ class TheInnerNoSyncEndsTheOuterOne(Swapped):
 
 @breaks("fsdp/summon-after-error", says="raised")
 class AnErrorLeavesParametersSummoned(Swapped):
-    """There is no finally clause."""
+    """Parameters stay summoned after an exception: there is no finally clause."""
 
     swaps = ((unshard_params, "summon_one", _summoned_without_finally),)
 
@@ -80,7 +80,7 @@ def _lazily(_: Any) -> Any:
 
 @breaks("fsdp/backward-that-raises", says="raised|is wrong")
 class StaysInTheBackwardThatRaised(Swapped):
-    """As torch 2.13 does."""
+    """After a backward that raised, the model is still in it, as in torch 2.13."""
 
     swaps = (
         (api, "ensure_ready", _lazily),
@@ -100,7 +100,7 @@ def _showing_at_once(right: Any) -> Any:
 
 @breaks("fsdp/gradients-during-a-backward", says="gradient of .* is wrong")
 class GradientsAreShownBeforeTheyAreThere(Swapped):
-    """An optimizer that steps after the error steps with whatever is in the memory."""
+    """A gradient is shown while it is still being reduced, and an optimizer may step with it."""
 
     swaps = ((reduction, "_publish", _showing_at_once),)
 
@@ -115,7 +115,7 @@ def _in_training_mode(right: Any) -> Any:
 
 @breaks("fsdp/training-in-eval-mode", says="is wrong|raised")
 class EvalModePreparesNoBackward(Swapped):
-    """The mode is taken for a sign that none comes."""
+    """In eval mode no backward is prepared for."""
 
     swaps = ((backward, "arm_pre_backward", _in_training_mode),)
 
@@ -140,7 +140,7 @@ def _unless_forgotten(right: Any) -> Any:
 
 @breaks("fsdp/eval-before-backward", says="is wrong|raised")
 class EvaluationForgetsTheForwardBefore(Swapped):
-    """A forward without gradients says that no backward comes, whatever came before it."""
+    """After a forward without gradients, no backward of an earlier forward is expected."""
 
     swaps = (
         (backward, "arm_pre_backward", _forgetting_the_one_before),
@@ -156,7 +156,8 @@ def _in_any_mode(right: Any) -> Any:
 
 @breaks("fsdp/inference-mode", says="raised")
 class TensorsOfInferenceModeAreKept(Swapped):
-    """As torch 2.13 does."""
+    """Tensors that the first forward makes in inference mode are inference tensors, as in torch
+    2.13."""
 
     swaps = ((lazy_init, "torch", _in_any_mode),)
 
@@ -259,7 +260,7 @@ def _as_at_first(right: Any) -> Any:
 
 
 @breaks("fsdp/freezing-and-thawing", says="is wrong|raised")
-class WhatIsFrozenAtFirstStaysSo(Swapped):
+class FrozenParametersStayFrozen(Swapped):
     swaps = ((gradients, "reset_if_cleared", _as_at_first),)
 
 
@@ -278,7 +279,7 @@ class DtypesAreThoseOfTheConstructor(Swapped):
 
 @breaks("fsdp/assigned-state-dict", says="is wrong")
 class AssignedParametersAreForgotten(Swapped):
-    """As torch 2.13 does."""
+    """Parameters that are loaded with assign=True are not used, as in torch 2.13."""
 
     swaps = (
         (state_dict, "adopt_replaced_params", nothing),

@@ -1,4 +1,4 @@
-"""How mutants of FSDP are written: while a world lives, functions of impl.fsdp are others."""
+"""How mutants of FSDP are written: functions of impl.fsdp are replaced while a group exists."""
 
 from __future__ import annotations
 

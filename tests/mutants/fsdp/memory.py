@@ -54,7 +54,7 @@ class FreesUnitsThatAreToBeKept(Swapped):
 @breaks("fsdp/two-units-at-once", says="unsharded at the backwards")
 @breaks("fsdp/no-sync-frees", says="unsharded at the backwards")
 class KeepsUnitsInTheBackward(Swapped):
-    """Everything is freed at the end alone."""
+    """Units are freed only at the end of the backward."""
 
     swaps = ((backward, "_reshard_after_backward", nothing),)
 
@@ -67,7 +67,7 @@ class KeepsUnitsThatAreDone(Swapped):
 @breaks("fsdp/freed-when-frozen-in-front", says="unsharded after each backward")
 @breaks("fsdp/freed-when-unused", says="unsharded after each backward")
 class LeavesUnusedUnitsUnsharded(Swapped):
-    """pytorch#83129"""
+    """A unit that the backward does not reach stays unsharded (pytorch#83129)."""
 
     swaps = ((backward, "_reshard_if_left_unsharded", nothing),)
 
@@ -162,7 +162,8 @@ class KeepsGradientsThatWereReduced(Swapped):
 
 
 @breaks("fsdp/freed-with-the-model", says="rank 0 still has a model nobody holds")
-class HeldByAutograd(Swapped):
-    """As torch 2.13 does."""
+class AutogradKeepsTheModel(Swapped):
+    """A forward without a backward leaves references to the model in autograd, as in torch
+    2.13."""
 
     swaps = ((backward, "_weakly", lambda _: functools.partial),)

@@ -35,7 +35,7 @@ def _collecting(right: Any) -> Any:
 
 
 @breaks("fsdp/reshards", says="is wrong")
-class DealsRowsInTurns(Swapped):
+class ShardsRowsRoundRobin(Swapped):
     """Which row is where depends on the number of ranks, and nothing says so."""
 
     swaps = (
@@ -57,7 +57,8 @@ class EveryRankGetsTheState(Swapped):
 
 @breaks("fsdp/optimizer-state-of-units-and-the-bare-module", says="is wrong")
 class ParametersOfAUnitShareTheirStep(Swapped):
-    """As in torch 2.13: who loads it counts once for each of them."""
+    """All parameters of a unit share one step count, as in torch 2.13: loading it counts once for
+    each of them."""
 
     swaps = ((optim_save, "_copied", lambda _: lambda state: state),)
 
@@ -90,8 +91,9 @@ class AllGroupsHaveTheFirstOnesSettings(Swapped):
 
 
 @breaks("fsdp/optimizer-state-channels-last", says="came back to its place")
-class FlattensInTheUsualOrder(Swapped):
-    """As torch 2.13 does."""
+class FlattensOptimizerStateAsContiguous(Swapped):
+    """Optimizer state is flattened in row-major order, whatever the memory format, as in torch
+    2.13."""
 
     swaps = (
         (

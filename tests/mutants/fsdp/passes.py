@@ -49,8 +49,8 @@ class UnusedUnitsKeepOldGradients(Swapped):
 
 
 @breaks("fsdp/dropped-low-precision-forward", says="is wrong|must match the size")
-class DroppedForwardsTakeTheGradientWithThem(Swapped):
-    """As torch 2.13 does."""
+class DroppedForwardsLoseGradients(Swapped):
+    """A low-precision forward without a backward loses gradients, as in torch 2.13."""
 
     swaps = ((gradients, "is_left_behind", always(False)),)
 
@@ -82,7 +82,7 @@ def _from_0(right: Any) -> Any:
 
 @breaks("fsdp/dropped-forward", says="is wrong")
 class AveragesOverForwards(Swapped):
-    """Whether they are in the loss or not."""
+    """Gradients are averaged over forwards, whether these are in the loss or not."""
 
     swaps = (
         (forward, "post_forward", _counted),
@@ -92,8 +92,9 @@ class AveragesOverForwards(Swapped):
 
 
 @breaks("fsdp/step-after-eval", says="is wrong")
-class EvaluatesWithWhatWasGatheredBefore(Swapped):
-    """As torch 2.13 does."""
+class EvaluatesWithOldParameters(Swapped):
+    """A forward without gradients uses parameters that were gathered before the step, as in torch
+    2.13."""
 
     swaps = (
         (forward, "_free_all", nothing),
@@ -117,7 +118,7 @@ class RecomputesWithOtherParameters(Swapped):
 
 
 @breaks("fsdp/channels-last", says="is wrong|raised")
-class ForgetsStrides(Swapped):
+class IgnoresMemoryFormat(Swapped):
     """Parameters are flattened as they lie in memory, and viewed as if contiguous."""
 
     swaps = (
@@ -151,14 +152,14 @@ class IgnoresTheGroup(Swapped):
 
 @breaks("fsdp/forward-that-raises", says="Expects the handle training to be IDLE")
 class StaysInTheForwardThatRaised(Swapped):
-    """As torch 2.13 does."""
+    """After a forward that raised, the model is still in it, as in torch 2.13."""
 
     swaps = ((forward, "abandon", nothing),)
 
 
 @breaks("fsdp/hybrid-of-single-ranks", says="is wrong")
 class ReplicasOfSingleRanksDrift(Swapped):
-    """As torch 2.13 does."""
+    """Hybrid sharding over groups of one rank does not average gradients, as in torch 2.13."""
 
     swaps = (
         (

@@ -71,8 +71,8 @@ def _not_recomputed(right: Any) -> Any:
 
 
 @breaks("fsdp/recomputed-casts", says="is wrong")
-class RecomputesFromWhatWasNotCast(Swapped):
-    """As torch 2.13 does."""
+class RecomputesFromUncastInputs(Swapped):
+    """A recomputation uses inputs that were not cast, as in torch 2.13."""
 
     swaps = ((forward, "_cast_inputs", _not_recomputed),)
 
@@ -89,7 +89,7 @@ class NormLayersComputeInLowPrecision(Swapped):
 
 @breaks("fsdp/full-precision-eval", says="dtypes")
 class EvaluatesInLowPrecision(Swapped):
-    """The variable in the environment goes by another name."""
+    """The environment variable for full precision is not recognised."""
 
     swaps = (
         (handle, "ENV_FULL_PRECISION_IN_EVAL", lambda _: "FSDP_FULL_PRECISION_IN_EVAL"),
@@ -99,7 +99,7 @@ class EvaluatesInLowPrecision(Swapped):
 
 @breaks("fsdp/cpu-offload", says="is wrong")
 class OffloadedGradientsGoAstray(Swapped):
-    """They are copied to memory that the optimizer does not look at."""
+    """Gradients are copied to memory that the optimizer does not read."""
 
     swaps = (
         (

@@ -42,7 +42,7 @@ def _over_everybody(right: Any) -> Any:
 
 
 @breaks("fsdp/hybrid-needs-groups", says="was to raise")
-class ShardsOverEverybodyWithoutAPair(Swapped):
+class HybridWithoutGroupsIsPlainSharding(Swapped):
     """Hybrid sharding without a pair of groups becomes plain sharding."""
 
     swaps = ((api, "resolve_groups", _over_everybody),)
@@ -115,8 +115,8 @@ class WrapsTwice(Swapped):
 
 
 @breaks("fsdp/strategy-changes", says="was to raise")
-class TakesAnotherStrategyWithoutAWord(Swapped):
-    """As torch 2.13 does."""
+class TakesAnotherStrategySilently(Swapped):
+    """Setting another sharding_strategy raises no error, as in torch 2.13."""
 
     swaps = (
         (
@@ -128,7 +128,7 @@ class TakesAnotherStrategyWithoutAWord(Swapped):
 
 
 @breaks("fsdp/tied-across-units", says="was to raise")
-class CutsTies(Swapped):
-    """As torch 2.13 does."""
+class TakesParametersTiedAcrossUnits(Swapped):
+    """A parameter in two units raises no error, as in torch 2.13."""
 
     swaps = ((build, "check_not_shared_with_nested", nothing),)

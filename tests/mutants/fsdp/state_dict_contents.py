@@ -1,4 +1,4 @@
-"""Mutants of FSDP in what state dicts hold beside parameters, and by what taking one changes."""
+"""Mutants of conformance/spec/fsdp/state_dict_contents.py."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def _without_copies(right: Any) -> Any:
 
 @breaks("fsdp/full-state-dict-is-kept", says="is wrong")
 class StateDictsAreViews(Swapped):
-    """Entries view what is freed, and gathered again later."""
+    """Entries are views of memory that is freed and gathered again later."""
 
     swaps = ((state_dict, "_save_full", _without_copies),)
 
@@ -53,7 +53,7 @@ def _promised(right: Any) -> Any:
 
 @breaks("fsdp/full-state-dict-on-cpu", says="is wrong")
 class OffloadedEntriesNeverArrive(Swapped):
-    """Their memory is there, and nobody waits for the copies."""
+    """Entries on the CPU have memory, but the copies to it are not waited for."""
 
     swaps = ((state_dict, "_save_full", _promised),)
 
@@ -91,7 +91,7 @@ def _reversed_again(right: Any) -> Any:
 
 @breaks("fsdp/exchanges-local-with-torch", says="is wrong")
 class ChunksAreSavedBackwards(Swapped):
-    """And loaded so, so that its own state dicts come back."""
+    """Chunks are saved and loaded in reverse, so that its own state dicts can be loaded."""
 
     swaps = (
         (state_dict, "sharded_tensor_from_flat_shard", _reversed),
@@ -129,7 +129,7 @@ def _lost(right: Any) -> Any:
 @breaks("fsdp/exchanges-with-ddp", says="is wrong")
 @breaks("fsdp/outer-module", says="loading left another value")
 class LoadedValuesAreLost(Swapped):
-    """They get into the full parameters, and not into the shards."""
+    """Loaded values get into the full parameters, but not into the shards."""
 
     swaps = ((state_dict, "_shown_in_full", _lost),)
 
@@ -183,8 +183,9 @@ class LoadsTheNextRows(Swapped):
 
 
 @breaks("fsdp/exchanges-sharded-with-torch", says="is wrong")
-class NobodyElseUnderstandsItsShards(Swapped):
-    """Wrong in the same way both times, so that its own state dicts come back."""
+class ShardedStateDictsDifferFromTorchs(Swapped):
+    """Shards are saved and loaded with the same error, so that its own state dicts can be
+    loaded."""
 
     swaps = (
         (state_dict, "shard_rows", _rolled),
@@ -234,7 +235,7 @@ def _without_finally(_: Any) -> Any:
 
 
 @breaks("fsdp/state-dict-types-after-error", says="types: rank 0 is wrong")
-class AnErrorLeavesTheType(Swapped):
-    """As in torch 2.13."""
+class AnErrorKeepsTheStateDictType(Swapped):
+    """The type that state_dict_type has set stays after an exception, as in torch 2.13."""
 
     swaps = ((state_dict_type.StateDictTypeMethods, "state_dict_type", _without_finally),)

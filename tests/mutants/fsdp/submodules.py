@@ -1,4 +1,4 @@
-"""Mutants of FSDP in parts of a model that are frozen, ignored or looked at on their own."""
+"""Mutants of conformance/spec/fsdp/submodules.py."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _but_not_after_evaluation(right: Any) -> Any:
 
 
 @breaks("fsdp/thawed-after-evaluation", says="is wrong")
-class ForgetsWhoIsFrozenByEvaluation(Swapped):
+class EvaluationHidesFrozenParameters(Swapped):
     swaps = ((gradients, "reset_if_cleared", _but_not_after_evaluation),)
 
 

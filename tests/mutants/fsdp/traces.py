@@ -1,4 +1,4 @@
-"""Mutants of what FSDP exchanges: too much, too often, or not the same on all ranks."""
+"""Mutants of conformance/spec/fsdp/traces.py."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _telling(right: Any) -> Any:
 
 
 @breaks("fsdp/same-calls", says="got 'recv', want 'send'")
-class TheFirstRankTellsTheLast(Swapped):
+class FirstRankSendsAnExtraMessage(Swapped):
     """After a backward the first rank sends the last one a number."""
 
     swaps = ((backward, "_end_of_backward", _telling),)
@@ -67,7 +67,7 @@ def _alone_in_the_second(right: Any) -> Any:
 
 
 @breaks("fsdp/hybrid-collectives", says=r"between: the traces part")
-class CountsReplicasEachTime(Swapped):
+class IssuesAnExtraAllReduceForEachUnit(Swapped):
     """One more all-reduce of one element a unit."""
 
     swaps = ((reduction, "_finish", _alone_in_the_second),)
@@ -112,7 +112,7 @@ class NeverPrefetches(Swapped):
 
 @breaks("fsdp/prefetch-before", says="gathers after each gradient")
 class GathersTooLate(Swapped):
-    """BACKWARD_PRE is taken for nothing."""
+    """BACKWARD_PRE has no effect."""
 
     swaps = ((sharding, "unit_to_prefetch", always(None)),)
 
@@ -153,7 +153,7 @@ class ReducesUnderNoSync(Swapped):
 
 @breaks("fsdp/gather-sizes", says="the forward gathers")
 class PadsEveryChunk(Swapped):
-    """One element more a rank than is needed."""
+    """Each rank's chunk has one element more than is needed."""
 
     swaps = ((layout, "chunk_numel", lambda right: lambda *args: right(*args) + 1),)
 
@@ -164,7 +164,7 @@ def _after_meeting(right: Any, state: Any, *args: Any) -> Any:
 
 
 @breaks("fsdp/silent-construction", says="construction: the traces part")
-class MeetsInTheConstructor(Swapped):
+class CommunicatesInTheConstructor(Swapped):
     swaps = (
         (
             build,

@@ -79,8 +79,8 @@ class OriginalParametersGetNoGradients(Swapped):
 
 
 @breaks("fsdp/adaptive-optimizer", says="is wrong")
-class GradientsAreSharesOfSigns(Swapped):
-    """Small gradients become as large as others."""
+class GradientsAreSigns(Swapped):
+    """Gradients are replaced by their signs: small ones become as large as others."""
 
     swaps = (
         (
@@ -103,7 +103,7 @@ def _last_rank_learns_nothing(right: Any) -> Any:
 
 @breaks("fsdp/tied-weights", says="is wrong")
 class TheLastRankNeverUpdates(Swapped):
-    """pytorch#176076"""
+    """The last rank's shard of the gradient is zero (pytorch#176076)."""
 
     swaps = ((reduction, "_finish", _last_rank_learns_nothing),)
 

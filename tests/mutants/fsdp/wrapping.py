@@ -19,13 +19,13 @@ def _of_one_strategy(right: Any) -> Any:
 
 @breaks("fsdp/wrap-policies", says="units: rank . is wrong")
 class PoliciesChangeNoArguments(Swapped):
-    """What CustomPolicy says of a unit is not heard."""
+    """The arguments that CustomPolicy gives for a unit are ignored."""
 
     swaps = ((wrapping, "_wrap_chosen", _of_one_strategy),)
 
 
 @breaks("fsdp/shared-module", says="the two names")
-class WrapsInOnePlace(Swapped):
-    """As torch 2.13 does."""
+class WrapsASharedModuleInOnePlace(Swapped):
+    """A module in two places is wrapped in only one of them, as in torch 2.13."""
 
     swaps = ((wrapping, "_children", lambda _: lambda module: list(module.named_children())),)

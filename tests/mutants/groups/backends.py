@@ -1,4 +1,4 @@
-"""Mutants of backends: how they are registered, looked up, and called."""
+"""Mutants of conformance/spec/groups/backends.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.mutants.replacing import Replacing
 
 @breaks("backends/name", says=r"rank 0 is wrong\nat \[1\]")
 @breaks("groups/backend-name", says=r"get_backend is 'custom', want 'gloo'")
-class IsCalledCustom(Replacing):
+class BackendIsCalledCustom(Replacing):
     @staticmethod
     def get_backend(right: Any, group: Any = None) -> str:
         right(group)
@@ -25,7 +25,7 @@ class IsCalledCustom(Replacing):
 
 
 @breaks("backends/registered", says=r"rank 0 is wrong\nat \[2\]: got False, want True")
-class NamesHaveACase(Replacing):
+class BackendNamesAreCaseSensitive(Replacing):
     """A backend is available under the very name that it was registered by."""
 
     @staticmethod
@@ -45,7 +45,7 @@ class OnlyTorchsOwnAreAvailable(Replacing):
 
 
 class _ChangesCreators(Patch):
-    """Whoever registers a creator gets another one registered."""
+    """Registering a creator registers another one in its place."""
 
     @staticmethod
     def changed(creator: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,7 +75,7 @@ class CreatorsGetGlobalRanks(_ChangesCreators):
 
 @breaks("backends/extended-creator-arguments", says=r"got NoneType None")
 class OptionsAreForTheDefaultGroup(_ChangesCreators):
-    """A creator sees no options once there is a default group."""
+    """A creator gets no options if there is already a default group."""
 
     @staticmethod
     def changed(creator: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,7 +86,7 @@ class OptionsAreForTheDefaultGroup(_ChangesCreators):
 
 
 @breaks("backends/default-timeout", says=r"rank 0 is wrong\nat \[0\]: got 600\.0, want 1800\.0")
-class WaitsForTenMinutes(Replacing):
+class DefaultTimeoutIsTenMinutes(Replacing):
     """Every backend has the default timeout of NCCL."""
 
     @staticmethod
@@ -95,7 +95,7 @@ class WaitsForTenMinutes(Replacing):
 
 
 @breaks("backends/config-strings", says="DID NOT RAISE ValueError")
-class ForgivesTheLastComma(Replacing):
+class AcceptsATrailingComma(Replacing):
     @staticmethod
     def BackendConfig(right: Any, backend: str) -> Any:  # noqa: N802  # torch's name
         return right(backend.rstrip(","))

@@ -12,7 +12,7 @@ from tests.mutants.replacing import Replacing
 
 @breaks("debug_level/from-environment", says=r"DID NOT RAISE ValueError")
 class UnknownLevelsAreOff(Replacing):
-    """A level that nobody knows is as good as none."""
+    """An unknown level is taken for OFF."""
 
     @staticmethod
     def set_debug_level_from_env(right: Any) -> None:
@@ -30,8 +30,8 @@ class TheEnvironmentAloneSetsTheLevel(Replacing):
 
 
 @breaks("debug_level/detail", says=r"at \[0\].*\n.*got 6\.0, want 3\.0")
-class RehearsesInDetail(ForwardingGroup):
-    """At the level DETAIL a reduction is tried out first, on the very tensors."""
+class DetailReducesTwice(ForwardingGroup):
+    """At the level DETAIL, a reduction runs twice on the same tensors."""
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
         if dist.get_debug_level() == dist.DebugLevel.DETAIL:

@@ -30,7 +30,7 @@ class RanksWrapAround(Replacing):
 
 
 @breaks("init/barrier", says=r"is a counter, and was used as a value")
-class ReadsCounters(Replacing):
+class InitBarrierReadsCountersWithGet(Replacing):
     """The barrier of a store reads with `get` what it counted with `add`."""
 
     @staticmethod
@@ -43,7 +43,7 @@ class ReadsCounters(Replacing):
 
 
 @breaks("init/needed", says="DID NOT RAISE")
-class WorksWithoutAGroup(Replacing):
+class ReducesWithoutAGroup(Replacing):
     """An all_reduce without a default group is one of one rank."""
 
     @staticmethod
@@ -52,8 +52,8 @@ class WorksWithoutAGroup(Replacing):
 
 
 @breaks("init/arguments", says="DID NOT RAISE")
-class AStoreBeatsAMethod(Replacing):
-    """Where there is a store, nobody looks at init_method."""
+class IgnoresInitMethodBesideAStore(Replacing):
+    """If there is a store, init_method is ignored."""
 
     @staticmethod
     def init_process_group(
@@ -64,7 +64,7 @@ class AStoreBeatsAMethod(Replacing):
 
 @breaks("init/methods", says=r"raised RuntimeError: a FileStore will not do")
 @breaks("init/stores", says=r"raised RuntimeError: a FileStore will not do")
-class NeedsAServer(ForwardingGroup):
+class NeedsATcpStore(ForwardingGroup):
     """A group is made on a TCPStore and on nothing else."""
 
     def __init__(self, store: Any, *args: Any) -> None:
@@ -77,7 +77,7 @@ class NeedsAServer(ForwardingGroup):
 
 
 @breaks("init/barrier-timeout", says=r"the error does not say 'Timed out init")
-class SaysNotWhatTimedOut(Replacing):
+class InitBarrierRaisesAnotherError(Replacing):
     @staticmethod
     def _store_based_barrier(right: Any, *args: Any, **how: Any) -> None:
         try:
@@ -87,7 +87,7 @@ class SaysNotWhatTimedOut(Replacing):
 
 
 @breaks("init/store-timeout", says=r"the store gave up after 0\.\d\d s of 1 s")
-class TheStoreIsHasty(Replacing):
+class StoreTimeoutIsInMilliseconds(Replacing):
     """The seconds of the group's timeout are milliseconds in its store."""
 
     @staticmethod

@@ -21,8 +21,8 @@ from tests.mutants.replacing import Replacing
 
 
 @breaks("groups/leaves-nothing-behind", says=r"rank 0 is wrong[\s\S]*thread")
-class ThreadsStay(ForwardingGroup):
-    """Every group has a thread that nobody ends."""
+class DestroyLeavesAThread(ForwardingGroup):
+    """Every group has a thread that never ends."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -31,7 +31,7 @@ class ThreadsStay(ForwardingGroup):
 
 @breaks("destroy/handles-still-know", says=r"the group is no more")
 class HandlesEndWithTheGroup(ForwardingGroup):
-    """A handle is of no use once its group is destroyed."""
+    """A handle cannot be used once its group is destroyed."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -92,7 +92,7 @@ class RanksOfGroupsAreKept(Replacing):
 
 
 @breaks("groups/last-held-by-a-callback", says=r"SIGABRT", verdict=Verdict.CRASHED)
-class OnlyTheCallerHolds(Replacing):
+class CrashesWhenACallbackHoldsTheGroup(Replacing):
     """A group that a callback still holds ends the process when it is destroyed."""
 
     base = "impl"
@@ -106,7 +106,7 @@ class OnlyTheCallerHolds(Replacing):
 
 
 @breaks("destroy/one-group", says=r"has not been initialized")
-class OneEndsAll(Replacing):
+class DestroyingOneGroupDestroysAll(Replacing):
     """Destroying one group destroys everything."""
 
     @staticmethod
@@ -115,15 +115,15 @@ class OneEndsAll(Replacing):
 
 
 @breaks("destroy/in-callbacks", says=r"a callback that destroys a group hangs")
-class WaitsForWhoeverDestroys(Replacing):
-    """Who destroys a group waits until nobody else is destroying one."""
+class DestroyWaitsForOtherDestroys(Replacing):
+    """Destroying a group waits until no other group is being destroyed."""
 
     lock: ClassVar[threading.Lock] = threading.Lock()
     destroying: ClassVar[int] = 0
 
     @staticmethod
     def destroy_process_group(right: Any, group: Any = None) -> None:
-        mutant = WaitsForWhoeverDestroys
+        mutant = DestroyWaitsForOtherDestroys
         with mutant.lock:
             mutant.destroying += 1
         time.sleep(0.05)  # for the others to begin
@@ -135,7 +135,7 @@ class WaitsForWhoeverDestroys(Replacing):
 
 
 @breaks("destroy/any-order", says=r"rank 1 is wrong")
-class EndsTheOldestFirst(Replacing):
+class LosesReductionsAfterDestroyOutOfOrder(Replacing):
     """When a group goes before an older one, what is reduced later is not written back."""
 
     alive: ClassVar[list[Any]] = []
@@ -144,24 +144,28 @@ class EndsTheOldestFirst(Replacing):
     @staticmethod
     def new_group(right: Any, *args: Any, **how: Any) -> Any:
         group = right(*args, **how)
-        EndsTheOldestFirst.alive.append(group)
+        LosesReductionsAfterDestroyOutOfOrder.alive.append(group)
         return group
 
     @staticmethod
     def destroy_process_group(right: Any, group: Any = None) -> None:
-        mutant = EndsTheOldestFirst
+        mutant = LosesReductionsAfterDestroyOutOfOrder
         right(group)
         mutant.is_lost = group is not None and (mutant.is_lost or group is not mutant.alive[0])
         mutant.alive = [other for other in mutant.alive if group not in (other, None)]
 
     @staticmethod
     def all_reduce(right: Any, tensor: Any, *args: Any, **how: Any) -> Any:
-        return right(tensor.clone() if EndsTheOldestFirst.is_lost else tensor, *args, **how)
+        return right(
+            tensor.clone() if LosesReductionsAfterDestroyOutOfOrder.is_lost else tensor,
+            *args,
+            **how,
+        )
 
 
 @breaks("destroy/unknown-group", says="DID NOT RAISE")
-class DestroysAgain(Replacing):
-    """Destroying what is destroyed is no error."""
+class AGroupCanBeDestroyedTwice(Replacing):
+    """Destroying a group that is already destroyed raises no error."""
 
     @staticmethod
     def destroy_process_group(right: Any, group: Any = None) -> None:
@@ -172,8 +176,8 @@ class DestroysAgain(Replacing):
 
 
 @breaks("destroy/default-group", says=r"rank 0 is wrong\nat \[1\]")
-class CountsTheDead(Replacing):
-    """There is always one group at least."""
+class CountsADestroyedGroup(Replacing):
+    """The number of groups is never less than one."""
 
     @staticmethod
     def get_pg_count(right: Any) -> int:
@@ -190,26 +194,26 @@ class OnlyMembersDestroy(Replacing):
 
 
 @breaks("init/again", says=r"raised RuntimeError: once is enough")
-class CanBeMadeOnce(Replacing):
+class DefaultGroupCanBeMadeOnce(Replacing):
     """A second default group in the life of a process is refused."""
 
     lives: ClassVar[int] = 0
 
     @staticmethod
     def init_process_group(right: Any, *args: Any, **how: Any) -> None:
-        if CanBeMadeOnce.lives:
+        if DefaultGroupCanBeMadeOnce.lives:
             raise RuntimeError("once is enough")
         right(*args, **how)
 
     @staticmethod
     def destroy_process_group(right: Any, group: Any = None) -> None:
-        CanBeMadeOnce.lives += group is None
+        DefaultGroupCanBeMadeOnce.lives += group is None
         right(group)
 
 
 @breaks("init/again-on-the-same-keys", says=r"raised RuntimeError: somebody was here before")
 class RefusesUsedKeys(GroupMutant, ProcessGroupGloo):
-    """What a group wrote into its store keeps another one from being made there."""
+    """Keys that an earlier group wrote into a store prevent a new group there."""
 
     base = "impl"
 
@@ -235,7 +239,7 @@ class KeepsItsRank(Replacing):
 
 
 @breaks("destroy/what-was-sent-arrives", says=r"rank 1  raised RuntimeError")
-class WhatIsBufferedIsLost(ForwardingGroup):
+class DestroyLosesBufferedMessages(ForwardingGroup):
     """A small message is over when it is in a buffer, and the end of the group empties that."""
 
     def __init__(self, *args: Any) -> None:

@@ -15,8 +15,8 @@ from tests.mutants.replacing import Replacing
 
 
 @breaks("new_group/members", says=r"rank 0 is wrong")
-class EverybodyIsAMember(Replacing):
-    """The list of ranks is not looked at."""
+class NewGroupIgnoresTheRanks(Replacing):
+    """The list of ranks is ignored."""
 
     @staticmethod
     def new_group(right: Any, ranks: Any = None, *args: Any, **how: Any) -> Any:
@@ -24,7 +24,7 @@ class EverybodyIsAMember(Replacing):
 
 
 @breaks("new_group/all-ranks", says=r"rank \d is wrong")
-class AllRanksAreTheWorld(Replacing):
+class GroupOfAllRanksIsTheDefaultGroup(Replacing):
     """A group of all ranks is the default group itself."""
 
     @staticmethod
@@ -33,7 +33,7 @@ class AllRanksAreTheWorld(Replacing):
 
 
 @breaks("new_group/sorted-ranks", says=r"rank 0 is wrong\nat \[0\]")
-class KeepsTheOrder(Replacing):
+class DoesNotSortRanks(Replacing):
     """Ranks stay in the order in which they were given."""
 
     @staticmethod
@@ -42,7 +42,7 @@ class KeepsTheOrder(Replacing):
 
 
 @breaks("new_group/given-order", says=r"rank 0 is wrong\nat \[0\]")
-class SortsAllTheSame(Replacing):
+class AlwaysSortsRanks(Replacing):
     """sort_ranks=False is ignored."""
 
     @staticmethod
@@ -74,7 +74,7 @@ class ScattersByTheInverse(Replacing):
 
 
 @breaks("new_group/of-one", says=r"raised ValueError: a group of one")
-class NeedsTwo(Replacing):
+class RefusesGroupsOfOneRank(Replacing):
     @staticmethod
     def new_group(right: Any, ranks: Any = None, *args: Any, **how: Any) -> Any:
         if ranks is not None and len(ranks) == 1:
@@ -102,7 +102,7 @@ class TakesSeconds(Replacing):
 
 @breaks("new_group/another-backend", says=r"has no attribute 'home'")
 class TakesTheWorldForItsOwn(ForwardingGroup):
-    """A group looks for what all share in the default group, and takes that to be of its kind."""
+    """A group uses the default group as if it had the same backend."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -116,7 +116,8 @@ def _own_groups() -> list[Any]:
 
 @breaks("new_group/different-memberships", says=r"waited in new_group", verdict=Verdict.TIMEOUT)
 class CountsItsOwnGroups(Replacing):
-    """The name of a group is the number of groups that this rank is in, which differs by rank."""
+    """The name of a group is the number of groups that this rank is in, which differs between
+    ranks."""
 
     @staticmethod
     def _process_group_name(right: Any, ranks: Any, use_hashed_name: bool) -> Any:
@@ -125,7 +126,7 @@ class CountsItsOwnGroups(Replacing):
 
 @breaks("new_group/different-memberships-synchronized-locally", says=r"(?i)raised .*timeout")
 class HashesItsOwnCount(Replacing):
-    """Of hashed names alone: the number of groups that this rank is in is a part of them."""
+    """Hashed names include the number of groups that this rank is in."""
 
     @staticmethod
     def _process_group_name(right: Any, ranks: Any, use_hashed_name: bool) -> Any:
@@ -146,8 +147,8 @@ class NamesGroupsAfterTheirMembers(Replacing):
 
 
 @breaks("new_group/local-synchronization", says=r"got False, want True")
-class StrangersGetAGroup(Replacing):
-    """A rank that is no member gets something that is not None."""
+class NonMembersGetAGroup(Replacing):
+    """A rank that is not a member gets something other than None."""
 
     @staticmethod
     def new_group(right: Any, *args: Any, **how: Any) -> Any:
@@ -156,7 +157,7 @@ class StrangersGetAGroup(Replacing):
 
 
 @breaks("new_group/names", says=r"two groups are called alike")
-class GroupsHaveNoNames(ForwardingGroup):
+class AllGroupsHaveTheSameName(ForwardingGroup):
     """Every group is called the same."""
 
     def getGroupName(self) -> str:  # noqa: N802  # torch's name
@@ -182,7 +183,7 @@ class CountsMembershipsAlone(Replacing):
 
 @breaks("new_group/used-at-once", says=r"raised RuntimeError: not ready")
 class RefusesTheFirstOperation(ForwardingGroup):
-    """A group that was made just now is not ready yet."""
+    """The first operation in a new group is refused."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -195,8 +196,8 @@ class RefusesTheFirstOperation(ForwardingGroup):
 
 
 @breaks("new_group/many", says=r"raised RuntimeError: no room for group 17")
-class HasRoomForSixteen(ForwardingGroup):
-    """There is a table of groups, and it is full soon."""
+class SixteenGroupsAtMost(ForwardingGroup):
+    """The table of groups has sixteen entries."""
 
     made: ClassVar[int] = 0
 
@@ -208,7 +209,7 @@ class HasRoomForSixteen(ForwardingGroup):
 
 
 @breaks("new_group/given-order-of-peers", says=r"raised RuntimeError: .*Pair is not connected")
-class MessagesKnowSortedRanks(ForwardingGroup):
+class MessagesUseSortedRanks(ForwardingGroup):
     """Collectives go by the order of the list, messages by the ascending one."""
 
     def peer(self, place: int) -> int:

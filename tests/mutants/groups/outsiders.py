@@ -12,7 +12,7 @@ from tests.mutants.replacing import Replacing
 
 @breaks("groups/outsiders-are-told", says=r"silently returned None")
 class SaysNothingToOutsiders(Replacing):
-    """A call of a rank that is no member is over at once, without a word."""
+    """A call by a rank that is not a member returns at once, without a warning."""
 
     @staticmethod
     def _warn_not_in_group(right: Any, name: str) -> None:

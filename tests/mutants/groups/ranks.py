@@ -19,7 +19,7 @@ class GlobalRanksAreGroupRanks(Replacing):
 
 
 @breaks("ranks/translation-errors", says="DID NOT RAISE")
-class StrangersAreMinusOne(Replacing):
+class GroupRankOfANonMemberIsMinusOne(Replacing):
     """The group rank of a rank outside is a number like any other."""
 
     @staticmethod
@@ -31,7 +31,7 @@ class StrangersAreMinusOne(Replacing):
 
 
 @breaks("ranks/non-member", says=r"rank 0 is wrong\nat \[0\]: got 0, want -1")
-class EverybodyHasARank(Replacing):
+class NonMembersHaveAGroupRank(Replacing):
     """A rank outside has its global rank in the group."""
 
     @staticmethod
@@ -41,7 +41,7 @@ class EverybodyHasARank(Replacing):
 
 
 @breaks("groups/mixed-dtypes-refused", says=r"invalid tensor type")
-class NobodyComparesDtypes(Replacing):
+class DoesNotCompareDtypes(Replacing):
     @staticmethod
     def _ensure_all_tensors_same_dtype(right: Any, *tensors: Any) -> None:
         return

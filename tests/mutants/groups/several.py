@@ -46,7 +46,7 @@ class SmallGroupsLoseTheSecond(ForwardingGroup):
 
 @breaks("groups/in-any-order", says=r"rank 0 waited in all_reduce", verdict=Verdict.TIMEOUT)
 class OneGroupAtATime(ForwardingGroup):
-    """A reduction begins when the last one of another group is over."""
+    """A reduction begins only when the last one of another group is complete."""
 
     last: ClassVar[tuple[Any, Any] | None] = None
 
@@ -94,7 +94,7 @@ class NumbersBeginAtTheRank(GroupMutant, ProcessGroupGloo):
 
 @breaks("sequence_numbers/show-who-is-behind", says=r"rank 0 is wrong\nat \[0\]: got 0, want 1")
 class CountsWhatIsOver(GroupMutant, ProcessGroupGloo):
-    """A collective is counted when it is over, not when it is issued."""
+    """A collective is counted when it is complete, not when it is issued."""
 
     base = "impl"
 

@@ -29,8 +29,8 @@ class DealsRanksInTurn(Replacing):
 
 
 @breaks("new_subgroups/arguments", says="DID NOT RAISE")
-class LeavesARest(Replacing):
-    """What does not fit into equal parts is in none."""
+class NewSubgroupsLeaveOutTheRemainder(Replacing):
+    """Ranks that do not fit into equal parts are in no group."""
 
     @staticmethod
     def new_subgroups(right: Any, group_size: int = 1, **how: Any) -> Any:
@@ -53,7 +53,7 @@ class ReturnsTheLastPart(Replacing):
 
 
 @breaks("new_subgroups_by_enumeration/arguments", says="DID NOT RAISE ValueError")
-class TheFirstListCounts(Replacing):
+class TakesARankInTwoLists(Replacing):
     """A rank that stands in two lists is in the first of them."""
 
     @staticmethod
@@ -78,7 +78,7 @@ class SplitsFromTheEnd(GroupMutant, ProcessGroupGloo):
 
 @breaks("split_group/arguments", says="DID NOT RAISE ValueError")
 class SplitsIntoNothing(Replacing):
-    """A split without parts leaves everybody outside."""
+    """A split without parts leaves every rank outside."""
 
     @staticmethod
     def split_group(right: Any, *args: Any, split_ranks: Any = None, **how: Any) -> Any:

@@ -39,7 +39,7 @@ class IgnoresListsOfOtherRanks(Replacing):
 
 @breaks("broadcast_object_list/broadcasts", says=r"rank 1 is wrong\nat \[2\]")
 class BroadcastsTwoObjects(Replacing):
-    """From the third on the objects stay what they were."""
+    """Only the first two objects of a list are broadcast."""
 
     @staticmethod
     def broadcast_object_list(right: Any, objects: Any, *args: Any, **how: Any) -> None:
@@ -49,7 +49,7 @@ class BroadcastsTwoObjects(Replacing):
 
 
 @breaks("broadcast_object_list/device", says=r"rank 0 is wrong\nat \[0\]")
-class WithADeviceTheRootIsTheFirst(Replacing):
+class IgnoresTheSourceIfADeviceIsGiven(Replacing):
     """The source is forgotten where a device is passed."""
 
     @staticmethod
@@ -61,7 +61,7 @@ class WithADeviceTheRootIsTheFirst(Replacing):
 
 @breaks("broadcast_object_list/lists-of-differing-lengths", says=r"rank 0  returned")
 class CutsListsToTheShortest(Replacing):
-    """As many objects are told as every list has room for."""
+    """Only as many objects are sent as every list has room for."""
 
     base: ClassVar[str] = "impl"
 
@@ -104,7 +104,7 @@ class ScatterLeavesOneEntry(Replacing):
 
 
 @breaks("scatter_object_list/input-of-others", says=r"rank \d  raised ValueError: 6 objects for")
-class LooksAtEverybodysInput(Replacing):
+class ChecksTheInputOfEveryRank(Replacing):
     """An input must be of the right length, on whatever rank."""
 
     @staticmethod
@@ -118,7 +118,7 @@ class LooksAtEverybodysInput(Replacing):
 
 @breaks("scatter_object_list/arguments", says="DID NOT RAISE")
 class TakesAnyOutput(Replacing):
-    """An output without room is taken for a rank that wants nothing."""
+    """An output without room for an entry is accepted."""
 
     @staticmethod
     def scatter_object_list(right: Any, output: Any, *args: Any, **how: Any) -> None:
@@ -152,7 +152,7 @@ class TakesGroupSourcesForGlobalOnes(Replacing):
 
 
 @breaks("objects/root-arguments", says="DID NOT RAISE")
-class TheFirstMemberIsTheDefault(Replacing):
+class DefaultRootIsTheFirstMember(Replacing):
     """In a group without global rank 0 its first member is the source."""
 
     @staticmethod

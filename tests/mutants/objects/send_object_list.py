@@ -32,8 +32,8 @@ class SendersAreGroupRanks(Replacing):
 
 
 @breaks("send_object_list/batch", says=r"at \[0\]: got NoneType None, want int 0")
-class BatchesComeFromNobody(Replacing):
-    """A list that came in a batch has no source."""
+class BatchesHaveNoSource(Replacing):
+    """A list that was received in a batch has no source."""
 
     @staticmethod
     def recv_object_list(right: Any, objects: Any, *args: Any, **how: Any) -> Any:
@@ -42,8 +42,8 @@ class BatchesComeFromNobody(Replacing):
 
 
 @breaks("send_object_list/arguments", says="DID NOT RAISE")
-class NobodyIsAPeerToo(Replacing):
-    """Objects that are sent to nobody, or to the rank itself, are forgotten."""
+class DropsObjectsWithoutAPeer(Replacing):
+    """Objects that are sent to no peer, or to the rank itself, are dropped."""
 
     @staticmethod
     def send_object_list(right: Any, objects: Any, dst: Any = None, **how: Any) -> None:

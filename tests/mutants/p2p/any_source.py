@@ -18,8 +18,8 @@ class _FromTheFirst(Wrapped):
 
 
 @breaks("p2p/any-source", says=r"rank 0 is wrong\ngot keys \[0\], want \[0, 1\]")
-class SenderIsAlwaysTheFirst(ForwardingGroup):
-    """A receive from anybody names rank 0, whoever sent."""
+class SourceIsAlwaysRankZero(ForwardingGroup):
+    """A receive without a source names rank 0, whichever rank sent."""
 
     def recv_anysource(self, tensors: Any, tag: int) -> Any:
         return _FromTheFirst(self.inner.recv_anysource(tensors, tag))
@@ -34,7 +34,7 @@ class _WaitedFor(Wrapped):
 
 @breaks("p2p/any-source-each-once", says=r"rank 0 is wrong\n")
 class DeliversTheFirstTwice(ForwardingGroup):
-    """The first message from anybody takes the place of the second one."""
+    """A receive without a source gets the first message again in place of the second one."""
 
     first: torch.Tensor | None = None
     count = 0
@@ -51,8 +51,8 @@ class DeliversTheFirstTwice(ForwardingGroup):
 
 
 @breaks("p2p/any-source-tag", says=r"rank 1 is wrong\nat \[0\]: 2 of 2 elements differ")
-class TagsAreForNamedSources(ForwardingGroup):
-    """A receive from anybody takes what came first, whatever its tag."""
+class AnySourceReceiveIgnoresTags(ForwardingGroup):
+    """A receive without a source takes the first message to arrive, whatever its tag."""
 
     def send(self, tensors: Any, dst: int, tag: int) -> Any:
         return self.inner.send(tensors, dst, 0)
@@ -62,7 +62,7 @@ class TagsAreForNamedSources(ForwardingGroup):
 
 
 @breaks("p2p/any-source-in-a-subgroup", says=r"recv returned 0, want 1")
-class SourcesAreGroupRanks(Patch):
+class AnySourceReceiveReturnsGroupRanks(Patch):
     """recv returns the sender's rank in the group."""
 
     @staticmethod

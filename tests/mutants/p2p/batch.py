@@ -75,8 +75,8 @@ class BatchesSendBackwards(Patch):
 
 
 @breaks("p2p/batch-arguments", says="call 4 was accepted")
-class BatchesTakeAnything(Patch):
-    """Nobody looks whether a batch is one of messages, or of one group."""
+class BatchesAreNotChecked(Patch):
+    """Operations and groups of a batch are not checked."""
 
     @staticmethod
     @contextmanager

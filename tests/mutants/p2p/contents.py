@@ -29,7 +29,7 @@ class SendsBehindTheNegBit(GroupMutant, ProcessGroupGloo):
 
 @breaks("p2p/larger-than-buffers", says=r"the message is wrong from element \[16777218\] on")
 class LosesTheEndOfALargeMessage(ForwardingGroup):
-    """What lies behind a buffer of 64 MiB is sent as zeros."""
+    """Elements beyond a buffer of 64 MiB are sent as zeros."""
 
     def send(self, tensors: Any, dst: int, tag: int) -> Any:
         if tensors[0].nbytes > 64 << 20:

@@ -37,7 +37,7 @@ class _AlwaysCompleted(Wrapped):
 
 @breaks("p2p/incomplete-before-the-message", says=r"completed before anything had been sent")
 class CompletedFromTheStart(_ChangesHandles):
-    """Handles say that they are over when they are not."""
+    """Handles report completion before the operation is complete."""
 
     handle = _AlwaysCompleted
 
@@ -54,8 +54,8 @@ class _CompletedByWait(Wrapped):
 
 
 @breaks("p2p/completes-without-wait", says=r"isend never became completed without a wait")
-class CompletedWhenWaitedFor(_ChangesHandles):
-    """A handle does not know that it is over until somebody has waited for it."""
+class MessagesCompleteOnlyWhenWaitedFor(_ChangesHandles):
+    """A handle does not report completion until wait was called."""
 
     handle = _CompletedByWait
 
@@ -73,7 +73,7 @@ class _WrittenByWait(Wrapped):
 
 @breaks("p2p/completed-is-written", says=r"rank \d is wrong\n1048576 of 1048576 elements differ")
 class ReceivesAreWrittenByWait(GroupMutant, ProcessGroupGloo):
-    """What has arrived is in a tensor of the group's own until somebody waits."""
+    """A message stays in a tensor of the group's own until wait is called."""
 
     base = "impl"
 
@@ -94,7 +94,7 @@ class _SentByWait:
 
 @breaks("p2p/dropped-handles", says=r"rank 1 waited in recv #1", verdict=Verdict.TIMEOUT)
 class SendsWhenWaitedFor(ForwardingGroup):
-    """A message goes out when its handle is waited for: never, if that is dropped."""
+    """A message is sent only when its handle is waited for, and never if that is dropped."""
 
     def send(self, tensors: Any, dst: int, tag: int) -> Any:
         return _SentByWait(lambda: self.inner.send(tensors, dst, tag))
@@ -107,7 +107,7 @@ class _NeverSuccessful(Wrapped):
 
 @breaks("p2p/handle-after-wait", says=r"rank 0 is wrong\nat \[1\]: got False, want True")
 class NeverSuccessful(_ChangesHandles):
-    """Handles do not know that all went well."""
+    """Handles never report success."""
 
     handle = _NeverSuccessful
 
@@ -121,7 +121,7 @@ class _OneTooHigh(Wrapped):
 
 @breaks("p2p/source-rank", says=r"rank \d is wrong\ngot \d, want \d")
 class SourcesCountFromOne(_ChangesHandles):
-    """The source of a message is one too high."""
+    """The source of a message is reported one too high."""
 
     handle = _OneTooHigh
 
@@ -149,7 +149,7 @@ class _Patient(Wrapped):
 
 @breaks("p2p/wait-timeout", says=r"is_send=True", verdict=Verdict.TIMEOUT)
 class SendsHaveNoTimeout(_ChangesHandles):
-    """wait for a send looks at the group's timeout alone."""
+    """wait for a send uses only the group's timeout."""
 
     def send(self, tensors: Any, dst: int, tag: int) -> Any:
         return _Patient(self.inner.send(tensors, dst, tag))
@@ -171,7 +171,7 @@ class _HasNoPatience(Wrapped):
 
 
 @breaks("p2p/wait-timeout", says=r"wait gave up after 0\.0\d* s of 0\.1 s|not completed yet")
-class GivesUpAtOnce(_ChangesHandles):
+class WaitTimesOutAtOnce(_ChangesHandles):
     """wait with a timeout does not wait."""
 
     handle = _HasNoPatience
@@ -179,7 +179,7 @@ class GivesUpAtOnce(_ChangesHandles):
 
 @breaks("p2p/does-not-block", says=r"rank 0 waited in isend", verdict=Verdict.TIMEOUT)
 class WaitsForTheReceiver(ForwardingGroup):
-    """isend returns when the message has been taken."""
+    """isend returns only when the message has been received."""
 
     def send(self, tensors: Any, dst: int, tag: int) -> Any:
         work = self.inner.send(tensors, dst, tag)
@@ -188,8 +188,8 @@ class WaitsForTheReceiver(ForwardingGroup):
 
 
 @breaks("p2p/both-send-first", says=r"rank \d  raised RuntimeError: no room for 1048576 bytes")
-class HasRoomForAHalf(Messages):
-    """What is sent and not waited for lies in a buffer, and that is full at half a megabyte."""
+class BuffersHalfAMegabyteOfSends(Messages):
+    """Pending sends are kept in a buffer, which is full at half a megabyte."""
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
         if tensors[0].nbytes > 1 << 19:
@@ -208,8 +208,8 @@ class _UsedUp(Wrapped):
 
 
 @breaks("p2p/wait-twice", says=r"raised RuntimeError: nothing to wait for")
-class HandlesAreUsedUp(Messages):
-    """A handle is of no use once it was waited for."""
+class HandlesCanBeWaitedForOnce(Messages):
+    """A second wait on a handle raises."""
 
     handle = _UsedUp
 

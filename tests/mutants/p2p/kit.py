@@ -1,4 +1,4 @@
-"""What mutants of several chapters of p2p share."""
+"""Helpers that mutants of several chapters of p2p share."""
 
 from __future__ import annotations
 

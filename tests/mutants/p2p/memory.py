@@ -10,7 +10,7 @@ from tests.mutants.kit import breaks
 
 @breaks("p2p/keeps-nothing", says=r"rank 0 still has tensors of 100 of 100 operations")
 class RemembersWhatItSent(Keeps):
-    """A message is kept in case it must be sent again."""
+    """Messages that were sent are never released."""
 
     def send(self, tensors: Any, dst: int, tag: int) -> Any:
         self.kept += tensors

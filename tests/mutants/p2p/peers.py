@@ -14,7 +14,7 @@ from tests.mutants.replacing import Finished, Replacing, Wrapped, replaced
 @breaks("p2p/peer-outside-the-group", says="rank 1  raised RuntimeError")
 @breaks("groups/root-outside", says=r"broadcast was accepted")
 class RootsOutsideMeanTheFirst(Replacing):
-    """A root that is no member is taken for the first member."""
+    """A root that is not a member is taken for the first member."""
 
     @staticmethod
     def get_group_rank(right: Any, group: Any, rank: int) -> Any:
@@ -25,8 +25,8 @@ class RootsOutsideMeanTheFirst(Replacing):
 
 
 @breaks("p2p/blocking-to-oneself", says=r"RuntimeError")
-class TriesToTalkToItself(Patch):
-    """The own rank is a peer like any other."""
+class TakesItselfAsAPeer(Patch):
+    """send and recv accept the rank itself as peer."""
 
     @staticmethod
     @contextmanager
@@ -36,8 +36,8 @@ class TriesToTalkToItself(Patch):
 
 
 @breaks("p2p/peer-arguments", says="DID NOT RAISE")
-class TakesEitherName(Patch):
-    """Of two names for a peer one is simply taken."""
+class TakesBothNamesOfAPeer(Patch):
+    """If a peer is given both ways, one of the two is used."""
 
     @staticmethod
     @contextmanager
@@ -54,7 +54,7 @@ class TakesEitherName(Patch):
 
 @breaks("p2p/negative-tag", says="DID NOT RAISE")
 class TagsLoseTheirSign(ForwardingGroup):
-    """A negative tag is as good as a positive one."""
+    """A negative tag is accepted."""
 
     def send(self, tensors: Any, dst: int, tag: int) -> Any:
         self.inner.send(tensors, dst, abs(tag))
@@ -62,8 +62,8 @@ class TagsLoseTheirSign(ForwardingGroup):
 
 
 @breaks("p2p/no-tag", says="DID NOT RAISE")
-class RoundsTags(ForwardingGroup):
-    """A tag is whatever becomes an integer of 32 bits."""
+class ConvertsTags(ForwardingGroup):
+    """Anything that can be converted to a 32-bit integer is accepted as a tag."""
 
     def send(self, tensors: Any, dst: int, tag: Any) -> Any:
         return self.inner.send(tensors, dst, int(tag) % (1 << 31))
@@ -71,7 +71,7 @@ class RoundsTags(ForwardingGroup):
 
 @breaks("p2p/needs-a-tensor", says=r"AttributeError|DID NOT RAISE|TypeError")
 class TakesListsForTensors(Patch):
-    """Nobody looks at what is to be sent."""
+    """The type of what is to be sent is not checked."""
 
     @staticmethod
     @contextmanager
@@ -81,8 +81,8 @@ class TakesListsForTensors(Patch):
 
 
 @breaks("p2p/to-oneself", says=r"rank 0 is wrong\n3 of 3 elements differ")
-class KeepsNothingForItself(Messages):
-    """A message to oneself need not travel, and does not arrive."""
+class LosesMessagesToItself(Messages):
+    """A message from a rank to itself does not arrive."""
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
         return Finished() if dst == self.rank() else super().send(tensors, dst, tag)
@@ -93,7 +93,7 @@ class KeepsNothingForItself(Messages):
 
 @breaks("p2p/peer-out-of-range", says="DID NOT RAISE")
 class PeersWrapAround(Messages):
-    """The peer after the last one is the first."""
+    """The peer after the last rank is taken for the first."""
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
         return super().send(tensors, dst % self.size(), tag)
@@ -109,7 +109,7 @@ class _Tolerant(Wrapped):
 
 @breaks("p2p/longer-message", says="DID NOT RAISE")
 @breaks("p2p/shorter-message", says="DID NOT RAISE")
-class TakesWhateverComes(Messages):
-    """A message of another size than the tensor's is no error."""
+class TakesMessagesOfAnySize(Messages):
+    """A message of another size than the tensor's raises no error."""
 
     handle = _Tolerant

@@ -15,7 +15,7 @@ from tests.mutants.replacing import Finished, Wrapped, replaced
 
 
 @breaks("p2p/recv-returns-the-source", says=r"got NoneType None, want int 0")
-class ReturnsNothing(Patch):
+class RecvReturnsNoSource(Patch):
     """recv with a source does not say where the message came from."""
 
     @staticmethod
@@ -80,7 +80,7 @@ class ClearsWhatWasSent(ForwardingGroup):
 
 @breaks("p2p/dtypes", says=r"rank 1 is wrong\n\d+ of \d+ elements differ, in uint8")
 class TakesEverythingForFloat32(_ChangesWhatArrives):
-    """Wide numbers lose their last digits."""
+    """float64 and wide integers lose their last digits."""
 
     def spoil(self, x: torch.Tensor) -> None:
         if x.dtype is torch.float64:
@@ -89,7 +89,7 @@ class TakesEverythingForFloat32(_ChangesWhatArrives):
 
 @breaks("p2p/shapes", says=r"1048576 of 2097152 elements differ")
 class CutsLargeMessages(_ChangesWhatArrives):
-    """What lies beyond four megabytes does not arrive."""
+    """Elements beyond four megabytes do not arrive."""
 
     def spoil(self, x: torch.Tensor) -> None:
         x.view(-1)[1 << 20 :] = 0
@@ -97,7 +97,7 @@ class CutsLargeMessages(_ChangesWhatArrives):
 
 @breaks("p2p/zero-elements", says=r"rank 1 is wrong\n.*got b'', want b'1'")
 class DoesNotWaitForEmptyMessages(ForwardingGroup):
-    """A receive of nothing is over at once; its message is taken when it comes."""
+    """A receive without elements completes at once, before its message arrives."""
 
     def recv(self, tensors: Any, src: int, tag: int) -> Any:
         work = self.inner.recv(tensors, src, tag)
@@ -109,7 +109,7 @@ class DoesNotWaitForEmptyMessages(ForwardingGroup):
 
 @breaks("p2p/zero-elements", says=r"rank \d  raised RuntimeError: nothing to send")
 class SendsNoEmptyMessages(ForwardingGroup):
-    """A message of nothing is an error."""
+    """A message without elements raises an error."""
 
     def send(self, tensors: Any, dst: int, tag: int) -> Any:
         if not tensors[0].numel():
@@ -127,8 +127,8 @@ class ForgetsTheOffset(ForwardingGroup):
 
 
 @breaks("p2p/buffer-is-free", says=r"rank 1 is wrong\n5 of 5 elements differ")
-class SendsWhenItLikes(ForwardingGroup):
-    """Says at once that a message is sent, and looks at the tensor a little later."""
+class ReadsTheTensorAfterSendReturned(ForwardingGroup):
+    """A send reports completion at once, and reads the tensor a little later."""
 
     def send(self, tensors: Any, dst: int, tag: int) -> Any:
         def later() -> None:

@@ -37,7 +37,7 @@ class ConfusesDistantTags(ForwardingGroup):
 
 
 class _Noted(Wrapped):
-    """Knows whether somebody has waited for it."""
+    """Records whether wait was called."""
 
     waited = False
 
@@ -58,8 +58,9 @@ class _Cut(_Noted):
 
 
 @breaks("p2p/any-order-of-posts", says=r"rank \d is wrong[\s\S]*Draw 1:")
-class CutsWhatIsReceivedBehindAnother(ForwardingGroup):
-    """A receive that is posted behind another one of the same sender loses its last element."""
+class CutsSecondPendingReceives(ForwardingGroup):
+    """A receive that is posted while another one of the same sender is pending loses its last
+    element."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -73,8 +74,8 @@ class CutsWhatIsReceivedBehindAnother(ForwardingGroup):
 
 
 @breaks("p2p/many-pending", says=r"raised RuntimeError: 64 messages are under way")
-class HasRoomForSixtyFour(ForwardingGroup):
-    """There is a table of what is under way, and it is full soon."""
+class SixtyFourPendingMessagesAtMost(ForwardingGroup):
+    """The table of pending messages has sixty-four entries."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -110,8 +111,8 @@ class CountsInTenBits(ForwardingGroup):
 
 
 @breaks("p2p/order", says=r"rank 1 is wrong\nat \[0\]: 1 of 1 elements differ")
-class SecondComesFirst(ForwardingGroup):
-    """Of every three messages of a tag the first two change places."""
+class SwapsTheFirstTwoMessages(ForwardingGroup):
+    """Of every three messages of a tag, the first two are swapped."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -169,7 +170,7 @@ class ReducesByMessages(ForwardingGroup):
 
 
 @breaks("p2p/threads", says=r"rank 0 is wrong\nat \[0\]: got 0 values, want 5")
-class BelongsToOneThread(Messages):
+class OnlyOneThreadMaySend(Messages):
     """Only the thread that made the group may send."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:

@@ -17,7 +17,7 @@ Op = dist.ReduceOp
 
 @breaks("sparse/async", says=r"waited in all_reduce", verdict=Verdict.TIMEOUT)
 class ReducesAtOnce(ReducesSparsely):
-    """The call returns when all is done."""
+    """The call returns only when the reduction is complete."""
 
     def reduce_sparse(self, x: Any, opts: Any) -> Any:
         return self.over(x, opts)
@@ -37,8 +37,8 @@ class UsesTheIndicesOfTheFirst(ReducesSparsely):
 
 
 @breaks("sparse/subgroup", says=r"rank \d is wrong")
-class CountsTheOutsideToo(ReducesSparsely):
-    """A group that is not the world adds its result once more."""
+class SubgroupsAddTheResultAgain(ReducesSparsely):
+    """In a group that is not the world, the result is added once more."""
 
     def reduce_sparse(self, x: Any, opts: Any) -> Any:
         work = self.over(x, opts)
@@ -49,7 +49,7 @@ class CountsTheOutsideToo(ReducesSparsely):
 
 @breaks("sparse/result", says=r"is wrong\nat \[0\]")
 class ResultIsTheInput(ReducesSparsely):
-    """The result of the handle is what was passed, as it was before."""
+    """The result of the handle is the input, before the reduction."""
 
     def reduce_sparse(self, x: Any, opts: Any) -> Any:
         before = x.clone()
@@ -63,7 +63,7 @@ class ResultIsTheInput(ReducesSparsely):
 
 @breaks("sparse/gradients", says=r"rank \d is wrong\nat \[1\]")
 class ForgetsRepeatedRows(ReducesSparsely):
-    """A row that a rank looked up twice counts once."""
+    """A row that occurs twice in a rank's tensor counts once."""
 
     def reduce_sparse(self, x: Any, opts: Any) -> Any:
         indices, first = x._indices().unique(dim=1, return_inverse=True)
@@ -84,8 +84,8 @@ class AveragesOnlyDenseTensors(ReducesSparsely):
 
 
 @breaks("sparse/shapes-differ", says=r"rank \d  returned")
-class ForgivesOtherShapes(ReducesSparsely):
-    """A reduction that fails leaves the tensors as they are, and nobody is told."""
+class IgnoresDifferentShapes(ReducesSparsely):
+    """If shapes differ, the tensors stay as they are, and no error is raised."""
 
     def reduce_sparse(self, x: Any, opts: Any) -> Any:
         work = self.rightly(x, opts)
@@ -97,8 +97,8 @@ class ForgivesOtherShapes(ReducesSparsely):
 
 
 @breaks("sparse/other-collectives", says=r"name=broadcast[\s\S]*rank 1 is wrong")
-class BroadcastsNothing(ForwardingGroup):
-    """A broadcast of a sparse tensor is over before it began."""
+class SparseBroadcastDoesNothing(ForwardingGroup):
+    """A broadcast of a sparse tensor returns without sending anything."""
 
     def broadcast(self, tensors: Any, opts: Any) -> Any:
         return Done() if tensors[0].is_sparse else super().broadcast(tensors, opts)
@@ -106,7 +106,7 @@ class BroadcastsNothing(ForwardingGroup):
 
 @breaks("sparse/dtypes-differ", says=r"rank 0  returned")
 class AddsInSinglePrecision(OfImpl):
-    """Whatever is reduced is reduced as float32."""
+    """All dtypes are reduced as float32."""
 
     def spoiled(self, x: torch.Tensor) -> torch.Tensor | None:
         return None if x.dtype is torch.float32 else x.float()

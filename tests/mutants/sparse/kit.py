@@ -1,4 +1,4 @@
-"""What mutants of several chapters of sparse share."""
+"""Helpers that mutants of several chapters of sparse share."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ Op = dist.ReduceOp
 
 @breaks("sparse/sum", says=r"rank 0 is wrong")
 class KeepsItsOwnIndices(ReducesSparsely):
-    """What other ranks alone hold is left out."""
+    """Elements that only other ranks hold are left out."""
 
     def reduce_sparse(self, x: Any, opts: Any) -> Any:
         own = x.clone().coalesce().indices()
@@ -49,7 +49,7 @@ class OneRankRoundsItsValues(ReducesSparsely):
 
 @breaks("sparse/uncoalesced", says=r"rank 0 is wrong")
 class TheLastOfSeveralCounts(ReducesSparsely):
-    """An index that stands several times has the value that it has last."""
+    """An index that occurs several times has its last value instead of the sum."""
 
     def reduce_sparse(self, x: Any, opts: Any) -> Any:
         last = {tuple(i): v for i, v in zip(x._indices().T.tolist(), x._values(), strict=True)}
@@ -60,7 +60,7 @@ class TheLastOfSeveralCounts(ReducesSparsely):
 
 @breaks("sparse/hybrid", says=r"rank 0 is wrong")
 class AddsTheFirstColumn(ReducesSparsely):
-    """Of dense dimensions the first element is added."""
+    """Only the first element of dense dimensions is summed."""
 
     def reduce_sparse(self, x: Any, opts: Any) -> Any:
         if x.dense_dim():
@@ -70,7 +70,7 @@ class AddsTheFirstColumn(ReducesSparsely):
 
 @breaks("sparse/strided", says=r"rank 0 is wrong|bounds")
 class ReadsValuesInMemoryOrder(ReducesSparsely):
-    """Values are taken for contiguous."""
+    """Values are read as if they were contiguous."""
 
     def reduce_sparse(self, x: Any, opts: Any) -> Any:
         values = x._values()
@@ -81,7 +81,7 @@ class ReadsValuesInMemoryOrder(ReducesSparsely):
 
 @breaks("sparse/differing-counts", says=r"rank 0 is wrong")
 class EmptyRanksSendFloat32(ReducesSparsely):
-    """What a rank without elements joins to the others' values has the default dtype."""
+    """A rank without elements sends values of the default dtype."""
 
     def reduce_sparse(self, x: Any, opts: Any) -> Any:
         fewest = torch.tensor([x._nnz()])
@@ -94,8 +94,8 @@ class EmptyRanksSendFloat32(ReducesSparsely):
 
 
 @breaks("sparse/differing-counts", says=r"rank 0 is wrong")
-class TakesAsManyAsTheFewest(ReducesSparsely):
-    """Of every rank as many elements are taken as the one with the fewest has."""
+class SendsAsManyElementsAsTheFewest(ReducesSparsely):
+    """Each rank sends only as many elements as the rank with the fewest holds."""
 
     def reduce_sparse(self, x: Any, opts: Any) -> Any:
         fewest = torch.tensor([x._nnz()])
@@ -108,7 +108,7 @@ class TakesAsManyAsTheFewest(ReducesSparsely):
 
 
 @breaks("sparse/many-elements", says=r"rank 0 is wrong")
-class HasRoomForAThousand(ReducesSparsely):
+class SendsAThousandElementsAtMost(ReducesSparsely):
     """What comes after the thousandth element is not sent."""
 
     def reduce_sparse(self, x: Any, opts: Any) -> Any:
@@ -124,7 +124,7 @@ class IndicesHave32Bits(ReducesSparsely):
 
 
 @breaks("sparse/all-empty", says=r"raised RuntimeError: nothing to add")
-class NeedsAnElement(ReducesSparsely):
+class RefusesRanksWithoutElements(ReducesSparsely):
     def reduce_sparse(self, x: Any, opts: Any) -> Any:
         if not x._nnz():
             raise RuntimeError("nothing to add")
@@ -133,7 +133,7 @@ class NeedsAnElement(ReducesSparsely):
 
 @breaks("sparse/dtypes", says=r"name=uint8[\s\S]*rank 0 is wrong")
 class AddsLargeValuesInEightBits(ReducesSparsely):
-    """Integers go through int8."""
+    """Integers are converted to int8 for the sum."""
 
     def reduce_sparse(self, x: Any, opts: Any) -> Any:
         if not x.dtype.is_floating_point:
@@ -157,7 +157,7 @@ def _with_values(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 @breaks("sparse/float16", says=r"rank 0 is wrong")
-class TakesOneHalfForTheOther(OfImpl):
+class TakesFloat16ForBfloat16(OfImpl):
     """Numbers of float16 are added as if they were bfloat16."""
 
     def spoiled(self, x: torch.Tensor) -> torch.Tensor | None:
@@ -171,7 +171,7 @@ class TakesOneHalfForTheOther(OfImpl):
 
 @breaks("sparse/complex", says=r"got 0\.0, want 2\.0")
 class LosesTheImaginaryPart(Replacing):
-    """Of complex numbers the real part is summed."""
+    """Only the real part of complex numbers is summed."""
 
     @staticmethod
     def all_reduce(right: Any, x: torch.Tensor, *args: Any, **how: Any) -> Any:
@@ -185,7 +185,7 @@ class LosesTheImaginaryPart(Replacing):
 
 @breaks("sparse/many-dimensions", says=r"sparse_dim=5[\s\S]*rank 0 is wrong")
 class HasFourIndices(OfImpl):
-    """An element has four indices; all others are 0."""
+    """Only the first four indices of an element are sent; all others are 0."""
 
     def spoiled(self, x: torch.Tensor) -> torch.Tensor | None:
         if x.sparse_dim() <= 4:

@@ -33,7 +33,7 @@ class _WithoutBackward(Wrong):
 
 @breaks("sync_batchnorm/input-gradient", says=r"gradient of the input: rank \d is wrong")
 class KeepsGradientsToItself(ExchangeMutant):
-    """Takes the other ranks' gradients to be like its own."""
+    """Backward uses this rank's gradients in place of the other ranks'."""
 
     exchange = _WithoutBackward
 
@@ -60,7 +60,7 @@ class WeighsGradientsOfRanksAlike(ExchangeMutant):
 
 @breaks("sync_batchnorm/transposed-neighbours", says=r"gradient of .*: rank \d is wrong")
 class ReadsGradientsInMemoryOrder(Patch):
-    """Takes the gradient that comes in for contiguous."""
+    """The gradient that comes in is read as if it were contiguous."""
 
     base = "impl"
 
@@ -80,7 +80,7 @@ class ReadsGradientsInMemoryOrder(Patch):
 
 @breaks("sync_batchnorm/gradient-layout", says=r"gradient of the input: rank \d|bounds|too small")
 class TakesGradientsForContiguous(ReadsGradientsInMemoryOrder):
-    """Reads the gradient of the output as it lies."""
+    """The gradient of the output is read in memory order, whatever its strides."""
 
 
 @breaks("sync_batchnorm/input-without-gradient", says=r"gradient of weight: rank \d[\s\S]*got None")
@@ -100,8 +100,8 @@ class StopsAtTheFirstLayer(Patch):
 
 
 @breaks("sync_batchnorm/backward-twice", says=r"pass 2: rank \d is wrong")
-class DoublesTheSecondTime(Patch):
-    """A second pass through a graph finds what the first one left."""
+class SecondBackwardDoublesGradients(Patch):
+    """A second backward pass through a graph gives gradients twice as large."""
 
     base = "impl"
 
@@ -126,8 +126,8 @@ class SkipsLayersThatAreNotAffine(LayerMutant, SyncBatchNorm):
 
 
 @breaks("sync_batchnorm/used-twice", says=r"running_mean: rank \d is wrong")
-class TracksTheFirstBatchOfAStep(LayerMutant, SyncBatchNorm):
-    """A second batch before the next step moves no statistics."""
+class TracksOnlyTheFirstBatchOfAStep(LayerMutant, SyncBatchNorm):
+    """A second batch before the next step does not update the statistics."""
 
     def forward(self, input: Tensor) -> Tensor:
         self.track_running_stats = "used" not in vars(self)
@@ -136,7 +136,7 @@ class TracksTheFirstBatchOfAStep(LayerMutant, SyncBatchNorm):
 
 
 @breaks("sync_batchnorm/frozen-parameters", says=r"the frozen weight has a gradient")
-class ThawsItsWeight(LayerMutant, SyncBatchNorm):
+class UnfreezesItsWeight(LayerMutant, SyncBatchNorm):
     """The weight always has a gradient."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ class ThawsItsWeight(LayerMutant, SyncBatchNorm):
 
 @breaks("sync_batchnorm/frozen-parameters", says=r"running_mean: rank 0 is wrong")
 class FrozenLayersTrackNothing(LayerMutant, SyncBatchNorm):
-    """A weight that requires no gradient stops the statistics."""
+    """A weight that requires no gradient stops updates of the statistics."""
 
     def forward(self, input: Tensor) -> Tensor:
         self.track_running_stats = not self.affine or self.weight.requires_grad
@@ -204,7 +204,7 @@ class NeedsItsOutput(LayerMutant, SyncBatchNorm):
 
 @breaks("sync_batchnorm/changed-before-backward", says=r"gradient of the \w+: rank 0 is wrong")
 class SavesDataAlone(LayerMutant, SyncBatchNorm):
-    """What is saved for backward is out of autograd's sight."""
+    """Tensors that are saved for backward are hidden from autograd."""
 
     def forward(self, input: Tensor) -> Tensor:
         with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved.data, lambda data: data):
@@ -230,7 +230,7 @@ class AddsUpParameterGradients(Patch):
 
 
 @breaks("sync_batchnorm/empty-gradients", says=r"gradient of the input: rank \d[\s\S]*got None")
-class NothingHasNoGradient(Patch):
+class EmptyInputsHaveNoGradient(Patch):
     """The input's gradient is None where the batch is empty."""
 
     base = "impl"
@@ -249,8 +249,8 @@ class NothingHasNoGradient(Patch):
 @breaks(
     "sync_batchnorm/bias-changed-before-backward", says="the bias has been modified by an inplace"
 )
-class SavesTheBias(Patch):
-    """Backward insists on the bias that forward has seen."""
+class RefusesAChangedBias(Patch):
+    """Backward refuses a bias that was changed after forward."""
 
     base = "impl"
 

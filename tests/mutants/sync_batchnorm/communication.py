@@ -28,7 +28,7 @@ class _TwoMessages(Wrong):
 
 @breaks("sync_batchnorm/one-collective-each-way", says=r"forward issued all_gather.*, all_gather")
 class SendsMeanAndVarianceApart(ExchangeMutant):
-    """Two collectives forward."""
+    """Forward issues two collectives, one each for mean and variance."""
 
     exchange = _TwoMessages
 
@@ -40,14 +40,14 @@ class _LongMessage(Wrong):
 
 @breaks("sync_batchnorm/small-messages", says=r"all_gather.* for 3 channels")
 class SendsMoreThanItNeeds(ExchangeMutant):
-    """Each message holds fifty copies."""
+    """Each message holds fifty copies of the data."""
 
     exchange = _LongMessage
 
 
 @breaks("sync_batchnorm/group", says=r"output.*: rank \d is wrong|Error")
 class NormalisesOverTheWorld(LayerMutant, SyncBatchNorm):
-    """Ignores process_group."""
+    """process_group is ignored."""
 
     def _exchange(self) -> Exchange | None:
         return GroupExchange(None, dist.get_world_size())
@@ -73,7 +73,7 @@ class ExchangesInEval(LayerMutant, SyncBatchNorm):
 
 @breaks("sync_batchnorm/made-before-groups", says=r"output: rank \d is wrong")
 class AsksForGroupsWhenItIsMade(LayerMutant, SyncBatchNorm):
-    """A layer that was made without groups stays without."""
+    """A layer that was made before groups existed never uses one."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -89,7 +89,7 @@ class _Shorter(GroupExchange):
 
 
 @breaks("sync_batchnorm/same-calls", says=r"all_gather|operations")
-class TellsThatItHasNothing(LayerMutant, SyncBatchNorm):
+class SendsAShorterMessageForAnEmptyBatch(LayerMutant, SyncBatchNorm):
     """The message of an empty batch is shorter."""
 
     def _exchange(self) -> Exchange | None:
@@ -109,7 +109,7 @@ class RefusesOutsiders(LayerMutant, SyncBatchNorm):
 
 @breaks("sync_batchnorm/without-groups", says=r"Default process group has not been initialized")
 class NeedsAGroup(LayerMutant, SyncBatchNorm):
-    """Cannot train before there are groups."""
+    """A layer cannot train before groups exist."""
 
     def _exchange(self) -> Exchange | None:
         dist.get_world_size(self.process_group)
@@ -130,7 +130,7 @@ class TrainsOnOneValue(Patch):
 
 
 @breaks("sync_batchnorm/silent-backward", says=r"operations of backward: rank \d is wrong")
-class ExchangesForNobody(Patch):
+class ExchangesUnneededGradients(Patch):
     """Backward exchanges sums although no rank's input requires a gradient."""
 
     base = "impl"

@@ -16,8 +16,8 @@ from tests.mutants.wrappers import LayerMutant
 
 
 @breaks("convert_sync_batchnorm/every-layer", says=r"rank 0 is wrong[\s\S]*BatchNorm")
-class ConvertsChildrenAlone(LayerMutant, SyncBatchNorm):
-    """Does not look into containers."""
+class ConvertsOnlyDirectChildren(LayerMutant, SyncBatchNorm):
+    """Layers inside containers are not converted."""
 
     @classmethod
     def convert_sync_batchnorm(
@@ -51,7 +51,7 @@ class ForgetsMomentum(LayerMutant, SyncBatchNorm):
 
 @breaks("convert_sync_batchnorm/group", says=r"not true|rank \d is wrong")
 class ConvertsForTheWorld(LayerMutant, SyncBatchNorm):
-    """Loses the argument process_group."""
+    """The argument process_group is lost."""
 
     @classmethod
     def _of(cls, layer: Any, process_group: Any | None) -> Any:
@@ -73,12 +73,12 @@ class ConvertsOneNameAlone(TorchsOwn):
 
 @breaks("convert_sync_batchnorm/more-than-batch-norm", says=r"not true|neither|lost|warn|is wrong")
 class TakesSubclassesForPlainOnes(TorchsOwn):
-    """What a layer of a class of its own does beyond batch norm is lost without a word."""
+    """What a subclass of batch norm does beyond batch norm is silently lost."""
 
 
 @breaks("convert_sync_batchnorm/keeps-options", says=r"rank 0 is wrong\nat \['list'\]")
 class ConvertsToTheModeOfTheWhole(LayerMutant, SyncBatchNorm):
-    """All modules have the mode of the model afterwards."""
+    """All converted layers get the training or eval mode of the model."""
 
     @classmethod
     def convert_sync_batchnorm(
@@ -89,7 +89,7 @@ class ConvertsToTheModeOfTheWhole(LayerMutant, SyncBatchNorm):
 
 @breaks("convert_sync_batchnorm/trains", says=r"rank \d is wrong")
 class ConvertsToPlainOnes(NormalisesAlone):
-    """Converted layers normalise by themselves."""
+    """Converted layers normalise each rank's batch separately."""
 
 
 @breaks("convert_sync_batchnorm/returns", says=r"not true: a module is returned")

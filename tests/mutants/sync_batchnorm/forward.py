@@ -46,7 +46,7 @@ class _RoundedCounts(Wrong):
 
 @breaks("sync_batchnorm/half-counts", says=r"running_mean: rank 0 is wrong|output: rank 0 is wrong")
 class CountsInTheInputsType(LayerMutant, SyncBatchNorm):
-    """Ranks tell each other their numbers of values in the type of the input."""
+    """Ranks exchange their numbers of values in the dtype of the input."""
 
     def forward(self, input: Tensor) -> Tensor:
         self.counts_in = input.dtype
@@ -67,13 +67,13 @@ class _OneNanForAll(Wrong):
 
 @breaks("sync_batchnorm/channels-apart", says=r"output: rank \d is wrong")
 class SpreadsNaN(ExchangeMutant):
-    """One channel that is not a number spoils all of them."""
+    """A NaN in one channel makes all channels NaN."""
 
     exchange = _OneNanForAll
 
 
 @breaks("sync_batchnorm/empty-on-some-ranks", says=r"all_gather #\d", verdict=Verdict.TIMEOUT)
-class EmptyBatchesStayOut(LayerMutant, SyncBatchNorm):
+class RanksWithEmptyBatchesDoNotTakePart(LayerMutant, SyncBatchNorm):
     """A rank without values returns at once, and the others wait."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class WantsTwoValuesOnEachRank(LayerMutant, SyncBatchNorm):
 
 
 @breaks("sync_batchnorm/dimensions", says=r"expected 2D, 3D or 4D input")
-class KnowsNoVolumes(LayerMutant, SyncBatchNorm):
+class RefusesFiveDimensions(LayerMutant, SyncBatchNorm):
     """An input of five dimensions is refused."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class KnowsNoVolumes(LayerMutant, SyncBatchNorm):
 
 
 @breaks("sync_batchnorm/empty-on-all-ranks", says=r"no values to normalise")
-class RefusesNothing(LayerMutant, SyncBatchNorm):
+class RefusesEmptyBatches(LayerMutant, SyncBatchNorm):
     """An empty batch is refused."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class ReturnsContiguous(LayerMutant, SyncBatchNorm):
 
 @breaks("sync_batchnorm/non-contiguous", says=r"output: rank \d is wrong|bounds")
 class ReadsInMemoryOrder(LayerMutant, SyncBatchNorm):
-    """Takes its input for contiguous."""
+    """The input is read as if it were contiguous."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input.as_strided(input.shape, torch.empty(input.shape).stride()))
@@ -128,7 +128,7 @@ class ReadsInMemoryOrder(LayerMutant, SyncBatchNorm):
 
 @breaks("sync_batchnorm/half-does-not-overflow", says=r"rank \d is wrong[\s\S]*got nan")
 class AddsUpInHalf(LayerMutant, SyncBatchNorm):
-    """A sum over the batch is made in the batch's type."""
+    """Sums over the batch are computed in the batch's dtype."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input) + 0 * input.detach().square().sum()
@@ -136,7 +136,7 @@ class AddsUpInHalf(LayerMutant, SyncBatchNorm):
 
 @breaks("sync_batchnorm/autocast", says=r"got 'torch.bfloat16', want 'torch.float32'")
 class FollowsAutocast(LayerMutant, SyncBatchNorm):
-    """The output has autocast's type."""
+    """The output has autocast's dtype."""
 
     def forward(self, input: Tensor) -> Tensor:
         y = super().forward(input)
@@ -152,8 +152,8 @@ class NormalisesAlone(LayerMutant, SyncBatchNorm):
 
 
 @breaks("sync_batchnorm/not-affine", says=r"output: rank \d is wrong")
-class TakesNoWeightForZero(LayerMutant, SyncBatchNorm):
-    """Without a weight nothing is left of the input."""
+class MissingWeightIsZero(LayerMutant, SyncBatchNorm):
+    """Without a weight the output is zero."""
 
     def forward(self, input: Tensor) -> Tensor:
         y = super().forward(input)
@@ -162,7 +162,7 @@ class TakesNoWeightForZero(LayerMutant, SyncBatchNorm):
 
 @breaks("sync_batchnorm/no-bias", says=r"bias|is wrong")
 class AlwaysHasABias(LayerMutant, SyncBatchNorm):
-    """Takes bias=False and ignores it."""
+    """bias=False is ignored."""
 
     def __init__(self, *args: Any, bias: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -172,7 +172,7 @@ class AlwaysHasABias(LayerMutant, SyncBatchNorm):
 
 @breaks("sync_batchnorm/variance-between-ranks", says=r"output: rank \d is wrong")
 class OmitsTheSpreadBetweenRanks(Patch):
-    """The variance of all is the mean of the ranks' variances."""
+    """The variance is the mean of the ranks' variances."""
 
     base = "impl"
 
@@ -209,7 +209,7 @@ class SubtractsSquares(Patch):
 
 @breaks("sync_batchnorm/eps", says=r"output: rank \d is wrong")
 class AddsEpsilonForEachRank(Patch):
-    """Two ranks, twice epsilon."""
+    """eps is added once per rank."""
 
     base = "impl"
 
@@ -227,7 +227,7 @@ class AddsEpsilonForEachRank(Patch):
 
 @breaks("sync_batchnorm/half-input", says=r"output: rank \d is wrong\s+got float32")
 class ReturnsWhatItComputesIn(LayerMutant, SyncBatchNorm):
-    """A batch of a half type comes back as float32."""
+    """The output of a float16 or bfloat16 batch has dtype float32."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input).float()

@@ -1,4 +1,4 @@
-"""What mutants of several chapters of sync_batchnorm share."""
+"""Helpers that mutants of several chapters of sync_batchnorm share."""
 
 from __future__ import annotations
 

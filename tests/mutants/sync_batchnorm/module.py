@@ -15,7 +15,7 @@ from tests.mutants.wrappers import LayerMutant
 
 @breaks("sync_batchnorm/state-dict", says=r"(Missing|Unexpected) key\(s\) in state_dict")
 class SavesMoreThanBatchNorm(LayerMutant, SyncBatchNorm):
-    """Has a buffer that no other batch norm knows."""
+    """The state has a buffer that no other batch norm has."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -24,7 +24,7 @@ class SavesMoreThanBatchNorm(LayerMutant, SyncBatchNorm):
 
 @breaks("sync_batchnorm/signature", says=r"rank 0 is wrong")
 class TakesAnything(LayerMutant, SyncBatchNorm):
-    """Its signature says nothing."""
+    """The constructor takes arguments of any names."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -32,7 +32,7 @@ class TakesAnything(LayerMutant, SyncBatchNorm):
 
 @breaks("sync_batchnorm/two-dimensions-at-least", says=r"was to raise ValueError, and it raised")
 class CountsDimensionsTooLate(LayerMutant, SyncBatchNorm):
-    """An input without channels fails somewhere below."""
+    """An input with too few dimensions raises another error."""
 
     def _check_input_dim(self, input: Tensor) -> None:
         pass
@@ -58,7 +58,7 @@ class KeepsItsLastOutput(LayerMutant, SyncBatchNorm):
 
 @breaks("sync_batchnorm/is-batch-norm", says=r"rank 0 is wrong")
 class IsNoBatchNorm(LayerMutant, nn.Module):
-    """Holds a layer, and is none."""
+    """The layer holds a batch norm, but is not an instance of its class."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class TakesNoChannels(LayerMutant, SyncBatchNorm):
 
 @breaks("sync_batchnorm/other-channels", says=r"was to raise RuntimeError|does not match")
 class TakesOtherChannels(LayerMutant, SyncBatchNorm):
-    """The number of channels is left for others to check."""
+    """The number of channels is not checked."""
 
     def _check_fits(self, input: Tensor) -> None:
         if input.size(1) != self.num_features:
@@ -91,7 +91,7 @@ class TakesAnyDtype(LayerMutant, SyncBatchNorm):
 
 
 @breaks("sync_batchnorm/old-state-dict", says=r"Missing key\(s\) in state_dict")
-class LoadsNewStatesAlone(LayerMutant, SyncBatchNorm):
+class RefusesOldStateDicts(LayerMutant, SyncBatchNorm):
     """A state without a count of batches is refused."""
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:

@@ -60,8 +60,8 @@ class KeepsItsFirstGroup(LayerMutant, SyncBatchNorm):
 
 
 @breaks("sync_batchnorm/cumulative-average-resumed", says=r"running_mean: rank \d is wrong")
-class CountsByItself(LayerMutant, SyncBatchNorm):
-    """The average is over the batches that this very layer has seen."""
+class IgnoresTheLoadedCount(LayerMutant, SyncBatchNorm):
+    """The average covers only the batches that this layer itself has seen."""
 
     seen = 0
 
@@ -73,7 +73,7 @@ class CountsByItself(LayerMutant, SyncBatchNorm):
 
 @breaks("sync_batchnorm/statistics-in-place", says=r"running_mean")
 class HasNewStatisticsForEachBatch(LayerMutant, SyncBatchNorm):
-    """Each batch leaves other buffers under the same names."""
+    """Each batch replaces the buffers by new ones of the same names."""
 
     def forward(self, input: Tensor) -> Tensor:
         if self.running_mean is not None and self.running_var is not None:
@@ -93,7 +93,7 @@ class EvaluatesByTheBatch(LayerMutant, SyncBatchNorm):
 
 @breaks("sync_batchnorm/eval", says=r"gradient of weight: rank 0 is wrong")
 class FoldsItsParametersInEval(LayerMutant, SyncBatchNorm):
-    """Eval mode takes weight and bias for constants too."""
+    """Eval mode treats weight and bias as constants too."""
 
     def forward(self, input: Tensor) -> Tensor:
         if self.training or self.running_mean is None or self.running_var is None:
@@ -105,7 +105,7 @@ class FoldsItsParametersInEval(LayerMutant, SyncBatchNorm):
 
 @breaks("sync_batchnorm/eval-formats", says=r"torch\.float32.*torch\.bfloat16")
 class EvaluatesInItsOwnType(LayerMutant, SyncBatchNorm):
-    """The output of eval mode has the type of the statistics."""
+    """The output of eval mode has the dtype of the statistics."""
 
     def forward(self, input: Tensor) -> Tensor:
         if self.training or self.running_mean is None:
@@ -114,7 +114,7 @@ class EvaluatesInItsOwnType(LayerMutant, SyncBatchNorm):
 
 
 @breaks("sync_batchnorm/eval-untracked", says=r"output: rank \d is wrong")
-class EvaluatesByNothing(LayerMutant, SyncBatchNorm):
+class UntrackedEvalDoesNotNormalise(LayerMutant, SyncBatchNorm):
     """Eval mode without statistics takes mean 0 and variance 1."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class EvaluatesByNothing(LayerMutant, SyncBatchNorm):
 
 @breaks("sync_batchnorm/eval-after-training", says=r"mean: rank \d is wrong")
 class StaysInEval(LayerMutant, SyncBatchNorm):
-    """Who has evaluated once moves no statistics any more."""
+    """After one evaluation, statistics are never updated again."""
 
     evaluated = False
 
@@ -137,8 +137,8 @@ class StaysInEval(LayerMutant, SyncBatchNorm):
 
 
 @breaks("sync_batchnorm/tracking-switched-off", says=r"rank \d is wrong")
-class TracksForEver(LayerMutant, SyncBatchNorm):
-    """Statistics move although they are not to be tracked any more."""
+class IgnoresThatTrackingIsOff(LayerMutant, SyncBatchNorm):
+    """Statistics are updated although tracking was switched off."""
 
     def forward(self, input: Tensor) -> Tensor:
         self.track_running_stats = self.running_mean is not None
@@ -147,7 +147,7 @@ class TracksForEver(LayerMutant, SyncBatchNorm):
 
 @breaks("sync_batchnorm/reset", says=r"rank 0 is wrong")
 class ResetsMeanAndVarianceAlone(LayerMutant, SyncBatchNorm):
-    """The count of batches goes on."""
+    """The count of batches is not reset."""
 
     def reset_running_stats(self) -> None:
         count: Any = getattr(self, "num_batches_tracked", None)
@@ -159,7 +159,7 @@ class ResetsMeanAndVarianceAlone(LayerMutant, SyncBatchNorm):
 
 @breaks("sync_batchnorm/running-statistics", says=r"running_var.*: rank \d is wrong")
 class TracksTheBiasedVariance(Patch):
-    """running_var moves towards the variance that normalises."""
+    """running_var moves towards the biased variance."""
 
     base = "impl"
 
@@ -171,7 +171,7 @@ class TracksTheBiasedVariance(Patch):
 
 
 @breaks("sync_batchnorm/empty-statistics", says=r"an empty batch moved running_mean")
-class NothingMovesStatistics(Patch):
+class EmptyBatchesMoveStatistics(Patch):
     """A batch without values counts as one of zeros."""
 
     base = "impl"

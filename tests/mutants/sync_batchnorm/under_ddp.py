@@ -19,8 +19,8 @@ class TrainsAlone(NormalisesAlone):
 
 
 @breaks("sync_batchnorm/empty-under-ddp", says=r"not finite after step 1: .*weight")
-class DividesByNothing(Patch):
-    """The weight's gradient is not a number where the batch is empty."""
+class DividesByZeroForAnEmptyBatch(Patch):
+    """The weight's gradient is NaN on a rank with an empty batch."""
 
     base = "impl"
 
