@@ -45,7 +45,7 @@ def r(name):
                        source="this test")
 
 def where(me):
-    return str(me.device), me.target.device, torch.pydev.current, torch.pydev.seed == me.seed
+    return me.device, me.target.device, torch.pydev.current, torch.pydev.seed == me.seed
 
 def total(me):
     x = torch.full((3,), me.rank + 1.0, device=me.device)
