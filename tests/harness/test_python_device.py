@@ -14,7 +14,7 @@ pytest_plugins = ["pytester"]
 
 pytestmark = pytest.mark.skipif(
     not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
-    reason="Python can register a device since torch 2.10",
+    reason="this torch cannot register a device from Python",
 )
 
 TARGET = """
@@ -38,6 +38,7 @@ CASES = """
 import torch
 import torch.distributed as dist
 from conformance import Requirement, assert_each_rank, covers, gpu, world_sizes
+from conformance.harness.traces import record
 from conformance.rule import MUST
 
 def r(name):
@@ -53,6 +54,11 @@ def total(me):
     dist.all_reduce(x)
     return x
 
+def traced(me):
+    group = record()
+    dist.all_reduce(torch.full((3,), 1.0, device=me.device), group=group)
+    return [str(issued) for issued in group.take()]
+
 @covers(r("told"))
 @world_sizes(3)
 def test_told(ranks):
@@ -65,6 +71,11 @@ def test_told(ranks):
 @gpu(2)
 def test_right(ranks):
     assert_each_rank(ranks.run(total), [torch.full((3,), 3.0)] * 2)
+
+@covers(r("traced"))
+@world_sizes(2)
+def test_traced(ranks):
+    assert_each_rank(ranks.run(traced), [["all_reduce(float32[3])"]] * 2)
 
 @covers(r("wrong"))
 @world_sizes(2)
@@ -88,10 +99,11 @@ def outside(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Outsi
 
 def test_ranks_use_a_device_that_only_the_targets_modules_bring(outside: Outside) -> None:
     run = outside.run("--target=hosted.toml", "--repetitions=0")
-    verdicts = {name: run.verdict(f"mine/{name}") for name in ("told", "right", "wrong", "many")}
-    assert verdicts == {
+    names = ("told", "right", "traced", "wrong", "many")
+    assert {name: run.verdict(f"mine/{name}") for name in names} == {
         "told": "holds",
         "right": "holds",
+        "traced": "holds",
         "wrong": "deviation",
         "many": "not exercised",
     }, run.out
