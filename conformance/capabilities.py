@@ -175,7 +175,7 @@ class Capabilities:
 
 
 def matters_on(capability: str, device: str) -> bool:
-    """Whether ranks on this device ("cpu", "cuda") could miss the capability "kind:name"."""
+    """Whether ranks on such a device ("cpu", "cuda") could miss the capability "kind:name"."""
     return _ONLY_ON.get(capability, device) == device
 
 

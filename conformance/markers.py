@@ -65,7 +65,9 @@ def deadline(seconds: float) -> pytest.MarkDecorator:
 
 
 def gpu(devices: int = 1) -> pytest.MarkDecorator:
-    """The case runs its ranks on CUDA devices and needs this many of them."""
+    """The case runs its ranks on devices of the target's type, CUDA if that is the CPU, and needs
+    this many of them.
+    """
     return pytest.mark.gpu(devices)
 
 
@@ -76,5 +78,5 @@ DOCUMENTED = {
     "adapts": "adapts(): the case keeps to what the target claims",
     "not_probed": "not_probed(): left out where the target does not claim what the case needs",
     "deadline": "deadline(seconds): how long each run of the ranks may take",
-    "gpu": "gpu(devices): the case needs this many CUDA devices",
+    "gpu": "gpu(devices): the case needs this many devices",
 }

@@ -24,6 +24,7 @@ import pytest
 from conformance.catalogue.chapters import chapter_files
 from conformance.catalogue.rules import catalogue
 from conformance.exit_codes import EXIT_HARNESS_FAULT
+from conformance.harness import devices
 from conformance.harness.agents import Crew, serve
 from conformance.harness.launcher import LauncherError, Place, place
 from conformance.harness.pool import SHARED_POOL, WorldSpec
@@ -39,6 +40,7 @@ from conformance.report.plain import plain
 from conformance.report.results import CaseResult
 from conformance.run import properties
 from conformance.run.facets import facets_of
+from conformance.run.first_look import devices_of
 from conformance.run.judgement import Judgement, LeftBehind
 from conformance.run.options import OPTIONS
 from conformance.run.plan import Plan, adopt_own, make_plan, select, world_size_of
@@ -400,12 +402,7 @@ def _run_afresh(item: pytest.Function, world: Ranks) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     plan = item.stash[PLAN]
     if plan.gpus:
-        import torch
-
-        found = torch.cuda.device_count()
-        if found < plan.gpus:
-            needed = f"{plan.gpus} CUDA device{'s' if plan.gpus > 1 else ''}"
-            pytest.skip(f"needs {needed}, and there {'is' if found == 1 else 'are'} {found}")
+        _skip_without_devices(plan.gpus, _device(item, item.config.stash[SETTINGS]), item.config)
     crew = SHARED_POOL.crew
     if (
         crew is not None
@@ -422,6 +419,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if why:
         item.stash[BLOCKED] = why
         pytest.skip(f"blocked: {why}")
+
+
+def _skip_without_devices(wanted: int, device: str, config: pytest.Config) -> None:
+    target, crew = replace(config.stash[SETTINGS].target, device=device), SHARED_POOL.crew
+    if crew is not None and crew.starts_together and not devices.is_known(device):
+        found = 1  # the ranks were prepared for it; its modules must not be imported for a count
+    else:
+        found = devices_of(target)
+    if found < wanted:
+        needed = f"{wanted} {devices.title(device)} device{'s' if wanted > 1 else ''}"
+        pytest.skip(f"needs {needed}, and there {'is' if found == 1 else 'are'} {found}")
 
 
 def _tells_causes_apart(item: pytest.Item, root: str) -> bool:
@@ -452,7 +460,9 @@ def _which_ranks(world_size: int, device: str) -> str:
 
 
 def _device(item: pytest.Item, settings: Settings) -> str:
-    return "cuda" if item.get_closest_marker("gpu") else settings.device
+    if item.get_closest_marker("gpu"):
+        return devices.type_for(settings.device, settings.target.backend)
+    return settings.device
 
 
 @pytest.hookimpl(wrapper=True)

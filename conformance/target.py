@@ -6,6 +6,7 @@ import difflib
 import fnmatch
 import importlib
 import importlib.metadata
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -29,7 +30,7 @@ _WAYS_TO_FAIL = tuple(sorted(map(str, FAILURES)))
 
 BUILT_IN = Path(__file__).parent / "targets"
 _FRONT_END = Path(__file__).with_name("front_end.toml")
-DEVICES = ("cpu", "cuda")
+_DEVICE = re.compile(r"[a-z][a-z0-9_]*")
 
 
 class TargetError(ValueError):
@@ -44,7 +45,7 @@ class Deviation:
     expects: how they break ("broken", "timeout" or "crashed").
     example: a minimal program or sentence that shows it.
     torch: the versions of torch with which they break, such as "<2.13"; "" stands for all.
-    device: where they break, "cpu" or "cuda"; "" stands for both.
+    device: the type of device on which they break, such as "cuda"; "" stands for all.
     """
 
     requirements: tuple[str, ...]
@@ -56,7 +57,8 @@ class Deviation:
     device: str = ""
 
     def __post_init__(self) -> None:
-        _check_device(self.device, "", *DEVICES)
+        if self.device:
+            check_device(self.device)
         if not self.requirements or not self.reason:
             raise ValueError("a deviation names requirements and gives a reason")
         if self.expects not in FAILURES:
@@ -75,7 +77,7 @@ class Absence:
 
     capabilities: as "kind:name", such as "op:all_to_all".
     torch: the versions, such as "<2.13"; "" stands for all.
-    device: "cpu" or "cuda"; "" stands for both.
+    device: the type of device, such as "cuda"; "" stands for all.
     """
 
     capabilities: tuple[str, ...]
@@ -83,7 +85,8 @@ class Absence:
     device: str = ""
 
     def __post_init__(self) -> None:
-        _check_device(self.device, "", *DEVICES)
+        if self.device:
+            check_device(self.device)
         for capability in self.capabilities:
             check_capability(capability)
         _check_range(self.torch)
@@ -95,7 +98,8 @@ class Target:
 
     backend: what `init_process_group` is given ("gloo", "cpu:gloo,cuda:nccl", "pygloo").
     imports: modules that register the backend; every rank imports them.
-    device: "cpu" or "cuda"; rank r uses cuda device r modulo the number of devices.
+    device: "cpu", "cuda" or another type that torch knows after the imports; rank r uses device r
+        modulo the number of devices.
     ddp, fsdp, sync_batchnorm: "module:attribute", or "" when the target has none of its own.
     options: "module:attribute" of a callable without arguments that returns `pg_options`.
     activate: "module:attribute" of a callable without arguments that returns a context manager;
@@ -130,7 +134,7 @@ class Target:
     def __post_init__(self) -> None:
         if not self.name or not self.backend:
             raise ValueError("a target has a name and a backend")
-        _check_device(self.device, *DEVICES)
+        check_device(self.device)
         for name, value in self.env.items():
             _check_variable(name, value)
         for wrapper in self.arguments:
@@ -411,7 +415,7 @@ def _words(what: str, value: object) -> tuple[str, ...]:
 
 
 def on_device(target: Target, device: str) -> Target:
-    """The same target with its ranks on a device; what it says of the other one is left out."""
+    """The same target with its ranks on a device; what it says of others is left out."""
 
     def about_this(one: Absence | Deviation) -> bool:
         return one.device in ("", device)
@@ -441,6 +445,8 @@ def _check_range(versions: str) -> None:
         raise ValueError(words) from None
 
 
-def _check_device(device: str, *allowed: str) -> None:
-    if device not in allowed:
-        raise ValueError(f'device must be "cpu" or "cuda", not {device!r}')
+def check_device(device: str) -> None:
+    """Raise ValueError unless this can be a type of device; only torch, after the target's imports,
+    can say whether it is one."""
+    if not _DEVICE.fullmatch(device):
+        raise ValueError(f'device must be a type such as "cpu" or "xpu", not {device!r}')

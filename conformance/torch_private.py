@@ -86,10 +86,11 @@ def sequence_number(group: dist.ProcessGroup) -> int:
 
 
 def bytes_of_storage(storage: TypedStorage) -> bytes | None:
-    """What lies in a storage on the CPU; None for one on another device."""
-    if storage._untyped_storage.device.type != "cpu":
+    """What lies in a storage, on whatever device; None for one on the meta device."""
+    untyped = storage._untyped_storage
+    if untyped.device.type == "meta":
         return None
-    flat = torch.empty(0, dtype=torch.uint8).set_(storage._untyped_storage)
+    flat = torch.empty(0, dtype=torch.uint8).set_(untyped.cpu())
     return flat.numpy().tobytes()
 
 

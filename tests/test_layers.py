@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tokenize
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -82,6 +83,17 @@ ROOMS = {
     "impl.gloo": "options requests memory connect queue operations process_group __init__",
     "impl.ddp": "messages parameters timing buckets iteration wrapper __init__",
     "impl.fsdp": "common phases collectives flat_param step build checkpoint api __init__",
+}
+
+# The one module that knows which devices there are, and where cases and targets may know better.
+KNOWS_DEVICES = "harness/devices.py"
+ABOUT_DEVICES = ("spec/", "targets/")
+
+# What names CUDA nevertheless, and why.
+NAMES_CUDA = {
+    "report/environment.py": "fields of certificates: torch's version of CUDA, and its devices",
+    "rule.py": "the name of a profile",
+    "run/selection.py": "the folder of that profile's cases, in which models are trained",
 }
 
 # Imported by name when a command or a file is asked for; no import statement shows it.
@@ -256,3 +268,28 @@ def test_every_module_is_used(package: str) -> None:
             or f'"{name}:' in text
         )
         assert is_found, f"nothing uses {path.relative_to(ROOT)}"
+
+
+def code(path: Path) -> Iterator[tokenize.TokenInfo]:
+    """The tokens of a file, without comments and without strings that stand alone as statements."""
+    told: set[int] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            told |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            if token.type != tokenize.COMMENT and token.start[0] not in told:
+                yield token
+
+
+def test_one_module_of_the_suite_knows_devices() -> None:
+    """Any type of device will do, so no other module says the name of one."""
+    naming = set()
+    for path in modules("conformance").values():
+        name = path.relative_to(ROOT / "conformance").as_posix()
+        if name == KNOWS_DEVICES or name.startswith(ABOUT_DEVICES):
+            continue
+        lines = [token.start[0] for token in code(path) if "cuda" in token.string.lower()]
+        assert not lines or name in NAMES_CUDA, f"{name}:{lines[0]} names CUDA in code"
+        naming |= {name} if lines else set()
+    assert naming == set(NAMES_CUDA), "an exception that nothing needs"

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from conformance.bench.plan import Point, Span, iterations
+from conformance.harness import devices
 from conformance.harness.me import Me
 from conformance.harness.recorder import unrecorded
 from conformance.target import Target, resolve
@@ -73,7 +74,6 @@ def _call(me: Me, group: Any, point: Point) -> Callable[[], Any]:
     whole = torch.ones(numel, device=me.device)
     part = torch.ones(max(1, numel // me.world_size), device=me.device)
     other = torch.empty_like(whole)
-    synchronize = torch.cuda.synchronize if me.device.type == "cuda" else None
 
     send, recv = unrecorded(dist.send), unrecorded(dist.recv)
 
@@ -100,11 +100,11 @@ def _call(me: Me, group: Any, point: Point) -> Callable[[], Any]:
     else:
         operation = unrecorded(getattr(dist, point.operation))
         call = partial(operation, *arguments[point.operation], group=group)
-    if synchronize is None:
+    if me.device.type == devices.HOST:
         return call
 
     def synchronized() -> None:
         call()
-        synchronize()
+        devices.synchronize(me.device.type)
 
     return synchronized

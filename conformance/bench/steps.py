@@ -18,6 +18,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from conformance.bench.collectives import make_group
 from conformance.bench.models import MODELS
 from conformance.bench.plan import Span
+from conformance.harness import devices
 from conformance.harness.me import Me
 from conformance.target import Target, resolve
 
@@ -59,15 +60,26 @@ def measure(
 
 
 def peak_bytes(me: Me, target: Target, step: Step) -> int:
-    """How far the resident memory of this rank rose above what it was before the model was made."""
+    """How far the memory of this rank rose above what it was before the model was made.
+
+    That of its device, or, on the CPU and where a device counts none, the resident memory.
+    """
     group = make_group(me, target)
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-    before = _resident("VmRSS")
+    before = _start_peak(me.device)
     train = _trainer(me, target, group, step)
     for _ in range(_WARM_UP):
         train()
-    return _resident("VmHWM") - before
+    peak = devices.peak_memory(me.device)
+    return (_resident("VmHWM") if peak is None else peak) - before
+
+
+def _start_peak(device: torch.device) -> int:
+    """Forget the peak so far; the memory that is in use now."""
+    if devices.start_peak(device):
+        return devices.memory_allocated(device) or 0
+    Path("/proc/self/clear_refs").write_text("5")
+    return _resident("VmRSS")
 
 
 def _trainer(me: Me, target: Target, group: Any, step: Step) -> Callable[[], None]:
@@ -93,8 +105,7 @@ def _step(model: Any, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None
     optimizer.zero_grad(set_to_none=True)
     model(x).square().mean().backward()
     optimizer.step()
-    if x.device.type == "cuda":
-        torch.cuda.synchronize()
+    devices.synchronize(x.device.type)
 
 
 def _resident(what: str) -> int:

@@ -14,13 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Threads that torch starts once and keeps for the life of a process; they belong to no case.
-_FOR_LIFE = ("pt_autograd", "OMP", "libgomp", "cuda", "kineto", "python-watchdog")
+from conformance.harness.devices import DRIVER_FILES, THREADS_FOR_LIFE
+
 _SETTLE_S = 3.0
 _SHOWN_OF_COMMAND = 80
-
-# Devices that a driver opens when it first needs them, and keeps open.
-_DRIVERS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +79,7 @@ def _settled(look: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
 def _difference(before: Holdings, now: Holdings) -> tuple[str, ...]:
     leaks = []
     for id, name in now.threads.items():
-        if id not in before.threads and not name.startswith(_FOR_LIFE):
+        if id not in before.threads and not name.startswith(THREADS_FOR_LIFE):
             python_name = now.python_threads.get(id)
             leaks.append(f"thread {python_name!r}" if python_name else f"native thread {name!r}")
     for name, count in (now.descriptors - before.descriptors).items():
@@ -112,7 +109,7 @@ def _descriptors() -> Counter[str]:
             name = os.readlink(f"/proc/self/fd/{entry}")
         except OSError:  # the descriptor of this very listing
             continue
-        if name.startswith(("/proc/self/", *_DRIVERS)) or name.endswith("/fd"):
+        if name.startswith(("/proc/self/", *DRIVER_FILES)) or name.endswith("/fd"):
             continue
         found[name.split(":[", 1)[0]] += 1  # "socket:[123]" is one more socket, whatever its number
     return found

@@ -147,6 +147,14 @@ def _from_bits(bits: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -
     return bits.view(dtype).reshape(shape)
 
 
+def _device(type: str, index: int | None) -> torch.device | str:
+    """The device, or its name in a process that does not know the type."""
+    try:
+        return torch.device(type) if index is None else torch.device(type, index)
+    except RuntimeError:
+        return type if index is None else f"{type}:{index}"
+
+
 class _ByValue(pickle.Pickler):
     """Pickles tensors of any device as CPU tensors, without memory shared with the sender.
 
@@ -160,6 +168,8 @@ class _ByValue(pickle.Pickler):
             return NotImplemented if data is None else (storage_of_bytes, (data, obj.dtype))
         if isinstance(obj, FunctionType) and obj is not _find_function:
             return _find_function, (reference_to(obj),)
+        if isinstance(obj, torch.device):
+            return _device, (obj.type, obj.index)
         if isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta"):
             obj = obj.detach().cpu()
             if obj.dtype not in _WITHOUT_STORAGE_TYPE:

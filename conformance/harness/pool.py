@@ -52,7 +52,7 @@ from conformance.verdict import Verdict
 # which tells more than that they waited.
 GRACE_S = 3.0
 _LEAVE_DEADLINE_S = 20.0
-# To import what a command needs, and to start on a CUDA device that dozens of processes start on.
+# To import what a command needs, and to start on a device that dozens of processes start on.
 _BEGIN_DEADLINE_S = 180.0
 _POLL_S = 0.5
 _PROOF_DEADLINE_S = 10.0

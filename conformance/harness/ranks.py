@@ -83,7 +83,7 @@ class Ranks:
 
     @property
     def device(self) -> str:
-        """ "cpu" or "cuda": where the ranks have their tensors."""
+        """The type of device on which the ranks have their tensors, such as "cpu" or "cuda"."""
         return self._spec.device
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from conformance.harness.devices import known_types
 from conformance.harness.forwarding import OPERATIONS, ForwardingGroup
 
 _BACKEND = "conformance_recording"
@@ -68,13 +69,22 @@ def record(ranks: Sequence[int] | None = None) -> RecordingGroup:
     """
     inner = dist.new_group(ranks)
     _Creator.inner = inner
-    if _BACKEND not in dist.Backend.backend_list:
-        dist.Backend.register_backend(_BACKEND, _Creator.make, devices=["cpu", "cuda"])
+    _register(known_types())
     try:
         group = dist.new_group(ranks, backend=_BACKEND)
     finally:
         _Creator.inner = None
     return group  # type: ignore[no-any-return]  # torch does not say what a plugin returns
+
+
+def _register(types: Sequence[str]) -> None:
+    """Let torch make recorded groups for these types of devices, as the default for none."""
+    if _BACKEND in dist.Backend.backend_list:
+        return
+    dist.Backend.register_backend(_BACKEND, _Creator.make, devices=list(types))
+    for type in types:
+        if dist.Backend.default_device_backend_map.get(type) == _BACKEND:
+            del dist.Backend.default_device_backend_map[type]
 
 
 class _Creator:

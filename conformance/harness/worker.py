@@ -31,6 +31,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from conformance.harness import devices
 from conformance.harness.leaks import find_leaks, still_alive, take_census
 from conformance.harness.me import Me
 from conformance.harness.messages import (
@@ -147,6 +148,7 @@ class Worker:
             if isinstance(command, Prepare):
                 outside = _import(command.target, command.search_path)
                 _restore_environment(_without_target(outside))
+                _check_device(command.target.device)
                 return Done(b"")
             if isinstance(command, Join):
                 self._join(command)
@@ -298,7 +300,7 @@ class _ProcessState(contextlib.ExitStack):
         self.enter_context(warnings.catch_warnings())
         random.seed(join.seed)
         np.random.seed(join.seed % 2**32)
-        torch.manual_seed(join.seed)
+        devices.seed(join.device, join.seed)
 
 
 def _restore_determinism(wanted: bool) -> None:
@@ -315,25 +317,18 @@ def _restore_environment(wanted: dict[str, str]) -> None:
             os.environ[name] = value
 
 
+def _check_device(type: str) -> None:
+    why = devices.why_unusable(type)
+    if why:
+        raise RuntimeError(why)
+
+
 def _device(join: Join) -> torch.device:
-    if join.device == "cpu":
-        return torch.device("cpu")
-    device = torch.device(join.device, join.rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    # Convolutions in float32 would otherwise have ten bits, and be judged by what a CPU computes.
-    torch.backends.cudnn.allow_tf32 = False
-    _warm_up(device)
+    device = devices.place(join.device, join.rank)
+    if device.type != devices.HOST:
+        devices.compute_in_full(device.type)
+        devices.warm_up(device)
     return device
-
-
-def _warm_up(device: torch.device) -> None:
-    """Have the libraries of CUDA open and start what they keep for the life of the process."""
-    pinned = torch.zeros(1, pin_memory=True)
-    with torch.cuda.stream(torch.cuda.Stream(device)):
-        matrix = torch.ones(2, 2, device=device)
-        torch.mm(matrix, matrix)[0, :1].copy_(pinned, non_blocking=True)
-        torch.cuda.Event().record()
-    torch.cuda.synchronize(device)
 
 
 def _failed(error: BaseException) -> Failed:

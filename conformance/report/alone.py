@@ -388,11 +388,7 @@ def join_the_world(world: World, rank: int, port: int, stack: contextlib.ExitSta
     os.environ.update(world.env)
     for module in world.imports:
         importlib.import_module(module)
-    device = torch.device("cpu")
-    if world.device != "cpu":
-        device = torch.device(world.device, rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-        torch.backends.cudnn.allow_tf32 = False
+    device = device_of(world, rank)
     random.seed(world.seed)
     np.random.seed(world.seed % 2**32)
     torch.manual_seed(world.seed)
@@ -410,6 +406,18 @@ def join_the_world(world: World, rank: int, port: int, stack: contextlib.ExitSta
             pg_options=resolve(world.options)() if world.options else None,
         )
     return me
+
+
+def device_of(world: World, rank: int) -> torch.device:
+    """The rank's device, made its current one."""
+    if world.device == "cpu":
+        return torch.device("cpu")
+    module = torch.get_device_module(world.device)
+    device = torch.device(world.device, rank % module.device_count())
+    if hasattr(module, "set_device"):
+        module.set_device(device)
+    torch.backends.cudnn.allow_tf32 = False
+    return device
 
 
 def run_case(world: World, case: Callable[[Any], None]) -> int:

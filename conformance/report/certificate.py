@@ -45,6 +45,7 @@ class Run:
     arguments: what pytest was called with.
     workers: pytest workers, 0 where the cases ran in pytest's own process.
     versions: of the distributions that the target names.
+    devices: the names of those of its type, if only its modules make that type known.
     """
 
     started_at: datetime
@@ -53,6 +54,7 @@ class Run:
     workers: int
     versions: Mapping[str, str]
     exit_status: int
+    devices: tuple[str, ...] = ()
 
 
 def certificate_of(results: Results, settings: Settings, run: Run) -> Document:
@@ -74,7 +76,7 @@ def certificate_of(results: Results, settings: Settings, run: Run) -> Document:
                 ),
             },
             "target": _target(settings.target, settings.spec, run.versions),
-            "environment": environment(),
+            "environment": environment(settings.device, run.devices),
             "run": _run(settings, run, cases.values(), results),
             "counts": counted(r["verdict"] for r in requirements),
             "profiles": [_profile(p, results) for p in PROFILES],

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from conformance.harness import devices
 
-def environment() -> dict[str, Any]:
+
+def environment(device: str, found: Sequence[str]) -> dict[str, Any]:
     """Versions, processor and devices; no names of hosts, people or folders.
 
+    device: the type of device that the run was on.
+    found: the names of its devices, if this process does not know the type.
     cpus: how many this process may use, which in a container is fewer than the machine has.
     """
     return {
@@ -26,9 +31,8 @@ def environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "cpus": len(os.sched_getaffinity(0)),
         "cuda": torch.version.cuda,
-        "cuda_devices": [
-            torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())
-        ],
+        "cuda_devices": devices.names("cuda"),
+        "devices": devices.names(device) or list(found),
         "torch_backends": [
             name for name in ("gloo", "mpi", "nccl", "ucc") if dist.is_backend_available(name)
         ],

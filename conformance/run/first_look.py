@@ -10,11 +10,12 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import torch.distributed as dist
 
+from conformance.harness import devices
 from conformance.harness.rank import HarnessFault, fork_server_context
 from conformance.target import Target, resolve
 
@@ -26,10 +27,12 @@ class FirstLook:
     """What was seen of the target. error is one line, "" if all is there.
 
     versions: of the distributions that the target names.
+    devices: the names of those of its type, where only its modules make that type known.
     """
 
     error: str
     versions: dict[str, str] = field(default_factory=dict)
+    devices: tuple[str, ...] = ()
 
 
 def look_at(target: Target) -> FirstLook:
@@ -38,8 +41,8 @@ def look_at(target: Target) -> FirstLook:
     Modules that are not loaded yet are imported in a process of their own: they may register
     backends, start threads or crash, and none of that may happen here.
     """
-    error = _error(target)
-    return FirstLook(error, {} if error else versions_of(target))
+    seen = _seen(target)
+    return seen if seen.error else replace(seen, versions=versions_of(target))
 
 
 def versions_of(target: Target) -> dict[str, str]:
@@ -47,7 +50,15 @@ def versions_of(target: Target) -> dict[str, str]:
     return {name: _version(name) for name in target.distributions}
 
 
-def _error(target: Target) -> str:
+def devices_of(target: Target) -> int:
+    """How many devices of the target's type there are, in this process or after its imports."""
+    if devices.is_known(target.device):
+        return devices.count(target.device)
+    return len(_seen(target).devices)
+
+
+def _seen(target: Target) -> FirstLook:
+    """What is there, but for versions."""
     names = (target.ddp, target.fsdp, target.sync_batchnorm, target.options, target.activate)
     given = tuple(name for name in names if name)
     there = tuple(name for name in given if name.partition(":")[0] in sys.modules)
@@ -56,10 +67,13 @@ def _error(target: Target) -> str:
     # What is entered in each rank may register the backend.
     backend = "" if target.activate else target.backend
     if not imports and not elsewhere:
-        return missing((), there, backend)
+        return FirstLook(missing((), there, backend) or devices.why_unusable(target.device))
     env = tuple(sorted(target.env.items()))
+    error = missing((), there, "")
+    if error:
+        return FirstLook(error)
     # All of them, loaded here or not: they may be what registers the backend.
-    return missing((), there, "") or _missing_elsewhere(target.imports, elsewhere, backend, env)
+    return _seen_elsewhere(target.imports, elsewhere, backend, target.device, env)
 
 
 def missing(imports: Sequence[str], references: Sequence[str], backend: str) -> str:
@@ -85,13 +99,14 @@ def missing(imports: Sequence[str], references: Sequence[str], backend: str) -> 
 
 
 @cache
-def _missing_elsewhere(
+def _seen_elsewhere(
     imports: tuple[str, ...],
     references: tuple[str, ...],
     backend: str,
+    device: str,
     env: tuple[tuple[str, str], ...],
-) -> str:
-    """As `missing`, in a process of its own with these environment variables.
+) -> FirstLook:
+    """What `missing` says, and devices, in a process of its own with these environment variables.
 
     It comes from the fork server, so torch is not imported once more, and answers through a file:
     modules may print at any time. A machine on which none can be started is no mistake of the
@@ -101,16 +116,17 @@ def _missing_elsewhere(
         tempfile.NamedTemporaryFile("r", prefix="conformance-look-") as answer,
         tempfile.NamedTemporaryFile("r", prefix="conformance-look-", errors="replace") as printed,
     ):
-        task = (tuple(sys.path), env, imports, references, backend, answer.name, printed.name)
+        names = (imports, references, backend, device)
+        task = (tuple(sys.path), env, *names, answer.name, printed.name)
         try:
             process = fork_server_context().Process(target=_tell, args=task)
             process.start()
         except (HarnessFault, OSError, EOFError):
-            return ""
+            return FirstLook("")
         try:
             process.join(_DEADLINE_S)
             if process.is_alive():
-                return f"importing it did not end within {_DEADLINE_S:g} s"
+                return FirstLook(f"importing it did not end within {_DEADLINE_S:g} s")
         finally:
             process.kill()
             process.join()
@@ -118,9 +134,9 @@ def _missing_elsewhere(
         said = printed.read().strip()
     if not told:
         why = (said.splitlines() or [f"exit code {process.exitcode}"])[-1]
-        return f"importing it ended the process: {why}"
-    error: str = json.loads(told)
-    return error
+        return FirstLook(f"importing it ended the process: {why}")
+    error, found = json.loads(told)
+    return FirstLook(error, devices=tuple(found))
 
 
 def _tell(
@@ -129,6 +145,7 @@ def _tell(
     imports: tuple[str, ...],
     references: tuple[str, ...],
     backend: str,
+    device: str,
     answer: str,
     printed: str,
 ) -> None:
@@ -139,9 +156,12 @@ def _tell(
     warnings.simplefilter("default")
     sys.path[:] = search_path
     os.environ.update(env)
-    error = missing(imports, references, backend)
+    # One that is known before is asked for its name where the certificate is written.
+    is_new = not devices.is_known(device)
+    error = missing(imports, references, backend) or devices.why_unusable(device)
+    found = devices.names(device) if is_new and not error else []
     with open(answer, "w") as file:
-        json.dump(error, file)
+        json.dump((error, found), file)
 
 
 def _version(distribution: str) -> str:

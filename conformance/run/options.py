@@ -36,7 +36,10 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "action": "store_true",
         "help": "write the certificate to a folder that holds that of another target",
     },
-    "--device": {"metavar": "NAME", "help": "cpu or cuda (default: the target's)"},
+    "--device": {
+        "metavar": "NAME",
+        "help": "cpu, or another type of device that torch knows (default: the target's)",
+    },
     "--repetitions": {
         "type": int,
         "default": REPETITIONS,

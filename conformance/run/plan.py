@@ -29,7 +29,7 @@ class Plan:
     lacks_part: whether it is about a part (such as DDP) that the target does not have at all, so
         that there is nothing to probe.
     depth: how many requirements lie below those that it covers; roots run first.
-    gpus: how many CUDA devices it needs.
+    gpus: how many devices it needs, 0 where it runs on the target's, be that the CPU.
     probed: whether it runs although the target lacks something.
     """
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from conformance.catalogue.rules import catalogue
 from conformance.rule import PROFILES, UnknownRequirement
 from conformance.target import (
-    DEVICES,
     Target,
     TargetError,
+    check_device,
     load_target,
     on_device,
     with_front_end,
@@ -109,11 +109,9 @@ def read_settings(
         raise UsageError(str(error)) from error
     except UnknownRequirement as error:
         raise UsageError(f"--requirement: {error.args[0]}") from error
-    if device is not None and device not in DEVICES:
-        raise UsageError(f"--device {device}: must be cpu or cuda")
-    found = on_device(with_front_end(found), device or found.device)
-    if found.device == "cuda" and not _has_cuda():
-        raise UsageError(f"target {found.name} is on cuda, and there is no CUDA device here")
+    found = on_device(with_front_end(found), _device(device) or found.device)
+    if why := _why_device_is_unusable(found):
+        raise UsageError(f"target {found.name} is on {found.device}, and {why}")
     if not deadline_s > 0:
         raise UsageError(f"--deadline {deadline_s}: must be a positive number of seconds")
     if repetitions < 0:
@@ -131,10 +129,25 @@ def read_settings(
     )
 
 
-def _has_cuda() -> bool:
-    import torch  # takes a second, which most refusals of an option need not wait for
+def _device(name: str | None) -> str:
+    try:
+        if name is not None:
+            check_device(name)
+    except ValueError as error:
+        raise UsageError(f"--device {name}: {error}") from None
+    return name or ""
 
-    return torch.cuda.is_available()
+
+def _why_device_is_unusable(target: Target) -> str:
+    """As far as it can be told before the target's modules are imported; "" if it cannot."""
+    if target.device == "cpu":
+        return ""
+    # It imports torch, which takes a second; most refusals of an option need not wait for that.
+    from conformance.harness import devices
+
+    if target.imports and not devices.is_known(target.device):
+        return ""
+    return devices.why_unusable(target.device)
 
 
 def _world_sizes(text: str | None) -> tuple[int, ...] | None:

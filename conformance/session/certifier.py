@@ -162,6 +162,7 @@ class Certifier:
             arguments=self._config.invocation_params.args,
             workers=len(getattr(self._config.option, "tx", None) or ()),
             versions=self._look.versions,
+            devices=self._look.devices,
             exit_status=int(session.exitstatus),
         )
         try:

@@ -262,7 +262,8 @@ def test_what_is_no_target_is_refused(spec: str, says: str) -> None:
         ("name = 'x'", "the key 'backend' is missing"),
         ("name = ''\nbackend = 'x'", "a target has a name and a backend"),
         ("name = 'x'\nbackend = 'x'\ncolour = 'red'", "unknown key 'colour'; known are name"),
-        ("name = 'x'\nbackend = 'x'\ndevice = 'tpu'", 'device must be "cpu" or "cuda"'),
+        ("name = 'x'\nbackend = 'x'\ndevice = 'xpu:1'", 'device must be a type such as "cpu"'),
+        ("name = 'x'\nbackend = 'x'\ndevice = ''", 'device must be a type such as "cpu"'),
         ("name = 'x'\nbackend = 'x'\nddp = 'mine'", 'ddp must be "module:attribute"'),
         ("name = 'x'\nbackend = 'x'\nimports = [1]", "imports must be a list of strings"),
         ("name = 'x'\nbackend = 'x'\nenv = 'A=1'", "env must be a table"),
@@ -307,8 +308,8 @@ def test_what_is_no_target_is_refused(spec: str, says: str) -> None:
             "one names capabilities and",
         ),
         (
-            "name = 'x'\nbackend = 'x'\n[[absences]]\ncapabilities = ['op:send']\ndevice = 'tpu'",
-            'must be "cpu" or "cuda"',
+            "name = 'x'\nbackend = 'x'\n[[absences]]\ncapabilities = ['op:send']\ndevice = 'a tpu'",
+            'device must be a type such as "cpu" or "xpu", not',
         ),
         (
             "name = 'x'\nbackend = 'x'\n[[absences]]\ncapabilities = ['op:fly']\ntorch = '<3'",

@@ -44,7 +44,9 @@ BAD = {
     "--world-sizes=65": "--world-sizes 65: sizes are from 1 to 64",
     "--world-sizes=two": "--world-sizes two: must be numbers such as 1,2,4",
     "--deadline=0": "--deadline 0.0: must be a positive number of seconds",
-    "--device=tpu": "--device tpu: must be cpu or cuda",
+    "--device=tpu": "target torch is on tpu, and torch knows no device of type 'tpu'*",
+    "--device=cuda:1": "--device cuda:1: device must be a type such as *, not 'cuda:1'",
+    "--target=device.toml": "--target device.toml: torch knows no device of type 'tpu'*",
     "--certificate=test_case.py": "--certificate test_case.py: cannot write there: File exists",
     "--certificate=/proc/here": "--certificate /proc/here: cannot write there: *",
 }
@@ -56,6 +58,7 @@ def write_targets(folder: Path) -> None:
         "key": 'name = "x"\nbakend = "gloo"',
         "kind": 'name = "x"\nbackend = "gloo"\nimports = "one"',
         "claim": 'name = "x"\nbackend = "gloo"\n[capabilities]\ndtypes = ["int23"]',
+        "device": 'name = "x"\nbackend = "gloo"\nimports = ["wave"]\ndevice = "tpu"',
         "lost": 'name = "x"\nbackend = "gloo"\nimports = ["no_such_backend"]',
         "killer": 'name = "x"\nbackend = "gloo"\nimports = ["killer"]',
     }
