@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from conformance import Me, assert_that
+from conformance.harness import devices
 
 # An operation carried out on tensors of this many float32 elements; returns them all.
 Operation = Callable[[int], Sequence[Tensor]]
@@ -88,8 +89,9 @@ def in_use(device: torch.device) -> int:
     There, what the C library keeps of freed memory for later is given back first. It would hide as
     much of what is kept.
     """
-    if device.type == "cuda":
-        return torch.cuda.memory_allocated(device)
+    of_device = devices.memory_allocated(device)
+    if of_device is not None:
+        return of_device
     give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)  # not every C library has it
     if give_back is not None:
         give_back(0)

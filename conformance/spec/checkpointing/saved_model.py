@@ -60,12 +60,15 @@ def copied(state: Any) -> Any:
 
 def random_state(device: torch.device) -> Tensor:
     """Of the generator that dropout uses on this device."""
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    if device.type == "cpu":
+        return torch.get_rng_state()
+    state: Tensor = torch.get_device_module(device).get_rng_state(device)
+    return state
 
 
 def set_random_state(state: Tensor, device: torch.device) -> None:
     """The inverse of `random_state`."""
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    else:
+    if device.type == "cpu":
         torch.set_rng_state(state)
+    else:
+        torch.get_device_module(device).set_rng_state(state, device)

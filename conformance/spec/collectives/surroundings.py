@@ -52,9 +52,10 @@ def process_state(device: torch.device) -> Mapping[str, Any]:
         "environment": dict(os.environ),
         "signal handlers": {s: signal.getsignal(s) for s in signal.valid_signals()},
     }
-    if device.type == "cuda":
-        state["CUDA's random generator"] = torch.cuda.get_rng_state(device).tolist()
-        state["current device"] = torch.cuda.current_device()
+    if device.type != "cpu":
+        module = torch.get_device_module(device)
+        state["the device's random generator"] = module.get_rng_state(device).tolist()
+        state["current device"] = module.current_device()
     return state
 
 

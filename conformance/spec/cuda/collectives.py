@@ -18,6 +18,7 @@ from conformance import (
     world_sizes,
 )
 from conformance.capabilities import OPS
+from conformance.harness import devices
 from conformance.oracle.collectives import Call, before
 from conformance.oracle.data import sample
 from conformance.spec.collectives.perform import Seen, assert_taken, issue
@@ -179,7 +180,8 @@ def by_turns(me: Me) -> list[Tensor]:
     """Sums on each of two devices, the rank's own being the current one."""
     sums = []
     for turn in range(4):
-        device = torch.device("cuda", (me.rank + turn) % torch.cuda.device_count())
+        type = me.device.type
+        device = torch.device(type, (me.rank + turn) % devices.count(type))
         x = torch.full((3,), float(me.rank + turn), device=device)
         dist.all_reduce(x)
         sums.append(x * 2)

@@ -1,4 +1,4 @@
-"""Puts work on streams: on CUDA, on a simulated device, or on a host without streams.
+"""Puts work on streams: of an accelerator, of a simulated device, or on a host without streams.
 
 A case about stream order makes work late on purpose: what must wait for it then has something to
 wait for. On a host everything is done at once, and a case only shows that it can be followed.
@@ -15,6 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from conformance import Me
+from conformance.harness import devices
+
+HOST = torch.device("cpu")
 
 # Some ten milliseconds on a large GPU, much longer than any copy of a case takes.
 _BUSY_MATRIX = 2048
@@ -49,22 +52,24 @@ class Streams(Protocol):
         """The values on the host, as of the current stream."""
 
 
-class OfCuda:
-    """One CUDA device."""
+class OfAccelerator:
+    """One device whose module has streams, as `torch.cuda` has them."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._module = torch.get_device_module(device)
 
     def new(self) -> Any:
-        stream = torch.cuda.Stream(self._device)
+        stream = self._module.Stream(self._device)
         stream.wait_stream(self.current())
         return stream
 
     def current(self) -> Any:
-        return torch.cuda.current_stream(self._device)
+        return self._module.current_stream(self._device)
 
     def use(self, stream: Any) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(stream)
+        entered: AbstractContextManager[Any] = self._module.stream(stream)
+        return entered
 
     def follow(self, stream: Any) -> None:
         self.current().wait_stream(stream)
@@ -85,7 +90,13 @@ class OfCuda:
 
 
 class OfHost:
-    """No streams: everything is done when the call returns."""
+    """No streams: everything is done when the call returns.
+
+    device: where tensors are put.
+    """
+
+    def __init__(self, device: torch.device = HOST) -> None:
+        self._device = device
 
     def new(self) -> Any:
         return None
@@ -106,10 +117,10 @@ class OfHost:
         """Nothing runs later."""
 
     def put(self, values: Tensor) -> Tensor:
-        return values.clone()
+        return values.to(self._device, copy=True)
 
     def get(self, tensor: Tensor) -> Tensor:
-        return tensor.clone()
+        return tensor.to(HOST, copy=True)
 
 
 _stand_in: Callable[[], Streams] = OfHost
@@ -128,7 +139,9 @@ def stand_in(make: Callable[[], Streams]) -> Iterator[None]:
 
 def streams_of(me: Me) -> Streams:
     """The streams of a rank's device."""
-    return OfCuda(me.device) if me.device.type == "cuda" else _stand_in()
+    if me.device == HOST:
+        return _stand_in()
+    return (OfAccelerator if devices.has_streams(me.device.type) else OfHost)(me.device)
 
 
 def put_module(streams: Streams, module: nn.Module) -> nn.Module:
