@@ -281,10 +281,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     settings = config.stash[SETTINGS]
     board = config.stash[BOARD]
     plans: dict[str, Plan] = {}
+    crew = SHARED_POOL.crew
+    may_probe = crew is None or not crew.starts_together
     try:
         for item in [*config.stash[FOUND], *items]:
             if item.nodeid not in plans:
-                plans[item.nodeid] = make_plan(item, settings)
+                plans[item.nodeid] = make_plan(item, settings, may_probe=may_probe)
             item.stash[PLAN] = plans[item.nodeid]
     except UsageError as error:
         board.note_usage_error(str(error))

@@ -48,8 +48,11 @@ def missing_part(target: Target, profile: str) -> str:
     return part if part and not getattr(target, part) else ""
 
 
-def make_plan(item: pytest.Item, settings: Settings) -> Plan:
-    """Read an item's marks. Raises UsageError for a requirement that does not exist."""
+def make_plan(item: pytest.Item, settings: Settings, *, may_probe: bool = True) -> Plan:
+    """Read an item's marks. Raises UsageError for a requirement that does not exist.
+
+    may_probe: whether ranks that a probe makes wait in vain can be replaced.
+    """
     named = tuple(dict.fromkeys(_covered(item)))
     covered = tuple(id for id in named if settings.selects(id))
     adapts = item.get_closest_marker("adapts") is not None
@@ -66,7 +69,11 @@ def make_plan(item: pytest.Item, settings: Settings) -> Plan:
         lacks_part=any(missing_part(settings.target, catalogue()[id].profile) for id in covered),
         depth=max((catalogue().depth(id) for id in named), default=0),
         gpus=gpu.args[0] if gpu else 0,
-        probed=item.get_closest_marker("not_probed") is None and DETECTING.isdisjoint(lacks),
+        probed=(
+            may_probe
+            and item.get_closest_marker("not_probed") is None
+            and DETECTING.isdisjoint(lacks)
+        ),
     )
 
 

@@ -93,6 +93,14 @@ def test_a_plan_gathers_what_is_known_before_the_run() -> None:
     assert not plan.lacks_part
 
 
+def test_nothing_is_probed_where_ranks_cannot_be_replaced() -> None:
+    probe = item("a", "all_reduce/same-bits", needs=("dtype:uint16",))
+    assert make_plan(probe, settings()).probed
+    plan = make_plan(probe, settings(), may_probe=False)
+    assert not plan.probed
+    assert select([probe], {probe.nodeid: plan}, settings()) == []
+
+
 def test_roots_run_first_and_otherwise_the_order_stays() -> None:
     items = [
         item("a", "all_reduce/same-bits"),
