@@ -15,7 +15,16 @@ if TYPE_CHECKING:
     )
     from conformance.harness.me import Me
     from conformance.harness.ranks import Ranks
-    from conformance.markers import adapts, covers, deadline, gpu, needs, not_probed, world_sizes
+    from conformance.markers import (
+        adapts,
+        covers,
+        deadline,
+        gpu,
+        loses_ranks,
+        needs,
+        not_probed,
+        world_sizes,
+    )
     from conformance.rule import Requirement
 
 __all__ = [
@@ -31,6 +40,7 @@ __all__ = [
     "covers",
     "deadline",
     "gpu",
+    "loses_ranks",
     "needs",
     "not_probed",
     "world_sizes",

@@ -59,6 +59,11 @@ def not_probed() -> pytest.MarkDecorator:
     return pytest.mark.not_probed()
 
 
+def loses_ranks() -> pytest.MarkDecorator:
+    """The case ends the processes of ranks. It is left out in a job of MPI, which would end too."""
+    return pytest.mark.loses_ranks()
+
+
 def deadline(seconds: float) -> pytest.MarkDecorator:
     """Each run of the case's ranks has this long, instead of `--deadline`."""
     return pytest.mark.deadline(seconds)
@@ -77,6 +82,7 @@ DOCUMENTED = {
     "needs": "needs(*capabilities): capabilities without which the target is only probed",
     "adapts": "adapts(): the case keeps to what the target claims",
     "not_probed": "not_probed(): left out where the target does not claim what the case needs",
+    "loses_ranks": "loses_ranks(): the case ends the processes of ranks",
     "deadline": "deadline(seconds): how long each run of the ranks may take",
     "gpu": "gpu(devices): the case needs this many devices",
 }

@@ -406,6 +406,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if plan.gpus:
         _skip_without_devices(plan.gpus, _device(item, item.config.stash[SETTINGS]), item.config)
     crew = SHARED_POOL.crew
+    if crew is not None and crew.starts_together and item.get_closest_marker("loses_ranks"):
+        pytest.skip("a rank that is lost would end the whole job of MPI")
     if (
         crew is not None
         and not crew.shares_files

@@ -144,7 +144,10 @@ STRANGERS = (
         claims="five collectives and messages on MPI; its ranks are those that mpirun started",
         bug="uint8 is a signed number to MPI",
         blamed=r"uint8",
-        telling=("all_reduce/sum", "p2p/tags", "reduce/sum", "reductions/m*", "reductions/u*"),
+        telling=(
+            *("all_reduce/sum", "p2p/tags", "reduce/sum", "reductions/m*", "reductions/u*"),
+            "peer_loss/other-groups-live",
+        ),
         launch=MPIRUN,
     ),
 )

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance import Chapter, Me, Ranks, assert_each_rank, assert_that, world_sizes
+from conformance import Chapter, Me, Ranks, assert_each_rank, assert_that, loses_ranks, world_sizes
 from conformance.harness.outcome import Died, Raised
 from conformance.spec.collectives.waits import tick, wait_for_ticks
 from conformance.spec.raising import returned
@@ -181,6 +181,7 @@ def last_rank_dies(me: Me) -> str:
     rests_on="all_reduce/async",
 )
 @world_sizes(2, 3)
+@loses_ranks()
 def test_wait_raises_when_a_rank_has_died(ranks: Ranks) -> None:
     outcomes = ranks.outcomes(last_rank_dies)
     died = {ranks.world_size - 1} if isinstance(outcomes[-1], Died) else ()

@@ -21,6 +21,7 @@ from conformance import (
     assert_same_on_all_ranks,
     assert_that,
     deadline,
+    loses_ranks,
     not_probed,
     world_sizes,
 )
@@ -364,6 +365,7 @@ def lose_a_rank(me: Me, options: Options) -> None:
 )
 @world_sizes(2)
 @deadline(10)
+@loses_ranks()
 @not_probed()
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, SEARCH], ids=str)
 def test_a_rank_is_lost(ranks: Ranks, options: Options) -> None:

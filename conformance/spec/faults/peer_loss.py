@@ -27,6 +27,7 @@ from conformance import (
     assert_that,
     covers,
     deadline,
+    loses_ranks,
     needs,
     not_probed,
     world_sizes,
@@ -40,6 +41,8 @@ from conformance.spec.groups.starting import start
 from conformance.spec.raising import assert_raised, returned
 
 chapter = Chapter("faults", source="observed, torch 2.13.0 gloo", needs="feature:peer_loss")
+
+pytestmark = loses_ranks()
 
 
 pytestmark = not_probed()
