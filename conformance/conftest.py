@@ -1,4 +1,4 @@
-"""Registers the plugin wherever cases are collected; see plugin.py."""
+"""Sets up processes that collect cases: the plugin, one thread of torch, Hypothesis's profile."""
 
 from __future__ import annotations
 

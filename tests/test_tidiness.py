@@ -1,4 +1,4 @@
-"""Every rule has a case, and no file or name in the sources is unused."""
+"""Rules have cases; modules have a docstring and a readable length; nothing is left behind."""
 
 from __future__ import annotations
 

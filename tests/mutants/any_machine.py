@@ -1,4 +1,4 @@
-"""Runs cases marked `gpu` without a device: on simulated streams, or on the host."""
+"""Lets cases marked `gpu` run on a machine without one, where a mutant brings its own device."""
 
 from __future__ import annotations
 

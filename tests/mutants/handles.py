@@ -1,4 +1,4 @@
-"""Handles of collectives that mutants return instead of the right ones."""
+"""Work handles from which mutants derive: one that is done at once, one that relays another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A group over sockets: what the communicators of both modes have in common.
+"""All collectives of a group over sockets, which both wire protocols share.
 
 `tcp.py` and `gloo_wire.py` say how the ranks meet. What happens once they have met is in
 `group.py`.

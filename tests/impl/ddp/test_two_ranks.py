@@ -1,4 +1,4 @@
-"""DDP on two ranks that differ. Each test is a function that both ranks run."""
+"""DDP in two processes with different data: against torch, PowerSGD, mixed precision, join, RPC."""
 
 from __future__ import annotations
 
