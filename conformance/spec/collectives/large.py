@@ -5,19 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance import Chapter, Me, Ranks, world_sizes
+from conformance import Chapter, Me, Ranks, assert_that, needs, world_sizes
 from conformance.oracle.collectives import COLLECTIVES, Call, before
 from conformance.oracle.layout import Layout
 from conformance.spec.collectives.perform import (
     Placement,
     Seen,
+    all_gather_into_tensor,
     assert_taken,
     issue,
     perform,
+    reduce_scatter_tensor,
     seen_of,
 )
 from conformance.spec.collectives.strategies import ROOTED, calls, offsets, placements, strides
@@ -28,6 +31,67 @@ chapter = Chapter("collectives")
 
 EACH = ops(*COLLECTIVES)
 STRIDED = [op for op in EACH if op.values != ("all_to_all_single",)]
+
+
+@chapter.must(
+    "order/large",
+    "Every collective takes tensors of some MiB, in blocks of a MiB and more, of a size that "
+    "nothing divides.",
+    source="derived",
+    rests_on="all_reduce/sum",
+)
+@pytest.mark.parametrize("op", EACH)
+@world_sizes(2, 3)
+def test_large_tensors(ranks: Ranks, op: str) -> None:
+    """A prime number of elements: of 1 MiB in each block, and of 2 where there is one block."""
+    call = Call(op, (524_309,) if op in ("all_reduce", "reduce", "broadcast") else (262_147,))
+    assert_taken(call, ranks.run(perform, call))
+
+
+def of_64_mib(me: Me, op: str) -> list[int]:
+    """Where the result of a collective of int32 differs from what it must be, if it does.
+
+    Elements tell their index and their rank, so each one stands for itself alone.
+    """
+    n = me.world_size
+    elements = (1 << 24) + n
+    index = torch.arange(elements, dtype=torch.int32, device=me.device)
+    mine = index * n + me.rank
+    match op:
+        case "all_reduce":
+            dist.all_reduce(mine)
+            got, want = mine, index * (n * n) + n * (n - 1) // 2
+        case "broadcast":
+            dist.broadcast(mine, n - 1)
+            got, want = mine, index * n + (n - 1)
+        case "all_gather_into_tensor":
+            got = torch.zeros(n * elements, dtype=torch.int32, device=me.device)
+            all_gather_into_tensor(got, mine)
+            want = torch.cat([index * n + rank for rank in range(n)])
+        case _:
+            got = torch.zeros(elements // n, dtype=torch.int32, device=me.device)
+            reduce_scatter_tensor(got, mine)
+            want = (index * (n * n) + n * (n - 1) // 2).view(n, -1)[me.rank]
+    return (got != want).nonzero().flatten()[:1].tolist()
+
+
+@chapter.must(
+    "order/larger-than-buffers",
+    "Collectives of tensors of 64 MiB and more, larger than any buffer or segment, are right "
+    "from the first element to the last.",
+    source="derived: the flat gradients of a large model",
+    rests_on="order/large",
+)
+@needs("dtype:int32")
+@pytest.mark.parametrize(
+    "op",
+    ["all_reduce", *ops("broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")],
+)
+@world_sizes(2)
+def test_tensors_of_64_mib(ranks: Ranks, op: str) -> None:
+    for rank, wrong in enumerate(ranks.run(of_64_mib, op)):
+        assert_that(not wrong, f"{op}: rank {rank} is wrong from element {wrong} on", rank)
+
 
 # More than 64 KiB, also of dtypes of one byte; nothing divides the last dimension.
 large_shapes = st.sampled_from([(70_001,), (3, 23_371), (2, 5, 7_013)])

@@ -1,4 +1,4 @@
-"""Several collectives at once: their order, and groups beside each other."""
+"""Several collectives at once or in a row: their order, groups beside each other, groups of one."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ from conformance import (
     needs,
     world_sizes,
 )
+from conformance.oracle.collectives import COLLECTIVES, Call
 from conformance.oracle.data import sample
 from conformance.oracle.reduction import reduced
+from conformance.spec.collectives.perform import assert_taken, perform
+from conformance.spec.parameters import ops
 
 chapter = Chapter("collectives")
 
@@ -281,3 +284,15 @@ def test_tensors_that_begin_at_one_place(ranks: Ranks) -> None:
     sums = [sum_of_all(n, (numel,), salt) for salt, numel in enumerate([6, 2, 24, 13])]
     doubles = reduced("sum", [sample((12,), "float64", rank, 4) for rank in range(n)])
     assert_same_on_all_ranks(ranks.run(in_the_same_memory), want=[*sums, doubles])
+
+
+@chapter.must(
+    "order/world-of-one",
+    "Every collective works in a group of one rank.",
+    source="gloo#154, gloo#209",
+)
+@pytest.mark.parametrize("op", ops(*COLLECTIVES))
+@world_sizes(1)
+def test_a_world_of_one(ranks: Ranks, op: str) -> None:
+    call = Call(op, (5, 3))
+    assert_taken(call, ranks.run(perform, call))

@@ -12,45 +12,6 @@ from tests.mutants.collectives.kit import AroundTorch, all_of
 from tests.mutants.kit import ForwardingGroup, breaks
 
 
-@breaks("order/large", says=r"is wrong\nat \[0\]: \d+ of 524309 elements differ")
-class ReducesOnlyTheFirstMiB(ForwardingGroup):
-    """Elements beyond the first MiB are not reduced."""
-
-    def allreduce(self, tensors: Any, opts: Any) -> Any:
-        if tensors[0].is_contiguous():
-            return super().allreduce([tensors[0].view(-1)[: 1 << 18]], opts)
-        return super().allreduce(tensors, opts)
-
-
-@breaks("order/large", says=r"op='gather'[\s\S]*is wrong\nat \[\d\]: \d of 262147 elements differ")
-class GathersOnlyTheFirstMiB(ForwardingGroup):
-    """Elements beyond the first MiB of a rank are not gathered."""
-
-    def gather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
-        end = 1 << 18
-        first = [[x.view(-1)[:end] for x in one] for one in outputs]
-        return super().gather(first, [x.view(-1)[:end] for x in inputs], opts)
-
-
-@breaks("order/larger-than-buffers", says=r"rank \d is wrong from element \[8388608\] on")
-class CountsBytesIn25Bits(ForwardingGroup):
-    """Elements beyond 32 MiB are not broadcast."""
-
-    def broadcast(self, tensors: Any, opts: Any) -> Any:
-        within = [x.view(-1)[: (1 << 25) // x.element_size()] for x in tensors]
-        return super().broadcast(within, opts)
-
-
-@breaks("order/world-of-one", says=r"missing connection between rank 0 and rank 0")
-class RefusesAGroupOfOneRank(ForwardingGroup):
-    """A group of one rank looks for a connection to itself."""
-
-    def allreduce(self, tensors: Any, opts: Any) -> Any:
-        if self.size() == 1:
-            raise RuntimeError("missing connection between rank 0 and rank 0")
-        return super().allreduce(tensors, opts)
-
-
 @breaks("all_gather_into_tensor/empty", says=r"raised RuntimeError: nothing to send")
 @breaks("broadcast/empty", says=r"raised RuntimeError: nothing to send")
 @breaks("gather/empty", says=r"raised RuntimeError: nothing to send")

@@ -11,6 +11,35 @@ from impl.gloo import ProcessGroupGloo
 from tests.mutants.kit import ForwardingGroup, GroupMutant, breaks
 
 
+@breaks("order/large", says=r"is wrong\nat \[0\]: \d+ of 524309 elements differ")
+class ReducesOnlyTheFirstMiB(ForwardingGroup):
+    """Elements beyond the first MiB are not reduced."""
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        if tensors[0].is_contiguous():
+            return super().allreduce([tensors[0].view(-1)[: 1 << 18]], opts)
+        return super().allreduce(tensors, opts)
+
+
+@breaks("order/large", says=r"op='gather'[\s\S]*is wrong\nat \[\d\]: \d of 262147 elements differ")
+class GathersOnlyTheFirstMiB(ForwardingGroup):
+    """Elements beyond the first MiB of a rank are not gathered."""
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        end = 1 << 18
+        first = [[x.view(-1)[:end] for x in one] for one in outputs]
+        return super().gather(first, [x.view(-1)[:end] for x in inputs], opts)
+
+
+@breaks("order/larger-than-buffers", says=r"rank \d is wrong from element \[8388608\] on")
+class CountsBytesIn25Bits(ForwardingGroup):
+    """Elements beyond 32 MiB are not broadcast."""
+
+    def broadcast(self, tensors: Any, opts: Any) -> Any:
+        within = [x.view(-1)[: (1 << 25) // x.element_size()] for x in tensors]
+        return super().broadcast(within, opts)
+
+
 def _is_large(x: Tensor) -> bool:
     return x.numel() * x.element_size() > 1 << 16
 

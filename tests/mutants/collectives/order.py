@@ -124,3 +124,13 @@ class KnowsTensorsByTheirAddress(ForwardingGroup):
         [x] = tensors
         bytes_ = self.bytes_at.setdefault(x.data_ptr(), x.numel() * x.element_size())
         return super().allreduce([x.view(-1)[: bytes_ // x.element_size()]], opts)
+
+
+@breaks("order/world-of-one", says=r"missing connection between rank 0 and rank 0")
+class RefusesAGroupOfOneRank(ForwardingGroup):
+    """A group of one rank looks for a connection to itself."""
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        if self.size() == 1:
+            raise RuntimeError("missing connection between rank 0 and rank 0")
+        return super().allreduce(tensors, opts)
