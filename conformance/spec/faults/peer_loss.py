@@ -42,10 +42,7 @@ from conformance.spec.raising import assert_raised, returned
 
 chapter = Chapter("faults", source="observed, torch 2.13.0 gloo", needs="feature:peer_loss")
 
-pytestmark = loses_ranks()
-
-
-pytestmark = not_probed()
+pytestmark = [loses_ranks(), not_probed()]
 
 # How often the ranks that are left repeat an operation: one that only sends, and little, may well
 # go through a few times.
