@@ -6,6 +6,7 @@ from typing import Any
 
 from ci.zoo import first_sentence, objections, row
 from conformance.report.certificate import counted
+from conformance.target import load_target
 
 
 def certificate(verdict: str = "holds", **more: Any) -> dict[str, Any]:
@@ -36,8 +37,10 @@ def test_a_claim_too_few_or_a_deviation_too_many_is_an_objection() -> None:
     assert list(objections(certificate(under_claims=["op:send"]))) == [
         "works although not claimed: op:send"
     ]
-    own = {"of_torch": False, "needless": ["all_reduce/sum"]}
-    assert list(objections(certificate(deviations=[own, {**own, "of_torch": True}]))) == [
+    own = {"of_torch": False, "needless": ["all_reduce/sum"], "reason": "its own"}
+    of_torch = {**own, "of_torch": True}
+    inherited = {**own, "reason": load_target("torch").deviations[0].reason}
+    assert list(objections(certificate(deviations=[own, of_torch, inherited]))) == [
         "holds although a deviation is declared: all_reduce/sum"
     ]
     assert list(objections(certificate(harness_faults=["no store"]))) == ["harness fault: no store"]
