@@ -45,7 +45,13 @@ from conformance.run.judgement import Judgement, LeftBehind
 from conformance.run.options import OPTIONS
 from conformance.run.plan import Plan, adopt_own, make_plan, select, world_size_of
 from conformance.run.repetition import describe_taint, repeat
-from conformance.run.selection import files_left_out, is_asked_for, planned_cases, trains_models
+from conformance.run.selection import (
+    files_left_out,
+    is_asked_for,
+    planned_cases,
+    trains_models,
+    without_a_claim,
+)
 from conformance.run.settings import Settings, UsageError, check_python, read_settings
 from conformance.run.worker_messages import Board, Planned
 from conformance.session.certifier import Certifier, Settler, attach, usage_error
@@ -313,7 +319,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     plans = {item.nodeid: item.stash[PLAN] for item in [*found, *session.items]}
     settings = config.stash[SETTINGS]
     cases = planned_cases(found, session.items, plans, settings)
-    board.note_planned(Planned(cases, files_left_out(found, settings)))
+    unclaimed = without_a_claim(found, plans)
+    board.note_planned(Planned(cases, files_left_out(found, settings), unclaimed))
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -108,12 +108,17 @@ def select(
     return chosen
 
 
-def why_not_exercised(settings: Settings) -> dict[str, tuple[Verdict, str]]:
-    """For every requirement the verdict if no case of it ran, and why, as far as options tell."""
+def why_not_exercised(
+    settings: Settings, unclaimed: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, tuple[Verdict, str]]:
+    """For every requirement the verdict if no case of it ran, and why, as far as options tell.
+
+    unclaimed: requirements whose cases all lack something -> what that is.
+    """
     reasons = {}
     for id, requirement in catalogue().items():
         part = missing_part(settings.target, requirement.profile)
-        lacks = settings.target.lacks(catalogue().needs(id))
+        lacks = settings.target.lacks(catalogue().needs(id)) or (unclaimed or {}).get(id, ())
         if not settings.selects(id):
             reasons[id] = Verdict.NOT_EXERCISED, "not selected"
         elif part:

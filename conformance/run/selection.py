@@ -36,6 +36,23 @@ def planned_cases(
     return {item.nodeid: plans[item.nodeid].covers for item in wanted if plans[item.nodeid].covers}
 
 
+def without_a_claim(
+    found: Iterable[pytest.Item], plans: Mapping[str, Plan]
+) -> dict[str, list[str]]:
+    """Rules of which each case needs something that the target does not claim, and is not probed.
+
+    Returns what that is, by the rule's id.
+    """
+    lacking: dict[str, set[str]] = {}
+    runnable: set[str] = set()
+    for plan in (plans[item.nodeid] for item in found):
+        if not plan.lacks or plan.probed:
+            runnable.update(plan.covers)
+        for id in plan.covers:
+            lacking.setdefault(id, set()).update(plan.lacks)
+    return {id: sorted(needs) for id, needs in lacking.items() if id not in runnable}
+
+
 def is_asked_for(file: Path, settings: Settings) -> bool:
     """Whether --profile and --requirement leave a file of the suite anything to do.
 

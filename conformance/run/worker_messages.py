@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from conformance.catalogue.rules import catalogue
@@ -30,10 +30,13 @@ class Planned:
     cases: node id -> the requirements that the case covers, of those that run and of those that
         were left out.
     files_left_out: files of the suite of which no case was found.
+    unclaimed: rules without a case that could run -> what their cases need and the target does not
+        claim.
     """
 
     cases: Mapping[str, Sequence[str]] = field(default_factory=dict)
     files_left_out: Sequence[str] = ()
+    unclaimed: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 class Board:
@@ -85,13 +88,13 @@ class Board:
     def note_planned(self, planned: Planned) -> None:
         """Tell the controller what there was to run; each worker finds the same."""
         written = self.folder / f"{_PLANNED} {os.getpid()}"
-        written.write_text(json.dumps([dict(planned.cases), list(planned.files_left_out)]))
+        written.write_text(json.dumps(asdict(planned)))
         written.replace(self.folder / _PLANNED)
 
     def planned(self) -> Planned:
         """What `note_planned` was told; nothing where no worker came so far."""
         path = self.folder / _PLANNED
-        return Planned(*json.loads(path.read_text())) if path.exists() else Planned()
+        return Planned(**json.loads(path.read_text())) if path.exists() else Planned()
 
     def remove(self) -> None:
         """End the board; workers that are still at it find it empty."""

@@ -138,7 +138,7 @@ class Certifier:
                 catalogue(),
                 self._settings.target,
                 self._cases,
-                why_not_exercised(self._settings),
+                why_not_exercised(self._settings, planned.unclaimed),
                 dict.fromkeys(self._harness_faults),  # each worker collects by itself
                 dict.fromkeys(self._other_failures),
                 interrupted=session.exitstatus == pytest.ExitCode.INTERRUPTED,

@@ -13,6 +13,7 @@ from conformance.capabilities import DETECTING, Capabilities
 from conformance.catalogue.rules import catalogue
 from conformance.rule import MUST, Requirement
 from conformance.run.plan import adopt_own, make_plan, missing_part, select, why_not_exercised
+from conformance.run.selection import without_a_claim
 from conformance.run.settings import Settings, UsageError, read_settings
 from conformance.run.worker_messages import Board
 from conformance.target import Target
@@ -91,6 +92,18 @@ def test_a_plan_gathers_what_is_known_before_the_run() -> None:
     assert plan.depth == 1
     assert plan.gpus == 2
     assert not plan.lacks_part
+
+
+def test_a_rule_whose_cases_all_lack_something_is_not_claimed() -> None:
+    rule, other = "all_reduce/same-bits", "barrier/async"
+    by_parameter: dict[str, Any] = {"needs": ("dtype:uint16",), "not_probed": ()}
+    items = [item("a", rule, **by_parameter), item("b", other, **by_parameter), item("c", other)]
+    plans = {one.nodeid: make_plan(one, settings()) for one in items}
+    unclaimed = without_a_claim(items, plans)
+    assert unclaimed == {rule: ["dtype:uint16"]}
+    verdict, reason = why_not_exercised(settings(), unclaimed)[rule]
+    assert verdict is Verdict.NOT_CLAIMED
+    assert reason == "not claimed: it needs dtype:uint16, and cannot be probed"
 
 
 def test_nothing_is_probed_where_ranks_cannot_be_replaced() -> None:
