@@ -100,7 +100,9 @@ _ONLY_ON = {f"feature:{name}": "cpu" for name in OF_WRAPPERS}
 # Neither gloo nor NCCL has int16.
 _PLAIN_DTYPES = set(DTYPES[: DTYPES.index("complex128") + 1]) - {"int16"}
 _PLAIN_REDUCE_OPS = ("sum", "product", "min", "max", "band", "bor", "bxor")
-_PLAIN_FEATURES = ("coalescing", "nonblocking", "sequence_numbers", "timeouts")
+_PLAIN_FEATURES = (
+    *("coalescing", "nonblocking", "reduce_scatter_v", "sequence_numbers", "timeouts"),
+)
 
 VOCABULARY: Mapping[str, Sequence[str]] = {
     "ops": OPS,

@@ -47,7 +47,7 @@ CONFORMANCE = {
     "plugin": "verdict exit_codes catalogue harness markers run report session",
     "conftest": "plugin run",
     # What a backend has, for a first target file.
-    "probing": "capabilities target harness torch_private",
+    "probing": "capabilities target oracle harness spec torch_private",
     "bench": "exit_codes harness target capabilities oracle checks",
     # What pytest loads wherever the suite is installed; it names the plugin by a string.
     "pyargs": "",

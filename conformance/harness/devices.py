@@ -165,7 +165,7 @@ def seed(type: str, value: int) -> bool:
 
 
 def memory_allocated(device: torch.device) -> int | None:
-    """Bytes that tensors have on the device, or None where nobody counts them."""
+    """Bytes that tensors have on the device, or None where they are not counted."""
     module = module_of(device.type)
     found: int | None = _call(module, "memory_allocated", device)
     if found is None:
@@ -185,7 +185,7 @@ def start_peak(device: torch.device) -> bool:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """The most bytes that tensors had on the device at once, or None where nobody counts them."""
+    """The most bytes that tensors had on the device at once, or None where they are not counted."""
     found: int | None = _call(module_of(device.type), "max_memory_allocated", device)
     return found
 

@@ -1,46 +1,26 @@
-"""A small call of each operation by two ranks, and what each of them must have afterwards.
-
-The tensors have three elements, which two ranks cannot divide evenly. Rank 1 is the root.
-"""
+"""A small call of each operation by two ranks, and what each of them must have afterwards."""
 
 from __future__ import annotations
 
-import operator
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from conformance.harness.me import Me
+from conformance.oracle.collectives import Call, after, contribution, receives
+from conformance.oracle.data import blank
 from conformance.probing.findings import Probe
+from conformance.spec.collectives.perform import perform
 
 WORLD_SIZE = 2
+_SHAPE = (5,)  # which two ranks cannot divide evenly
 _ROOT = 1
 _FACTOR = 2.0
 _LATE_S = 0.2
-
-Given = tuple[tuple[int, ...], ...]  # what each rank contributes
-
-# Small enough for float8, and different as bools too.
-GIVEN: Given = ((1, 0, 0), (2, 0, 3))
-# Each reduction of these comes out differently.
-FACTORS: Given = ((6, 5, 1), (3, 9, 1))
-
-_REDUCED: Mapping[str, Callable[[int, int], float]] = {
-    "sum": operator.add,
-    "avg": lambda a, b: (a + b) / WORLD_SIZE,
-    "product": operator.mul,
-    "min": min,
-    "max": max,
-    "band": operator.and_,
-    "bor": operator.or_,
-    "bxor": operator.xor,
-    "premul_sum": lambda a, b: _FACTOR * (a + b),
-}
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter_tensor", "reduce_scatter")
 MOVING = (
@@ -55,171 +35,58 @@ MOVING = (
 )
 
 
-def probe_op(
-    op: str, reduction: str = "sum", dtype: str = "float32", given: Given = GIVEN
-) -> Probe:
+def probe_op(op: str, reduction: str = "sum", dtype: str = "float32") -> Probe:
     """The probe of one operation, with one reduction and one dtype."""
-    want = tuple(
-        [_tensor(row, dtype) for row in _wanted(op, rank, reduction, given)]
-        for rank in range(WORLD_SIZE)
-    )
+    call = Call(op, _SHAPE, dtype, reduction, _ROOT)
     if op in ("barrier", "monitored_barrier"):
         early = "a rank left the barrier before the other one had come"
-        return Probe(_CALLS[op], (given, dtype, reduction), (True, True), early)
-    return Probe(_CALLS[op], (given, dtype, reduction), want)
+        return Probe(_OTHERS[op], (call,), (True, True), early)
+    want = tuple(_wanted(call, rank) for rank in range(WORLD_SIZE))
+    return Probe(_OTHERS.get(op, perform_collective), (call,), want)
 
 
-def _wanted(op: str, rank: int, reduction: str, given: Given) -> list[list[float]]:
-    """What lies in each tensor that the rank's call returns. Pure."""
-    to_me = [_piece(given, source, rank) for source in range(WORLD_SIZE)]
-    if op == "all_reduce" or (op == "reduce" and rank == _ROOT):
-        return [_reduced(reduction, given)]
-    if op in ("reduce_scatter", "reduce_scatter_tensor"):
-        return [_reduced(reduction, to_me)]
-    if op == "all_gather" or (op == "gather" and rank == _ROOT):
-        return [list(row) for row in given]
-    if op == "all_gather_into_tensor":
-        return [[x for row in given for x in row]]
-    if op == "all_to_all_single":
-        return [[x for row in to_me for x in row]]
-    moved: Mapping[str, list[list[float]]] = {
-        "broadcast": [list(given[_ROOT])],
-        "scatter": [to_me[_ROOT]],
-        "all_to_all": to_me,
-        "send": [list(given[1 - rank])],
-    }
-    return moved.get(op, [])
+def _wanted(call: Call, rank: int) -> list[Tensor]:
+    """What lies in the tensors that the rank's call fills. Pure."""
+    if call.op == "send":
+        return [contribution(call, 1 - rank)]
+    if not receives(call, rank):
+        return []
+    if call.reduce_op == "premul_sum":
+        sums = after(Call(call.op, call.shape, call.dtype, root=call.root), rank, WORLD_SIZE)
+        return [_FACTOR * x for x in sums.taken]
+    return list(after(call, rank, WORLD_SIZE).taken)
 
 
-def _reduced(reduction: str, rows: Sequence[Sequence[float]]) -> list[float]:
-    combine: Callable[..., float] = _REDUCED[reduction]
-    return [combine(a, b) for a, b in zip(*rows, strict=True)]
+def perform_collective(me: Me, call: Call) -> list[Tensor]:
+    """The tensors that this rank's call fills."""
+    is_scaled = call.reduce_op == "premul_sum"
+    reduce_op = dist._make_nccl_premul_sum(_FACTOR) if is_scaled else None
+    seen = perform(me, call, reduce_op=reduce_op)
+    return list(seen.taken) if receives(call, me.rank) else []
 
 
-def _piece(given: Given, source: int, destination: int) -> list[float]:
-    """What `source` has for `destination`, of several that it has: its row, shifted."""
-    row = given[source]
-    return [*row[-destination:], *row[:-destination]] if destination else list(row)
-
-
-def _tensor(row: Sequence[float], dtype: str) -> Tensor:
-    return torch.tensor(row).to(getattr(torch, dtype))
-
-
-def own(me: Me, given: Given = GIVEN, dtype: str = "float32") -> Tensor:
-    """What this rank contributes."""
-    return _tensor(given[me.rank], dtype).to(me.device)
-
-
-def _pieces(me: Me, given: Given, dtype: str) -> list[Tensor]:
-    each = (_piece(given, me.rank, destination) for destination in range(WORLD_SIZE))
-    return [_tensor(piece, dtype).to(me.device) for piece in each]
-
-
-def _blank(me: Me, given: Given, dtype: str, rows: int = 1) -> Tensor:
-    """Room for so many rows, of ones: no result is nothing but ones."""
-    return _tensor([1] * (len(given[0]) * rows), dtype).to(me.device)
-
-
-def _blanks(me: Me, given: Given, dtype: str) -> list[Tensor]:
-    return [_blank(me, given, dtype) for _ in range(WORLD_SIZE)]
-
-
-def op_of(reduction: str) -> Any:
-    """What torch's calls take."""
-    if reduction == "premul_sum":
-        return dist._make_nccl_premul_sum(_FACTOR)
-    return getattr(dist.ReduceOp, reduction.upper())
-
-
-def all_reduce(me: Me, given: Given, dtype: str, reduction: str) -> list[Tensor]:
-    x = own(me, given, dtype)
-    dist.all_reduce(x, op_of(reduction))
-    return [x]
-
-
-def reduce(me: Me, given: Given, dtype: str, reduction: str) -> list[Tensor]:
-    x = own(me, given, dtype)
-    dist.reduce(x, _ROOT, op_of(reduction))
-    return [x] if me.rank == _ROOT else []
-
-
-def broadcast(me: Me, given: Given, dtype: str, reduction: str) -> list[Tensor]:
-    x = own(me, given, dtype)
-    dist.broadcast(x, _ROOT)
-    return [x]
-
-
-def all_gather(me: Me, given: Given, dtype: str, reduction: str) -> list[Tensor]:
-    outputs = _blanks(me, given, dtype)
-    dist.all_gather(outputs, own(me, given, dtype))
-    return outputs
-
-
-def all_gather_into_tensor(me: Me, given: Given, dtype: str, reduction: str) -> list[Tensor]:
-    output = _blank(me, given, dtype, WORLD_SIZE)
-    dist.all_gather_into_tensor(output, own(me, given, dtype))
-    return [output]
-
-
-def reduce_scatter(me: Me, given: Given, dtype: str, reduction: str) -> list[Tensor]:
-    output = _blank(me, given, dtype)
-    dist.reduce_scatter(output, _pieces(me, given, dtype), op_of(reduction))
-    return [output]
-
-
-def reduce_scatter_tensor(me: Me, given: Given, dtype: str, reduction: str) -> list[Tensor]:
-    output = _blank(me, given, dtype)
-    dist.reduce_scatter_tensor(output, torch.cat(_pieces(me, given, dtype)), op_of(reduction))
-    return [output]
-
-
-def all_to_all(me: Me, given: Given, dtype: str, reduction: str) -> list[Tensor]:
-    outputs = _blanks(me, given, dtype)
-    dist.all_to_all(outputs, _pieces(me, given, dtype))
-    return outputs
-
-
-def all_to_all_single(me: Me, given: Given, dtype: str, reduction: str) -> list[Tensor]:
-    output = _blank(me, given, dtype, WORLD_SIZE)
-    dist.all_to_all_single(output, torch.cat(_pieces(me, given, dtype)))
-    return [output]
-
-
-def gather(me: Me, given: Given, dtype: str, reduction: str) -> list[Tensor]:
-    outputs = _blanks(me, given, dtype) if me.rank == _ROOT else None
-    dist.gather(own(me, given, dtype), outputs, _ROOT)
-    return outputs or []
-
-
-def scatter(me: Me, given: Given, dtype: str, reduction: str) -> list[Tensor]:
-    output = _blank(me, given, dtype)
-    inputs = _pieces(me, given, dtype) if me.rank == _ROOT else None
-    dist.scatter(output, inputs, _ROOT)
-    return [output]
-
-
-def send(me: Me, given: Given, dtype: str, reduction: str) -> list[Tensor]:
+def send(me: Me, call: Call) -> list[Tensor]:
     """A message there and one back."""
-    got = _blank(me, given, dtype)
+    mine = contribution(call, me.rank).to(me.device)
+    got = blank(call.shape, call.dtype).to(me.device)
     if me.rank == 0:
-        dist.send(own(me, given, dtype), 1)
+        dist.send(mine, 1)
         dist.recv(got, 1)
     else:
         dist.recv(got, 0)
-        dist.send(own(me, given, dtype), 0)
+        dist.send(mine, 0)
     return [got]
 
 
-def barrier(me: Me, given: Given, dtype: str, reduction: str) -> bool:
-    return _meets(me, "barrier", dist.barrier)
+def barrier(me: Me, call: Call) -> bool:
+    return _meets(me, call.op, dist.barrier)
 
 
-def monitored_barrier(me: Me, given: Given, dtype: str, reduction: str) -> bool:
+def monitored_barrier(me: Me, call: Call) -> bool:
     """By the group's method: torch's function hands over to it for the backend "gloo" alone."""
     group: Any = dist.group.WORLD
     timeout = timedelta(seconds=me.group_timeout_s)
-    return _meets(me, "monitored barrier", lambda: group.monitored_barrier(timeout, False))
+    return _meets(me, call.op, lambda: group.monitored_barrier(timeout, False))
 
 
 def _meets(me: Me, name: str, wait: Callable[[], object]) -> bool:
@@ -231,22 +98,9 @@ def _meets(me: Me, name: str, wait: Callable[[], object]) -> bool:
     return all(me.store.check([f"{name}/{rank}"]) for rank in range(WORLD_SIZE))
 
 
-_CALLS: Mapping[str, Callable[..., Any]] = {
-    call.__name__: call
-    for call in (
-        all_reduce,
-        reduce,
-        broadcast,
-        all_gather,
-        all_gather_into_tensor,
-        reduce_scatter,
-        reduce_scatter_tensor,
-        all_to_all,
-        all_to_all_single,
-        gather,
-        scatter,
-        barrier,
-        monitored_barrier,
-        send,
-    )
+# Operations that no collective of the oracle stands for.
+_OTHERS: Mapping[str, Callable[..., Any]] = {
+    "barrier": barrier,
+    "monitored_barrier": monitored_barrier,
+    "send": send,
 }

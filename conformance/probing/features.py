@@ -13,14 +13,21 @@ from torch import Tensor
 
 from conformance.capabilities import FEATURES
 from conformance.harness.me import Me
-from conformance.probing.calls import own
+from conformance.oracle.collectives import Call, after, contribution
+from conformance.probing.calls import WORLD_SIZE
 from conformance.probing.findings import Probe
 from conformance.torch_private import sequence_number
 
 _SOON = timedelta(seconds=0.5)
 _GROUP_TIMEOUT = timedelta(seconds=2)  # on a busy machine, making the group takes some of it
-_SUM = torch.tensor([3.0, 0.0, 3.0])
-_MESSAGE = torch.tensor([1.0, 0.0, 0.0])  # rank 0's
+_CALL = Call("all_reduce", (3,))
+_SUM = after(_CALL, 0, WORLD_SIZE).taken[0]
+_MESSAGE = contribution(_CALL, 0)  # rank 0's
+
+
+def own(me: Me) -> Tensor:
+    """What this rank contributes."""
+    return contribution(_CALL, me.rank).to(me.device)
 
 
 def any_source(me: Me) -> tuple[int, Tensor]:
@@ -163,18 +170,7 @@ _ENDLESS = "it was over, although the other rank had not joined in"
 PROBES: Mapping[str, tuple[tuple[str, Probe], ...]] = {
     "any_source": (("send", _both(any_source, (0, _MESSAGE))),),
     "coalescing": (("all_reduce", _both(coalesced, [_SUM] * 4)),),
-    "gather_v": (
-        ("all_gather", _both(gathered_unevenly, [torch.ones(1), torch.full((2,), 2.0)])),
-        (
-            "reduce_scatter",
-            Probe(
-                reduce_scattered_unevenly,
-                (),
-                (torch.full((1,), 2.0), torch.full((2,), 2.0)),
-                alone=True,
-            ),
-        ),
-    ),
+    "gather_v": (("all_gather", _both(gathered_unevenly, [torch.ones(1), torch.full((2,), 2.0)])),),
     "nonblocking": (
         (
             "all_reduce",
@@ -182,6 +178,17 @@ PROBES: Mapping[str, tuple[tuple[str, Probe], ...]] = {
                 returns_before_the_other_comes,
                 True,
                 "an asynchronous all_reduce returned only when the other rank had joined in",
+            ),
+        ),
+    ),
+    "reduce_scatter_v": (
+        (
+            "reduce_scatter",
+            Probe(
+                reduce_scattered_unevenly,
+                (),
+                (torch.full((1,), 2.0), torch.full((2,), 2.0)),
+                alone=True,
             ),
         ),
     ),

@@ -13,7 +13,7 @@ from conformance.harness.me import Me
 from conformance.harness.outcome import Outcome, Returned
 from conformance.harness.pool import Pool, WorldSpec
 from conformance.harness.ranks import Ranks
-from conformance.probing.calls import FACTORS, MOVING, REDUCING, WORLD_SIZE, probe_op
+from conformance.probing.calls import MOVING, REDUCING, WORLD_SIZE, probe_op
 from conformance.probing.features import PROBES
 from conformance.probing.findings import Finding, Probe, Seen, judge
 from conformance.target import Target
@@ -113,7 +113,7 @@ def _find_reduce_op(
         dtype = next((dtype for dtype in _INTEGERS if dtypes[dtype].works), "")
         if not dtype:
             return Finding(Seen.NOT_TRIED, "no dtype of integers works, and it combines their bits")
-    return ask(probe_op(op, name, dtype, FACTORS))
+    return ask(probe_op(op, name, dtype))
 
 
 def _find_feature(ask: Ask, ops: Mapping[str, Finding], name: str) -> Finding:
