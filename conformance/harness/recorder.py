@@ -136,9 +136,13 @@ class Recorder:
         self._asked.clear()
         self._refused = NOTHING_REFUSED
 
-    def refused(self) -> Refusal:
-        """The first call that raised since `expect_calls`; if none did, what all asked for."""
-        return self._refused or Refusal(needs=tuple(sorted(self._asked)))
+    def refused(self, *, function_raised: bool) -> Refusal:
+        """The first call that raised since `expect_calls`. If none did, and the function itself
+        has raised, what all of its calls asked for: one may have raised when it was waited for.
+        """
+        if self._refused or not function_raised:
+            return self._refused
+        return Refusal(needs=tuple(sorted(self._asked)))
 
     def _wrap(self, name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
         names = tuple(inspect.signature(operation).parameters)

@@ -172,10 +172,10 @@ class Worker:
             self._end_if_forked(error)
             here = error.__traceback__
             error = error.with_traceback(here.tb_next or here if here else None)
-            return replace(_failed(error), refused=self._recorder.refused())
+            return replace(_failed(error), refused=self._recorder.refused(function_raised=True))
         self._end_if_forked()
         try:
-            return Done(pack(value), self._recorder.refused())
+            return Done(pack(value), self._recorder.refused(function_raised=False))
         except BaseException as error:  # raised by the value's own code
             return Lost(f"the returned value is of no use: {message_of(error)}")
 

@@ -109,16 +109,16 @@ def select(
 
 
 def why_not_exercised(
-    settings: Settings, unclaimed: Mapping[str, Sequence[str]] | None = None
+    settings: Settings, unclaimed: Mapping[str, Sequence[str]]
 ) -> dict[str, tuple[Verdict, str]]:
     """For every requirement the verdict if no case of it ran, and why, as far as options tell.
 
-    unclaimed: requirements whose cases all lack something -> what that is.
+    unclaimed: see `without_a_claim`.
     """
     reasons = {}
     for id, requirement in catalogue().items():
         part = missing_part(settings.target, requirement.profile)
-        lacks = settings.target.lacks(catalogue().needs(id)) or (unclaimed or {}).get(id, ())
+        lacks = settings.target.lacks(catalogue().needs(id))
         if not settings.selects(id):
             reasons[id] = Verdict.NOT_EXERCISED, "not selected"
         elif part:
@@ -126,6 +126,11 @@ def why_not_exercised(
             reasons[id] = Verdict.NOT_CLAIMED, said
         elif lacks:
             said = f"not claimed: it needs {', '.join(lacks)}, and cannot be probed"
+            reasons[id] = Verdict.NOT_CLAIMED, said
+        elif id in unclaimed:
+            said = (
+                f"not claimed: its cases need one of {', '.join(unclaimed[id])}, and are not probed"
+            )
             reasons[id] = Verdict.NOT_CLAIMED, said
         elif settings.world_sizes is not None:
             sizes = ", ".join(map(str, settings.world_sizes))

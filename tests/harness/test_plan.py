@@ -103,7 +103,7 @@ def test_a_rule_whose_cases_all_lack_something_is_not_claimed() -> None:
     assert unclaimed == {rule: ["dtype:uint16"]}
     verdict, reason = why_not_exercised(settings(), unclaimed)[rule]
     assert verdict is Verdict.NOT_CLAIMED
-    assert reason == "not claimed: it needs dtype:uint16, and cannot be probed"
+    assert reason == "not claimed: its cases need one of dtype:uint16, and are not probed"
 
 
 def test_nothing_is_probed_where_ranks_cannot_be_replaced() -> None:
@@ -148,19 +148,19 @@ def test_a_target_without_a_part_is_not_probed_for_it() -> None:
     assert missing_part(PLAIN, "comm_hooks") == "ddp"
     assert missing_part(replace(PLAIN, ddp="m:DDP"), "ddp") == ""
     assert chosen([item("a", ddp.id)], settings()) == []
-    verdict, reason = why_not_exercised(settings())[ddp.id]
+    verdict, reason = why_not_exercised(settings(), {})[ddp.id]
     assert verdict is Verdict.NOT_CLAIMED
     assert reason == "not claimed: the target has no ddp of its own"
 
 
 def test_everything_that_did_not_run_has_a_reason() -> None:
-    reasons = why_not_exercised(settings(profiles=("p2p",), world_sizes=(2,)))
+    reasons = why_not_exercised(settings(profiles=("p2p",), world_sizes=(2,)), {})
     assert reasons["all_reduce/sum"] == (Verdict.NOT_EXERCISED, "not selected")
     assert set(reasons) == set(catalogue())
     p2p = "p2p/delivers"
     said = "no case of it ran (world sizes selected: 2)"
     assert reasons[p2p] == (Verdict.NOT_EXERCISED, said)
-    assert why_not_exercised(settings())[p2p] == (Verdict.NOT_EXERCISED, "no case of it ran")
+    assert why_not_exercised(settings(), {})[p2p] == (Verdict.NOT_EXERCISED, "no case of it ran")
 
 
 def own(id: str, **more: Any) -> Requirement:
@@ -251,7 +251,7 @@ def test_a_case_that_is_not_probed_is_left_out() -> None:
     one = item("a", "monitored_barrier/nobody-leaves", not_probed=())
     assert chosen([one], settings(NARROW)) == []
     assert chosen([one], settings()) == [one.nodeid]
-    verdict, reason = why_not_exercised(settings(NARROW))["monitored_barrier/nobody-leaves"]
+    verdict, reason = why_not_exercised(settings(NARROW), {})["monitored_barrier/nobody-leaves"]
     assert verdict is Verdict.NOT_CLAIMED
     assert reason == "not claimed: it needs op:monitored_barrier, and cannot be probed"
 
@@ -264,7 +264,7 @@ def test_what_only_waits_where_it_is_lacking_is_not_probed() -> None:
     assert chosen([patient], settings()) == [patient.nodeid]
     for feature in DETECTING:
         assert chosen([item("a", "barrier/async", needs=(feature,))], narrow) == []
-    assert why_not_exercised(narrow)["barrier/timeout"] == (
+    assert why_not_exercised(narrow, {})["barrier/timeout"] == (
         Verdict.NOT_CLAIMED,
         "not claimed: it needs feature:timeouts, and cannot be probed",
     )

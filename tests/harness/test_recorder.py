@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conformance.harness import recorder
-from conformance.harness.outcome import Refusal
+from conformance.harness.outcome import NOTHING_REFUSED, Refusal
 from conformance.harness.recorder import (
     PAGE_BYTES,
     LastCollective,
@@ -106,8 +106,10 @@ def test_a_call_that_raises_is_a_refusal_of_what_it_asked_for(
         its_recorder.expect_calls()
         with pytest.raises(ValueError, match="no"):
             call(torch.ones(1))
-        assert its_recorder.refused() == Refusal("broadcast raised ValueError: no", needs)
+        refused = its_recorder.refused(function_raised=True)
+        assert refused == Refusal("broadcast raised ValueError: no", needs)
     its_recorder.expect_calls()
     send(torch.ones(1))
-    assert its_recorder.refused() == Refusal(needs=("dtype:float32", "op:send"))
-    assert not its_recorder.refused()
+    refused = its_recorder.refused(function_raised=True)
+    assert (refused.needs, bool(refused)) == (("dtype:float32", "op:send"), False)
+    assert its_recorder.refused(function_raised=False) == NOTHING_REFUSED
