@@ -17,10 +17,8 @@ from conformance import (
     Ranks,
     assert_each_rank,
     assert_same_on_all_ranks,
-    assert_that,
     covers,
     needs,
-    not_probed,
     world_sizes,
 )
 from conformance.oracle.collectives import Call
@@ -482,107 +480,3 @@ def test_premul_sum(ranks: Ranks) -> None:
     got = ranks.run(premultiplied, 0.5)
     n = ranks.world_size
     assert_same_on_all_ranks(got, want=torch.full((3,), 0.5 * n * (n + 1) / 2))
-
-
-def refusals(me: Me, dtype: str, op: str) -> dict[str, tuple[str, str]]:
-    """Kind and words of each collective's refusal, "nothing" and "" where it does not refuse."""
-    found = {}
-    for collective in COLLECTIVES:
-        if not me.target.capabilities.has(f"op:{collective}"):
-            continue
-        try:
-            perform(me, Call(collective, (3,), dtype), reduce_op=REDUCE_OPS[op])
-        except (RuntimeError, ValueError) as error:
-            kind = "ValueError" if isinstance(error, ValueError) else "RuntimeError"
-            found[collective] = kind, str(error)
-        else:
-            found[collective] = "nothing", ""
-    return found
-
-
-@chapter.must(
-    "reductions/bits-of-floats-refused",
-    "BAND, BOR and BXOR of floating-point tensors are refused on every rank with an error that "
-    "names the operation.",
-    source="observed, torch 2.13.0 gloo: 'Cannot use ReduceOp.BAND with non-integral dtype'",
-    needs=("reduce_op:band", "reduce_op:bor", "reduce_op:bxor"),
-    rests_on="all_reduce/sum",
-)
-@not_probed()
-@world_sizes(2)
-@pytest.mark.parametrize("op", ["band", "bor", "bxor"])
-def test_floats_have_no_bits(ranks: Ranks, op: str) -> None:
-    for rank, found in enumerate(ranks.run(refusals, "float32", op)):
-        for collective, (_, words) in found.items():
-            assert_that(
-                op.upper() in words,
-                f"{collective}: {op.upper()} of float32 should be refused by its name: {words!r}",
-                rank,
-            )
-
-
-WITHOUT_COMPLEX = ["min", "max", "product", "band", "bor", "bxor"]
-
-
-@chapter.must(
-    "reductions/complex-refused",
-    "MIN, MAX, PRODUCT and the bitwise operations of complex tensors are refused on every rank "
-    "with an error that says complex.",
-    source="torch 2.13, supports_complex; pytorch#179633",
-    needs="dtype:complex64",
-    rests_on="all_reduce/sum",
-)
-@not_probed()
-@world_sizes(2)
-@pytest.mark.parametrize("op", WITHOUT_COMPLEX)
-def test_complex_numbers_have_no_order(ranks: Ranks, op: str) -> None:
-    for rank, found in enumerate(ranks.run(refusals, "complex64", op)):
-        for collective, (_, words) in found.items():
-            assert_that(
-                "complex" in words,
-                f"{collective}: {op.upper()} of complex64 should be refused as complex: {words!r}",
-                rank,
-            )
-
-
-@chapter.should(
-    "reductions/complex-refused-as-values",
-    "all_reduce, reduce, reduce_scatter and reduce_scatter_tensor refuse these operations of "
-    "complex tensors with a ValueError.",
-    source="torch 2.13, all_reduce; pytorch#179633",
-    needs="dtype:complex64",
-    rests_on="reductions/complex-refused",
-)
-@not_probed()
-@world_sizes(2)
-@pytest.mark.parametrize("op", WITHOUT_COMPLEX)
-def test_what_kind_of_error_it_is(ranks: Ranks, op: str) -> None:
-    got = [
-        {collective: kind for collective, (kind, _) in found.items()}
-        for found in ranks.run(refusals, "complex64", op)
-    ]
-    assert_each_rank(got, [dict.fromkeys(got[0], "ValueError")] * 2)
-
-
-def wrong_kinds_of_op(me: Me) -> list[str]:
-    """What comes of operations that are none."""
-    raised = []
-    for op in ("sum", 0, None):
-        try:
-            dist.all_reduce(torch.ones(2, device=me.device), op)
-        except TypeError:
-            raised.append("TypeError")
-        else:
-            raised.append(f"{op!r} was taken")
-    return raised
-
-
-@chapter.must(
-    "reductions/not-an-op",
-    "A string or a number in place of a ReduceOp is a TypeError.",
-    source="observed, torch 2.13.0",
-    rests_on="all_reduce/sum",
-)
-@world_sizes(2)
-def test_an_op_must_be_a_reduce_op(ranks: Ranks) -> None:
-    assert_each_rank(ranks.run(wrong_kinds_of_op), [["TypeError"] * 3] * 2)

@@ -224,28 +224,3 @@ class MakesNoGroupAfterATimeout(ForwardingGroup):
             type(self).has_timed_out = True
             raise
         return work
-
-
-@breaks("abort/ends-what-waits", says=r"abort_what_waits", verdict=Verdict.TIMEOUT)
-class AbortDoesNothing(GroupMutant, ProcessGroupGloo):
-    base = "impl"
-
-    def abort(self) -> None:
-        return
-
-
-@breaks("abort/ends-the-group", says=r"RuntimeError: all are aborted")
-class AbortsEverything(GroupMutant, ProcessGroupGloo):
-    """An abort ends all groups of the process."""
-
-    base = "impl"
-    is_aborted: ClassVar[bool] = False
-
-    def abort(self) -> None:
-        type(self).is_aborted = True
-        super().abort()
-
-    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
-        if self.is_aborted:
-            raise RuntimeError("all are aborted")
-        return super().allreduce(tensors, opts)
