@@ -240,6 +240,7 @@ def unused_by_all(me: Me, options: Options) -> list[list[float | None]]:
     "hook writes to its place in the bucket: None stays None.",
     source=f"{CPP}: gradients of globally unused parameters are kept, with a hook as without",
     rests_on="comm_hooks/result",
+    needs="dtype:float64",
 )
 @world_sizes(2)
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=["apart", "view"])

@@ -313,6 +313,7 @@ def gradient_of_input(me: Me) -> Tensor:
     "ddp/backward/input-gradient",
     "The gradient of an input is this rank's own, not averaged.",
     source=f"{DOCS}: gradients of parameters are averaged",
+    needs="dtype:float64",
 )
 @world_sizes(2)
 def test_gradients_of_inputs_stay_local(ranks: Ranks) -> None:
@@ -337,6 +338,7 @@ def raise_in_backward(me: Me) -> None:
     "ddp/backward/error-in-backward",
     "An exception in every rank's backward pass comes out of it unchanged.",
     source="observed, torch 2.13.0, test_ddp_python_error_logged",
+    needs="dtype:float64",
 )
 @world_sizes(1, 2)
 def test_errors_come_out_of_backward(ranks: Ranks) -> None:

@@ -73,6 +73,7 @@ def counts(me: Me, replace: bool, options: Options, modes: list[str]) -> list[fl
     "ddp/buffers/before-forward",
     "Before each forward in training every rank's buffers get rank 0's values.",
     source=f"{DOCS}: buffers are broadcast from rank 0 in every iteration; pytorch#63917",
+    needs="dtype:float64",
 )
 @world_sizes(2, 3)
 def test_buffers_are_rank_0s(ranks: Ranks) -> None:
@@ -270,6 +271,7 @@ def test_two_forwards_through_batch_norm(ranks: Ranks) -> None:
     "ddp/buffers/none",
     "A module without buffers issues no collective in forward.",
     source="pytorch#2428 and pytorch#2875",
+    needs="dtype:float64",
 )
 @world_sizes(2)
 def test_no_buffers(ranks: Ranks) -> None:
@@ -389,6 +391,7 @@ def buffers_by_hook(me: Me, after: bool) -> tuple[list[list[str]], list[float], 
     "A buffer hook is called in place of the broadcast, with its state and the buffers by name, "
     "before or after forward, as it was registered.",
     source="torch 2.13, test_ddp_broadcast_buffer_via_hook",
+    needs="dtype:float64",
 )
 @world_sizes(2)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])

@@ -204,6 +204,7 @@ def save_with_group(me: Me) -> None:
     "Saving a wrapper on another group raises RuntimeError 'DDP Pickling/Unpickling are only "
     "supported'.",
     source="torch 2.13, _check_default_group",
+    needs="dtype:float64",
 )
 @world_sizes(2)
 def test_saving_needs_the_default_group(ranks: Ranks) -> None:

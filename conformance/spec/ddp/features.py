@@ -329,6 +329,7 @@ def looks(me: Me) -> list[bool]:
     "The wrapper is an nn.Module that torch's code takes for a DistributedDataParallel, with "
     "its attributes device, process_group, bucket_bytes_cap and require_backward_grad_sync.",
     source="optimizers, Join and FSDP ask isinstance and these names",
+    needs="dtype:float64",
 )
 @world_sizes(2)
 def test_what_a_wrapper_is(ranks: Ranks) -> None:

@@ -217,6 +217,7 @@ def joins_and_throws(me: Me, steps: int) -> None:
     "With throw_on_early_termination every rank raises RuntimeError as soon as one rank runs "
     "out of input.",
     source=f"{DOCS}, join; torch 2.13, test_ddp_uneven_input_exception",
+    needs="dtype:float64",
 )
 @world_sizes(2, 3)
 def test_all_ranks_raise(ranks: Ranks) -> None:
@@ -308,6 +309,7 @@ def logged_join(me: Me) -> int:
     "ddp/join/logged",
     "The logging data contain join_uneven_inputs after join() was used.",
     source="torch 2.13, test_ddp_uneven_inputs",
+    needs="dtype:float64",
 )
 @world_sizes(2)
 def test_the_logging_data_say_so(ranks: Ranks) -> None:

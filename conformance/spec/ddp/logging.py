@@ -170,6 +170,7 @@ def error_logged(me: Me) -> tuple[int, str]:
     "ddp/logging/errors",
     "An error that DDP raises is also recorded in the logging data, as has_error and its message.",
     source="torch 2.13, test_ddp_python_error_logged",
+    needs="dtype:float64",
 )
 @world_sizes(2)
 def test_errors_are_logged(ranks: Ranks) -> None:

@@ -150,6 +150,7 @@ def operations_of_passes(me: Me, raises: bool) -> list[int]:
     "ddp/no-sync/silent",
     "A backward pass inside no_sync issues no collective.",
     source=f"{DOCS}, no_sync; FunASR#3472",
+    needs="dtype:float64",
 )
 @chapter.must(
     "ddp/no-sync/nested",

@@ -83,6 +83,7 @@ def returned(me: Me, kind: str, options: Options) -> tuple[str, Any]:
     "forward returns what the module returns: tensors, tuples, named tuples, lists, dicts, None "
     "and objects that are not containers keep their types and values.",
     source="torch 2.13, test_ddp_namedtuple; pytorch#46001",
+    needs="dtype:float64",
 )
 @world_sizes(2)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

@@ -214,6 +214,7 @@ def dense_instead(me: Me) -> None:
     "A dense gradient of a parameter whose layer promised sparse ones makes backward raise "
     "RuntimeError 'Expected variable to have sparse gradient'.",
     source=f"{REDUCER}, mark_variable_ready_sparse",
+    needs="dtype:float64",
 )
 @world_sizes(1, 2)
 def test_a_dense_gradient_instead(ranks: Ranks) -> None:

@@ -124,6 +124,7 @@ CHANGED = "training graph has changed in this iteration"
     "With static_graph, a parameter that is used in the first step and not later makes a later "
     "forward or backward raise RuntimeError 'training graph has changed in this iteration'.",
     source=f"{REDUCER}; torch 2.13, test_invalid_static_graph",
+    needs="dtype:float64",
 )
 @world_sizes(2)
 def test_a_parameter_is_not_used_any_more(ranks: Ranks) -> None:
@@ -137,6 +138,7 @@ def test_a_parameter_is_not_used_any_more(ranks: Ranks) -> None:
     "With static_graph, a parameter that is unused in the first step and used later makes "
     "backward raise RuntimeError 'training graph has changed in this iteration'.",
     source=f"{REDUCER}; torch 2.13, test_invalid_static_graph",
+    needs="dtype:float64",
 )
 @world_sizes(2)
 def test_a_parameter_is_used_after_all(ranks: Ranks) -> None:
@@ -191,6 +193,7 @@ def warnings_of(me: Me) -> list[list[str]]:
     "ddp/static-graph/warnings",
     "Setting a static graph twice warns, and so does find_unused_parameters together with it.",
     source="observed, torch 2.13.0, _set_static_graph",
+    needs="dtype:float64",
 )
 @world_sizes(1)
 def test_needless_settings_warn(ranks: Ranks) -> None:

@@ -66,6 +66,7 @@ def assert_same_traces(
     "Construction issues the collectives that torch's DDP issues, in the same order, with the "
     "same dtypes and numbers of elements.",
     rests_on="ddp/initial-state",
+    needs="dtype:float64",
 )
 @world_sizes(1, 2)
 @pytest.mark.parametrize("recipe", [Recipe(Perceptron), Recipe(Buffered)], ids=["plain", "buffers"])
@@ -163,6 +164,7 @@ def test_a_static_graph_with_unused_parameters(ranks: Ranks) -> None:
     "construction.",
     source="observed, torch 2.13.0; torch, reducer.cpp and comm.cpp, broadcast_coalesced",
     rests_on="ddp/initial-state",
+    needs="dtype:float64",
 )
 @world_sizes(2, 3)
 @pytest.mark.parametrize("sync", [True, False], ids=["synced", "apart"])

@@ -55,6 +55,7 @@ SMALL = 2**-20  # of a MiB: one byte
     "After backward, the gradient of each parameter is the mean over the ranks of the gradients "
     "of their losses.",
     source=f"{DOCS}: gradients are averaged",
+    needs="dtype:float64",
 )
 @world_sizes(1, 2, 3, at_least=1)
 def test_gradients_are_averaged(ranks: Ranks) -> None:
@@ -492,6 +493,7 @@ def test_parameters_without_elements(ranks: Ranks, view: bool) -> None:
     "ddp/world-of-one",
     "In a group of one rank, training is that of the bare module, bit for bit.",
     source=DOCS,
+    needs="dtype:float64",
 )
 @world_sizes(1)
 @pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])

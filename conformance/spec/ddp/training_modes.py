@@ -172,6 +172,7 @@ def call_functionally(me: Me) -> tuple[Tensor, list[bool]]:
     "torch.func.functional_call on the wrapper computes with the tensors that it is given and "
     "leaves the parameters' gradients alone.",
     source="torch 2.13, test_stateless_api_with_ddp",
+    needs="dtype:float64",
 )
 @world_sizes(2)
 def test_functional_call(ranks: Ranks) -> None:

@@ -342,6 +342,7 @@ def step_twice(
     "forward raise RuntimeError 'Expected to have finished reduction', with the rank and the "
     "parameters' indices.",
     source=f"{REDUCER}, ensure_prior_reduction_finished; pytorch#22049",
+    needs="dtype:float64",
 )
 @world_sizes(1, 2)
 def test_the_next_forward_raises(ranks: Ranks) -> None:
@@ -531,6 +532,7 @@ def says_static(me: Me, uses: list[list[int]]) -> int:
     "reducer._ddp_graph_static() says whether the same parameters went unused in all steps, so "
     "that the graph could be declared static.",
     source="torch 2.13, test_detect_ddp_is_actually_static",
+    needs="dtype:float64",
 )
 @world_sizes(2)
 def test_whether_the_graph_was_static(ranks: Ranks) -> None:

@@ -141,6 +141,7 @@ def test_strides(ranks: Ranks) -> None:
     source=f"{DOCS}: the model is the same in all processes; {REDUCER} compares sizes and "
     "strides alone",
     rests_on="ddp/verify/shapes",
+    needs="dtype:float64",
 )
 @world_sizes(2)
 @deadline(8)

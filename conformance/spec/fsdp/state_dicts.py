@@ -194,6 +194,7 @@ def exchange_with_ddp(me: Me, recipe: Recipe) -> tuple[State, State]:
     "State dicts can be exchanged between DistributedDataParallel and FSDP in both directions.",
     source="derived: both have the bare module's",
     rests_on="fsdp/full-state-dict",
+    needs="dtype:float64",
 )
 @world_sizes(2)
 @both_kinds
