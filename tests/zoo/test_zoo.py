@@ -92,6 +92,14 @@ def test_a_stranger_that_is_launched_and_its_twin(stranger: Stranger, tmp_path: 
     assert re.search(stranger.blamed, first_sentence(document)), document["blames"]
 
 
+def test_what_trains_in_float64_is_not_asked_of_a_backend_without_it(tmp_path: Path) -> None:
+    """DDP reduces gradients from C++, where no call of `torch.distributed` tells their dtype."""
+    telling = ("ddp/average", "ddp/outputs", "ddp/logging/of-one-step")
+    results = certified("tests.zoo.lacking:without_float64", telling, tmp_path)
+    seen = {r.requirement.id: r.verdict for r in results.requirements if r.cases}
+    assert seen == dict.fromkeys(telling, Verdict.NOT_CLAIMED)
+
+
 def test_every_stranger_is_in_the_catalogue() -> None:
     paths = Path(__file__).parent.glob("*.py")
     files = {path.stem for path in paths if not path.stem.endswith("_backend")}

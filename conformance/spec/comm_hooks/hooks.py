@@ -208,6 +208,7 @@ def gradients_of_branches(me: Me, options: Options) -> list[list[float]]:
     "zeros to the hook.",
     source=f"{CPP}: the slot of an undefined gradient is filled with zeros",
     rests_on="comm_hooks/bucket/gradients",
+    needs="dtype:float64",
 )
 @world_sizes(2)
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=["apart", "view"])

@@ -146,6 +146,7 @@ def statistics(me: Me) -> list[list[int]]:
     "Statistics in the logging data are those of one step, not sums over all steps.",
     source="pytorch#56640",
     rests_on="ddp/logging/steps",
+    needs="dtype:float64",
 )
 @world_sizes(2)
 def test_statistics_are_of_one_step(ranks: Ranks) -> None:
