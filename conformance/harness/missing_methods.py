@@ -13,7 +13,11 @@ import torch.distributed as dist
 from conformance.harness.forwarding import OPERATIONS
 
 _NO_BACKEND = "No backend type associated with device type"
-_NO_NAME = "ProcessGroup name not set"
+# Where torch's words do not name what the class lacks -> what that is.
+_LACKING = {
+    "ProcessGroup name not set": "getGroupName and setGroupName, which torch calls",
+    "Default device not found": "property _device_types, by which torch finds its devices",
+}
 _CALL = re.compile(r"\b(\w+)\.(\w+)\(")
 
 
@@ -25,8 +29,9 @@ def explain_missing_method(error: BaseException, message: str) -> str:
 
     message: the error's.
     """
-    if message.startswith(_NO_NAME):
-        return "the group's class has no getGroupName and setGroupName, which torch calls"
+    for words, lacking in _LACKING.items():
+        if message.startswith(words):
+            return f"the group's class has no {lacking}"
     if not message.startswith(_NO_BACKEND):
         return ""
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):

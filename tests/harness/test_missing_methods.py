@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from conformance.harness.missing_methods import explain_missing_method
 
@@ -51,6 +53,14 @@ def test_a_group_without_methods_for_its_name_is_told_of_them() -> None:
     group = Partial()
     said = explained(error_of(lambda: group.group_name))
     assert said == "the group's class has no getGroupName and setGroupName, which torch calls"
+
+
+@pytest.mark.filterwarnings("ignore:`_get_pg_default_device`")
+def test_a_group_without_types_of_devices_is_told_of_them() -> None:
+    error = error_of(lambda: distributed_c10d._get_pg_default_device(Partial()))
+    assert explained(error) == (
+        "the group's class has no property _device_types, by which torch finds its devices"
+    )
 
 
 def test_what_is_no_missing_method_is_not_explained() -> None:
