@@ -50,6 +50,7 @@ def test_it_says_who_was_tested_with_what_and_every_verdict() -> None:
     assert document["target"]["capabilities"]["features"] == [
         "coalescing",
         "nonblocking",
+        "reduce_scatter_v",
         "sequence_numbers",
         "timeouts",
     ]
