@@ -18,6 +18,7 @@ COMMANDS = {
     "certify": ("conformance.cli.certify", "run the suite against a target"),
     "list": ("conformance.cli.list", "show requirements, or the vocabulary of capabilities"),
     "explain": ("conformance.cli.explain", "show one requirement and the cases that check it"),
+    "ask": ("conformance.cli.ask", "show what several targets do where a rule is checked"),
     "bench": ("conformance.bench.command", "measure a target against others"),
     "compare": ("conformance.cli.compare", "show what changed between two certificates"),
     "verify": ("conformance.cli.verify", "check that a certificate is whole and consistent"),
