@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import zlib
 from collections import Counter
 from collections.abc import Generator, Iterator
@@ -39,6 +40,7 @@ from conformance.report.folder import CertificateFolder, FolderInUse, aside
 from conformance.report.plain import plain
 from conformance.report.results import CaseResult
 from conformance.run import properties
+from conformance.run.budget import most_rules_first
 from conformance.run.facets import facets_of
 from conformance.run.first_look import devices_of
 from conformance.run.judgement import Judgement, LeftBehind
@@ -58,6 +60,7 @@ from conformance.session.certifier import Certifier, Settler, attach, usage_erro
 from conformance.session.diagnosis import Diagnoses
 from conformance.session.failures import failed_case, show, write_script_of
 from conformance.session.items import (
+    BEGAN_AT,
     BLOCKED,
     BOARD,
     CAUSES,
@@ -123,6 +126,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
             device=option.device,
             deadline_s=option.deadline,
             repetitions=option.repetitions,
+            budget=option.budget,
         )
         if at is not None:
             settings = _join_launched(at, settings, option)
@@ -304,7 +308,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     dropped = set(items) - set(chosen)
     if dropped:
         config.hook.pytest_deselected(items=list(dropped))
-    items[:] = chosen
+    items[:] = chosen if settings.budget_s is None else most_rules_first(chosen, plans)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist says that this worker has collected
@@ -405,6 +409,15 @@ def _run_afresh(item: pytest.Function, world: Ranks) -> None:
     if "tmp_path" in arguments:  # where the first run has left its files
         arguments["tmp_path"] = item.stash[TEMPORARY].mktemp("again")
     item.obj(**arguments)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+    """Leave out what the budget of the run has no time for; it counts from the first case on."""
+    budget_s, now = item.config.stash[SETTINGS].budget_s, time.monotonic()
+    if budget_s is None or now < item.config.stash.setdefault(BEGAN_AT, now) + budget_s:
+        return None
+    return True  # there is nothing left to be done for it
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -112,6 +112,7 @@ def _workers_for(arguments: argparse.Namespace) -> int:
             certificate=None,
             device=arguments.device,
             deadline_s=arguments.deadline,
+            budget=arguments.budget,
         )
     except UsageError:
         return 0  # pytest will say so

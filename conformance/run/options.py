@@ -53,6 +53,11 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "help": "how this process was started as one of several ranks: auto for torchrun or "
         "mpirun, slurm for srun, none for neither (default: %(default)s)",
     },
+    "--budget": {
+        "metavar": "TIME",
+        "help": "start no case after this time, such as 60s or 5m, and until then first those that "
+        "check most requirements; the run says what it left out",
+    },
     "--deadline": {
         "type": float,
         "default": DEADLINE_S,

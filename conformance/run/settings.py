@@ -24,6 +24,7 @@ WORLD_SIZE_MAX = 64
 CASES_WORLD_SIZE_MAX = 6  # no case needs more ranks
 DEFAULT_WORLD_SIZES = (1, 2, 3, 4)
 REPETITIONS = 3  # of a failed case, on fresh ranks
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 DEADLINE_S = 60.0  # how long the ranks may take for one call
 
 
@@ -42,6 +43,7 @@ class Settings:
     deadline_s: how long the ranks may take for one call, unless the case says otherwise.
     repetitions: how often a failed case is repeated on fresh ranks, 0 for not at all.
     world_size_max: how many ranks there are at all; a launcher has a fixed number of them.
+    budget_s: how long after the first case others are started; None for as long as it takes.
     """
 
     target: Target
@@ -54,6 +56,7 @@ class Settings:
     deadline_s: float
     repetitions: int = REPETITIONS
     world_size_max: int = WORLD_SIZE_MAX
+    budget_s: float | None = None
 
     def selects(self, requirement: str) -> bool:
         """Whether --profile and --requirement leave this requirement in."""
@@ -99,6 +102,7 @@ def read_settings(
     device: str | None,
     deadline_s: float,
     repetitions: int = REPETITIONS,
+    budget: str | None = None,
 ) -> Settings:
     """Settings from the texts of the options. Raises UsageError with one line."""
     try:
@@ -126,6 +130,7 @@ def read_settings(
         device=found.device,
         deadline_s=deadline_s,
         repetitions=repetitions,
+        budget_s=_budget(budget),
     )
 
 
@@ -170,6 +175,21 @@ def _profiles(text: str | None) -> tuple[str, ...] | None:
         if name not in PROFILES:
             raise UsageError(f"--profile: no profile {name!r}; there are {', '.join(PROFILES)}")
     return names
+
+
+def _budget(text: str | None) -> float | None:
+    try:
+        return None if text is None else seconds_of(text)
+    except ValueError as error:
+        raise UsageError(f"--budget: {error}") from None
+
+
+def seconds_of(text: str) -> float:
+    """The seconds in "90", "60s", "5m" or "1h". Raises ValueError for anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if found is None or not float(found[1]):
+        raise ValueError(f"{text!r} is no time such as 60s or 5m")
+    return float(found[1]) * _SECONDS[found[2]]
 
 
 def _writable(folder: str | None, target: str) -> Path | None:

@@ -22,6 +22,7 @@ from conformance.session.diagnosis import Diagnoses
 SETTINGS = pytest.StashKey[Settings]()
 BOARD = pytest.StashKey[Board]()
 FOUND = pytest.StashKey[list[pytest.Item]]()
+BEGAN_AT = pytest.StashKey[float]()  # the first case of this process
 PLAN = pytest.StashKey[Plan]()
 WORLD = pytest.StashKey[Ranks]()
 BLOCKED = pytest.StashKey[str]()
