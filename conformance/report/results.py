@@ -105,7 +105,7 @@ class DeviationResult:
     """What a run says of one deviation that the target declares.
 
     matched: requirements that are broken as it says.
-    needless: requirements that it excuses and that hold after all.
+    needless: requirements that it excuses and that hold after all, in every case.
     otherwise: requirements that it covers and that came out in another way, a worse one included.
     idle: its patterns that match no requirement at all.
     """
@@ -230,7 +230,8 @@ class Results:
     def _deviation(self, deviation: Deviation) -> DeviationResult:
         covered = [r for r in self.requirements if deviation.covers(r.requirement.id)]
         matched = [r for r in covered if self._matches(r, deviation)]
-        needless = [r for r in covered if r.verdict is Verdict.HOLDS]
+        # A case that was left out may be the one that breaks.
+        needless = [r for r in covered if r.verdict is Verdict.HOLDS and not r.left_out]
         # What another entry excuses, for breaking in another way, is no concern of this one.
         as_declared = {Verdict.DEVIATION, Verdict.HOLDS, Verdict.NOT_EXERCISED}
         otherwise = [r for r in covered if r.verdict not in as_declared]

@@ -111,6 +111,11 @@ def test_what_became_of_each_declared_deviation() -> None:
     assert results().deviations[0].otherwise == ()
 
 
+def test_a_deviation_is_needless_only_if_every_case_has_run() -> None:
+    run = results(*GOOD, planned={"x.py::test_more": ["c/two"]})
+    assert run.deviations[1].needless == ()
+
+
 def test_each_way_in_which_a_requirement_breaks_may_have_its_own_deviation() -> None:
     ways = (
         Deviation(("c/one",), "dies", expects=Verdict.CRASHED),
