@@ -69,6 +69,8 @@ FEATURES: Mapping[str, str] = {
     "split_group": "dist.split_group",
     "sync_batchnorm_on_cpu": "SyncBatchNorm trains on CPU tensors too",
     "timeouts": "timeouts of a group, a call and a wait",
+    "wait_by_tensor": "wait_tensor on outputs, inside of "
+    "allow_inflight_collective_as_graph_input_ctx",
     "work_result": "Work.result and the futures of point-to-point operations",
 }
 

@@ -46,6 +46,11 @@ def registered_name(group: Any) -> str:
     return str(distributed_c10d._world.pg_names.get(group, group))
 
 
+def registered_works() -> int:
+    """How many works torch keeps for `wait_tensor` on their outputs, in this process."""
+    return int(torch._C._distributed_c10d._get_work_registry_size())
+
+
 def modes_entered() -> tuple[object, ...]:
     """How many modes and hooks over whole operations this thread is in, and how it goes backward.
 

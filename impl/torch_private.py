@@ -319,6 +319,23 @@ def profiler_is_on() -> bool:
     return bool(torch.autograd._profiler_enabled())
 
 
+def waits_by_tensor() -> bool:
+    """Whether `wait_tensor` on outputs must wait for calls made now: see
+    `allow_inflight_collective_as_graph_input_ctx`."""
+    return bool(torch._C._distributed_c10d._allow_inflight_collective_as_graph_input())
+
+
+def register_work(tensor: torch.Tensor, work: dist.Work) -> None:
+    """Let `wait_tensor` on the tensor wait for this work. torch keeps both until then."""
+    register: Any = torch._C._distributed_c10d._register_work
+    register(tensor, work)
+
+
+def wait_by_tensor(tensor: torch.Tensor) -> None:
+    """Wait for all works that are registered for the tensor's storage, and forget them."""
+    torch.ops._c10d_functional.wait_tensor(tensor)
+
+
 class _Failure:
     """Is in a future in place of a result. A search for tensors in it raises the error."""
 

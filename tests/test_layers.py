@@ -43,7 +43,7 @@ CONFORMANCE = {
     "run": "verdict rule capabilities catalogue chapter target oracle harness",
     "report": "verdict version rule catalogue target checks harness run",
     # What puts it all together: what pytest's session carries, hooks, commands.
-    "session": "verdict exit_codes rule catalogue harness run report",
+    "session": "verdict exit_codes rule catalogue checks harness run report",
     "plugin": "verdict exit_codes catalogue harness markers run report session",
     "conftest": "plugin run",
     # What a backend has, for a first target file.
@@ -76,8 +76,8 @@ IMPL = {
 ROOMS = {
     "conformance.catalogue": "chapters rules cases mutants page",
     "conformance.run": "properties repetition first_look settings options worker_messages plan "
-    "facets judgement selection",
-    "conformance.session": "diagnosis items failures certifier progress_reporter",
+    "budget facets judgement selection",
+    "conformance.session": "diagnosis items failures certifier progress_reporter answers",
     "impl.transport": "base fate transfer background agreement memory messages meeting shm sockets "
     "mixed",
     "impl.gloo": "options requests memory connect queue operations process_group __init__",

@@ -15,7 +15,7 @@ from impl.gloo.queue.executor import Executor
 from impl.gloo.queue.profiling import profiled
 from impl.gloo.queue.work import CollectiveWork
 from impl.gloo.requests.settings import CallSettings
-from impl.torch_private import profiler_is_on
+from impl.torch_private import profiler_is_on, waits_by_tensor
 from impl.transport.base import CallInfo, Communicator, Deadline
 
 # What a call does when its turn has come. It holds no group: one without other references
@@ -99,6 +99,8 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
         work = self._enqueue(call, span_s, run, outputs, lender, inputs)
         if not asked.asynchronous:
             work.wait()
+        elif waits_by_tensor():
+            work.register()
         return work
 
     def _enqueue(

@@ -16,6 +16,7 @@ from torch.distributed import Work
 
 from impl import errors
 from impl.gloo.memory.lending import Lender
+from impl.gloo.queue import by_tensor
 from impl.gloo.queue.profiling import ProfiledRange
 from impl.gloo.requests.settings import Timeout, own_timeout_s
 from impl.torch_dispatch import dispatch_modes_are_active, never_traced
@@ -57,6 +58,7 @@ class GlooWork(Work):
     _future: torch.futures.Future[Any] | None = None
     _lender: Lender | None = None
     _range: ProfiledRange | None = None
+    _is_registered = False
     # shared by all works, and held for a few assignments; a signal's handler may come in between
     _future_lock = threading.RLock()
 
@@ -76,6 +78,18 @@ class GlooWork(Work):
     def set_profiled_range(self, recorded: ProfiledRange | None) -> None:
         """A profiler has a range of the operation, which ends when that is complete."""
         self._range = recorded
+
+    def register(self) -> None:
+        """Let `wait_tensor` on any of the outputs wait for this work."""
+        self._is_registered = True
+        by_tensor.register(self, self._tensors())
+
+    def _tensors(self) -> list[Tensor]:
+        return [
+            tensor
+            for output in self._outputs
+            for tensor in ([output] if isinstance(output, Tensor) else output)
+        ]
 
     def complete(self, error: BaseException | None) -> Callable[[], None] | None:
         """Mark as done. Returns what resolves the future, if any: its callbacks may block."""
@@ -127,6 +141,9 @@ class GlooWork(Work):
                     f"{self.where()}: Operation timed out! Timed out waiting {waited_ms}ms for "
                     f"{self._call.operation} operation to complete; it goes on."
                 )
+        if self._is_registered:
+            self._is_registered = False  # torch waits once more when it forgets the work
+            by_tensor.forget(self._tensors())
         if self._error is not None:
             raise self._error
         if self._lender is not None:
