@@ -28,6 +28,8 @@ _TELLING = (
         "wait() returns before the operation is done",
     ),
 )
+# Of a case that made its default group, and of one that got no further.
+MAKES_A_GROUP = ("op", "init_process_group")
 TELLING = frozenset(facet for fails, holds, _ in _TELLING for facet in (fails, holds))
 _CONJUNCTION_MAX = 3
 # Of a size at which few cases ran, the failing ones are soon all.
@@ -79,6 +81,8 @@ class Blame:
         facets = sorted(self.facets, key=lambda facet: facet[0] not in _NAMED)
         if verb == "is wrong" and facets[0][0] in _SAID:
             verb = "does not hold"
+        if verb == "is wrong" and facets[0] == MAKES_A_GROUP:
+            verb = "fails"
         return f"{_subject(facets)} {verb} ({evidence})"
 
 
@@ -135,7 +139,7 @@ def find_blames(observations: Collection[Observation]) -> list[Blame]:
         explained |= candidates[best]
         verdicts = [c.verdict for n, c in enumerate(failing) if candidates[best] >> n & 1]
         ordered_verdicts = tuple(sorted(verdicts, key=lambda v: v.value))
-        blames.append(Blame(best, ordered_verdicts, *_contrast(best, passing)))
+        blames.append(Blame(best, ordered_verdicts, *_contrast(best, passing, failing)))
     return blames
 
 
@@ -196,20 +200,26 @@ def _all(members: dict[Facet, int], conjunction: Iterable[Facet], everything: in
 
 
 def _contrast(
-    conjunction: Sequence[Facet], passing: Sequence[Observation]
+    conjunction: Sequence[Facet], passing: Sequence[Observation], failing: Sequence[Observation]
 ) -> tuple[str, tuple[str, ...]]:
-    """The last kind of the conjunction whose other values pass, and these values."""
+    """The last kind of the conjunction with other values that pass and never fail, and these."""
     for facet in reversed(conjunction):
         kind, _ = facet
         rest = {other for other in conjunction if other != facet}
         if kind in ("op", *_LAST_KINDS):
             continue  # that others work goes without saying
-        alike = [case.facets for case in passing if rest <= case.facets]
-        values = Counter(value for facets in alike for k, value in facets if k == kind)
+        fails = _values(kind, rest, failing)
+        values = {v: n for v, n in _values(kind, rest, passing).items() if v not in fails}
         if values:
             by_rank = sorted(values, key=lambda v: (len(v), v) if v.isdigit() else (0, v))
             return kind, tuple(by_rank[:_CONTRAST_MAX])
     return "", ()
+
+
+def _values(kind: str, rest: Collection[Facet], cases: Iterable[Observation]) -> Counter[str]:
+    """How many cases that have all of the rest have each value of this kind."""
+    alike = [case.facets for case in cases if case.facets.issuperset(rest)]
+    return Counter(value for facets in alike for k, value in facets if k == kind)
 
 
 def _most(said: Sequence[bool]) -> bool:
