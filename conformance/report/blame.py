@@ -34,6 +34,8 @@ TELLING = frozenset(facet for fails, holds, _ in _TELLING for facet in (fails, h
 _CONJUNCTION_MAX = 3
 # Of a size at which few cases ran, the failing ones are soon all.
 _OF_A_WORLD_SIZE_ALONE = 0.6
+# Where no dtype works, there is no knowing that it is the dtype.
+_WITHOUT_CONTRAST = 0.3
 _CAUSES_MAX = 5
 _CONTRAST_MAX = 6
 _SAID = ("aspect", "chapter", "rule")
@@ -115,6 +117,7 @@ def find_blames(observations: Collection[Observation]) -> list[Blame]:
     passing = [case for case in observations if not case.fails]
     failed_with, passed_with = _members(failing), _members(passing)
     everything = (1 << len(passing)) - 1
+    compared = {kind for kind, _ in passed_with}
     candidates = {}
     for facets in {case.facets for case in failing}:
         ordered = sorted(facets, key=_rank)
@@ -135,20 +138,37 @@ def find_blames(observations: Collection[Observation]) -> list[Blame]:
         }
         if not candidates:
             break
-        best = min(candidates, key=lambda c: _order(c, candidates[c] & ~explained))
+        best = min(candidates, key=lambda c: _order(c, candidates[c] & ~explained, compared))
         explained |= candidates[best]
-        verdicts = [c.verdict for n, c in enumerate(failing) if candidates[best] >> n & 1]
-        ordered_verdicts = tuple(sorted(verdicts, key=lambda v: v.value))
-        blames.append(Blame(best, ordered_verdicts, *_contrast(best, passing, failing)))
+        cases = [case for n, case in enumerate(failing) if candidates[best] >> n & 1]
+        verdicts = tuple(sorted((case.verdict for case in cases), key=lambda v: v.value))
+        said = _with_its_operation(best, cases)
+        blames.append(Blame(said, verdicts, *_contrast(said, passing, failing)))
     return blames
 
 
-def _order(conjunction: Sequence[Facet], explained: int) -> tuple[object, ...]:
+def _order(
+    conjunction: Sequence[Facet], explained: int, compared: Collection[str]
+) -> tuple[object, ...]:
+    """compared: the kinds of which values pass."""
     weight = math.prod(_weight(kind) for kind, _ in conjunction)
+    if any(kind in ("dtype", "reduce_op") and kind not in compared for kind, _ in conjunction):
+        weight *= _WITHOUT_CONTRAST
     if len(conjunction) == 1 and conjunction[0][0] == "world size":
         weight = _OF_A_WORLD_SIZE_ALONE
     value = weight * explained.bit_count()
     return -value, len(conjunction), [_rank(facet) for facet in conjunction]
+
+
+def _with_its_operation(
+    conjunction: tuple[Facet, ...], cases: Sequence[Observation]
+) -> tuple[Facet, ...]:
+    """What rules say of "uneven" is said of the operation, if all cases are about the same one."""
+    if len(conjunction) > 1 or conjunction[0][0] != "aspect":
+        return conjunction
+    of_all = frozenset.intersection(*(case.facets for case in cases))
+    shared = [facet for facet in of_all if facet[0] == "op"]
+    return (shared[0], *conjunction) if len(shared) == 1 else conjunction
 
 
 def _is_understood(conjunction: Sequence[Facet]) -> bool:
@@ -165,6 +185,8 @@ def _is_understood(conjunction: Sequence[Facet]) -> bool:
 
 def _is_concrete(conjunction: Sequence[Facet]) -> bool:
     """Whether it is worth saying of one case alone, beside another explanation."""
+    if MAKES_A_GROUP in conjunction:
+        return True
     return len(conjunction) == 1 and conjunction[0][0] in _KINDS
 
 

@@ -218,3 +218,38 @@ def test_ranks_that_cannot_make_a_group_of_some_size_are_not_told_about_operatio
     assert sentences_of_blame(cases) == [
         "init_process_group at world size 3 fails (2 of 2 cases fail; at world size 1, 2 it works)"
     ]
+
+
+def test_a_group_that_one_case_could_not_make_is_told_beside_others() -> None:
+    cases = [
+        Observation(frozenset({MAKES_A_GROUP, ("world size", n)}), verdict)
+        for n, verdict in (
+            *(("1", Verdict.HOLDS), ("3", Verdict.BROKEN)),
+            *(("5", Verdict.BROKEN), ("5", Verdict.BROKEN)),
+        )
+    ]
+    assert [blame.facets for blame in find_blames(cases)] == [
+        (MAKES_A_GROUP, ("world size", "5")),
+        (MAKES_A_GROUP, ("world size", "3")),
+    ]
+
+
+def test_what_is_wrong_of_one_operation_alone_is_said_with_the_operation() -> None:
+    cases = [
+        seen(Verdict.BROKEN, op="all_to_all_single", aspect="uneven", world_size=n) for n in "235"
+    ]
+    cases += [seen(Verdict.HOLDS, op="all_to_all_single", aspect="equal", world_size="3")]
+    first, *_ = map(str, find_blames(cases))
+    assert first == "all_to_all_single in uneven is wrong (3 of 3 cases fail)"
+
+
+def test_a_dtype_is_not_the_cause_where_no_dtype_works() -> None:
+    cases = [
+        seen(Verdict.BROKEN, op="all_reduce", aspect=aspect, dtype=dtype, world_size=n)
+        for dtype in ("float16", "float32", "float64")
+        for aspect in ("same-bits", "rounding")
+        for n in "235"
+    ]
+    cases += [seen(Verdict.HOLDS, op="all_reduce", aspect="sum", world_size="2")]
+    for blame in map(str, find_blames(cases)):
+        assert "float" not in blame
