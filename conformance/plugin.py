@@ -33,6 +33,7 @@ from conformance.harness.rank import FOR_TRAINING, HarnessFault, fork_server_con
 from conformance.harness.ranks import Ranks
 from conformance.harness.shrink_limit import limits_shrinking
 from conformance.markers import DOCUMENTED
+from conformance.report.blame import MAKES_A_GROUP
 from conformance.report.case_failure import Failure
 from conformance.report.certificate import JUNIT
 from conformance.report.failure import failure_text
@@ -41,7 +42,7 @@ from conformance.report.plain import plain
 from conformance.report.results import CaseResult
 from conformance.run import properties
 from conformance.run.budget import most_rules_first
-from conformance.run.facets import facets_of
+from conformance.run.facets import Facets, facets_of
 from conformance.run.first_look import devices_of
 from conformance.run.judgement import Judgement, LeftBehind
 from conformance.run.options import OPTIONS
@@ -363,9 +364,10 @@ def _ranks(
         yield world
     finally:
         world.end_case(item.nodeid, failed=item.stash.get(FAILED, False))
-        if default_group and world.was_made is not None:
+        if world.made_default_group is not None:
             which = _which_ranks(world_size, spec.device)
-            item.config.stash[BOARD].note_default_group(which, was_made=world.was_made)
+            was_made = world.made_default_group
+            item.config.stash[BOARD].note_default_group(which, was_made=was_made)
     # A case that broke off as the target says leaves something behind, which is part of it.
     if world.leaks and not item.stash.get(EXCUSED, False):
         text = "\n".join(dict.fromkeys(map(str, world.leaks)))
@@ -537,7 +539,7 @@ def _record(
         worked=judgement.worked,
         failure=failure,
         tainted=item.stash.get(TAINT, ""),
-        facets=facets_of(item, plan, smallest_example(item) if judgement.seen in FAILURES else ()),
+        facets=_facets(item, judgement),
     )
     attach(report, result, plan.own)
     properties = [(id, str(verdict)) for id, verdict in judgement.verdicts.items()]
@@ -546,6 +548,18 @@ def _record(
     for id, verdict in judgement.verdicts.items():
         if verdict in FAILURES:
             item.config.stash[BOARD].note_broken(id)
+
+
+def _facets(item: pytest.Item, judgement: Judgement) -> Facets:
+    """What the case tells of: of nothing else, if its ranks could make no default group."""
+    plan, world = item.stash[PLAN], item.stash.get(WORLD, None)
+    made_group = world.made_default_group if world else None
+    if judgement.seen not in FAILURES:
+        facets = facets_of(item, plan)
+        return (*facets, MAKES_A_GROUP) if made_group else facets
+    if made_group is False:
+        return (MAKES_A_GROUP, ("world size", str(world_size_of(item))))
+    return facets_of(item, plan, smallest_example(item))
 
 
 def _is_worker(config: pytest.Config) -> bool:

@@ -86,6 +86,11 @@ class Ranks:
         """The type of device on which the ranks have their tensors, such as "cpu" or "cuda"."""
         return self._spec.device
 
+    @property
+    def made_default_group(self) -> bool | None:
+        """Whether the ranks ever made one; None if they were not asked to."""
+        return self.was_made if self._spec.default_group else None
+
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Call `function(me, *args)` on every rank; one value a rank.
 

@@ -22,6 +22,7 @@ _SOON = timedelta(seconds=0.5)
 _GROUP_TIMEOUT = timedelta(seconds=2)  # on a busy machine, making the group takes some of it
 _CALL = Call("all_reduce", (3,))
 _SUM = after(_CALL, 0, WORLD_SIZE).taken[0]
+_GATHERED = torch.cat([contribution(_CALL, rank) for rank in range(WORLD_SIZE)])
 _MESSAGE = contribution(_CALL, 0)  # rank 0's
 
 
@@ -47,6 +48,26 @@ def coalesced(me: Me) -> list[Tensor]:
         for x in tensors[2:]:
             dist.all_reduce(x)
     return tensors
+
+
+def gathered_coalesced(me: Me) -> list[Tensor]:
+    """torch has a method of its own for these."""
+    x = own(me)
+    outputs = [x.new_zeros(me.world_size * x.numel()) for _ in range(2)]
+    with dist._coalescing_manager():
+        for output in outputs:
+            dist.all_gather_into_tensor(output, x)
+    return outputs
+
+
+def reduce_scattered_coalesced(me: Me) -> list[Tensor]:
+    """And for these."""
+    inputs = own(me).repeat(me.world_size)
+    outputs = [own(me).zero_() for _ in range(2)]
+    with dist._coalescing_manager():
+        for output in outputs:
+            dist.reduce_scatter_tensor(output, inputs)
+    return outputs
 
 
 def gathered_unevenly(me: Me) -> list[Tensor]:
@@ -169,7 +190,11 @@ _ENDLESS = "it was over, although the other rank had not joined in"
 # Feature -> its probes, each with the operation that it needs.
 PROBES: Mapping[str, tuple[tuple[str, Probe], ...]] = {
     "any_source": (("send", _both(any_source, (0, _MESSAGE))),),
-    "coalescing": (("all_reduce", _both(coalesced, [_SUM] * 4)),),
+    "coalescing": (
+        ("all_reduce", _both(coalesced, [_SUM] * 4)),
+        ("all_gather_into_tensor", _both(gathered_coalesced, [_GATHERED] * 2)),
+        ("reduce_scatter_tensor", _both(reduce_scattered_coalesced, [_SUM] * 2)),
+    ),
     "gather_v": (("all_gather", _both(gathered_unevenly, [torch.ones(1), torch.full((2,), 2.0)])),),
     "nonblocking": (
         (

@@ -28,10 +28,14 @@ _TELLING = (
         "wait() returns before the operation is done",
     ),
 )
+# Of a case that made its default group, and of one that got no further.
+MAKES_A_GROUP = ("op", "init_process_group")
 TELLING = frozenset(facet for fails, holds, _ in _TELLING for facet in (fails, holds))
 _CONJUNCTION_MAX = 3
 # Of a size at which few cases ran, the failing ones are soon all.
 _OF_A_WORLD_SIZE_ALONE = 0.6
+# Where no dtype works, there is no knowing that it is the dtype.
+_WITHOUT_CONTRAST = 0.3
 _CAUSES_MAX = 5
 _CONTRAST_MAX = 6
 _SAID = ("aspect", "chapter", "rule")
@@ -79,6 +83,8 @@ class Blame:
         facets = sorted(self.facets, key=lambda facet: facet[0] not in _NAMED)
         if verb == "is wrong" and facets[0][0] in _SAID:
             verb = "does not hold"
+        if verb == "is wrong" and facets[0] == MAKES_A_GROUP:
+            verb = "fails"
         return f"{_subject(facets)} {verb} ({evidence})"
 
 
@@ -111,6 +117,7 @@ def find_blames(observations: Collection[Observation]) -> list[Blame]:
     passing = [case for case in observations if not case.fails]
     failed_with, passed_with = _members(failing), _members(passing)
     everything = (1 << len(passing)) - 1
+    compared = {kind for kind, _ in passed_with}
     candidates = {}
     for facets in {case.facets for case in failing}:
         ordered = sorted(facets, key=_rank)
@@ -131,20 +138,37 @@ def find_blames(observations: Collection[Observation]) -> list[Blame]:
         }
         if not candidates:
             break
-        best = min(candidates, key=lambda c: _order(c, candidates[c] & ~explained))
+        best = min(candidates, key=lambda c: _order(c, candidates[c] & ~explained, compared))
         explained |= candidates[best]
-        verdicts = [c.verdict for n, c in enumerate(failing) if candidates[best] >> n & 1]
-        ordered_verdicts = tuple(sorted(verdicts, key=lambda v: v.value))
-        blames.append(Blame(best, ordered_verdicts, *_contrast(best, passing)))
+        cases = [case for n, case in enumerate(failing) if candidates[best] >> n & 1]
+        verdicts = tuple(sorted((case.verdict for case in cases), key=lambda v: v.value))
+        said = _with_its_operation(best, cases)
+        blames.append(Blame(said, verdicts, *_contrast(said, passing, failing)))
     return blames
 
 
-def _order(conjunction: Sequence[Facet], explained: int) -> tuple[object, ...]:
+def _order(
+    conjunction: Sequence[Facet], explained: int, compared: Collection[str]
+) -> tuple[object, ...]:
+    """compared: the kinds of which values pass."""
     weight = math.prod(_weight(kind) for kind, _ in conjunction)
+    if any(kind in ("dtype", "reduce_op") and kind not in compared for kind, _ in conjunction):
+        weight *= _WITHOUT_CONTRAST
     if len(conjunction) == 1 and conjunction[0][0] == "world size":
         weight = _OF_A_WORLD_SIZE_ALONE
     value = weight * explained.bit_count()
     return -value, len(conjunction), [_rank(facet) for facet in conjunction]
+
+
+def _with_its_operation(
+    conjunction: tuple[Facet, ...], cases: Sequence[Observation]
+) -> tuple[Facet, ...]:
+    """What rules say of "uneven" is said of the operation, if all cases are about the same one."""
+    if len(conjunction) > 1 or conjunction[0][0] != "aspect":
+        return conjunction
+    of_all = frozenset.intersection(*(case.facets for case in cases))
+    shared = [facet for facet in of_all if facet[0] == "op"]
+    return (shared[0], *conjunction) if len(shared) == 1 else conjunction
 
 
 def _is_understood(conjunction: Sequence[Facet]) -> bool:
@@ -161,6 +185,8 @@ def _is_understood(conjunction: Sequence[Facet]) -> bool:
 
 def _is_concrete(conjunction: Sequence[Facet]) -> bool:
     """Whether it is worth saying of one case alone, beside another explanation."""
+    if MAKES_A_GROUP in conjunction:
+        return True
     return len(conjunction) == 1 and conjunction[0][0] in _KINDS
 
 
@@ -196,20 +222,26 @@ def _all(members: dict[Facet, int], conjunction: Iterable[Facet], everything: in
 
 
 def _contrast(
-    conjunction: Sequence[Facet], passing: Sequence[Observation]
+    conjunction: Sequence[Facet], passing: Sequence[Observation], failing: Sequence[Observation]
 ) -> tuple[str, tuple[str, ...]]:
-    """The last kind of the conjunction whose other values pass, and these values."""
+    """The last kind of the conjunction with other values that pass and never fail, and these."""
     for facet in reversed(conjunction):
         kind, _ = facet
         rest = {other for other in conjunction if other != facet}
         if kind in ("op", *_LAST_KINDS):
             continue  # that others work goes without saying
-        alike = [case.facets for case in passing if rest <= case.facets]
-        values = Counter(value for facets in alike for k, value in facets if k == kind)
+        fails = _values(kind, rest, failing)
+        values = {v: n for v, n in _values(kind, rest, passing).items() if v not in fails}
         if values:
             by_rank = sorted(values, key=lambda v: (len(v), v) if v.isdigit() else (0, v))
             return kind, tuple(by_rank[:_CONTRAST_MAX])
     return "", ()
+
+
+def _values(kind: str, rest: Collection[Facet], cases: Iterable[Observation]) -> Counter[str]:
+    """How many cases that have all of the rest have each value of this kind."""
+    alike = [case.facets for case in cases if case.facets.issuperset(rest)]
+    return Counter(value for facets in alike for k, value in facets if k == kind)
 
 
 def _most(said: Sequence[bool]) -> bool:

@@ -175,6 +175,15 @@ def test_bits_are_combined_of_integers_that_work() -> None:
     assert claims_of(asked_with(lambda probe: has(probe, "int64"))).has("reduce_op:bxor")
 
 
+@pytest.mark.parametrize("form", ["gathered_coalesced", "reduce_scattered_coalesced"])
+def test_coalescing_is_claimed_for_each_form_that_torch_has_a_method_for(form: str) -> None:
+    findings = asked_with(lambda probe: is_op(probe, form))
+    assert claims_of(findings).features == set(PROBES) - {"coalescing"}
+    without = ("all_gather_into_tensor", "reduce_scatter_tensor")
+    findings = asked_with(lambda probe: is_op(probe, form, *without))
+    assert claims_of(findings).has("feature:coalescing"), "it needs an operation that is lacking"
+
+
 def test_nothing_is_tried_with_operations_that_do_not_work() -> None:
     findings = asked_with(lambda probe: True)
     assert claims_of(findings).as_mapping() == {kind: [] for kind in VOCABULARY}

@@ -178,6 +178,8 @@ def returns(me):
     )
     assert run.result("mine/three").verdict is Verdict.BROKEN
     assert "no options" in run.result("mine/three").reason
+    assert run.results is not None
+    assert run.results.blames == ["init_process_group fails (2 of 2 cases fail)"]
     assert [c.seen for c in run.result("mine/three").cases] == [
         Verdict.BROKEN,
         Verdict.BROKEN,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.report.blame import Observation, find_blames, sentences_of_blame
+from conformance.report.blame import MAKES_A_GROUP, Observation, find_blames, sentences_of_blame
 from conformance.verdict import Verdict
 
 CASES = st.lists(
@@ -193,3 +193,63 @@ def test_two_values_of_one_kind_are_no_explanation() -> None:
     for blame in find_blames(cases):
         kinds = [kind for kind, _ in blame.facets]
         assert len(kinds) == len(set(kinds)), blame
+
+
+def test_what_fails_in_one_case_and_passes_in_another_is_not_said_to_work() -> None:
+    cases = [
+        seen(Verdict.HOLDS, op="reduce", rule="reduce/sum", world_size="1"),
+        seen(Verdict.HOLDS, op="reduce", rule="reduce/only-outputs", world_size="2"),
+        *(seen(Verdict.BROKEN, op="reduce", rule="reduce/sum", world_size=n) for n in "23"),
+    ]
+    first, *_ = map(str, find_blames(cases))
+    assert first == "reduce at world size 3 is wrong (1 of 1 case fails; at world size 1 it works)"
+
+
+def test_ranks_that_cannot_make_a_group_of_some_size_are_not_told_about_operations() -> None:
+    cases = [
+        Observation(frozenset({MAKES_A_GROUP, ("world size", n), *more}), verdict)
+        for n, more, verdict in (
+            ("1", {("op", "all_reduce")}, Verdict.HOLDS),
+            ("2", {("op", "all_reduce")}, Verdict.HOLDS),
+            ("3", set(), Verdict.BROKEN),
+            ("3", set(), Verdict.BROKEN),
+        )
+    ]
+    assert sentences_of_blame(cases) == [
+        "init_process_group at world size 3 fails (2 of 2 cases fail; at world size 1, 2 it works)"
+    ]
+
+
+def test_a_group_that_one_case_could_not_make_is_told_beside_others() -> None:
+    cases = [
+        Observation(frozenset({MAKES_A_GROUP, ("world size", n)}), verdict)
+        for n, verdict in (
+            *(("1", Verdict.HOLDS), ("3", Verdict.BROKEN)),
+            *(("5", Verdict.BROKEN), ("5", Verdict.BROKEN)),
+        )
+    ]
+    assert [blame.facets for blame in find_blames(cases)] == [
+        (MAKES_A_GROUP, ("world size", "5")),
+        (MAKES_A_GROUP, ("world size", "3")),
+    ]
+
+
+def test_what_is_wrong_of_one_operation_alone_is_said_with_the_operation() -> None:
+    cases = [
+        seen(Verdict.BROKEN, op="all_to_all_single", aspect="uneven", world_size=n) for n in "235"
+    ]
+    cases += [seen(Verdict.HOLDS, op="all_to_all_single", aspect="equal", world_size="3")]
+    first, *_ = map(str, find_blames(cases))
+    assert first == "all_to_all_single in uneven is wrong (3 of 3 cases fail)"
+
+
+def test_a_dtype_is_not_the_cause_where_no_dtype_works() -> None:
+    cases = [
+        seen(Verdict.BROKEN, op="all_reduce", aspect=aspect, dtype=dtype, world_size=n)
+        for dtype in ("float16", "float32", "float64")
+        for aspect in ("same-bits", "rounding")
+        for n in "235"
+    ]
+    cases += [seen(Verdict.HOLDS, op="all_reduce", aspect="sum", world_size="2")]
+    for blame in map(str, find_blames(cases)):
+        assert "float" not in blame
