@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -104,3 +105,10 @@ def test_rules_are_shown_without_torch_and_without_a_case(command: list[str]) ->
         [sys.executable, "-c", script, *command], capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_page_on_upstreams_suites_names_rules_that_exist() -> None:
+    text = (PACKAGE / "UPSTREAM.md").read_text()
+    named = re.findall(r"`([a-z0-9_]+/[a-z0-9-]+)`", text)
+    assert len(named) > 40
+    assert sorted({id for id in named if id not in catalogue()}) == []
