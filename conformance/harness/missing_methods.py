@@ -1,4 +1,4 @@
-"""Explains torch's words where a process group in Python lacks a method that torch calls."""
+"""Explains torch's words where a process group in Python lacks what torch asks of it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ _LACKING = {
     "ProcessGroup name not set": "getGroupName and setGroupName, which torch calls",
     "Default device not found": "property _device_types, by which torch finds its devices",
 }
+_NO_WORK = re.compile(r"'NoneType' object has no attribute '(\w+)'")
 _CALL = re.compile(r"\b(\w+)\.(\w+)\(")
 
 
 def explain_missing_method(error: BaseException, message: str) -> str:
     """Such as "m.Mine has no method allreduce, which torch 2.13.0 calls", or "".
+
+    Or that an operation returned None where its handle was asked for.
 
     C++ has every method of a process group, and passes on to the group's backends what a class in
     Python does not override. A class that has no backends fails then, in words that name neither.
@@ -32,6 +35,9 @@ def explain_missing_method(error: BaseException, message: str) -> str:
     for words, lacking in _LACKING.items():
         if message.startswith(words):
             return f"the group's class has no {lacking}"
+    no_work = _NO_WORK.match(message)
+    if no_work and hasattr(dist.Work, no_work[1]):
+        return "an operation returned None; the group's methods must return a Work"
     if not message.startswith(_NO_BACKEND):
         return ""
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):

@@ -68,3 +68,11 @@ def test_what_is_no_missing_method_is_not_explained() -> None:
     x = torch.ones(1)
     assert explained(error_of(lambda: inner.allreduce([x]))) == "", "not a class in Python"
     assert explained(RuntimeError("no backend")) == ""
+
+
+def test_a_group_that_returns_none_is_told_that_it_needs_a_work() -> None:
+    said = "an operation returned None; the group's methods must return a Work"
+    for name, hint in (("wait", said), ("get_future", said), ("shape", "")):
+        with pytest.raises(AttributeError) as raised:
+            getattr(None, name)
+        assert explain_missing_method(raised.value, str(raised.value)) == hint
