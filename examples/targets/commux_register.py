@@ -1,0 +1,5 @@
+"""Registers commux's backend, "ucx", in every rank."""
+
+import commux
+
+commux.register()
