@@ -34,7 +34,7 @@ TELLING = frozenset(facet for fails, holds, _ in _TELLING for facet in (fails, h
 _CONJUNCTION_MAX = 3
 # Of a size at which few cases ran, the failing ones are soon all.
 _OF_A_WORLD_SIZE_ALONE = 0.6
-# Where no dtype works, there is no knowing that it is the dtype.
+# Where several dtypes fail and none works, there is no knowing that it is the dtype.
 _WITHOUT_CONTRAST = 0.3
 _CAUSES_MAX = 5
 _CONTRAST_MAX = 6
@@ -117,7 +117,8 @@ def find_blames(observations: Collection[Observation]) -> list[Blame]:
     passing = [case for case in observations if not case.fails]
     failed_with, passed_with = _members(failing), _members(passing)
     everything = (1 << len(passing)) - 1
-    compared = {kind for kind, _ in passed_with}
+    spread = Counter(kind for kind, _ in failed_with)
+    everywhere = {kind for kind, n in spread.items() if n > 1} - {kind for kind, _ in passed_with}
     candidates = {}
     for facets in {case.facets for case in failing}:
         ordered = sorted(facets, key=_rank)
@@ -138,7 +139,7 @@ def find_blames(observations: Collection[Observation]) -> list[Blame]:
         }
         if not candidates:
             break
-        best = min(candidates, key=lambda c: _order(c, candidates[c] & ~explained, compared))
+        best = min(candidates, key=lambda c: _order(c, candidates[c] & ~explained, everywhere))
         explained |= candidates[best]
         cases = [case for n, case in enumerate(failing) if candidates[best] >> n & 1]
         verdicts = tuple(sorted((case.verdict for case in cases), key=lambda v: v.value))
@@ -148,11 +149,11 @@ def find_blames(observations: Collection[Observation]) -> list[Blame]:
 
 
 def _order(
-    conjunction: Sequence[Facet], explained: int, compared: Collection[str]
+    conjunction: Sequence[Facet], explained: int, everywhere: Collection[str]
 ) -> tuple[object, ...]:
-    """compared: the kinds of which values pass."""
+    """everywhere: kinds of which several values fail, and none passes."""
     weight = math.prod(_weight(kind) for kind, _ in conjunction)
-    if any(kind in ("dtype", "reduce_op") and kind not in compared for kind, _ in conjunction):
+    if any(kind in ("dtype", "reduce_op") and kind in everywhere for kind, _ in conjunction):
         weight *= _WITHOUT_CONTRAST
     if len(conjunction) == 1 and conjunction[0][0] == "world size":
         weight = _OF_A_WORLD_SIZE_ALONE

@@ -253,3 +253,12 @@ def test_a_dtype_is_not_the_cause_where_no_dtype_works() -> None:
     cases += [seen(Verdict.HOLDS, op="all_reduce", aspect="sum", world_size="2")]
     for blame in map(str, find_blames(cases)):
         assert "float" not in blame
+
+
+def test_the_only_dtype_that_was_tried_may_be_the_cause() -> None:
+    cases = [
+        seen(Verdict.BROKEN, op=op, dtype="uint8", aspect="unsigned-order")
+        for op in ("all_reduce", "reduce", "reduce_scatter")
+    ]
+    blame, *_ = find_blames([*cases, seen(Verdict.HOLDS, op="broadcast")])
+    assert str(blame).startswith("dtype uint8 is wrong (3 of 3 cases fail")
