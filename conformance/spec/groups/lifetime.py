@@ -29,7 +29,7 @@ from conformance import (
 from conformance.harness.leaks import find_leaks, still_alive, take_census
 from conformance.spec.collectives.waits import appears
 from conformance.spec.groups.membership_sums import mark, sum_marks, sum_of_marks
-from conformance.spec.groups.starting import start
+from conformance.spec.groups.starting import start, wait_until_all_have
 from conformance.spec.groups.stores import tcp_store
 from conformance.torch_private import tables_with_entries
 
@@ -186,6 +186,7 @@ def test_other_groups_live_on(ranks: Ranks) -> None:
 
 def ask_of_a_destroyed_group(me: Me) -> None:
     group = dist.new_group()
+    wait_until_all_have(me, "the group")
     dist.destroy_process_group(group)
     for ask in (dist.get_rank, dist.get_backend, dist.destroy_process_group):
         with pytest.raises(ValueError, match=r"not registered|not initialized|Invalid process"):
