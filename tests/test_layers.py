@@ -33,7 +33,7 @@ CONFORMANCE = {
     "oracle": "",
     "checks": "",
     # Processes.
-    "harness": "verdict capabilities target torch_private checks",
+    "harness": "verdict capabilities catalogue target torch_private checks",
     # What cases are written with; `__init__` hands it out.
     "chapter": "rule",
     "markers": "capabilities rule",

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,12 @@ from rich.text import Text
 
 from conformance.catalogue.rules import catalogue
 from conformance.cli.tables import STYLES, show_json
-from conformance.exit_codes import EXIT_USAGE
-from conformance.report.certificate import CERTIFICATE
+from conformance.exit_codes import EXIT_HARNESS_FAULT, EXIT_USAGE
 from conformance.rule import UnknownRequirement
 from conformance.run.settings import UsageError
+
+# Of one target: a line for each case, and in the end the verdict of each rule.
+Run = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Answer:
     """What one target did in one case.
 
     verdict: of the rule, in this case.
-    answer: a line for each group of ranks of which the same became.
+    answer: a line for each group of ranks with the same outcome.
     """
 
     case: str
@@ -74,11 +76,11 @@ def run(arguments: argparse.Namespace) -> int:
     if not targets:
         raise UsageError("--targets names no target")
     code = 0
-    runs: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
+    runs: dict[str, Run] = {}
     for target in targets:
         with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
-            code = max(code, _certify(arguments.id, target, Path(folder)))
-            runs[target] = _read(Path(folder))
+            code_of_run, runs[target] = _certify(arguments.id, target, Path(folder))
+        code = max(code, code_of_run)
     found = [answers_of(id, runs) for id in ids]
     if arguments.json:
         show_json([asdict(answers) for answers in found])
@@ -88,42 +90,36 @@ def run(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _certify(rule: str, target: str, folder: Path) -> int:
-    """The exit code if it is about the run, and 0 whatever the verdicts are.
+def _certify(rule: str, target: str, folder: Path) -> tuple[int, Run]:
+    """The exit code, 0 whatever the verdicts are, and what the plugin `answers` noted.
 
     In a process of its own, so that a target finds nothing that another one has set up.
     """
+    noted = folder / "answers"
     command = [sys.executable, "-m", "conformance", "certify", "--requirement", rule]
     command += ["--target", target, "--certificate", str(folder / "certificate"), "-n", "0", "-q"]
-    command += ["-p", "conformance.session.answers", "--answers", str(folder / "answers")]
+    command += ["-p", "conformance.session.answers", "--answers", str(noted)]
     ended = subprocess.run(command, capture_output=True, text=True)
-    if ended.returncode == EXIT_USAGE:
+    run = [json.loads(line) for line in noted.read_text().splitlines()] if noted.exists() else []
+    if ended.returncode == EXIT_USAGE and not run:
         said = ended.stderr.strip() or ended.stdout.strip()
         raise UsageError(said.rpartition("\n")[2].removeprefix("ERROR: "))
-    if ended.returncode > EXIT_USAGE:
-        print(f"{target}: {ended.stdout}\n{ended.stderr}", file=sys.stderr)
-        return ended.returncode
-    return 0
+    if 0 <= ended.returncode <= EXIT_USAGE:  # 2 also where the target exercises none of it
+        return 0, run
+    print(f"{target}: {ended.stdout}\n{ended.stderr}", file=sys.stderr)
+    return EXIT_HARNESS_FAULT, run
 
 
-def _read(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The certificate and the answers of a run, as far as it came to any."""
-    certificates = sorted((folder / "certificate").rglob(CERTIFICATE))
-    certificate = json.loads(certificates[0].read_text(encoding="utf-8")) if certificates else {}
-    noted = folder / "answers"
-    lines = noted.read_text(encoding="utf-8").splitlines() if noted.exists() else []
-    return certificate, [json.loads(line) for line in lines]
-
-
-def answers_of(rule: str, runs: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]) -> Answers:
-    """What each target's certificate and answers say of the rule."""
+def answers_of(rule: str, runs: Mapping[str, Run]) -> Answers:
+    """What each target's run says of the rule."""
     verdicts = {}
     found: dict[tuple[str, str], Answer] = {}
-    for target, (certificate, lines) in runs.items():
-        rows = certificate.get("requirements", [])
-        verdicts[target] = next((row["verdict"] for row in rows if row["id"] == rule), "unknown")
-        for line in lines:
-            if rule in line["verdicts"]:
+    for target, run in runs.items():
+        verdicts[target] = "unknown"
+        for line in run:
+            if "rules" in line:
+                verdicts[target] = line["rules"].get(rule, "not exercised")
+            elif rule in line["verdicts"]:
                 answer = Answer(line["case"], target, line["verdicts"][rule], line["answer"])
                 found[line["case"], target] = answer  # of the last run, should it be repeated
     return Answers(rule, verdicts, tuple(found.values()))

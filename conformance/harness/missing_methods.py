@@ -5,11 +5,13 @@ from __future__ import annotations
 import linecache
 import re
 import traceback
+from pathlib import Path
 from types import FrameType
 
 import torch
 import torch.distributed as dist
 
+from conformance.catalogue.chapters import SPEC
 from conformance.harness.forwarding import OPERATIONS
 
 _NO_BACKEND = "No backend type associated with device type"
@@ -36,7 +38,7 @@ def explain_missing_method(error: BaseException, message: str) -> str:
         if message.startswith(words):
             return f"the group's class has no {lacking}"
     no_work = _NO_WORK.match(message)
-    if no_work and hasattr(dist.Work, no_work[1]):
+    if no_work and hasattr(dist.Work, no_work[1]) and _is_of_ours_or_torchs(error):
         return "an operation returned None; the group's methods must return a Work"
     if not message.startswith(_NO_BACKEND):
         return ""
@@ -45,6 +47,13 @@ def explain_missing_method(error: BaseException, message: str) -> str:
         if said:
             return said
     return ""
+
+
+def _is_of_ours_or_torchs(error: BaseException) -> bool:
+    """Whether a case or torch asked for it, and not the target's own code."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    file = Path(frame.f_code.co_filename)
+    return any(file.is_relative_to(folder) for folder in (SPEC, Path(dist.__file__).parent))
 
 
 def _explain_line(frame: FrameType, line: int) -> str:

@@ -185,7 +185,7 @@ def describe_hang(outcomes: Sequence[Outcome]) -> str:
             groups.setdefault(_ENDED[type(other)], []).append(rank)
     if len(groups) == 1:
         return f"All ranks {next(iter(groups))}."
-    parts = [f"{_ranks(ranks)} {what}" for what, ranks in groups.items()]
+    parts = [f"{named(ranks)} {what}" for what, ranks in groups.items()]
     return "; ".join(parts) + "."
 
 
@@ -203,7 +203,8 @@ def _position(outcome: StillRunning) -> str:
     return ("waited in " if outcome.in_it else "went on after ") + outcome.last_collective
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def named(ranks: Sequence[int]) -> str:
+    """ "rank 0", "ranks 0, 1 and 3"."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

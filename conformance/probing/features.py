@@ -16,6 +16,7 @@ from conformance.harness.me import Me
 from conformance.oracle.collectives import Call, after, contribution
 from conformance.probing.calls import WORLD_SIZE
 from conformance.probing.findings import Probe
+from conformance.spec.collectives.perform import all_gather_into_tensor, reduce_scatter_tensor
 from conformance.torch_private import sequence_number
 
 _SOON = timedelta(seconds=0.5)
@@ -56,17 +57,17 @@ def gathered_coalesced(me: Me) -> list[Tensor]:
     outputs = [x.new_zeros(me.world_size * x.numel()) for _ in range(2)]
     with dist._coalescing_manager():
         for output in outputs:
-            dist.all_gather_into_tensor(output, x)
+            all_gather_into_tensor(output, x)
     return outputs
 
 
 def reduce_scattered_coalesced(me: Me) -> list[Tensor]:
-    """And for these."""
+    """torch has another method of its own for these."""
     inputs = own(me).repeat(me.world_size)
     outputs = [own(me).zero_() for _ in range(2)]
     with dist._coalescing_manager():
         for output in outputs:
-            dist.reduce_scatter_tensor(output, inputs)
+            reduce_scatter_tensor(output, inputs)
     return outputs
 
 

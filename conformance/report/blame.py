@@ -34,7 +34,7 @@ TELLING = frozenset(facet for fails, holds, _ in _TELLING for facet in (fails, h
 _CONJUNCTION_MAX = 3
 # Of a size at which few cases ran, the failing ones are soon all.
 _OF_A_WORLD_SIZE_ALONE = 0.6
-# Where several dtypes fail and none works, there is no knowing that it is the dtype.
+# Where several dtypes or reductions fail and none works, they need not be the cause.
 _WITHOUT_CONTRAST = 0.3
 _CAUSES_MAX = 5
 _CONTRAST_MAX = 6

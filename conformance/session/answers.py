@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from conformance.checks.compare import shown
-from conformance.harness.outcome import Outcome, Returned
+from conformance.harness.outcome import Outcome, Returned, named
 from conformance.harness.ranks import Ranks
-from conformance.report.plain import plain
-from conformance.session.certifier import result_of
-from conformance.session.items import WORLD
-
-_VALUE_CHARS = 200
+from conformance.report.plain import plain, short
+from conformance.session.certifier import Certifier, result_of
+from conformance.session.items import BOARD, WORLD
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,16 +29,30 @@ def pytest_runtest_makereport(
     if result is not None:
         verdicts = {id: str(verdict) for id, verdict in result.verdicts.items()}
         said = plain(answer(item.stash.get(WORLD, None), result.reason))
-        line = {"case": item.name, "verdicts": verdicts, "answer": said}
-        with item.config.getoption("answers").open("a", encoding="utf-8") as file:
-            print(json.dumps(line), file=file)
+        _note(item.config, {"case": item.name, "verdicts": verdicts, "answer": said})
     return report
 
 
-def answer(world: Ranks | None, reason: str) -> str:
-    """What became of the ranks in their last run; the reason where they did not get to any.
+@pytest.hookimpl(trylast=True)  # when the certifier has judged
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    certifier = session.config.pluginmanager.get_plugin("conformance-certifier")
+    assert isinstance(certifier, Certifier)
+    if session.config.stash[BOARD].usage_error():
+        return
+    # No results: the target lacks the part that the rule is about, so that there is no case.
+    rows = certifier.results.requirements if certifier.results else ()
+    _note(session.config, {"rules": {r.requirement.id: str(r.verdict) for r in rows}})
 
-    Ranks of which the same became share a line. Of drawn examples, the last one counts.
+
+def _note(config: pytest.Config, said: Mapping[str, object]) -> None:
+    with config.getoption("answers").open("a", encoding="utf-8") as file:
+        print(json.dumps(said), file=file)
+
+
+def answer(world: Ranks | None, reason: str) -> str:
+    """What the ranks did in their last run; the reason where they did not get to any.
+
+    Ranks with the same outcome share a line. Of drawn examples, the last one counts.
     """
     if world is None or world.last_run is None:
         return reason
@@ -54,11 +66,10 @@ def answer(world: Ranks | None, reason: str) -> str:
 def _text(outcome: Outcome) -> str:
     if not isinstance(outcome, Returned):
         return str(outcome)
-    text = " ".join(shown(outcome.value).split())
-    return f"returned {text if len(text) <= _VALUE_CHARS else text[: _VALUE_CHARS - 4] + ' ...'}"
+    return f"returned {short(' '.join(shown(outcome.value).split()))}"
 
 
 def _ranks(ranks: Sequence[int], world_size: int) -> str:
     if len(ranks) == world_size:
         return "all ranks" if world_size > 1 else "the rank"
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    return named(ranks)

@@ -122,7 +122,10 @@ class Certifier:
         # pytest-xdist keeps to -x by an exception of its own, which pytest takes for Ctrl-C.
         is_plugins_own = excinfo.type.__module__ == "xdist.dsession"
         by_hand = "keyboard-interrupt" in str(excinfo.value)  # it was a worker that got the signal
-        self._gave_up = is_plugins_own and not by_hand and self._something_failed
+        stops_at_failures = bool(self._config.option.maxfail)
+        self._gave_up = (
+            is_plugins_own and stops_at_failures and not by_hand and self._something_failed
+        )
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

@@ -27,7 +27,7 @@ def world(*outcomes: Outcome) -> Ranks:
     [
         ([Returned(3)], "the rank returned 3"),
         ([Returned([1, 2])] * 3, "all ranks returned [1, 2]"),
-        ([Returned(3), REFUSED, REFUSED], "rank 0 returned 3\nranks 1, 2 raised ValueError: no"),
+        ([Returned(3), REFUSED, REFUSED], "rank 0 returned 3\nranks 1 and 2 raised ValueError: no"),
         ([Returned("a\n  b"), Died(-9)], "rank 0 returned 'a\\n b'\nrank 1 died: SIGKILL"),
     ],
 )
@@ -37,15 +37,15 @@ def test_ranks_of_which_the_same_became_share_a_line(outcomes: list[Outcome], sa
 
 def test_long_values_are_cut() -> None:
     said = answer(world(Returned(list(range(1000)))), "")
-    assert said.endswith(" ...") and len(said) < 300
+    assert said.endswith(" ... (4890 characters)") and len(said) < 400
 
 
 def test_without_a_run_the_reason_is_the_answer() -> None:
     assert answer(None, "blocked: it rests on a/b") == "blocked: it rests on a/b"
 
 
-def certificate(verdict: str) -> dict[str, Any]:
-    return {"requirements": [{"id": "a/b", "verdict": "holds"}, {"id": RULE, "verdict": verdict}]}
+def rules(verdict: str) -> dict[str, Any]:
+    return {"rules": {"a/b": "holds", RULE: verdict}}
 
 
 def line(case: str, verdict: str, said: str, rule: str = RULE) -> dict[str, Any]:
@@ -54,19 +54,19 @@ def line(case: str, verdict: str, said: str, rule: str = RULE) -> dict[str, Any]
 
 def test_answers_of_other_rules_are_left_out() -> None:
     lines = [line("test_a", "holds", "3"), line("test_b", "holds", "4", rule="a/b")]
-    found = answers_of(RULE, {"mine": (certificate("holds"), lines)})
+    found = answers_of(RULE, {"mine": [*lines, rules("holds")]})
     assert found.verdicts == {"mine": "holds"}
     assert found.answers == (Answer("test_a", "mine", "holds", "3"),)
 
 
 def test_the_last_answer_of_a_case_counts() -> None:
     lines = [line("test_a", "broken", "3"), line("test_a", "broken", "4")]
-    found = answers_of(RULE, {"mine": (certificate("broken"), lines)})
+    found = answers_of(RULE, {"mine": [*lines, rules("broken")]})
     assert [answer.answer for answer in found.answers] == ["4"]
 
 
-def test_a_run_without_a_certificate_says_nothing_of_the_rule() -> None:
-    assert answers_of(RULE, {"mine": ({}, [])}).verdicts == {"mine": "unknown"}
+def test_a_run_that_broke_off_says_nothing_of_the_rule() -> None:
+    assert answers_of(RULE, {"mine": []}).verdicts == {"mine": "unknown"}
 
 
 def test_cases_with_the_same_answers_of_all_targets_are_one_row() -> None:
@@ -92,6 +92,13 @@ def test_two_targets_are_asked(capsys: pytest.CaptureFixture[str]) -> None:
     case = "test_average_of_integers[ws2-int32]"
     assert said[case, "torch"].startswith("all ranks raised RuntimeError: result type Float")
     assert "5" in said[case, "impl"]
+
+
+def test_a_target_without_the_part_is_no_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ask", "ddp/average", "--targets", "tests.zoo.store_based:TARGET", "--json"]) == 0
+    (answers,) = json.loads(capsys.readouterr().out)
+    assert answers["verdicts"] == {"tests.zoo.store_based:TARGET": "not exercised"}
+    assert answers["answers"] == []
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,10 @@ def wait_for_outputs(me: Me, call: Call) -> Seen:
     with functional.allow_inflight_collective_as_graph_input_ctx():
         if me.rank:
             me.store.wait(["issued"])
-        work = issue(call, given, taken, async_op=True)
-        me.store.set("issued", "")
+        try:
+            work = issue(call, given, taken, async_op=True)
+        finally:
+            me.store.set("issued", "")
         waited = [functional.wait_tensor(x) for x in taken]
         seen = seen_of(given, waited)
         work.wait()

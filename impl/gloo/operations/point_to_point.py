@@ -19,6 +19,7 @@ from impl.gloo.queue.work import TransferWork
 from impl.gloo.requests import validation
 from impl.gloo.requests.dispatching import dispatched
 from impl.gloo.requests.settings import Timeout, settings
+from impl.torch_private import waits_by_tensor
 from impl.transport.base import ANY_SOURCE, CallInfo, Deadline
 
 _NO_TIME = timedelta(0)
@@ -71,6 +72,8 @@ class PointToPoint(GroupCore):
         )
         if lender.has_streams:
             work.set_lender(lender)
+        if waits_by_tensor():
+            work.register()
         return work
 
     def _checked(

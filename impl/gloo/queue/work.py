@@ -89,6 +89,7 @@ class GlooWork(Work):
             tensor
             for output in self._outputs
             for tensor in ([output] if isinstance(output, Tensor) else output)
+            if tensor.layout is torch.strided  # a sparse one has no storage to be found by
         ]
 
     def complete(self, error: BaseException | None) -> Callable[[], None] | None:

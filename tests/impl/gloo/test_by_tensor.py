@@ -7,10 +7,15 @@ from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed import Work
-from torch.distributed._functional_collectives import wait_tensor
+from torch.distributed._functional_collectives import (
+    allow_inflight_collective_as_graph_input_ctx,
+    wait_tensor,
+)
 
 from conformance.torch_private import registered_works
+from impl.gloo import ProcessGroupGloo
 from impl.gloo.queue import by_tensor
 
 
@@ -74,3 +79,24 @@ def test_wait_tensor_tells_the_error() -> None:
     with pytest.raises(ValueError, match="no"):
         wait_tensor(tensor)
     by_tensor.forget([tensor])
+
+
+def test_sparse_tensors_have_no_storage_to_be_found_by() -> None:
+    group = ProcessGroupGloo(dist.HashStore(), 0, 1)
+    tensor = torch.ones(3).to_sparse()
+    options = dist.AllreduceOptions()
+    options.asyncOp = True
+    with allow_inflight_collective_as_graph_input_ctx():
+        group.allreduce([tensor], options).wait()
+    assert tensor.to_dense().tolist() == [1.0] * 3
+
+
+def test_a_message_is_waited_for_by_the_tensor_that_it_fills() -> None:
+    group = ProcessGroupGloo(dist.HashStore(), 0, 1)
+    tensor = torch.zeros(3)
+    with allow_inflight_collective_as_graph_input_ctx():
+        received = group.recv([tensor], 0, 0)
+        sent = group.send([torch.ones(3)], 0, 0)
+        assert wait_tensor(tensor).tolist() == [1.0] * 3
+        for work in (received, sent):
+            work.wait()
