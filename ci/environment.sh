@@ -30,3 +30,4 @@ if [ -n "$fresh" ] || [ "$packages_before" != "$packages" ]; then
     printf '%s\n' "$packages" "$(made_for .venv/bin/python)" >"$stamp"
 fi
 PATH=$PWD/.venv/bin:$PATH
+unset PYTHONDONTWRITEBYTECODE # hundreds of short processes import the same modules

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import glob
 import multiprocessing
 import os
@@ -238,8 +239,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     SHARED_POOL.release(config)
     if SHARED_POOL.crew is not None and BOARD in config.stash:
         SHARED_POOL.crew.end()
-    if BOARD in config.stash and not _is_worker(config):
+    if BOARD not in config.stash:
+        return
+    if not _is_worker(config):
         config.stash[BOARD].remove()
+    gc.freeze()  # a process that ends need not look through all that torch has made
 
 
 @pytest.hookimpl(optionalhook=True)
