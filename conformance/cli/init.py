@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a module that registers the backend; may be repeated",
     )
     parser.add_argument(
-        "--device", default="cpu", metavar="TYPE", help="such as cuda (default: cpu)"
+        "--device", default="cpu", metavar="TYPE", help="the type of its device (default: cpu)"
     )
     parser.add_argument("--ddp", default="", metavar="MODULE:CLASS", help="your DDP, if any")
     parser.add_argument("--fsdp", default="", metavar="MODULE:CLASS", help="your FSDP, if any")
