@@ -34,6 +34,7 @@ chapter = Chapter("collectives", source=SOURCE)
 
 
 MATRIX = (4, 6)
+CUBE = (6, 12, 6)
 
 
 def mine(me: Me, shape: tuple[int, ...] = MATRIX) -> Tensor:
@@ -151,7 +152,8 @@ def test_broadcast(ranks: Ranks) -> None:
 
 
 def gathered_functionally(me: Me, dim: int) -> Tensor:
-    result: Tensor = functional.wait_tensor(functional.all_gather_tensor(mine(me), dim, everyone()))
+    gathered = functional.all_gather_tensor(mine(me, CUBE), dim, everyone())
+    result: Tensor = functional.wait_tensor(gathered)
     return result
 
 
@@ -162,10 +164,10 @@ def gathered_functionally(me: Me, dim: int) -> Tensor:
     rests_on="all_gather_into_tensor/async",
 )
 @world_sizes(1, 2, 3)
-@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("dim", [0, 1, 2])
 def test_all_gather_tensor(ranks: Ranks, dim: int) -> None:
     got = ranks.run(gathered_functionally, dim)
-    assert_same_on_all_ranks(got, want=torch.cat(all_of(ranks.world_size), dim))
+    assert_same_on_all_ranks(got, want=torch.cat(all_of(ranks.world_size, CUBE), dim))
 
 
 def scattered_functionally(me: Me, dim: int, shape: tuple[int, ...]) -> Tensor:
@@ -182,10 +184,10 @@ def scattered_functionally(me: Me, dim: int, shape: tuple[int, ...]) -> Tensor:
     rests_on="reduce_scatter_tensor/async",
 )
 @world_sizes(1, 2, 3)
-@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("dim", [0, 1, 2])
 def test_reduce_scatter_tensor(ranks: Ranks, dim: int) -> None:
-    got = ranks.run(scattered_functionally, dim, (6, 12))
-    total = reduced("sum", all_of(ranks.world_size, (6, 12)))
+    got = ranks.run(scattered_functionally, dim, CUBE)
+    total = reduced("sum", all_of(ranks.world_size, CUBE))
     want = [part.contiguous() for part in total.chunk(ranks.world_size, dim)]
     assert_each_rank(got, want)
 

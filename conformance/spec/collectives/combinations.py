@@ -1,0 +1,171 @@
+"""Calls that combine what other chapters vary one at a time, all sizes, and all world sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conformance import Chapter, Me, Ranks, assert_that, world_sizes
+from conformance.oracle.collectives import COLLECTIVES, Call, after, before, receives
+from conformance.oracle.layout import Layout, place
+from conformance.spec.collectives.perform import Placement, Seen, assert_taken, issue, seen_of
+from conformance.spec.collectives.strategies import ROOTED, calls, offsets, placements, strides
+from conformance.spec.parameters import ops
+
+chapter = Chapter("collectives", source="derived")
+
+
+EACH = ops(*COLLECTIVES)
+STRIDED = [op for op in EACH if op.values != ("all_to_all_single",)]
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """A call, by which ranks, how often in a row, and whether it is waited for separately."""
+
+    call: Call
+    members: tuple[int, ...]
+    async_op: bool
+    times: int
+
+
+def in_a_situation(me: Me, now: Situation, placement: Placement) -> Seen | None:
+    """What the last of the calls leaves on this rank; each begins with fresh values."""
+    group = dist.new_group(list(now.members))
+    if me.rank not in now.members:
+        return None
+    seen = None
+    for salt in range(now.times):
+        seen = one_call(me, replace(now.call, salt=salt), now.async_op, placement, group)
+    return seen
+
+
+def one_call(
+    me: Me, call: Call, async_op: bool, placement: Placement, group: dist.ProcessGroup
+) -> Seen:
+    buffers = before(call, dist.get_rank(group), dist.get_world_size(group))
+    given = [place(x, placement.given, me.device).view for x in buffers.given]
+    taken = [place(x, placement.taken, me.device).view for x in buffers.taken]
+    work = issue(call, given, taken, group, async_op=async_op)
+    if async_op:
+        work.wait()
+    return seen_of([], taken)
+
+
+@st.composite
+def situations(
+    draw: st.DrawFn, ranks: Ranks, op: str, more_dimensions: st.SearchStrategy[tuple[int, ...]]
+) -> Situation:
+    members = draw(st.sets(st.integers(0, ranks.world_size - 1), min_size=2).map(sorted))
+    call = draw(calls(op, ranks.target, len(members)))
+    shape = (*call.shape, *draw(more_dimensions))
+    times = draw(st.sampled_from([1, 12]))
+    return Situation(replace(call, shape=shape), tuple(members), draw(st.booleans()), times)
+
+
+def check(
+    ranks: Ranks,
+    op: str,
+    data: st.DataObject,
+    layouts: st.SearchStrategy[Layout],
+    more_dimensions: st.SearchStrategy[tuple[int, ...]],
+) -> None:
+    n = ranks.world_size
+    now = data.draw(situations(ranks, op, more_dimensions), label="situation")
+    kinds = data.draw(st.lists(placements(layouts), min_size=n, max_size=n), label="placements")
+    got = ranks.run_each(in_a_situation, [(now, placement) for placement in kinds])
+    seen = [got[rank] for rank in now.members]
+    assert_taken(replace(now.call, salt=now.times - 1), seen, ranks=now.members)
+
+
+@chapter.must(
+    "order/any-situation",
+    "A collective gives the same result whatever its shape, dtype, reduction and root, the offset "
+    "of its tensors, the members of the group, the number of calls before, and whether it is "
+    "waited for by its handle.",
+    rests_on=("all_reduce/shapes", "all_reduce/subgroup", "all_reduce/async"),
+)
+@pytest.mark.parametrize("op", EACH)
+@world_sizes(4)
+@given(data=st.data())
+@settings(max_examples=10)
+def test_any_call_in_any_situation(ranks: Ranks, op: str, data: st.DataObject) -> None:
+    check(ranks, op, data, offsets, st.sampled_from([(), (2, 1), (1, 2, 1)]))
+
+
+@chapter.must(
+    "order/any-situation-strided",
+    "Strided views are read and written by every collective in groups of some ranks, and by "
+    "asynchronous ones, as by others.",
+    rests_on=("order/any-situation", "all_reduce/strided"),
+)
+@pytest.mark.parametrize("op", STRIDED)
+@world_sizes(3)
+@given(data=st.data())
+@settings(max_examples=6)
+def test_strided_views_in_any_situation(ranks: Ranks, op: str, data: st.DataObject) -> None:
+    check(ranks, op, data, strides, st.just(()))
+
+
+def wrong_calls(me: Me, made: Sequence[Call]) -> list[str]:
+    """The calls whose result is wrong on this rank, each with the first tensor that is."""
+    return [words for call in made if (words := what_is_wrong(me, call))]
+
+
+def what_is_wrong(me: Me, call: Call) -> str:
+    """Compares where the result is: there is much of it."""
+    buffers = before(call, me.rank, me.world_size)
+    given = [x.to(me.device) for x in buffers.given]
+    taken = [x.to(me.device) for x in buffers.taken]
+    issue(call, given, taken)
+    wanted = after(call, me.rank, me.world_size).taken if receives(call, me.rank) else ()
+    for index, (got, want) in enumerate(zip(taken, wanted, strict=False)):
+        differs = (got.cpu() != want).flatten().nonzero().flatten().tolist()
+        if differs:
+            return f"{call}: [{index}] is wrong in {len(differs)} elements from {differs[0]} on"
+    return ""
+
+
+def check_all(ranks: Ranks, made: Sequence[Call]) -> None:
+    for rank, wrong in enumerate(ranks.run(wrong_calls, made)):
+        assert_that(not wrong, "; ".join(wrong[:3]), rank)
+
+
+def around_powers_of_two(world_size: int) -> list[int]:
+    powers = [1 << k for k in (8, 10, 14, 16)]
+    few = [1, world_size - 1, world_size, world_size + 1]
+    return few + [power + more for power in powers for more in (-1, 0, 1)]
+
+
+@chapter.must(
+    "order/sizes",
+    "Every collective takes tensors of any number of elements: one, as many as ranks, and the "
+    "powers of two, at which buffers and pieces end, with one more or less.",
+    source="derived: capacities, chunks and their last element",
+    rests_on="all_reduce/sum",
+)
+@pytest.mark.parametrize("op", EACH)
+@world_sizes(2, 3)
+def test_sizes_around_powers_of_two(ranks: Ranks, op: str) -> None:
+    n = ranks.world_size
+    check_all(ranks, [Call(op, (numel,), salt=numel) for numel in around_powers_of_two(n)])
+
+
+@chapter.must(
+    "order/world-sizes",
+    "Every collective gives the right result in groups of six and of eight ranks, from every root.",
+    source="derived: trees and rings depend on the number of ranks",
+    rests_on="all_reduce/sum",
+)
+@pytest.mark.parametrize("op", EACH)
+@world_sizes(6, 8)
+def test_more_ranks(ranks: Ranks, op: str) -> None:
+    n = ranks.world_size
+    roots = range(n) if op in ROOTED else [0]
+    numels = [1, n, n + 1]
+    check_all(ranks, [Call(op, (numel,), root=root) for numel in numels for root in roots])

@@ -1,0 +1,92 @@
+"""Mutants of conformance/spec/collectives/combinations.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tests.mutants.collectives.kit import AroundImpl, all_of
+from tests.mutants.kit import breaks
+
+
+class MissesTheLast(AroundImpl):
+    """The last element of a result is another one, wherever `misses` says so."""
+
+    calls = 0
+
+    def misses(self, tensors: list[Tensor], opts: Any) -> bool:
+        """tensors: all that the call reads or writes, the results first."""
+        raise NotImplementedError
+
+    def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
+        self.calls += 1
+        work = right(taken, *rest)
+        results = [x for x in all_of(taken) if x.numel()]
+        if results and self.misses(all_of(taken, *rest[:-1]), rest[-1]):
+            work.wait()
+            results[-1][tuple(size - 1 for size in results[-1].shape)] = 1
+        return work
+
+
+def is_dense(x: Tensor) -> bool:
+    return x.is_contiguous()
+
+
+@breaks("order/any-situation", says=r"rank \d is wrong[\s\S]* 1 of \d+ elements differ")
+class MissesTheLastOfDoublesInAGroup(MissesTheLast):
+    def misses(self, tensors: list[Tensor], opts: Any) -> bool:
+        return self.size() < dist.get_world_size() and tensors[0].dtype is torch.float64
+
+
+@breaks("order/any-situation", says=r"rank \d is wrong[\s\S]* 1 of \d+ elements differ")
+class MissesTheLastOfFourDimensions(MissesTheLast):
+    def misses(self, tensors: list[Tensor], opts: Any) -> bool:
+        return tensors[0].dim() >= 4
+
+
+@breaks("order/any-situation", says=r"rank \d is wrong[\s\S]* 1 of \d+ elements differ")
+class MissesTheLastOfTheTwelfthCall(MissesTheLast):
+    def misses(self, tensors: list[Tensor], opts: Any) -> bool:
+        return self.calls == 12
+
+
+@breaks("order/any-situation-strided", says=r"rank \d is wrong")
+class MissesTheLastOfAsynchronousViews(MissesTheLast):
+    def misses(self, tensors: list[Tensor], opts: Any) -> bool:
+        return bool(opts.asyncOp) and not all(map(is_dense, tensors))
+
+
+@breaks("order/any-situation-strided", says=r"rank \d is wrong")
+class MissesTheLastOfViewsInAGroup(MissesTheLast):
+    def misses(self, tensors: list[Tensor], opts: Any) -> bool:
+        return self.size() < dist.get_world_size() and not all(map(is_dense, tensors))
+
+
+@breaks("order/sizes", says=r"is wrong in 1 elements from \d+ on")
+class MissesTheLastOfAFullBuffer(MissesTheLast):
+    """A power of two of elements is what a buffer holds."""
+
+    def misses(self, tensors: list[Tensor], opts: Any) -> bool:
+        return tensors[0].numel() in (1 << 10, 1 << 14)
+
+
+@breaks("order/sizes", says=r"is wrong in 1 elements from \d+ on")
+class MissesTheFirstOfASecondBuffer(MissesTheLast):
+    def misses(self, tensors: list[Tensor], opts: Any) -> bool:
+        return tensors[0].numel() in ((1 << 10) + 1, (1 << 14) + 1)
+
+
+@breaks("order/world-sizes", says=r"is wrong in 1 elements from \d+ on")
+class MissesTheLastOfEightRanks(MissesTheLast):
+    def misses(self, tensors: list[Tensor], opts: Any) -> bool:
+        return self.size() == 8
+
+
+@breaks("order/world-sizes", says=r"is wrong in 1 elements from \d+ on")
+class MissesTheLastOfSixRanks(MissesTheLast):
+    def misses(self, tensors: list[Tensor], opts: Any) -> bool:
+        return self.size() == 6
