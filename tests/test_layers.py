@@ -78,6 +78,7 @@ ROOMS = {
     "conformance.run": "properties repetition first_look settings options worker_messages plan "
     "budget facets judgement selection",
     "conformance.session": "diagnosis items failures certifier progress_reporter answers",
+    "impl.device": "storage handle host accelerator choice __init__",
     "impl.transport": "base fate transfer background agreement memory messages meeting shm sockets "
     "mixed",
     "impl.gloo": "options requests memory connect queue operations process_group __init__",

@@ -13,12 +13,15 @@ import torch
 from conformance.exit_codes import EXIT_HARNESS_FAULT
 from conformance.harness.failure import RanksFailed
 from conformance.harness.rank import HarnessFault
+from conformance.probing.beneath import hands_over_to
 from conformance.probing.findings import Finding, Seen
 from conformance.probing.prober import DEADLINE_S, asking, find_all
 from conformance.probing.target_file import left_out, name_for, target_file
 from conformance.run.first_look import look_at
 from conformance.run.settings import UsageError, check_python
-from conformance.target import Target
+from conformance.target import Target, load_target
+
+_BASE = "torch"  # the built-in target that a wrapper may extend
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="MODULE",
         help="a module that registers the backend; may be repeated",
+    )
+    parser.add_argument(
+        "--device", default="cpu", metavar="TYPE", help="the type of its device (default: cpu)"
     )
     parser.add_argument("--ddp", default="", metavar="MODULE:CLASS", help="your DDP, if any")
     parser.add_argument("--fsdp", default="", metavar="MODULE:CLASS", help="your FSDP, if any")
@@ -54,14 +60,15 @@ def run(arguments: argparse.Namespace) -> int:
     output = arguments.output or Path(f"{target.name}.toml")
     _check_output(output, replaces=arguments.force)
     try:
-        findings = _findings(target)
+        findings, base = _findings(target)
     except HarnessFault as error:
         print(f"c10d-conformance init: {error}", file=sys.stderr)
         return EXIT_HARNESS_FAULT
     except RanksFailed as error:
         raise UsageError(f"{target.backend}: {error.doing} failed: {error.brief}") from error
-    _write(output, target_file(target, findings, _made_by(arguments)), replaces=arguments.force)
-    _show_next(output)
+    text = target_file(target, findings, _made_by(arguments), base)
+    _write(output, text, replaces=arguments.force)
+    _show_next(output, base)
     return 0
 
 
@@ -71,6 +78,7 @@ def _target(arguments: argparse.Namespace) -> Target:
             name=name_for(arguments.backend),
             backend=arguments.backend,
             imports=tuple(arguments.imports),
+            device=arguments.device,
             ddp=arguments.ddp,
             fsdp=arguments.fsdp,
         )
@@ -92,8 +100,9 @@ def _check_output(output: Path, *, replaces: bool) -> None:
         raise UsageError(f"--output {output}: cannot write into the folder {output.parent}")
 
 
-def _findings(target: Target) -> dict[str, dict[str, Finding]]:
-    """What was seen of each kind; tells of each kind when it is done."""
+def _findings(target: Target) -> tuple[dict[str, dict[str, Finding]], str]:
+    """What was seen of each kind, and the built-in target to whose backend the work is handed
+    over, or ""; tells of each kind when it is done."""
     findings = {}
     with asking(target) as ask:
         for kind, found in find_all(ask):
@@ -101,7 +110,8 @@ def _findings(target: Target) -> dict[str, dict[str, Finding]]:
             _show_kind(kind, found)
             if kind == "ops":
                 _check_anything_works(target, found)
-    return findings
+        is_over = ask(hands_over_to(load_target(_BASE).backend)).works
+    return findings, _BASE if is_over else ""
 
 
 def _show_kind(kind: str, found: dict[str, Finding]) -> None:
@@ -120,9 +130,11 @@ def _check_anything_works(target: Target, ops: dict[str, Finding]) -> None:
 
 
 def _made_by(arguments: argparse.Namespace) -> str:
-    imports = [word for module in arguments.imports for word in ("--import", module)]
+    options = [word for module in arguments.imports for word in ("--import", module)]
+    if arguments.device != "cpu":
+        options += ["--device", arguments.device]
     version = torch.__version__.partition("+")[0]
-    command = shlex.join(["python", "-m", "conformance", "init", arguments.backend, *imports])
+    command = shlex.join(["python", "-m", "conformance", "init", arguments.backend, *options])
     return f"Written by `{command}`, with torch {version}."
 
 
@@ -134,11 +146,15 @@ def _write(output: Path, text: str, *, replaces: bool) -> None:
         raise UsageError(f"--output {output}: {error.strerror}") from error
 
 
-def _show_next(output: Path) -> None:
+def _show_next(output: Path, base: str) -> None:
     certify = f"python -m conformance certify --target {shlex.quote(str(output))}"
+    inherits = (
+        f", and how to inherit\nwhat is known of {base}, to which it hands its work over"
+        * bool(base)
+    )
     print(
         f"""
-{output} is written. Read it: it says why it does not claim the rest.
+{output} is written. Read it: it says why it does not claim the rest{inherits}.
 Next, a first look, in some seconds:
   {certify} --requirement 'all_reduce/*'
 and then everything:

@@ -21,11 +21,12 @@ def name_for(backend: str) -> str:
     return re.sub(r"\W+", "_", backend).strip("_") or "mine"
 
 
-def target_file(target: Target, findings: Findings, made_by: str) -> str:
+def target_file(target: Target, findings: Findings, made_by: str, base: str = "") -> str:
     """The file's text.
 
     target: all of it but its capabilities, which are what the findings say.
     made_by: what the first line says about where the file comes from.
+    base: the built-in target to whose backend this one hands its work over, if any.
     """
     lines = [
         f"# {made_by}",
@@ -33,6 +34,7 @@ def target_file(target: Target, findings: Findings, made_by: str) -> str:
         "# thoroughly. conformance/README.md explains the keys.",
         "",
         *_keys(target),
+        *_inheriting(base),
         "",
         "[capabilities]",
     ]
@@ -55,6 +57,15 @@ def _keys(target: Target) -> Iterator[str]:
         if getattr(target, key):
             yield f"{key} = {_text(getattr(target, key))}"
     yield f"imports = {_list(target.imports)}"
+    if target.device != "cpu":
+        yield f"device = {_text(target.device)}"
+
+
+def _inheriting(base: str) -> Iterator[str]:
+    if base:
+        yield f"# It hands its work over to the backend of the target {_text(base)}. The next line"
+        yield "# inherits all that is known of that: its flaws, what it lacks, its DDP and FSDP."
+        yield f"# extends = {_text(base)}"
 
 
 def _capabilities(kind: str, findings: Mapping[str, Finding]) -> Iterator[str]:

@@ -35,6 +35,10 @@ from conformance.verdict import Verdict
 
 _STORY_LINES = 20
 
+# What a rank that trains imports when it first needs it takes seconds, so it does so beforehand.
+_TRAINING = frozenset({"ddp", "fsdp", "sync_batchnorm", "optim"})
+_NEEDED_FOR_TRAINING = "torch._dynamo"
+
 # What `alone.py` has in place of the harness: module -> names.
 _GIVEN = {
     "conformance.checks.compare": ("first_difference",),
@@ -110,7 +114,10 @@ def _script(example: Example, case: Callable[[Example, Sources], str]) -> str:
     )
     call = case(example, sources)
     definitions = sources.definitions()
-    facts = [f"{name}={Values(sources).text(v)}" for name, v in _facts(example).items()]
+    world = _facts(example)
+    if sources.attributes() & _TRAINING:
+        world["imports"] = (*target.imports, _NEEDED_FOR_TRAINING)
+    facts = [f"{name}={Values(sources).text(v)}" for name, v in world.items()]
     if "target.capabilities" in sources.attributes():
         claims = target.capabilities.as_mapping().items()
         said = ", ".join(f"{kind}={names}" for kind, names in claims)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from conformance.__main__ import main
 from conformance.capabilities import DTYPES, FEATURES, OPS, REDUCE_OPS, VOCABULARY
@@ -22,12 +24,15 @@ from conformance.harness.outcome import (
     StillRunning,
 )
 from conformance.harness.rank import HarnessFault
+from conformance.oracle.collectives import Call
+from conformance.probing.beneath import names_of_backends
 from conformance.probing.calls import REDUCING, probe_op
 from conformance.probing.features import PROBES, UNTRIED
 from conformance.probing.findings import WORKS, Finding, Probe, Seen, judge
 from conformance.probing.prober import claims_of, find_all
 from conformance.probing.target_file import name_for, target_file
 from conformance.target import Target, load_target
+from tests.zoo.wraps_gloo import WaitingGroup
 
 REFUSED = Finding(Seen.REFUSED, "every rank raised ValueError: no")
 MINE = Target(name="mine", backend="cpu:mine", imports=("my_backend",), ddp="mine:DDP")
@@ -110,7 +115,8 @@ def asked_with(lacking: Callable[[Probe], bool]) -> dict[str, dict[str, Finding]
 
 def is_op(probe: Probe, *names: str) -> bool:
     """Whether it is about one of these operations, or of the functions of features."""
-    name = probe.args[0].op if probe.args else probe.function.__name__
+    first = next(iter(probe.args), None)
+    name = first.op if isinstance(first, Call) else probe.function.__name__
     return name in names
 
 
@@ -190,6 +196,13 @@ def test_nothing_is_tried_with_operations_that_do_not_work() -> None:
     assert findings["dtypes"]["bool"].seen is Seen.NOT_TRIED
 
 
+def test_a_wrapper_of_gloo_is_seen_through() -> None:
+    wrapper = WaitingGroup(dist.HashStore(), 0, 1, timedelta(seconds=5))
+    assert set(names_of_backends(wrapper, torch.device("cpu"))) == {"gloo"}
+    assert not set(names_of_backends(wrapper.inner, torch.device("meta")))
+    assert not set(names_of_backends(dist.ProcessGroup(0, 1), torch.device("cpu")))  # type: ignore[call-arg]  # torch's stub lacks it
+
+
 # ---- The file
 
 
@@ -212,6 +225,20 @@ def test_the_file_says_what_was_seen_of_the_rest() -> None:
         "claim it: rank 1 got 3, not 4"
     )
     assert f"#   abort: {FEATURES['abort']}" in lines
+
+
+def test_the_file_says_how_to_inherit_from_what_does_the_work(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    text = target_file(MINE, asked_with(lambda probe: True), "made by a test", "torch")
+    path.write_text(text.replace("# extends", "extends"))
+    assert load_target(str(path)).deviations == load_target("torch").deviations
+    assert "extends" not in target_file(MINE, asked_with(lambda probe: True), "made by a test")
+
+
+def test_the_device_stands_in_the_file() -> None:
+    target = dataclasses.replace(MINE, device="xpu")
+    lines = target_file(target, asked_with(lambda probe: True), "made by a test").splitlines()
+    assert 'device = "xpu"' in lines
 
 
 @pytest.mark.parametrize(
@@ -258,23 +285,29 @@ def test_bad_input_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize(
-    ("argv", "spec"),
+    ("argv", "spec", "is_over_gloo"),
     [
-        (["zoo_store", "--import", "tests.zoo.store_based"], "tests.zoo.store_based:TARGET"),
+        (["zoo_store", "--import", "tests.zoo.store_based"], "tests.zoo.store_based:TARGET", False),
         (
             ["zoo_ring", "--import", "tests.zoo.ring_of_messages"],
             "tests.zoo.ring_of_messages:TARGET",
+            False,
         ),
-        (["gloo"], "torch"),
+        (["gloo"], "torch", True),
     ],
     ids=["store", "ring", "gloo"],
 )
 def test_what_a_backend_claims_is_found(
-    argv: list[str], spec: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    argv: list[str],
+    spec: str,
+    is_over_gloo: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = tmp_path / "mine.toml"
     assert main(["init", *argv, "--output", str(path)]) == 0
     assert f"certify --target {path} --requirement 'all_reduce/*'" in capsys.readouterr().out
+    assert ("# extends" in path.read_text()) is is_over_gloo
     found, claimed = load_target(str(path)).capabilities, load_target(spec).capabilities
     assert found.ops == claimed.ops
     assert found.dtypes == claimed.dtypes

@@ -177,6 +177,11 @@ def test_what_ranks_were_given_one_by_one_stays_apart() -> None:
     assert "ranks.run_each(simple, [(1,), (2,)])" in text
 
 
+def test_ranks_that_train_import_what_training_needs_before_they_are_ready() -> None:
+    assert "'torch._dynamo'" in script_text(example(cases.asks_for_torchs_ddp))
+    assert "torch._dynamo" not in script_text(example(cases.simple))
+
+
 def test_a_method_is_reached_through_its_class() -> None:
     text = script_text(example(cases.Methods.rank))
     assert "ranks.run_each(Methods.rank, [()] * 2)" in text

@@ -252,7 +252,7 @@ class Point:
 
 def marked(at_ms: float) -> StreamMark:
     mark = StreamMark.__new__(StreamMark)
-    mark._event = Point(at_ms)  # type: ignore[assignment]  # stands for a device's
+    mark._event = Point(at_ms)  # stands for a device's
     return mark
 
 
