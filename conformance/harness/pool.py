@@ -53,6 +53,7 @@ from conformance.verdict import Verdict
 # which tells more than that they waited.
 GRACE_S = 3.0
 _LEAVE_DEADLINE_S = 20.0
+_SETTLING_S = 10.0  # what a rank needs that looks again and again whether something goes
 # To import what a command needs, and to start on a device that dozens of processes start on.
 _BEGIN_DEADLINE_S = 180.0
 _LOAD_S = 30.0
@@ -238,7 +239,7 @@ class Pool:
         if self._spoilt or self._target in self._hung_leaving:
             self.close()
             return []
-        deadline_s = min(deadline_s, _LEAVE_DEADLINE_S)
+        deadline_s = min(max(deadline_s, _SETTLING_S), _LEAVE_DEADLINE_S)
         leaks = self._leave_once(world_size, deadline_s)
         may_be_kept = all(leak.is_held for leak in leaks) and self._target not in self._leaking
         if repeat and leaks and may_be_kept:
