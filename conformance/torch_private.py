@@ -99,6 +99,24 @@ def bytes_of_storage(storage: TypedStorage) -> bytes | None:
     return flat.numpy().tobytes()
 
 
+def is_rebuilding(function: object) -> bool:
+    """Whether torch makes tensors by it, of what was pickled of them."""
+    name = getattr(function, "__name__", "")
+    of_a_tensor = name.startswith("_rebuild_") and getattr(torch._utils, name, None) is function
+    return of_a_tensor or function is torch.serialization._get_layout
+
+
+def without_attributes(reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a plain tensor is pickled as, without what somebody has set on it."""
+    maker, args = reduced[:2]
+    if maker is torch._tensor._rebuild_from_type_v2 and args[1] in (
+        torch.Tensor,
+        torch.nn.Parameter,
+    ):
+        return args[0], args[2]
+    return reduced
+
+
 def storage_of_bytes(data: bytes, dtype: torch.dtype) -> TypedStorage:
     """A storage on the CPU with a copy of the data."""
     flat = torch.empty(len(data), dtype=torch.uint8)

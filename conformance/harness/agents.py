@@ -26,10 +26,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener, wait
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
+from conformance.harness.frames import wait_for
 from conformance.harness.launcher import Place, meeting
 from conformance.harness.messages import Answer, Begun, Command
 from conformance.harness.outcome import Died
@@ -106,6 +107,11 @@ class RemoteRank:
     @property
     def waitables(self) -> list[Any]:
         return [self._connection]
+
+    @property
+    def writable(self) -> list[Any]:
+        """Nothing: the agent reads at any time."""
+        return []
 
     def start(self) -> None:
         """Return when there is a process: what a case may take does not begin before."""
@@ -227,7 +233,9 @@ def serve(at: Place) -> None:
     life = 0
     try:
         while True:
-            ready = wait([connection, *(rank.waitables if rank else [])])
+            ready = wait_for(
+                [connection, *(rank.waitables if rank else [])], rank.writable if rank else [], None
+            )
             if connection in ready:
                 message = connection.recv()
                 if isinstance(message, _End):

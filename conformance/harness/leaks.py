@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import threading
@@ -17,7 +18,9 @@ from typing import Any
 from conformance.harness.devices import DRIVER_FILES, THREADS_FOR_LIFE
 
 _SETTLE_S = 3.0
+_PR_SET_CHILD_SUBREAPER = 36  # of <sys/prctl.h>
 _SHOWN_OF_COMMAND = 80
+_STATE, _PARENT = 0, 1  # fields of /proc/PID/stat
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +135,20 @@ def _children() -> dict[int, str]:
     found = {}
     for child in children_by_parent().get(os.getpid(), ()):
         with suppress(OSError):  # it has ended since
-            found[child] = _command(Path(f"/proc/{child}/cmdline").read_bytes())
+            if not _is_ended_orphan(child):
+                found[child] = _command(Path(f"/proc/{child}/cmdline").read_bytes())
     return found
+
+
+def _is_ended_orphan(child: int) -> bool:
+    """Whether it was adopted and has ended, which nobody else will ask for."""
+    of_another_session = _stat(child)[_STATE] == "Z" and os.getsid(child) != os.getsid(0)
+    return of_another_session and os.waitpid(child, os.WNOHANG)[0] == child
+
+
+def adopt_orphans() -> None:
+    """Have descendants whose parents end become children of this process, where Linux does that."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def children_by_parent() -> dict[int, list[int]]:
@@ -141,9 +156,14 @@ def children_by_parent() -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended since
-            parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
-            found.setdefault(int(parent), []).append(int(process.name))
+            pid = int(process.name)
+            found.setdefault(int(_stat(pid)[_PARENT]), []).append(pid)
     return found
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields after the name, see proc(5)."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def _command(words: bytes) -> str:

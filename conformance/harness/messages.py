@@ -131,8 +131,15 @@ class Left:
     changed: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Garbled:
+    """In place of an answer: what came is none, and nothing that comes after it can be trusted."""
+
+    message: str
+
+
 Command = Prepare | Join | Call | Leave | End
-Answer = Done | Failed | Lost | Left
+Answer = Done | Failed | Lost | Left | Garbled
 
 
 # torch's pickling outside of torch.save goes by typed storages, which these dtypes do not have.
@@ -143,11 +150,11 @@ _WITHOUT_STORAGE_TYPE = frozenset(
 )
 
 
-def _from_bits(bits: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+def from_bits(bits: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     return bits.view(dtype).reshape(shape)
 
 
-def _device(type: str, index: int | None) -> torch.device | str:
+def device_named(type: str, index: int | None) -> torch.device | str:
     """The device, or its name in a process that does not know the type."""
     try:
         return torch.device(type) if index is None else torch.device(type, index)
@@ -155,7 +162,7 @@ def _device(type: str, index: int | None) -> torch.device | str:
         return type if index is None else f"{type}:{index}"
 
 
-class _ByValue(pickle.Pickler):
+class ByValue(pickle.Pickler):
     """Pickles tensors of any device as CPU tensors, without memory shared with the sender.
 
     Equal values give equal bytes, which is how a run is recognised. torch's own reducer of a
@@ -166,10 +173,10 @@ class _ByValue(pickle.Pickler):
         if isinstance(obj, TypedStorage):
             data = bytes_of_storage(obj)
             return NotImplemented if data is None else (storage_of_bytes, (data, obj.dtype))
-        if isinstance(obj, FunctionType) and obj is not _find_function:
-            return _find_function, (reference_to(obj),)
+        if isinstance(obj, FunctionType) and obj is not find_function:
+            return find_function, (reference_to(obj),)
         if isinstance(obj, torch.device):
-            return _device, (obj.type, obj.index)
+            return device_named, (obj.type, obj.index)
         if isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta"):
             obj = obj.detach().cpu()
             if obj.dtype not in _WITHOUT_STORAGE_TYPE:
@@ -177,7 +184,7 @@ class _ByValue(pickle.Pickler):
         if isinstance(obj, torch.Tensor) and obj.dtype in _WITHOUT_STORAGE_TYPE:
             # A row of one element keeps a stride that `view` refuses, so the elements are copied.
             bits = obj.new_empty(obj.numel()).copy_(obj.detach().reshape(-1)).view(torch.uint8)
-            return _from_bits, (bits, obj.dtype, tuple(obj.shape))
+            return from_bits, (bits, obj.dtype, tuple(obj.shape))
         return NotImplemented
 
 
@@ -185,7 +192,7 @@ def pack(value: object) -> bytes:
     """The value as bytes. Raises TypeError that says what cannot travel."""
     buffer = io.BytesIO()
     try:
-        _ByValue(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
+        ByValue(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
     except (pickle.PicklingError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{_brief(value)} cannot travel between processes: {error}") from error
     return buffer.getvalue()
@@ -210,7 +217,7 @@ def reference_to(function: FunctionType) -> FunctionRef:
     return FunctionRef(function.__module__, function.__qualname__, getattr(module, "__file__", ""))
 
 
-def _find_function(ref: FunctionRef) -> Any:
+def find_function(ref: FunctionRef) -> Any:
     found: Any = _module(ref)
     for name in ref.qualname.split("."):
         found = getattr(found, name)

@@ -16,10 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, reduction
 from multiprocessing.context import ForkServerContext
+from pickle import UnpicklingError
 from typing import IO, Any
 
+from conformance.harness.data import unpack_from_rank
+from conformance.harness.frames import BrokenFrame, ParentEnd
 from conformance.harness.leaks import children_by_parent
-from conformance.harness.messages import Answer, Begun, Command
+from conformance.harness.messages import Answer, Begun, Command, Garbled, pack
 from conformance.harness.outcome import Died
 from conformance.harness.recorder import PAGE_BYTES, LastCollective, Page
 
@@ -59,6 +62,7 @@ def fork_server_context(also: Sequence[str] = (FOR_TRAINING,)) -> ForkServerCont
     }
     with _environment(changes | dict.fromkeys(filter(_PLACE_IN_A_JOB.fullmatch, os.environ))):
         try:
+            _wake_fork_server()
             forkserver.ensure_running()
         except OSError as error:  # "AF_UNIX path too long": its socket lies in TMPDIR
             where = tempfile.gettempdir()
@@ -67,6 +71,18 @@ def fork_server_context(also: Sequence[str] = (FOR_TRAINING,)) -> ForkServerCont
                 f"cannot start the fork server in {where}: {error}{advice}"
             ) from error
     return context
+
+
+def _wake_fork_server() -> None:
+    """A rank may have stopped it; whoever asks it for something would wait for ever."""
+    if (pid := _pid_of_fork_server()) is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def _pid_of_fork_server() -> int | None:
+    pid: int | None = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # not in the stub
+    return pid
 
 
 @contextmanager
@@ -93,12 +109,12 @@ class RankProcess:
 
     def __init__(self, index: int) -> None:
         context = fork_server_context()
-        self.connection, theirs = context.Pipe()
+        ours, theirs = context.Pipe()
+        self._connection = ParentEnd(ours)
         self._output = _file_to_append_to()
         self._freed_bytes = 0  # of the output, from its beginning on
         self._stacks = _file_to_append_to()
-        self._page_fd = os.memfd_create(f"rank-{index}")
-        os.ftruncate(self._page_fd, PAGE_BYTES)
+        self._page_fd = _file_of_fixed_size(f"rank-{index}", PAGE_BYTES)
         self._page = Page(self._page_fd)
         self._process = context.Process(
             target=_enter,
@@ -127,19 +143,30 @@ class RankProcess:
     @property
     def waitables(self) -> list[Any]:
         """What `multiprocessing.connection.wait` can wait for: an answer, or its end."""
-        return [self.connection, self._process.sentinel]
+        return [self._connection, self._process.sentinel]
+
+    @property
+    def writable(self) -> list[Any]:
+        """What to wait for, too, before a command is sent whole."""
+        return [self._connection] if self._connection.has_more_to_write else []
 
     def tell(self, command: Command) -> None:
-        """Send a command. A process that has died is noticed by whoever waits for the answer."""
+        """Begin to send a command; `answer_nowait` goes on. A process that has died is noticed by
+        whoever waits for the answer."""
         with suppress(BrokenPipeError, ConnectionResetError):
-            self.connection.send(command)
+            self._connection.send(pack(command))
 
     def answer_nowait(self) -> Answer | Begun | Died | None:
         """What has come by now: that it has begun, an answer, the news of its death, or nothing."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self._connection.write()
         with suppress(EOFError, ConnectionResetError):
-            if self.connection.poll():
-                answer: Answer | Begun = self.connection.recv()
-                return answer
+            try:
+                data = self._connection.receive()
+                if data is not None:
+                    return _read_answer(data)
+            except (BrokenFrame, UnpicklingError) as error:
+                return Garbled(f"the rank's code wrote where only the harness writes: {error}")
             if self._process.is_alive():
                 return None
         self._process.join(5)
@@ -210,23 +237,31 @@ class RankProcess:
 
     def kill(self) -> None:
         """End the process, its descendants and everything that it started in its session."""
-        descendants = _descendants(self.pid)  # some may have a session of their own
+        descendants = [*_descendants(self.pid), *_orphans()]  # some may have sessions of their own
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         for pid in (self.pid, *descendants):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
+        _wake_fork_server()  # it tells of the end
         self._process.join(10)
         self._close()
         with suppress(ValueError):  # the kernel has not ended it yet; it will
             self._process.close()
 
     def _close(self) -> None:
-        self.connection.close()
+        self._connection.close()
         self._page.close()
         os.close(self._page_fd)
         self._output.close()
         self._stacks.close()
+
+
+def _orphans() -> list[int]:
+    """What ranks that have died left behind: the fork server has adopted it."""
+    ours = {process.pid for process in multiprocessing.active_children()}
+    of_server = children_by_parent().get(_pid_of_fork_server() or 0, ())
+    return [pid for pid in of_server if pid not in ours]
 
 
 def _descendants(pid: int) -> list[int]:
@@ -236,6 +271,21 @@ def _descendants(pid: int) -> list[int]:
     for child in found:  # which grows meanwhile
         found += children.get(child, [])
     return found
+
+
+def _read_answer(data: bytes) -> Answer | Begun:
+    said = unpack_from_rank(data)
+    if not isinstance(said, Answer | Begun):
+        raise UnpicklingError(f"{said!r} is no answer")
+    return said
+
+
+def _file_of_fixed_size(name: str, size: int) -> int:
+    """A file in memory that nobody can cut short: who had mapped it would die of that."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return fd
 
 
 def _file_to_append_to() -> IO[bytes]:

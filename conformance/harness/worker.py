@@ -32,7 +32,9 @@ import torch
 import torch.distributed as dist
 
 from conformance.harness import devices
-from conformance.harness.leaks import find_leaks, still_alive, take_census
+from conformance.harness.data import pack_for_parent
+from conformance.harness.frames import RankEnd
+from conformance.harness.leaks import adopt_orphans, find_leaks, still_alive, take_census
 from conformance.harness.me import Me
 from conformance.harness.messages import (
     Answer,
@@ -47,7 +49,6 @@ from conformance.harness.messages import (
     Left,
     Lost,
     Prepare,
-    pack,
     unpack,
 )
 from conformance.harness.missing_methods import explain_missing_method
@@ -61,6 +62,7 @@ T = TypeVar("T")
 
 DUMP_SIGNAL = signal.SIGUSR1
 _F_SETSIG = 10  # Linux; the fcntl module does not name it
+_MOST_CHARACTERS = 1 << 18
 _STORE_TIMEOUT = timedelta(seconds=300)
 
 
@@ -77,19 +79,20 @@ def rank_main(connection: Connection, output_fd: int, stacks_fd: int, page_fd: i
     torch.set_num_threads(1)
     warnings.resetwarnings()  # how the parent was started is none of the target's business
     warnings.simplefilter("default")
-    worker = Worker(Recorder(Page(page_fd)), lambda: connection.send(Begun()))
+    parent = RankEnd(connection)
+    worker = Worker(Recorder(Page(page_fd)), lambda: parent.send(pack_for_parent(Begun())))
     gc.collect()
     gc.freeze()  # what every world shares is never looked at again by the collector
     while True:
         try:
-            command: Command = connection.recv()
+            command: Command = unpack(parent.receive())
         except (EOFError, OSError):
             os._exit(0)
         if isinstance(command, End):
             _end()
         answer = worker.obey(command)
         try:
-            connection.send(answer)
+            parent.send(pack_for_parent(answer))
         except OSError:  # the parent is gone
             os._exit(0)
 
@@ -102,12 +105,14 @@ def _end() -> None:
 
 def _detach() -> None:
     """A session of our own, so that Ctrl-C reaches the parent alone; and no life after the parent.
+    What a case starts stays below this process, also if its own parent ends, as a daemon's does.
 
     The kernel sends SIGKILL when the parent's end of a pipe closes: that needs no thread and works
     while this process is blocked in C. It goes to the session's process group, with whatever a case
     has started in it; so does what the parent itself sends.
     """
     os.setsid()
+    adopt_orphans()
     # A daemon for its parent, which does not wait for it; but it may start processes of its own, as
     # a DataLoader does.
     multiprocessing.current_process().daemon = False
@@ -175,7 +180,7 @@ class Worker:
             return replace(_failed(error), refused=self._recorder.refused(function_raised=True))
         self._end_if_forked()
         try:
-            return Done(pack(value), self._recorder.refused(function_raised=False))
+            return Done(pack_for_parent(value), self._recorder.refused(function_raised=False))
         except BaseException as error:  # raised by the value's own code
             return Lost(f"the returned value is of no use: {message_of(error)}")
 
@@ -336,11 +341,20 @@ def _failed(error: BaseException) -> Failed:
     message = message_of(error)
     return Failed(
         _tried(lambda: type_name(kind), "an exception that has no name"),
-        message,
-        _tried(lambda: "".join(traceback.format_exception(error)), ""),
+        _cut(message),
+        _cut(_tried(lambda: "".join(traceback.format_exception(error)), "")),
         _tried(lambda: tuple(map(type_name, kind.__mro__)), ()),
         hint=explain_missing_method(error, message),
     )
+
+
+def _cut(text: str) -> str:
+    """Begin and end of a text that is too long for anybody to read."""
+    left_out = len(text) - _MOST_CHARACTERS
+    if left_out <= 0:
+        return text
+    half = _MOST_CHARACTERS // 2
+    return f"{text[:half]}\n({left_out} characters left out)\n{text[-half:]}"
 
 
 def _tried(tell: Callable[[], T], otherwise: T) -> T:

@@ -24,6 +24,7 @@ from conformance.harness.rank import RankProcess
 from conformance.report.folder import newest_in
 from conformance.target import Target
 
+NO_PROCESS = SimpleNamespace(waitables=[], writable=[], kill=lambda: None)
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "1",
     "OMPI_COMM_WORLD_SIZE": "4",
@@ -70,9 +71,7 @@ def test_rank_0_knows_whether_the_hosts_share_files(
     monkeypatch.setattr(launcher, "_store_of_torchrun", lambda at: store)
     if not on_one_host:  # an agent cannot see what rank 0 made
         monkeypatch.setattr(Path, "exists", lambda path: False)
-    monkeypatch.setattr(
-        agents, "RankProcess", lambda rank: SimpleNamespace(waitables=[], kill=lambda: None)
-    )
+    monkeypatch.setattr(agents, "RankProcess", lambda rank: NO_PROCESS)
     at = Place(rank=0, world_size=2, host="127.0.0.1")
     agent = threading.Thread(target=agents.serve, args=(replace(at, rank=1),))
     agent.start()
@@ -155,9 +154,7 @@ def test_a_note_is_not_left_where_others_can_read_it(job: Place) -> None:
 def test_agents_find_rank_0_although_an_earlier_job_left_its_note(
     stale: bool, job: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        agents, "RankProcess", lambda rank: SimpleNamespace(waitables=[], kill=lambda: None)
-    )
+    monkeypatch.setattr(agents, "RankProcess", lambda rank: NO_PROCESS)
     if stale:
         meeting(job).publish(f"1 {'00' * 32} nothing")
     agent = threading.Thread(target=agents.serve, args=(replace(job, rank=1),))

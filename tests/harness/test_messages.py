@@ -101,9 +101,9 @@ def test_a_function_is_found_by_its_file_where_its_name_leads_elsewhere(tmp_path
     program = f"""
 import importlib.util, sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from conformance.harness.messages import FunctionRef, _find_function
-print(_find_function(FunctionRef("json", "answer", {str(file)!r}))())
-print(_find_function(FunctionRef("absent.package", "answer", {str(file)!r}))())
+from conformance.harness.messages import FunctionRef, find_function
+print(find_function(FunctionRef("json", "answer", {str(file)!r}))())
+print(find_function(FunctionRef("absent.package", "answer", {str(file)!r}))())
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60

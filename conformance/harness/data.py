@@ -1,0 +1,189 @@
+"""Which values come from a rank to its parent, and how the parent reads them.
+
+A rank runs the target's code, which may be broken or worse, and can write any bytes to its parent:
+nothing of it is run here. Plain values, tensors, arrays, records and exceptions come as they are;
+what else a rank's function returns stays there, and comes as a `Described`.
+"""
+
+from __future__ import annotations
+
+import collections
+import copyreg
+import io
+import pickle
+import sys
+from dataclasses import dataclass, is_dataclass
+from datetime import datetime, timedelta
+from enum import Enum
+from pathlib import PosixPath, PurePosixPath
+from types import FunctionType, ModuleType
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+
+from conformance.checks.compare import shown
+from conformance.harness.messages import ByValue, device_named, find_function, from_bits
+from conformance.torch_private import is_rebuilding, storage_of_bytes, without_attributes
+
+# What makes a value of what comes with it, and does nothing else.
+_MAKERS = {
+    id(maker)  # as an arbitrary object may have no hash
+    for maker in (
+        *(set, frozenset, bytearray, complex, slice, range),
+        *(collections.OrderedDict, collections.Counter, collections.deque, collections.defaultdict),
+        *(timedelta, datetime, PosixPath, PurePosixPath),
+        *(torch.Size, torch.device, dist.ReduceOp, dist.ReduceOp.RedOpType),
+        *(storage_of_bytes, from_bits, device_named),
+    )
+}
+_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme)
+_FACTORIES = (int, float, str, list, dict, set)  # of a defaultdict
+_CASES = "conformance.spec."  # whose classes are as much to be trusted as the cases
+_OF_NUMPY = ("_frombuffer", "_reconstruct", "scalar", "dtype", "ndarray")
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """Stands for a value that has stayed in its rank."""
+
+    type_name: str
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def pack_for_parent(value: object) -> bytes:
+    """The value as bytes that `unpack_from_rank` reads. Raises what the value's own code raises."""
+    buffer = io.BytesIO()
+    _Describing(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
+    return buffer.getvalue()
+
+
+def unpack_from_rank(data: bytes) -> Any:
+    """The inverse of `pack_for_parent`. Raises UnpicklingError for what does not come from it."""
+    try:
+        return _Reader(io.BytesIO(data)).load()
+    except pickle.UnpicklingError:
+        raise
+    except Exception as error:  # what is no pickle fails in many ways
+        raise pickle.UnpicklingError(f"{type(error).__name__}: {error}") from error
+
+
+class _Describing(ByValue):
+    """Puts a `Described` in the place of what the parent would not read."""
+
+    def reducer_override(self, obj: object) -> Any:
+        if obj is find_function or _is_readable(obj):
+            return NotImplemented
+        if isinstance(obj, type):
+            return _described(obj)
+        try:
+            reduced = super().reducer_override(obj)
+            if reduced is not NotImplemented:
+                return reduced
+            reduced = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        except (TypeError, AttributeError, pickle.PicklingError):  # it has none
+            return _described(obj)
+        if isinstance(reduced, str):
+            return _described(obj)
+        reduced = without_attributes(reduced)
+        maker, args = reduced[:2]
+        if maker in (copyreg.__newobj__, copyreg.__newobj_ex__):  # type: ignore[attr-defined]
+            maker = args[0]
+        return reduced if _may_make(maker) else _described(obj)
+
+
+def _described(obj: object) -> Any:
+    return Described, (f"{type(obj).__module__}.{type(obj).__qualname__}", shown(obj))
+
+
+def _is_readable(found: Any) -> bool:
+    """Whether it may come by its name."""
+    is_factory = any(found is factory for factory in _FACTORIES)
+    return _may_make(found) or isinstance(found, _CONSTANTS) or is_factory
+
+
+def _may_make(maker: Any) -> bool:
+    """Whether calling it, with whatever arguments, makes a value and does nothing else."""
+    if isinstance(maker, type) and (is_dataclass(maker) or issubclass(maker, Enum | Exception)):
+        return True
+    if isinstance(maker, type) and (maker.__module__.startswith(_CASES) or _is_named_tuple(maker)):
+        return True
+    return id(maker) in _MAKERS or is_rebuilding(maker) or _is_of_numpy(maker)
+
+
+def _is_named_tuple(kind: type) -> bool:
+    return issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+
+def _is_of_numpy(maker: Any) -> bool:
+    module = getattr(maker, "__module__", None) or ""
+    return module.partition(".")[0] == "numpy" and getattr(maker, "__name__", "") in _OF_NUMPY
+
+
+_InPython: Any = pickle._Unpickler  # where each call can be looked at before it is made
+_NEVER_WRITTEN = (pickle.INST, pickle.OBJ, pickle.EXT1, pickle.EXT2, pickle.EXT4)
+
+
+class _Reader(_InPython):  # type: ignore[misc]  # its stub lacks what is replaced
+    """Reads what `_Describing` writes."""
+
+    dispatch: ClassVar[dict[int, Any]] = {
+        code: load
+        for code, load in _InPython.dispatch.items()
+        if bytes([code]) not in _NEVER_WRITTEN
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        """What is loaded here already; nothing is imported."""
+        found: Any = sys.modules.get(module)
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is find_function:
+            return find_function
+        if _is_readable(found):
+            return found
+        raise pickle.UnpicklingError(f"{module}.{name} is no part of plain data")
+
+    def load_reduce(self) -> None:
+        maker, args = self.stack[-2:]
+        if maker is find_function:
+            self.stack[-2:] = [_known(*args)]
+            return
+        self._check(maker)
+        super().load_reduce()
+
+    def load_newobj(self) -> None:
+        self._check(self.stack[-2])
+        super().load_newobj()
+
+    def load_newobj_ex(self) -> None:
+        self._check(self.stack[-3])
+        super().load_newobj_ex()
+
+    def load_build(self) -> None:
+        if isinstance(self.stack[-2], type | FunctionType | ModuleType):
+            raise pickle.UnpicklingError(f"{self.stack[-2]} would be changed")
+        super().load_build()
+
+    dispatch[pickle.REDUCE[0]] = load_reduce
+    dispatch[pickle.NEWOBJ[0]] = load_newobj
+    dispatch[pickle.NEWOBJ_EX[0]] = load_newobj_ex
+    dispatch[pickle.BUILD[0]] = load_build
+
+    @staticmethod
+    def _check(maker: Any) -> None:
+        if not _may_make(maker):
+            raise pickle.UnpicklingError(f"{maker} would be called")
+
+
+def _known(ref: Any) -> FunctionType:
+    """The function of this reference, where its module is loaded already."""
+    found: Any = sys.modules.get(ref.module)
+    for part in ref.qualname.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, FunctionType):
+        raise pickle.UnpicklingError(f"there is no function {ref.qualname} in {ref.module} here")
+    return found
