@@ -95,7 +95,8 @@ class Ranks:
         """Call `function(me, *args)` on every rank; one value a rank.
 
         function: defined with `def` at the top level of a module. Its arguments and its result are
-            copied between processes, tensors as CPU tensors.
+            copied between processes, tensors as CPU tensors. What is no data in a result, such as
+            a handle, comes as a text.
         Raises RanksFailed unless every rank returned within the deadline.
         """
         return self.run_each(function, [args] * self.world_size)
