@@ -13,7 +13,7 @@ import torch
 from conformance.exit_codes import EXIT_HARNESS_FAULT
 from conformance.harness.failure import RanksFailed
 from conformance.harness.rank import HarnessFault
-from conformance.probing.beneath import hands_over_to
+from conformance.probing.beneath import holds_a_group_of
 from conformance.probing.findings import Finding, Seen
 from conformance.probing.prober import DEADLINE_S, asking, find_all
 from conformance.probing.target_file import left_out, name_for, target_file
@@ -101,8 +101,8 @@ def _check_output(output: Path, *, replaces: bool) -> None:
 
 
 def _findings(target: Target) -> tuple[dict[str, dict[str, Finding]], str]:
-    """What was seen of each kind, and the built-in target to whose backend the work is handed
-    over, or ""; tells of each kind when it is done."""
+    """What was seen of each kind, and the built-in target of whose backend a group is
+    held, or ""; tells of each kind when it is done."""
     findings = {}
     with asking(target) as ask:
         for kind, found in find_all(ask):
@@ -110,8 +110,8 @@ def _findings(target: Target) -> tuple[dict[str, dict[str, Finding]], str]:
             _show_kind(kind, found)
             if kind == "ops":
                 _check_anything_works(target, found)
-        is_over = ask(hands_over_to(load_target(_BASE).backend)).works
-    return findings, _BASE if is_over else ""
+        holds = ask(holds_a_group_of(load_target(_BASE).backend)).works
+    return findings, _BASE if holds else ""
 
 
 def _show_kind(kind: str, found: dict[str, Finding]) -> None:
@@ -148,9 +148,8 @@ def _write(output: Path, text: str, *, replaces: bool) -> None:
 
 def _show_next(output: Path, base: str) -> None:
     certify = f"python -m conformance certify --target {shlex.quote(str(output))}"
-    inherits = (
-        f", and how to inherit\nwhat is known of {base}, to which it hands its work over"
-        * bool(base)
+    inherits = f", and how to inherit\nwhat is known of {base}, of which it holds a group" * bool(
+        base
     )
     print(
         f"""

@@ -242,7 +242,8 @@ def serve(at: Place) -> None:
                     return
                 rank = _obey(message, rank, at.rank, connection.send)
                 life += isinstance(message, _Kill)
-            elif rank is not None and (answer := rank.answer_nowait()) is not None:
+                continue
+            while rank is not None and (answer := rank.answer_nowait()) is not None:
                 connection.send(_Said(life, answer))
                 if isinstance(answer, Died):
                     rank.kill()

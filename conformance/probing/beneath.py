@@ -1,4 +1,4 @@
-"""Whether a backend hands its work over to a backend of torch, and so has its flaws."""
+"""Whether a backend holds a group of a backend of torch, and so may have its flaws."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BACKEND: Any = dist.ProcessGroupGloo.__mro__[1]  # torch gives the class no pub
 _GROUPS_DEEP = 2  # a wrapper, and the group that it holds
 
 
-def hands_over_to(backend: str) -> Probe:
+def holds_a_group_of(backend: str) -> Probe:
     """The probe of what the group is, or holds in an attribute."""
     return Probe(holds, (backend,), (True,) * WORLD_SIZE, f"no {backend} is seen in it")
 

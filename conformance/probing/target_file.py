@@ -26,7 +26,7 @@ def target_file(target: Target, findings: Findings, made_by: str, base: str = ""
 
     target: all of it but its capabilities, which are what the findings say.
     made_by: what the first line says about where the file comes from.
-    base: the built-in target to whose backend this one hands its work over, if any.
+    base: the built-in target of whose backend this one holds a group, if any.
     """
     lines = [
         f"# {made_by}",
@@ -63,8 +63,8 @@ def _keys(target: Target) -> Iterator[str]:
 
 def _inheriting(base: str) -> Iterator[str]:
     if base:
-        yield f"# It hands its work over to the backend of the target {_text(base)}. The next line"
-        yield "# inherits all that is known of that: its flaws, what it lacks, its DDP and FSDP."
+        yield f"# It holds a group of the target {_text(base)}. If that does the work, the next line"
+        yield "# inherits all that is known of it: its flaws, what it lacks, its DDP and FSDP."
         yield f"# extends = {_text(base)}"
 
 

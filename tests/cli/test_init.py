@@ -291,7 +291,7 @@ def test_bad_input_is_refused_in_one_line(
         (
             ["zoo_ring", "--import", "tests.zoo.ring_of_messages"],
             "tests.zoo.ring_of_messages:TARGET",
-            False,
+            True,
         ),
         (["gloo"], "torch", True),
     ],

@@ -37,7 +37,7 @@ EXPECTED = {
     "prints_a_lot": (Verdict.BROKEN, "the last line"),
     "reads_stdin": (Verdict.HOLDS, ""),
     "writes_to_stdin": (Verdict.BROKEN, "raised OSError: [Errno 9] Bad file descriptor"),
-    "returns_a_lock": (Verdict.UNKNOWN, "cannot travel between processes"),
+    "returns_a_lock": (Verdict.BROKEN, "unlocked _thread.lock object"),
     "keeps_a_group": (Verdict.HOLDS, "rank 1 left behind: group '1'"),
     "keeps_a_thread": (Verdict.HOLDS, "rank 0 left behind: thread 'poller'"),
     "keeps_a_descriptor": (Verdict.HOLDS, "rank 0 left behind: 1 descriptor of /dev/zero"),

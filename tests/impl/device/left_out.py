@@ -61,6 +61,9 @@ def assert_right(seen: Seen, want: Seen) -> None:
         torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=False)
 
 
+_TRIES = 3  # the group's thread may let go of a tensor so late that it was safe by luck
+
+
 def not_missed(programs: Mapping[str, Program], files: Iterable[str]) -> tuple[int, list[str]]:
     """How many places were left out in turn, and those that no program misses."""
     runs = {name: as_it_is(program) for name, program in programs.items()}
@@ -71,7 +74,8 @@ def not_missed(programs: Mapping[str, Program], files: Iterable[str]) -> tuple[i
     unmissed = []
     for site in sorted(sites, key=str):
         users = [name for name, seen in runs.items() if site in seen.sites]
-        if not any(_shows(programs[name], runs[name], site) for name in users):
+        tries = [name for name in users for _ in range(_TRIES)]
+        if not any(_shows(programs[name], runs[name], site) for name in tries):
             unmissed.append(str(site))
     return len(sites), unmissed
 
