@@ -148,9 +148,9 @@ def _write(output: Path, text: str, *, replaces: bool) -> None:
 
 def _show_next(output: Path, base: str) -> None:
     certify = f"python -m conformance certify --target {shlex.quote(str(output))}"
-    inherits = f", and how to inherit\nwhat is known of {base}, of which it holds a group" * bool(
-        base
-    )
+    inherits = ""
+    if base:
+        inherits = f", and how to inherit\nwhat is known of {base}, of which it holds a group"
     print(
         f"""
 {output} is written. Read it: it says why it does not claim the rest{inherits}.

@@ -12,7 +12,7 @@ import copyreg
 import io
 import pickle
 import sys
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from datetime import datetime, timedelta
 from enum import Enum
 from pathlib import PosixPath, PurePosixPath
@@ -26,6 +26,18 @@ from conformance.checks.compare import shown
 from conformance.harness.messages import ByValue, device_named, find_function, from_bits
 from conformance.torch_private import is_rebuilding, storage_of_bytes, without_attributes
 
+
+class Described:
+    """Stands for a value that has stayed in its rank, and equals no other value."""
+
+    def __init__(self, type_name: str, text: str) -> None:
+        self.type_name = type_name
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
 # What makes a value of what comes with it, and does nothing else.
 _MAKERS = {
     id(maker)  # as an arbitrary object may have no hash
@@ -34,24 +46,13 @@ _MAKERS = {
         *(collections.OrderedDict, collections.Counter, collections.deque, collections.defaultdict),
         *(timedelta, datetime, PosixPath, PurePosixPath),
         *(torch.Size, torch.device, dist.ReduceOp, dist.ReduceOp.RedOpType),
-        *(storage_of_bytes, from_bits, device_named),
+        *(storage_of_bytes, from_bits, device_named, Described),
     )
 }
 _CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme)
 _FACTORIES = (int, float, str, list, dict, set)  # of a defaultdict
 _CASES = "conformance.spec."  # whose classes are as much to be trusted as the cases
 _OF_NUMPY = ("_frombuffer", "_reconstruct", "scalar", "dtype", "ndarray")
-
-
-@dataclass(frozen=True, slots=True)
-class Described:
-    """Stands for a value that has stayed in its rank."""
-
-    type_name: str
-    text: str
-
-    def __repr__(self) -> str:
-        return self.text
 
 
 def pack_for_parent(value: object) -> bytes:

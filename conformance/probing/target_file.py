@@ -63,7 +63,7 @@ def _keys(target: Target) -> Iterator[str]:
 
 def _inheriting(base: str) -> Iterator[str]:
     if base:
-        yield f"# It holds a group of the target {_text(base)}. If that does the work, the next line"
+        yield f"# It holds a group of the target {_text(base)}. If that does the work, this line"
         yield "# inherits all that is known of it: its flaws, what it lacks, its DDP and FSDP."
         yield f"# extends = {_text(base)}"
 
