@@ -243,7 +243,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         return
     if not _is_worker(config):
         config.stash[BOARD].remove()
-    gc.freeze()  # a process that ends need not look through all that torch has made
+    gc.freeze()  # so that the interpreter does not collect all of torch before it exits
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -100,14 +100,14 @@ def bytes_of_storage(storage: TypedStorage) -> bytes | None:
 
 
 def is_rebuilding(function: object) -> bool:
-    """Whether torch makes tensors by it, of what was pickled of them."""
+    """Whether torch rebuilds pickled tensors or layouts with this function."""
     name = getattr(function, "__name__", "")
     of_a_tensor = name.startswith("_rebuild_") and getattr(torch._utils, name, None) is function
     return of_a_tensor or function is torch.serialization._get_layout
 
 
 def without_attributes(reduced: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What a plain tensor is pickled as, without what somebody has set on it."""
+    """How a plain tensor is pickled, without attributes that were set on it."""
     maker, args = reduced[:2]
     if maker is torch._tensor._rebuild_from_type_v2 and args[1] in (
         torch.Tensor,

@@ -101,8 +101,9 @@ def _check_output(output: Path, *, replaces: bool) -> None:
 
 
 def _findings(target: Target) -> tuple[dict[str, dict[str, Finding]], str]:
-    """What was seen of each kind, and the built-in target of whose backend a group is
-    held, or ""; tells of each kind when it is done."""
+    """What was seen of each kind, and "torch" if the backend holds a group of torch's, else "".
+
+    Prints each kind when it is done."""
     findings = {}
     with asking(target) as ask:
         for kind, found in find_all(ask):

@@ -1,8 +1,8 @@
 """Which values come from a rank to its parent, and how the parent reads them.
 
 A rank runs the target's code, which may be broken or worse, and can write any bytes to its parent:
-nothing of it is run here. Plain values, tensors, arrays, records and exceptions come as they are;
-what else a rank's function returns stays there, and comes as a `Described`.
+nothing of it is run here. Plain values, tensors, arrays, records and exceptions are copied; any
+other value stays in its rank, and the parent gets a `Described` in its place.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Described:
         return self.text
 
 
-# What makes a value of what comes with it, and does nothing else.
+# Callables that build a value from their arguments and have no other effect.
 _MAKERS = {
     id(maker)  # as an arbitrary object may have no hash
     for maker in (
@@ -91,7 +91,7 @@ class _Describing(ByValue):
             return _described(obj)
         reduced = without_attributes(reduced)
         maker, args = reduced[:2]
-        if maker in (copyreg.__newobj__, copyreg.__newobj_ex__):  # type: ignore[attr-defined]
+        if maker in (copyreg.__newobj__, copyreg.__newobj_ex__):  # type: ignore[attr-defined]  # no stub
             maker = args[0]
         return reduced if _may_make(maker) else _described(obj)
 
@@ -139,12 +139,8 @@ class _Reader(_InPython):  # type: ignore[misc]  # its stub lacks what is replac
 
     def find_class(self, module: str, name: str) -> Any:
         """What is loaded here already; nothing is imported."""
-        found: Any = sys.modules.get(module)
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        if found is find_function:
-            return find_function
-        if _is_readable(found):
+        found = _loaded(module, name)
+        if found is find_function or _is_readable(found):
             return found
         raise pickle.UnpicklingError(f"{module}.{name} is no part of plain data")
 
@@ -180,11 +176,17 @@ class _Reader(_InPython):  # type: ignore[misc]  # its stub lacks what is replac
             raise pickle.UnpicklingError(f"{maker} would be called")
 
 
-def _known(ref: Any) -> FunctionType:
-    """The function of this reference, where its module is loaded already."""
-    found: Any = sys.modules.get(ref.module)
-    for part in ref.qualname.split("."):
+def _loaded(module: str, name: str) -> Any:
+    """What has this name in a module that is loaded already, or None."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
         found = getattr(found, part, None)
+    return found
+
+
+def _known(ref: Any) -> FunctionType:
+    """The function of this reference, if its module is loaded already."""
+    found = _loaded(ref.module, ref.qualname)
     if not isinstance(found, FunctionType):
         raise pickle.UnpicklingError(f"there is no function {ref.qualname} in {ref.module} here")
     return found

@@ -47,12 +47,12 @@ class ParentEnd:
         return bool(self._to_write)
 
     def send(self, data: bytes) -> None:
-        """Write the message as far as it goes; `write` goes on. Raises OSError if nobody reads."""
+        """Write what fits now; `write` continues. Raises OSError if the rank has closed its end."""
         self._to_write.append(memoryview(frame(data)))
         self.write()
 
     def write(self) -> None:
-        """Go on writing. Raises OSError if nobody reads."""
+        """Continue to write. Raises OSError if the rank has closed its end."""
         while self._to_write:
             try:
                 written = os.write(self.fileno(), self._to_write[0][:_PIECE_BYTES])

@@ -141,7 +141,7 @@ def _children() -> dict[int, str]:
 
 
 def _is_ended_orphan(child: int) -> bool:
-    """Whether it was adopted and has ended, which nobody else will ask for."""
+    """Whether it was adopted and has ended; if so, it is reaped."""
     of_another_session = _stat(child)[_STATE] == "Z" and os.getsid(child) != os.getsid(0)
     return of_another_session and os.waitpid(child, os.WNOHANG)[0] == child
 

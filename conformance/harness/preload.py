@@ -30,5 +30,5 @@ with warnings.catch_warnings():
 
 from conformance.harness.leaks import adopt_orphans  # noqa: E402  # which imports torch
 
-adopt_orphans()  # of ranks that die, so that they are found
-warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")  # theirs
+adopt_orphans()  # what dead ranks leave behind becomes a child of the server
+warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")

@@ -74,7 +74,7 @@ def fork_server_context(also: Sequence[str] = (FOR_TRAINING,)) -> ForkServerCont
 
 
 def _wake_fork_server() -> None:
-    """A rank may have stopped it; whoever asks it for something would wait for ever."""
+    """Continue it in case a rank has stopped it: starting a process would block for ever."""
     if (pid := _pid_of_fork_server()) is not None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
@@ -243,7 +243,7 @@ class RankProcess:
         for pid in (self.pid, *descendants):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        _wake_fork_server()  # it tells of the end
+        _wake_fork_server()  # which reports the exit code
         self._process.join(10)
         self._close()
         with suppress(ValueError):  # the kernel has not ended it yet; it will
@@ -258,7 +258,7 @@ class RankProcess:
 
 
 def _orphans() -> list[int]:
-    """What ranks that have died left behind: the fork server has adopted it."""
+    """Processes that dead ranks left behind; the fork server has adopted them."""
     ours = {process.pid for process in multiprocessing.active_children()}
     of_server = children_by_parent().get(_pid_of_fork_server() or 0, ())
     return [pid for pid in of_server if pid not in ours]
@@ -281,7 +281,7 @@ def _read_answer(data: bytes) -> Answer | Begun:
 
 
 def _file_of_fixed_size(name: str, size: int) -> int:
-    """A file in memory that nobody can cut short: who had mapped it would die of that."""
+    """A sealed file in memory: were it truncated, reading its mapping would raise SIGBUS."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, size)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)

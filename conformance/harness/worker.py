@@ -349,7 +349,7 @@ def _failed(error: BaseException) -> Failed:
 
 
 def _cut(text: str) -> str:
-    """Begin and end of a text that is too long for anybody to read."""
+    """Beginning and end of a text that is too long for a report."""
     left_out = len(text) - _MOST_CHARACTERS
     if left_out <= 0:
         return text

@@ -35,7 +35,8 @@ from conformance.verdict import Verdict
 
 _STORY_LINES = 20
 
-# What a rank that trains imports when it first needs it takes seconds, so it does so beforehand.
+# The first optimizer of a process imports torch._dynamo, which takes seconds. Cases with these
+# attributes train, so their ranks import it before their deadline counts.
 _TRAINING = frozenset({"ddp", "fsdp", "sync_batchnorm", "optim"})
 _NEEDED_FOR_TRAINING = "torch._dynamo"
 

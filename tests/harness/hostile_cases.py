@@ -182,7 +182,7 @@ def leaves_a_daemon_and_dies(me: Me) -> None:
 
 
 def leaves_what_ends(me: Me) -> None:
-    """A process that is nobody's child, and soon ends."""
+    """An orphan that soon ends."""
     child = os.fork()
     if child == 0:
         os.setsid()

@@ -63,7 +63,7 @@ def test_data_comes_as_it_is(value: Any) -> None:
 
 def test_of_a_tensor_comes_what_is_in_it() -> None:
     tensor = torch.ones(2)
-    tensor.handle = Exits()  # type: ignore[attr-defined]  # as wrappers do
+    tensor.handle = Exits()  # type: ignore[attr-defined]  # an attribute that a user sets
     got = unpack_from_rank(pack_for_parent(tensor))
     assert got.equal(tensor)
     assert not hasattr(got, "handle")

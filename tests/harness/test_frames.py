@@ -1,4 +1,4 @@
-"""Frames: what is sent arrives, nobody waits who must not, and what is no frame is noticed."""
+"""Frames arrive whole and in order, the parent never blocks, and other bytes are rejected."""
 
 from __future__ import annotations
 
