@@ -77,7 +77,8 @@ ROOMS = {
     "conformance.catalogue": "chapters rules cases mutants page",
     "conformance.run": "properties repetition first_look settings options worker_messages plan "
     "budget facets judgement selection",
-    "conformance.session": "diagnosis items failures certifier progress_reporter answers",
+    "conformance.session": "diagnosis items worlds failures certifier collection execution "
+    "progress_reporter answers",
     "impl.device": "storage handle host accelerator choice __init__",
     "impl.transport": "base fate transfer background agreement memory messages meeting shm sockets "
     "mixed",

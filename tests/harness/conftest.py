@@ -29,7 +29,9 @@ def warm_ranks() -> Iterator[None]:
 @pytest.fixture
 def own_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run inside starts a pool of its own, which knows nothing of earlier runs."""
-    monkeypatch.setattr("conformance.plugin.SHARED_POOL", SharedPool())
+    pool = SharedPool()
+    for user in ("plugin", "session.collection", "session.execution", "session.worlds"):
+        monkeypatch.setattr(f"conformance.{user}.SHARED_POOL", pool)
 
 
 @pytest.fixture

@@ -1,0 +1,72 @@
+"""The ranks that a case runs on, and what they leave behind."""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Iterator
+
+import pytest
+
+from conformance.harness import devices
+from conformance.harness.pool import SHARED_POOL, WorldSpec
+from conformance.harness.ranks import Ranks
+from conformance.harness.shrink_limit import limits_shrinking
+from conformance.run.judgement import LeftBehind
+from conformance.run.settings import Settings
+from conformance.session.items import BOARD, EXCUSED, FAILED, PLAN, SETTINGS, TEMPORARY, WORLD
+from conformance.verdict import worst
+
+# Longer than any deadline: a group that gives up first would hide which ranks hang, and where.
+_GROUP_TIMEOUT_S = 300.0
+
+_WHOSE_IT_MAY_BE = """
+A function that ranks run must end what it starts. If it starts nothing, this is what the target
+keeps of a group that is destroyed: see groups/leaves-nothing-behind."""
+
+
+def ranks_of(
+    request: pytest.FixtureRequest, world_size: int, *, default_group: bool
+) -> Iterator[Ranks]:
+    """The ranks of a case while it runs; LeftBehind after it if they leave something behind."""
+    settings = request.config.stash[SETTINGS]
+    item = request.node
+    mark = item.get_closest_marker("deadline")
+    spec = WorldSpec(
+        target=settings.target,
+        world_size=world_size,
+        device=device_of(item, settings),
+        seed=zlib.crc32(item.nodeid.encode()),
+        default_group=default_group,
+        group_timeout_s=_GROUP_TIMEOUT_S,
+        search_path=tuple(sys.path),
+    )
+    pool = SHARED_POOL.acquire(request.config)
+    world = Ranks(pool, spec, mark.args[0] if mark else settings.deadline_s)
+    limits_shrinking(item.obj)
+    item.stash[WORLD] = world
+    item.stash[TEMPORARY] = request.getfixturevalue("tmp_path_factory")
+    try:
+        yield world
+    finally:
+        world.end_case(item.nodeid, failed=item.stash.get(FAILED, False))
+        if world.made_default_group is not None:
+            which = which_ranks(world_size, spec.device)
+            was_made = world.made_default_group
+            item.config.stash[BOARD].note_default_group(which, was_made=was_made)
+    # A case that broke off as the target says leaves something behind, which is part of it.
+    if world.leaks and not item.stash.get(EXCUSED, False):
+        text = "\n".join(dict.fromkeys(map(str, world.leaks)))
+        if not item.stash[PLAN].covers:
+            text += _WHOSE_IT_MAY_BE
+        raise LeftBehind(text, worst(leak.verdict for leak in world.leaks))
+
+
+def which_ranks(world_size: int, device: str) -> str:
+    return f"{world_size} rank{'s' if world_size > 1 else ''} on {device}"
+
+
+def device_of(item: pytest.Item, settings: Settings) -> str:
+    if item.get_closest_marker("gpu"):
+        return devices.type_for(settings.device, settings.target.backend)
+    return settings.device
