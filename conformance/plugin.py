@@ -45,6 +45,7 @@ from conformance.session.diagnosis import Diagnoses
 from conformance.session.items import BOARD, CAUSES, DIAGNOSES, FOLDER, FOUND, SETTINGS
 from conformance.session.progress_reporter import ProgressReporter
 from conformance.session.worlds import ranks_of
+from conformance.target import Target
 
 # Plugins of pytest with options of the same names, pytest-profiling and pytest-playwright.
 _TAKE_OPTIONS_OF_OURS = ("profiling", "playwright")
@@ -87,6 +88,8 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
         )
         if at is not None:
             settings = _join_launched(at, settings, option)
+        elif settings.target.launch and option.launcher != "none" and not option.collectonly:
+            raise UsageError(_must_be_launched(settings.target))
         if settings.certificate is not None and not (_is_worker(config) or option.collectonly):
             _open_folder(config, settings.certificate, settings.target.name)
     except (UsageError, LauncherError) as error:
@@ -122,6 +125,13 @@ def _join_launched(at: Place, settings: Settings, option: Any) -> Settings:
         raise UsageError("-n cannot be used under a launcher, which has one set of ranks")
     SHARED_POOL.crew = Crew(at, _folder_of_tmp_path(option))
     return replace(settings, world_size_max=at.world_size)
+
+
+def _must_be_launched(target: Target) -> str:
+    return (
+        f"the ranks of {target.name} are started by {target.launch}: begin the command with it, or "
+        "use python -m conformance certify, which does so"
+    )
 
 
 def _folder_of_tmp_path(option: Any) -> Path:

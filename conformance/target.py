@@ -7,6 +7,7 @@ import fnmatch
 import importlib
 import importlib.metadata
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -105,6 +106,7 @@ class Target:
     activate: "module:attribute" of a callable without arguments that returns a context manager;
         it is entered in every rank before its group is made and left after the group is gone.
     env: environment variables of the ranks.
+    launch: the command that starts the ranks, such as "mpirun -n 4", if they must be started so.
     simulation: "module:attribute" of a callable without arguments that returns a text: how the
         backend would scale to many ranks, by its own reckoning.
     distributions: names of installed distributions whose versions belong in the certificate.
@@ -124,6 +126,7 @@ class Target:
     options: str = ""
     activate: str = ""
     simulation: str = ""
+    launch: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     distributions: tuple[str, ...] = ()
     arguments: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -135,6 +138,7 @@ class Target:
         if not self.name or not self.backend:
             raise ValueError("a target has a name and a backend")
         check_device(self.device)
+        _check_command(self.launch)
         for name, value in self.env.items():
             _check_variable(name, value)
         for wrapper in self.arguments:
@@ -435,6 +439,13 @@ def _check_variable(name: str, value: str) -> None:
         raise ValueError(f"env: {name!r} cannot be the name of a variable")
     if "\0" in value:
         raise ValueError(f"env: {name} cannot hold a NUL")
+
+
+def _check_command(launch: str) -> None:
+    try:
+        shlex.split(launch)
+    except ValueError as error:
+        raise ValueError(f"launch cannot be read as a command: {error}: {launch!r}") from None
 
 
 def _check_range(versions: str) -> None:

@@ -44,7 +44,7 @@ CONFORMANCE = {
     "report": "verdict version rule catalogue target checks harness run",
     # What puts it all together: what pytest's session carries, hooks, commands.
     "session": "verdict exit_codes rule catalogue checks harness run report",
-    "plugin": "verdict exit_codes catalogue harness markers run report session",
+    "plugin": "verdict exit_codes catalogue target harness markers run report session",
     "conftest": "plugin run",
     # What a backend has, for a first target file.
     "probing": "capabilities target oracle harness spec torch_private",

@@ -14,10 +14,10 @@ import pytest
 
 from conformance.catalogue.chapters import PACKAGE, SPEC, chapter_files
 from conformance.exit_codes import EXIT_USAGE
-from conformance.harness.launcher import LauncherError, place
+from conformance.harness.launcher import LauncherError, NotLaunched, launch, place
 from conformance.run.options import OPTIONS
 from conformance.run.selection import is_asked_for
-from conformance.run.settings import UsageError, read_settings
+from conformance.run.settings import Settings, UsageError, read_settings
 
 _CERTIFICATE = "certificate/{target}"
 _WORKERS_MAX = 8
@@ -49,6 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     _refuse_misspelt(arguments.rest)
     if os.getcwd() not in sys.path:  # a target may be in this folder, as with `python -m`
         sys.path.insert(0, os.getcwd())
+    _launch_ranks(arguments)
     with _nothing_from_around():
         code = pytest.main([*suite_arguments(), *_options(arguments), *arguments.rest])
     return EXIT_USAGE if code == pytest.ExitCode.USAGE_ERROR else int(code)
@@ -101,10 +102,10 @@ def default_workers() -> int:
     return max(2, min(2 * len(os.sched_getaffinity(0)), _WORKERS_MAX))
 
 
-def _workers_for(arguments: argparse.Namespace) -> int:
-    """As many as have something to do: each of them imports torch, and so does its fork server."""
+def _settings(arguments: argparse.Namespace) -> Settings | None:
+    """None if they are wrong; pytest will say so."""
     try:
-        settings = read_settings(
+        return read_settings(
             target=arguments.target,
             world_sizes=arguments.world_sizes,
             profiles=arguments.profile,
@@ -115,7 +116,27 @@ def _workers_for(arguments: argparse.Namespace) -> int:
             budget=arguments.budget,
         )
     except UsageError:
-        return 0  # pytest will say so
+        return None
+
+
+def _launch_ranks(arguments: argparse.Namespace) -> None:
+    """Start this command again on all ranks, if that is how the target's are started."""
+    settings = _settings(arguments)
+    launcher = settings.target.launch if settings else ""
+    if not launcher or arguments.launcher == "none" or _is_launched(arguments):
+        return
+    given = [*_options(arguments, workers=False), *arguments.rest]
+    try:
+        launch(launcher, [sys.executable, "-m", "conformance", "certify", *given])
+    except LauncherError as error:
+        raise UsageError(str(error)) from error
+
+
+def _workers_for(arguments: argparse.Namespace) -> int:
+    """As many as have something to do: each of them imports torch, and so does its fork server."""
+    settings = _settings(arguments)
+    if settings is None:
+        return 0
     files = sum(is_asked_for(file, settings) for file in chapter_files())
     return min(default_workers(), files) if files > 1 else 0
 
@@ -123,11 +144,13 @@ def _workers_for(arguments: argparse.Namespace) -> int:
 def _is_launched(arguments: argparse.Namespace) -> bool:
     try:
         return place(arguments.launcher) is not None
+    except NotLaunched:
+        return False
     except LauncherError:
         return True  # pytest will say so
 
 
-def _options(arguments: argparse.Namespace) -> list[str]:
+def _options(arguments: argparse.Namespace, *, workers: bool = True) -> list[str]:
     given = []
     for flag, how in OPTIONS.items():
         value = getattr(arguments, flag.removeprefix("--").replace("-", "_"))
@@ -137,7 +160,6 @@ def _options(arguments: argparse.Namespace) -> list[str]:
         values = value if how.get("action") == "append" else [value]
         given += [f"{flag}={v}" for v in values if v is not None]
     # Under a launcher there is one set of ranks, which workers cannot share.
-    if not _is_launched(arguments) and "no:xdist" not in arguments.rest:
-        workers = arguments.workers or str(_workers_for(arguments))
-        given += ["-p", "xdist", "-n", workers]
+    if workers and not _is_launched(arguments) and "no:xdist" not in arguments.rest:
+        given += ["-p", "xdist", "-n", arguments.workers or str(_workers_for(arguments))]
     return given

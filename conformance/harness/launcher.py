@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import torch.distributed as dist
 
@@ -28,10 +29,15 @@ _LOOPBACK = "127.0.0.1"
 _MEETING_S = 300.0
 _LOOK_AGAIN_S = 0.1
 _KEY = "conformance/agents"
+_LAUNCHED = "CONFORMANCE_LAUNCHED"  # set in what `launch` starts
 
 
 class LauncherError(ValueError):
     """The launcher's environment does not do; the message is one line for the user."""
+
+
+class NotLaunched(LauncherError):
+    """The launcher that was named has not started this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +105,7 @@ def place(launcher: str = "auto", environment: Mapping[str, str] = os.environ) -
     if launcher == "slurm":
         found = _place_by(_SLURM, environment)
         if found is None:
-            raise LauncherError("--launcher slurm: srun has not started several tasks")
+            raise NotLaunched("--launcher slurm: srun has not started several tasks")
         return found
     if "TORCHELASTIC_RUN_ID" in environment:
         rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
@@ -126,6 +132,24 @@ def _place_by(launcher: _Launcher, environment: Mapping[str, str]) -> Place | No
             "free port there, for all ranks"
         )
     return Place(rank, size, _LOOPBACK, 0, job)
+
+
+def launch(launcher: str, command: Sequence[str]) -> NoReturn:
+    """Go on as a launcher that runs the command on all ranks.
+
+    launcher: a command, such as "mpirun -n 4".
+    Raises LauncherError if it cannot be started, or has been and its ranks know no place.
+    """
+    if _LAUNCHED in os.environ:
+        raise LauncherError(
+            f"launch: {launcher} has started this, and not as one of several ranks; srun's are "
+            "recognized with --launcher slurm"
+        )
+    words = shlex.split(launcher)
+    try:
+        os.execvpe(words[0], [*words, *command], {**os.environ, _LAUNCHED: "1"})
+    except OSError as error:
+        raise LauncherError(f"launch: {words[0]}: {error.strerror}") from error
 
 
 def _parent() -> str:

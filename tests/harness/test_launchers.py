@@ -126,6 +126,65 @@ def test_several_hosts_need_an_address() -> None:
     assert place("auto", spread | address) == Place(1, 4, "head", 29501, "prterun-host-7@1")
 
 
+# A launcher of two ranks, which tells them their places as MPICH does.
+TWO_RANKS = """
+import os, subprocess, sys
+ranks = [
+    subprocess.Popen(sys.argv[1:], env={**os.environ, "PMI_RANK": str(rank), "PMI_SIZE": "2"})
+    for rank in range(2)
+]
+sys.exit(max(rank.wait() for rank in ranks))
+"""
+
+
+def certify_launched(tmp_path: Path, launcher: str) -> subprocess.CompletedProcess[str]:
+    """Certify gloo, as if its ranks had to be started by this launcher."""
+    (tmp_path / "two_ranks.py").write_text(TWO_RANKS)
+    target = f'extends = "torch"\nname = "launched"\nlaunch = "{launcher}"\n'
+    (tmp_path / "launched.toml").write_text(target)
+    command = [sys.executable, "-m", "conformance", "certify", "--target=launched.toml"]
+    return subprocess.run(
+        [*command, "--requirement=all_reduce/sum", "--world-sizes=2", "-v"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_a_target_says_how_its_ranks_are_launched(tmp_path: Path) -> None:
+    done = certify_launched(tmp_path, f"{sys.executable} two_ranks.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("1 of 1 requirements hold") == 1
+
+
+def test_a_launcher_that_launches_nothing_is_refused(tmp_path: Path) -> None:
+    done = certify_launched(tmp_path, "env")
+    assert done.returncode == 2
+    assert "launch: env has started this, and not as one of several ranks" in done.stderr
+
+
+def test_a_launcher_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    done = certify_launched(tmp_path, "no_such_mpirun -n 2")
+    assert done.returncode == 2
+    assert done.stderr.endswith("launch: no_such_mpirun: No such file or directory\n")
+
+
+def test_pytest_refuses_a_target_that_is_not_launched(tmp_path: Path) -> None:
+    certify_launched(tmp_path, "no_such_mpirun -n 2")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "conformance.plugin", "--target=launched.toml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "the ranks of launched are started by no_such_mpirun -n 2: begin" in done.stderr
+
+
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     """Rank 0's place in a job whose notes are in `tmp_path`."""
