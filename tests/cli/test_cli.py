@@ -335,6 +335,21 @@ def test_compare_shows_regressions_first(call: Called, tmp_path: Path, good: Pat
     assert call("compare", str(good), str(good)) == (0, "", "no verdict changed\n")
 
 
+def test_compare_writes_comments_for_pull_requests(
+    call: Called, tmp_path: Path, good: Path
+) -> None:
+    bad = written(tmp_path / "bad", whole_certificate(Verdict.BROKEN))
+    code, out, _ = call("compare", str(good), str(bad), "--markdown")
+    assert code == 1
+    assert out.startswith(
+        f"\n**regression** ({len(catalogue())})\n\n"
+        "| requirement | before | after | why |\n| --- | --- | --- | --- |\n"
+    )
+    assert f"\nand {len(catalogue()) - 30} more\n" in out
+    assert "| conclusion | conformant | not conformant |" in out
+    assert call("compare", str(good), str(good), "--markdown") == (0, "No verdict changed.\n", "")
+
+
 def test_compare_refuses_what_is_no_certificate(call: Called, tmp_path: Path, good: Path) -> None:
     other = tmp_path / "other.json"
     other.write_text("{}")

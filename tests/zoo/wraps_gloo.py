@@ -108,7 +108,7 @@ TARGET = replace(
     capabilities=replace(
         _GLOO.capabilities,
         ops=_GLOO.capabilities.ops - {"monitored_barrier"},
-        features=frozenset(),
+        features=frozenset({"reduce_scatter_v"}),
     ),
 )
 BUGGY = replace(TARGET, name="zoo-waits-buggy", backend="zoo_waits_buggy")
