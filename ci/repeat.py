@@ -2,7 +2,8 @@
 
 Runs the suite on one target in one way after another, and compares what each run says of every
 requirement and every case with what the first run says. Prints a row for each run as it ends. The
-exit code is 1 if a run has a failure or says something else than the first.
+exit code is 1 if a run has a failure or says something else than the first. Which cases of a
+requirement break is left to chance where the target declares that it may break, and it does.
 
     python -m ci.repeat --target torch --orders 3 --workers 1,2,4,8
     python -m ci.repeat --times 20            # half of them with all processors loaded
@@ -71,9 +72,20 @@ def verdicts_of(document: dict[str, Any]) -> Verdicts:
 
 def differences(first: Verdicts, other: Verdicts) -> list[str]:
     """A line for each requirement and each case of which the two runs say something else."""
-    keys = sorted({*first, *other})
-    pairs = ((key, first.get(key, "absent"), other.get(key, "absent")) for key in keys)
-    return [f"{id} {case}: {was} -> {now}" for (id, case), was, now in pairs if was != now]
+    return [
+        f"{id} {case}: {first.get((id, case), 'absent')} -> {other.get((id, case), 'absent')}"
+        for id, case in sorted({*first, *other})
+        if first.get((id, case)) != other.get((id, case)) and not _by_chance(id, case, first, other)
+    ]
+
+
+def _by_chance(id: str, case: str, *runs: Verdicts) -> bool:
+    """Whether the case holds or breaks as declared, of a requirement that breaks so in each run."""
+    declared = str(Verdict.DEVIATION)
+    return all(
+        run.get((id, "")) == declared and run.get((id, case)) in (declared, str(Verdict.HOLDS))
+        for run in runs
+    )
 
 
 def run(

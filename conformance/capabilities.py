@@ -74,15 +74,16 @@ FEATURES: Mapping[str, str] = {
     "work_result": "Work.result and the futures of point-to-point operations",
 }
 
-# A target that lacks one of these cannot refuse: it notices nothing, and waits. So no case that
-# needs one is probed.
-DETECTING = frozenset(
+# A target that lacks one of these cannot refuse: it notices nothing, and waits where it should not,
+# or does not wait where it should. So no case that needs one is probed.
+NEVER_REFUSED = frozenset(
     {
         "feature:abort",
         "feature:mismatch_errors",
         "feature:nonblocking",
         "feature:peer_loss",
         "feature:timeouts",
+        "feature:wait_by_tensor",
     }
 )
 

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from conformance.capabilities import DETECTING
+from conformance.capabilities import NEVER_REFUSED
 from conformance.catalogue.rules import catalogue, rules
 from conformance.chapter import Chapter
 from conformance.rule import PART_OF_PROFILE, Requirement, UnknownRequirement
@@ -72,7 +72,7 @@ def make_plan(item: pytest.Item, settings: Settings, *, may_probe: bool = True) 
         probed=(
             may_probe
             and item.get_closest_marker("not_probed") is None
-            and DETECTING.isdisjoint(lacks)
+            and NEVER_REFUSED.isdisjoint(lacks)
         ),
     )
 
@@ -84,7 +84,7 @@ def select(
 
     A capability that the target does not claim is probed cheaply: once for each function and
     parameter, at the smallest world size of at least two ranks. It is not probed by a case that
-    would take a refusal for a failure, nor if a target without it can only wait (`DETECTING`).
+    would take a refusal for a failure, nor if a target without it cannot refuse (`NEVER_REFUSED`).
     """
     chosen: list[pytest.Item] = []
     probes: dict[str, pytest.Item] = {}

@@ -28,6 +28,15 @@ def test_a_verdict_of_one_case_is_a_difference_although_the_requirement_has_the_
     assert differences(same, other) == ["a/b a[ws2]: holds -> not claimed"]
 
 
+def test_chance_decides_which_cases_of_a_declared_deviation_break() -> None:
+    first = {("a", ""): "deviation", ("a", "x"): "deviation", ("a", "y"): "holds"}
+    other = {("a", ""): "deviation", ("a", "x"): "holds", ("a", "y"): "deviation"}
+    assert differences(first, other) == []
+    assert differences(first, {**other, ("a", "y"): "crashed"}) == ["a y: holds -> crashed"]
+    never = {**other, ("a", ""): "holds", ("a", "y"): "holds"}
+    assert differences(first, never) == ["a : deviation -> holds", "a x: deviation -> holds"]
+
+
 def test_a_case_that_did_not_run_is_a_difference() -> None:
     assert differences({("a", ""): "holds"}, {}) == ["a : holds -> absent"]
 

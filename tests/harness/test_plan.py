@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from conformance.capabilities import DETECTING, Capabilities
+from conformance.capabilities import NEVER_REFUSED, Capabilities
 from conformance.catalogue.rules import catalogue
 from conformance.rule import MUST, Requirement
 from conformance.run.plan import adopt_own, make_plan, missing_part, select, why_not_exercised
@@ -262,7 +262,7 @@ def test_what_only_waits_where_it_is_lacking_is_not_probed() -> None:
     patient = item("a", "barrier/timeout")
     assert chosen([patient], narrow) == []
     assert chosen([patient], settings()) == [patient.nodeid]
-    for feature in DETECTING:
+    for feature in NEVER_REFUSED:
         assert chosen([item("a", "barrier/async", needs=(feature,))], narrow) == []
     assert why_not_exercised(narrow, {})["barrier/timeout"] == (
         Verdict.NOT_CLAIMED,

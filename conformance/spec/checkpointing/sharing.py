@@ -6,7 +6,6 @@ import pytest
 
 from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_that, world_sizes
 from conformance.harness.traces import Issued, record
-from conformance.oracle.training import Step, optimizer_for, snapshot
 from conformance.spec.checkpointing.networks import (
     DYNAMIC,
     DYNAMIC_TIED,
@@ -23,20 +22,15 @@ from conformance.spec.checkpointing.training import (
     EVERY,
     SEARCHING,
     STATIC,
-    STEPS,
     Options,
     batch,
     loss_of,
     train_and_compare,
-    whole_steps,
 )
-from conformance.spec.comm_hooks.hooked import sum_of
-from conformance.spec.ddp.training_runs import assert_trained
 
 SUITE = "torch, test_c10d_common.py"
 
 chapter = Chapter("checkpointing")
-hooks = Chapter("comm_hooks")
 
 
 @chapter.must(
@@ -150,47 +144,6 @@ def test_every_gradient_is_reduced_once(
             shown = ", ".join(map(str, reduced))
             what = f"step {i + 1} reduced {total} gradients of {whole}: {shown}"
             assert_that(total == whole, what, rank)
-
-
-def take_steps_with_a_hook(me: Me, recipe: Recipe, how: str, options: Options) -> list[Step]:
-    """Train on half of what a hook makes of gradients that doubles their mean."""
-    network = recipe.make(how).to(me.device)
-    model = me.ddp(network, **options)
-    model.register_comm_hook(
-        None, lambda _, bucket: sum_of(bucket.buffer().mul_(2 / me.world_size))
-    )
-    optimizer = optimizer_for(network)
-    done = []
-    for i in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(model(batch(me.rank, i).to(me.device).requires_grad_())).backward()
-        for parameter in network.parameters():
-            assert parameter.grad is not None
-            parameter.grad.div_(2)
-        optimizer.step()
-        done.append(snapshot(network))
-    return done
-
-
-@hooks.must(
-    "comm_hooks/checkpoints",
-    "A hook reduces the gradients that backward adds up through activation checkpoints, also in "
-    "the first step of a static graph.",
-    source="torch, reducer.cpp: delay_all_reduce hands buckets to the hook",
-    rests_on=("comm_hooks/result", "checkpointing/twice", "checkpointing/twice-static"),
-)
-@world_sizes(2, 3)
-@pytest.mark.parametrize(
-    ("how", "options"),
-    [(REENTRANT, STATIC[0]), (REENTRANT, STATIC[2]), (NON_REENTRANT, CAP)],
-    ids=["reentrant", "reentrant, views", "non-reentrant"],
-)
-@pytest.mark.parametrize("recipe", [TWICE, EVERY_TIED], ids=["twice", "tied"])
-def test_a_hook_reduces_what_adds_up(
-    ranks: Ranks, recipe: Recipe, how: str, options: Options
-) -> None:
-    got = ranks.run(take_steps_with_a_hook, recipe, how, options)
-    assert_trained(got, whole_steps(recipe, ranks.world_size, STEPS))
 
 
 def count_hooks(me: Me, recipe: Recipe, how: str, wrapped: bool) -> list[dict[str, int]]:

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from conformance import Chapter, Me, Ranks, assert_that, world_sizes
+from conformance.spec.ddp.lifetime import every_option, let_go, steps_taken
 from conformance.spec.ddp.models import WIDTH, Convolving, Perceptron, Recipe, loss_of, normal
 from conformance.spec.ddp.training_runs import Options, assert_grads
-from conformance.spec.growth import assert_steady, growth
+from conformance.spec.growth import assert_steady
 
 chapter = Chapter("ddp")
-hooks = Chapter("comm_hooks")
-
 
 STEPS = 4
-OPTIONS: list[Options] = [
-    {},
-    {"gradient_as_bucket_view": True},
-    {"find_unused_parameters": True},
-    {"static_graph": True},
-]
-every_option = pytest.mark.parametrize("options", OPTIONS, ids=str)
 
 
 def move_gradients(me: Me, options: Options) -> list[list[Tensor]]:
@@ -150,25 +137,6 @@ def test_another_memory_format(ranks: Ranks, options: Options, set_to_none: bool
                 assert_grads(grads, param.grad, what)
 
 
-# What is let go
-
-
-def let_go(me: Me, options: Options, hooked: bool = False) -> list[str]:
-    """What still exists of a wrapper that has trained, after the last reference is dropped."""
-    module = Recipe(Perceptron)().to(me.device)
-    model = me.ddp(module, **options)
-    if hooked:
-        model.register_comm_hook(None, allreduce_hook)
-    for i in range(3):
-        loss_of(model(normal((2, WIDTH), i).to(me.device))).backward()
-    held: dict[str, Any] = {"the wrapper": model, "the module": module}
-    held |= {f"parameter {name}": param for name, param in module.named_parameters()}
-    there = {what: weakref.ref(thing) for what, thing in held.items()}
-    del module, model, held
-    gc.collect()
-    return [what for what, ref in there.items() if ref() is not None]
-
-
 @chapter.must(
     "ddp/freed-with-its-user",
     "A wrapper that has trained is freed when nothing refers to it any more, with its module and "
@@ -183,30 +151,6 @@ def test_a_wrapper_is_let_go(ranks: Ranks, options: Options) -> None:
         assert_that(not left, f"still there: {', '.join(left)}", rank)
 
 
-@hooks.must(
-    "comm_hooks/freed",
-    "A wrapper with a hook is freed when nothing refers to it any more, with its module and the "
-    "parameters.",
-    source="pytorch#63211",
-    rests_on="ddp/freed-with-its-user",
-)
-@world_sizes(2)
-@every_option
-def test_a_wrapper_with_a_hook_is_let_go(ranks: Ranks, options: Options) -> None:
-    for rank, left in enumerate(ranks.run(let_go, options, True)):
-        assert_that(not left, f"still there: {', '.join(left)}", rank)
-
-
-def steps_taken(me: Me, options: Options, hooked: bool = False) -> float:
-    def wrapped(layer: nn.Module) -> Any:
-        model = me.ddp(layer, **options)
-        if hooked:
-            model.register_comm_hook(None, allreduce_hook)
-        return model
-
-    return growth(me, wrapped)
-
-
 @chapter.must(
     "ddp/steady-memory",
     "Memory use does not grow from one training step to the next, whatever the options.",
@@ -218,15 +162,3 @@ def steps_taken(me: Me, options: Options, hooked: bool = False) -> float:
 @every_option
 def test_memory_does_not_grow(ranks: Ranks, options: Options) -> None:
     assert_steady(ranks.run(steps_taken, options))
-
-
-@hooks.must(
-    "comm_hooks/steady-memory",
-    "With a hook, memory use does not grow from one training step to the next.",
-    source="observed, torch 2.13.0: a result is let go when it was copied",
-    rests_on="ddp/steady-memory",
-)
-@world_sizes(2)
-@every_option
-def test_memory_does_not_grow_with_a_hook(ranks: Ranks, options: Options) -> None:
-    assert_steady(ranks.run(steps_taken, options, True))

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from tests.mutants.checkpointing.kit import (
     LAST_LAYER,
@@ -73,29 +72,6 @@ class IssuesAnAllReduceForEachLayer(WrapperMutant):
 
     def _meet(self, *_: Any) -> None:
         dist.all_reduce(torch.zeros(1), group=self.process_group)
-
-
-@breaks("comm_hooks/checkpoints", says=r"gradient of .* in step 1: rank \d is wrong")
-class DoesNotCallTheHookInTheFirstStep(WrapperMutant):
-    """A communication hook is called from the second step on."""
-
-    def __init__(self, module: nn.Module, **options: Any) -> None:
-        super().__init__(module, **options)
-        self.passes: list[str] = []
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self.passes.append("forward")
-        return super().forward(*args, **kwargs)
-
-    def register_comm_hook(self, state: Any, hook: Callable[..., Any]) -> None:
-        passes, group = self.passes, self.process_group
-
-        super().register_comm_hook(
-            state,
-            lambda state, bucket: (
-                hook(state, bucket) if passes[1:] else allreduce_hook(group, bucket)
-            ),
-        )
 
 
 @breaks("checkpointing/twice", says=LAST_LAYER)

@@ -61,23 +61,6 @@ class KeepsAListOfWrappers(DDPMutant):
     )
 
 
-@breaks("comm_hooks/freed", says="still there: the wrapper")
-class AHookKeepsTheWrapper(DDPMutant):
-    patched = afterwards(
-        DistributedDataParallel, "register_comm_hook", lambda self, *_: _kept.append(self)
-    )
-
-
-@breaks("comm_hooks/steady-memory", says="32 steps have left memory")
-class KeepsResultsOfHooks(DDPMutant):
-    @staticmethod
-    def _keep(self: BucketReduction, bucket: Any) -> None:
-        if self.hook is not None:
-            _kept.append(bucket.buffer.clone())
-
-    patched = beforehand(BucketReduction, "deliver", _keep)
-
-
 @breaks("ddp/steady-memory", says="32 steps have left memory")
 class KeepsWhatItSent(DDPMutant):
     @staticmethod
