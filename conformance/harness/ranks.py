@@ -16,7 +16,7 @@ from conformance.harness.messages import pack
 from conformance.harness.outcome import Outcome, Raised, Refusal, Returned
 from conformance.harness.pool import Leak, Pool, WorldSpec
 from conformance.harness.rank import HarnessFault
-from conformance.harness.shrink_limit import ShrinkLimit
+from conformance.harness.shrink_limit import ShrinkLimit, no_shrinking
 from conformance.target import Target
 
 
@@ -143,7 +143,7 @@ class Ranks:
         self.leaks.clear()
         self.refused.clear()
         self.case_before = ""
-        self.shrink_limit = ShrinkLimit(runs=1)
+        self.shrink_limit = no_shrinking()
 
     def end_case(self, name: str, *, failed: bool) -> None:
         """The case of this name is over.

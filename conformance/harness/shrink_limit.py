@@ -84,6 +84,11 @@ class ShrinkLimit(Generic[T]):
         self._failed[tuple(payloads)] = run
 
 
+def no_shrinking() -> ShrinkLimit[Any]:
+    """For a property whose first example that fails is as good as a smaller one."""
+    return ShrinkLimit(runs=1)
+
+
 class Draws:
     """Hypothesis's `data`, which draws values while a test runs, and notes them."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -57,4 +58,8 @@ SLOW_AND_WRONG_WHEN_LARGE = Target(
     name="slow-and-wrong-when-large",
     backend="gloo",
     activate=f"{__name__}:_slow_and_wrong_when_large",
+)
+
+KNOWN_TO_BE_WRONG = replace(
+    SLOW_AND_WRONG_WHEN_LARGE, deviations=(Deviation(("mine/one",), reason="it always was"),)
 )

@@ -166,3 +166,12 @@ def test_a_target_that_is_slow_and_wrong_is_broken_within_the_limit(
     assert sum(float(seconds) > 2.0 for seconds, *_ in tried) < 8
     smallest = min(int(numel) for _, numel, right in tried if right == "False")
     assert f"{smallest} elements are wrong" in run.result("mine/one").reason
+
+
+def test_what_is_known_to_be_wrong_is_not_made_smaller(
+    inside: Callable[..., Inside], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = inside(CASE, "--target=tests.harness.targets:KNOWN_TO_BE_WRONG")
+    assert run.result("mine/one").verdict is Verdict.DEVIATION
+    tried = re.findall(r"s: (\d+) (\w+)", capsys.readouterr().out)
+    assert len({numel for numel, right in tried if right == "False"}) == 1
