@@ -25,6 +25,18 @@ def pytest_configure(config: pytest.Config) -> None:
         )
 
 
+# Files whose tests take long: they begin first, so that no worker is left alone with one of them.
+_LONG = (
+    *("test_zoo.py", "test_messy.py", "test_hostile.py", "test_narrow.py", "test_python_device.py"),
+    *("test_odd.py", "test_signals.py", "test_progress.py", "test_launchers.py", "test_init.py"),
+    "test_examples.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in _LONG)
+
+
 # A warning is an error in what lies in this folder, and nowhere else: what plugins of the
 # environment warn of ends no run of the suite.
 
