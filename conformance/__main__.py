@@ -20,6 +20,7 @@ COMMANDS = {
     "explain": ("conformance.cli.explain", "show one requirement and the cases that check it"),
     "ask": ("conformance.cli.ask", "show what several targets do where a rule is checked"),
     "bench": ("conformance.bench.command", "measure a target against others"),
+    "power": ("conformance.power.command", "measure how many bugs of a backend the suite rejects"),
     "compare": ("conformance.cli.compare", "show what changed between two certificates"),
     "verify": ("conformance.cli.verify", "check that a certificate is whole and consistent"),
 }

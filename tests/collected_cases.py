@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from conformance.catalogue.chapters import PACKAGE
-from conformance.cli.certify import suite_arguments
+from conformance.run.invocation import suite_arguments
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ CONFORMANCE = {
     # What a backend has, for a first target file.
     "probing": "capabilities target oracle harness spec torch_private",
     "bench": "exit_codes harness target capabilities oracle checks",
+    "power": "exit_codes verdict target harness run session",
     # What pytest loads wherever the suite is installed; it names the plugin by a string.
     "pyargs": "",
     "cli": "__init__ capabilities rule catalogue exit_codes harness probing run report target "
@@ -75,8 +76,9 @@ IMPL = {
 # Package -> what lies in it, folders and modules; each imports only from those before it.
 ROOMS = {
     "conformance.catalogue": "chapters rules cases mutants page",
-    "conformance.run": "properties repetition first_look settings options worker_messages plan "
-    "budget facets judgement selection",
+    "conformance.power": "calls defects conditions mutants judging command",
+    "conformance.run": "invocation properties repetition first_look settings options worker_messages "
+    "plan budget facets judgement selection",
     "conformance.session": "diagnosis items worlds failures certifier collection execution "
     "progress_reporter answers",
     "impl.device": "storage handle host accelerator choice __init__",

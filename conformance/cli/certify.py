@@ -8,13 +8,13 @@ import difflib
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 
-from conformance.catalogue.chapters import PACKAGE, SPEC, chapter_files
+from conformance.catalogue.chapters import chapter_files
 from conformance.exit_codes import EXIT_USAGE
 from conformance.harness.launcher import LauncherError, NotLaunched, launch, place
+from conformance.run.invocation import suite_arguments
 from conformance.run.options import OPTIONS
 from conformance.run.selection import is_asked_for
 from conformance.run.settings import Settings, UsageError, read_settings
@@ -78,22 +78,6 @@ def _nothing_from_around() -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
-
-
-def suite_arguments() -> list[str]:
-    """What makes pytest run the suite's cases and nothing that lies around them.
-
-    Installed, the suite may be inside of a project with settings and conftests of its own.
-    """
-    root = str(PACKAGE.parent)
-    return [
-        *("-c", os.devnull, "--rootdir", root, "--confcutdir", root),
-        *("-o", f"cache_dir={Path.cwd() / '.pytest_cache'}", "-o", "xfail_strict=true"),
-        # Hypothesis and the suite are imported by now, and contain nothing to rewrite.
-        *("-W", "ignore::pytest.PytestAssertRewriteWarning"),
-        # Hypothesis's own plugin has the options --hypothesis-seed and the like.
-        *("-p", "conformance.plugin", "-p", "hypothesispytest", "--strict-markers", str(SPEC)),
-    ]
 
 
 def default_workers() -> int:

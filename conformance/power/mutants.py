@@ -1,0 +1,138 @@
+"""All bugs that make sense, as targets: operation, defect and condition.
+
+`--target conformance.power.mutants:all_reduce__misses_the_last__of_odd_numel` is torch's gloo with
+that bug.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from conformance.harness.forwarding import OPERATIONS, ForwardingGroup
+from conformance.power.calls import Call
+from conformance.power.conditions import CONDITIONS
+from conformance.power.defects import DEFECTS
+from conformance.target import Target, load_target
+
+BACKEND = "systematic_mutant"
+_WHICH = "CONFORMANCE_MUTANT"
+_BETWEEN = "__"
+
+# The one that has no bug.
+CONTROL = "none"
+
+# torch does not tell a group of messages whether they are asynchronous, and they have no root.
+_ONLY_OF_ROOTED = {"with_another_root": ("broadcast", "reduce", "gather", "scatter")}
+_NOT_OF_MESSAGES = ("when_asynchronous", "of_four_ranks_or_more")
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One bug of one operation under one condition; the three are keys of their tables."""
+
+    operation: str
+    defect: str
+    condition: str
+
+    @property
+    def name(self) -> str:
+        return _BETWEEN.join((self.operation, self.defect, self.condition))
+
+    @property
+    def spec(self) -> str:
+        """As `--target` takes it."""
+        return f"{__name__}:{self.name}"
+
+    def target(self) -> Target:
+        """torch's gloo with this bug."""
+        return replace(
+            load_target("torch"),
+            name=self.name,
+            backend=BACKEND,
+            imports=(__name__,),
+            env={_WHICH: self.name},
+        )
+
+
+def all_mutants() -> Iterator[Mutant]:
+    """In the order of the tables; without the control."""
+    for name, defect in DEFECTS.items():
+        for operation in defect.operations if name != CONTROL else ():
+            yield from (Mutant(operation, name, c) for c in CONDITIONS if _can_be(operation, c))
+
+
+def _can_be(operation: str, condition: str) -> bool:
+    if operation in ("send", "recv") and condition in _NOT_OF_MESSAGES:
+        return False
+    return operation in _ONLY_OF_ROOTED.get(condition, (operation,))
+
+
+def __getattr__(name: str) -> Target:
+    """The target of a mutant, by its name."""
+    try:
+        return _mutant_named(name).target()
+    except (KeyError, ValueError):
+        raise AttributeError(f"module {__name__!r} has no mutant {name!r}") from None
+
+
+def _mutant_named(name: str) -> Mutant:
+    mutant = Mutant(*name.split(_BETWEEN, 2))
+    is_known = mutant.operation in DEFECTS[mutant.defect].operations
+    if not is_known or mutant.condition not in CONDITIONS:
+        raise KeyError(name)
+    return mutant
+
+
+class MutantGroup(ForwardingGroup):
+    """torch's gloo, but for one operation under one condition."""
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
+        super().__init__(rank, world_size, gloo_group(store, rank, world_size, timeout))
+        mutant = _mutant_named(os.environ[_WHICH])
+        self._operation = mutant.operation
+        self._defect = DEFECTS[mutant.defect].carry_out
+        self._condition = CONDITIONS[mutant.condition]
+        self._calls: Counter[str] = Counter()
+
+    def forward(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        operation = OPERATIONS[method]
+        if operation != self._operation or kwargs:
+            return super().forward(method, *args, **kwargs)
+        self._calls[operation] += 1
+
+        def carry_out(*args: Any) -> Any:
+            return super(MutantGroup, self).forward(method, *args)
+
+        call = Call(operation, self, self._calls[operation], args, carry_out)
+        return self._defect(call) if self._condition(call) else call.done_right()
+
+    def getBackendName(self) -> str:  # noqa: N802  # torch's name
+        return BACKEND
+
+    def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
+        """`dist.monitored_barrier` is for backends called "gloo"; cases then ask the group."""
+        self.inner.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
+
+
+def gloo_group(
+    store: dist.Store, rank: int, world_size: int, timeout: timedelta
+) -> dist.ProcessGroup:
+    """A whole group, since a backend object alone lacks the names that torch 2.13 has added."""
+    make: Callable[..., Any] = dist.ProcessGroup
+    group: dist.ProcessGroup = make(store, rank, world_size)
+    backend = dist.ProcessGroupGloo(store, rank, world_size, timeout)
+    kind = dist.ProcessGroup.BackendType.GLOO
+    group._register_backend(torch.device("cpu"), kind, backend)
+    group._set_default_backend(kind)
+    return group
+
+
+dist.Backend.register_backend(BACKEND, MutantGroup, devices=["cpu"])
