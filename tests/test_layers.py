@@ -77,8 +77,8 @@ IMPL = {
 ROOMS = {
     "conformance.catalogue": "chapters rules cases mutants page",
     "conformance.power": "calls defects conditions mutants judging command",
-    "conformance.run": "invocation properties repetition first_look settings options worker_messages "
-    "plan budget facets judgement selection",
+    "conformance.run": "invocation properties repetition first_look settings options "
+    "worker_messages plan budget facets judgement selection",
     "conformance.session": "diagnosis items worlds failures certifier collection execution "
     "progress_reporter answers",
     "impl.device": "storage handle host accelerator choice __init__",

@@ -13,25 +13,41 @@ from hypothesis import strategies as st
 from conformance import Chapter, Me, Ranks, assert_that, world_sizes
 from conformance.oracle.collectives import COLLECTIVES, Call, after, before, receives
 from conformance.oracle.layout import Layout, place
-from conformance.spec.collectives.perform import Placement, Seen, assert_taken, issue, seen_of
+from conformance.spec.collectives.perform import (
+    Placement,
+    Seen,
+    assert_nothing_else,
+    assert_taken,
+    issue,
+    seen_around,
+    views_of,
+)
 from conformance.spec.collectives.strategies import ROOTED, calls, offsets, placements, strides
 from conformance.spec.parameters import ops
+from conformance.spec.polling import rounds_of_messages
 
 chapter = Chapter("collectives", source="derived")
 
 
 EACH = ops(*COLLECTIVES)
 STRIDED = [op for op in EACH if op.values != ("all_to_all_single",)]
+SCATTERING = ("reduce_scatter", "reduce_scatter_tensor")
+DIMENSIONS = st.sampled_from([(), (2, 1), (1, 2, 1)])  # beside those that are drawn
+PATIENCE = 20_000  # messages to the store and back
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """A call, by which ranks, how often in a row, and whether it is waited for separately."""
+    """A call, by which ranks, how often in a row, and whether it is waited for separately.
+
+    in_turns: each member issues it when the one before has, and nobody waits: handles are asked.
+    """
 
     call: Call
     members: tuple[int, ...]
     async_op: bool
     times: int
+    in_turns: bool = False
 
 
 def in_a_situation(me: Me, now: Situation, placement: Placement) -> Seen | None:
@@ -41,20 +57,28 @@ def in_a_situation(me: Me, now: Situation, placement: Placement) -> Seen | None:
         return None
     seen = None
     for salt in range(now.times):
-        seen = one_call(me, replace(now.call, salt=salt), now.async_op, placement, group)
+        seen = one_call(me, now, salt, placement, group)
     return seen
 
 
 def one_call(
-    me: Me, call: Call, async_op: bool, placement: Placement, group: dist.ProcessGroup
+    me: Me, now: Situation, salt: int, placement: Placement, group: dist.ProcessGroup
 ) -> Seen:
-    buffers = before(call, dist.get_rank(group), dist.get_world_size(group))
-    given = [place(x, placement.given, me.device).view for x in buffers.given]
-    taken = [place(x, placement.taken, me.device).view for x in buffers.taken]
-    work = issue(call, given, taken, group, async_op=async_op)
-    if async_op:
+    rank, call = dist.get_rank(group), replace(now.call, salt=salt)
+    buffers = before(call, rank, dist.get_world_size(group))
+    given = [place(x, placement.given, me.device) for x in buffers.given]
+    taken = [place(x, placement.taken, me.device) for x in buffers.taken]
+    if now.in_turns and rank:
+        me.store.wait([f"call {salt}, rank {rank - 1}"])
+    is_async = now.async_op or now.in_turns
+    work = issue(call, views_of(given), views_of(taken), group, async_op=is_async)
+    if now.in_turns:
+        me.store.set(f"call {salt}, rank {rank}", "")
+        rounds = rounds_of_messages(me, PATIENCE)
+        assert any(work.is_completed() for _ in rounds), "is_completed stays False"
+    elif is_async:
         work.wait()
-    return seen_of([], taken)
+    return seen_around(given, taken)
 
 
 @st.composite
@@ -73,14 +97,24 @@ def check(
     op: str,
     data: st.DataObject,
     layouts: st.SearchStrategy[Layout],
-    more_dimensions: st.SearchStrategy[tuple[int, ...]],
+    more_dimensions: st.SearchStrategy[tuple[int, ...]] = DIMENSIONS,
+    *,
+    in_turns: bool = False,
+    around: bool = False,
 ) -> None:
+    """in_turns: as of `Situation`. around: compare what must not change instead of the result."""
     n = ranks.world_size
-    now = data.draw(situations(ranks, op, more_dimensions), label="situation")
+    drawn = data.draw(situations(ranks, op, more_dimensions), label="situation")
+    now = replace(drawn, in_turns=in_turns)
     kinds = data.draw(st.lists(placements(layouts), min_size=n, max_size=n), label="placements")
     got = ranks.run_each(in_a_situation, [(now, placement) for placement in kinds])
     seen = [got[rank] for rank in now.members]
-    assert_taken(replace(now.call, salt=now.times - 1), seen, ranks=now.members)
+    last = replace(now.call, salt=now.times - 1)
+    if around:
+        of_members = [kinds[rank] for rank in now.members]
+        assert_nothing_else(last, seen, of_members, ranks=now.members)
+    else:
+        assert_taken(last, seen, ranks=now.members)
 
 
 @chapter.must(
@@ -95,7 +129,52 @@ def check(
 @given(data=st.data())
 @settings(max_examples=10)
 def test_any_call_in_any_situation(ranks: Ranks, op: str, data: st.DataObject) -> None:
-    check(ranks, op, data, offsets, st.sampled_from([(), (2, 1), (1, 2, 1)]))
+    check(ranks, op, data, offsets)
+
+
+@chapter.must(
+    "order/any-situation-in-turns",
+    "In any such situation, asynchronous calls return before other ranks have joined in, and the "
+    "result is there when the handle says that it is completed.",
+    source="derived; torch 2.13 docs, Work.is_completed",
+    needs="feature:nonblocking",
+    rests_on=("order/any-situation", "work/completed-is-written"),
+)
+@pytest.mark.parametrize("op", [op for op in EACH if op.values[0] not in SCATTERING])
+@world_sizes(4)
+@given(data=st.data())
+@settings(max_examples=8)
+def test_any_call_by_one_rank_after_the_other(ranks: Ranks, op: str, data: st.DataObject) -> None:
+    check(ranks, op, data, offsets, in_turns=True)
+
+
+@chapter.must(
+    "order/any-situation-in-turns-scattered",
+    "The same holds of reduce_scatter and reduce_scatter_tensor.",
+    source="derived; torch 2.13 docs, Work.is_completed",
+    needs="feature:nonblocking",
+    rests_on=("order/any-situation", "reduce_scatter/completed-is-written"),
+)
+@pytest.mark.parametrize("op", ops(*SCATTERING))
+@world_sizes(4)
+@given(data=st.data())
+@settings(max_examples=8)
+def test_any_reduce_scatter_in_turns(ranks: Ranks, op: str, data: st.DataObject) -> None:
+    check(ranks, op, data, offsets, in_turns=True)
+
+
+@chapter.must(
+    "order/any-situation-nothing-else",
+    "In any such situation, a collective changes nothing but its outputs: neither what it reads, "
+    "nor the memory around any of its tensors.",
+    rests_on="order/any-situation",
+)
+@pytest.mark.parametrize("op", EACH)
+@world_sizes(4)
+@given(data=st.data())
+@settings(max_examples=8)
+def test_any_call_changes_nothing_else(ranks: Ranks, op: str, data: st.DataObject) -> None:
+    check(ranks, op, data, offsets, around=True)
 
 
 @chapter.must(

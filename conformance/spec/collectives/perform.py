@@ -64,14 +64,19 @@ def perform(
     placement = placement or Placement()
     given = [place(values, placement.given, me.device) for values in buffers.given]
     taken = [place(values, placement.taken, me.device) for values in buffers.taken]
-    issue(call, _views(given), _views(taken), group, reduce_op=reduce_op)
-    seen = seen_of(_views(given), _views(taken))
-    return replace(seen, around=tuple(_blanked(p) for p in (*given, *taken)))
+    issue(call, views_of(given), views_of(taken), group, reduce_op=reduce_op)
+    return seen_around(given, taken)
 
 
 def seen_of(given: Sequence[Tensor], taken: Sequence[Tensor]) -> Seen:
     """Copies of the tensors of a call that used dense ones."""
     return Seen(tuple(x.clone() for x in given), tuple(x.clone() for x in taken))
+
+
+def seen_around(given: Sequence[Placed], taken: Sequence[Placed]) -> Seen:
+    """Copies of the tensors of a call, and the memory that they lie in."""
+    seen = seen_of(views_of(given), views_of(taken))
+    return replace(seen, around=tuple(_blanked(p) for p in (*given, *taken)))
 
 
 def issue(
@@ -142,11 +147,23 @@ def assert_taken(
     assert_each_rank(got, want, within_ulps=within_ulps, what=str(call), ranks=ranks)
 
 
-def assert_nothing_else(call: Call, seen: Sequence[Seen], placements: Sequence[Placement]) -> None:
-    """Nothing but the outputs has changed: not what was given, nor the memory around anything."""
+def assert_nothing_else(
+    call: Call,
+    seen: Sequence[Seen],
+    placements: Sequence[Placement],
+    *,
+    ranks: Sequence[int] | None = None,
+) -> None:
+    """Nothing but the outputs has changed: not what was given, nor the memory around anything.
+
+    ranks: the members of the group, if these are not all ranks.
+    """
     want = [after(call, rank, len(seen)) for rank in range(len(seen))]
     assert_each_rank(
-        [s.given for s in seen], [w.given for w in want], what=f"{call}: what was only read"
+        [s.given for s in seen],
+        [w.given for w in want],
+        what=f"{call}: what was only read",
+        ranks=ranks,
     )
     around = [
         tuple(
@@ -157,7 +174,10 @@ def assert_nothing_else(call: Call, seen: Sequence[Seen], placements: Sequence[P
         for w, p in zip(want, placements, strict=True)
     ]
     assert_each_rank(
-        [s.around for s in seen], around, what=f"{call}: the memory around the tensors"
+        [s.around for s in seen],
+        around,
+        what=f"{call}: the memory around the tensors",
+        ranks=ranks,
     )
 
 
@@ -167,5 +187,6 @@ def _blanked(placed: Placed) -> Tensor:
     return memory
 
 
-def _views(placed: Sequence[Placed]) -> list[Tensor]:
+def views_of(placed: Sequence[Placed]) -> list[Tensor]:
+    """The tensors themselves."""
     return [p.view for p in placed]

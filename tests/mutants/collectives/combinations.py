@@ -9,7 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from conformance.verdict import Verdict
 from tests.mutants.collectives.kit import AroundImpl, all_of
+from tests.mutants.handles import Relayed
 from tests.mutants.kit import breaks
 
 
@@ -64,6 +66,59 @@ class MissesTheLastOfAsynchronousViews(MissesTheLast):
 class MissesTheLastOfViewsInAGroup(MissesTheLast):
     def misses(self, tensors: list[Tensor], opts: Any) -> bool:
         return self.size() < dist.get_world_size() and not all(map(is_dense, tensors))
+
+
+@breaks("order/any-situation-in-turns", says=r"is_completed stays False")
+class IsNeverCompletedInAGroup(AroundImpl):
+    def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
+        work = right(taken, *rest)
+        return NeverCompleted(work) if self.size() < dist.get_world_size() else work
+
+
+@breaks("order/any-situation-in-turns-scattered", says=r"is_completed stays False")
+class IsNeverCompletedInInt32(AroundImpl):
+    def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
+        work = right(taken, *rest)
+        return NeverCompleted(work) if all_of(taken)[0].dtype is torch.int32 else work
+
+
+class NeverCompleted(Relayed):
+    def is_completed(self) -> bool:
+        return False
+
+
+@breaks("order/any-situation-in-turns", says=r"rank \d", verdict=Verdict.TIMEOUT)
+class BlocksWithOffsets(AroundImpl):
+    """An asynchronous call waits for the others if its tensor begins within its memory."""
+
+    def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
+        work = right(taken, *rest)
+        if any(x.storage_offset() for x in all_of(taken)):
+            work.wait()
+        return work
+
+
+@breaks("order/any-situation-nothing-else", says=r"the memory around the tensors: rank \d is wrong")
+class WritesBehindDoubles(AroundImpl):
+    def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
+        work = right(taken, *rest)
+        work.wait()
+        for x in all_of(taken):
+            behind = x.storage_offset() + x.numel()
+            if x.dtype is torch.float64 and behind * 8 < x.untyped_storage().nbytes():
+                x.as_strided((1,), (1,), behind).fill_(1)
+        return work
+
+
+@breaks("order/any-situation-nothing-else", says=r"what was only read: rank \d is wrong")
+class ChangesWhatItReadsInAGroup(AroundImpl):
+    def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
+        work = right(taken, *rest)
+        if self.size() < dist.get_world_size():
+            work.wait()
+            for x in all_of(*rest[:-1]):
+                x.zero_()
+        return work
 
 
 @breaks("order/sizes", says=r"is wrong in 1 elements from \d+ on")
