@@ -47,12 +47,14 @@ class Defect:
 
     says: in words.
     operations: where it can happen.
+    is_of_handles: whether it has nothing to do with the tensors of a call.
     """
 
     name: str
     says: str
     operations: Collection[str]
     carry_out: Callable[[Call], Any]
+    is_of_handles: bool = False
 
 
 DEFECTS: dict[str, Defect] = {}
@@ -60,9 +62,12 @@ DEFECTS: dict[str, Defect] = {}
 F = Callable[[Call], Any]
 
 
-def _defect(says: str, operations: Collection[str]) -> Callable[[F], F]:
+def _defect(
+    says: str, operations: Collection[str], *, of_handles: bool = False
+) -> Callable[[F], F]:
     def register(function: F) -> F:
-        DEFECTS[function.__name__] = Defect(function.__name__, says, operations, function)
+        name = function.__name__
+        DEFECTS[name] = Defect(name, says, operations, function, of_handles)
         return function
 
     return register
@@ -232,26 +237,30 @@ def returns_before_it_is_done(call: Call) -> Any:
     return Done()
 
 
-@_defect("a call waits until its operation is done, also if it is asynchronous", _COLLECTIVES)
+@_defect(
+    "a call waits until its operation is done, also if it is asynchronous",
+    _COLLECTIVES,
+    of_handles=True,
+)
 def blocks(call: Call) -> Any:
     work = call.done_right()
     work.wait()
     return work
 
 
-@_defect("is_completed stays False", OPERATIONS)
+@_defect("is_completed stays False", OPERATIONS, of_handles=True)
 def is_never_completed(call: Call) -> Any:
     work = After(call.done_right(), lambda: None)
     work.is_completed = lambda: False  # type: ignore[method-assign]
     return work
 
 
-@_defect("errors of a wait are lost", OPERATIONS)
+@_defect("errors of a wait are lost", OPERATIONS, of_handles=True)
 def loses_errors(call: Call) -> Any:
     return LosesErrors(call.done_right(), lambda: None)
 
 
-@_defect("the timeouts of a call and of a wait do not count", _COLLECTIVES)
+@_defect("the timeouts of a call and of a wait do not count", _COLLECTIVES, of_handles=True)
 def ignores_timeouts(call: Call) -> Any:
     if hasattr(call.options, "timeout"):
         call.options.timeout = timedelta(minutes=5)

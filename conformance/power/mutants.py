@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from conformance.harness.forwarding import OPERATIONS, ForwardingGroup
 from conformance.power.calls import Call
-from conformance.power.conditions import CONDITIONS
+from conformance.power.conditions import CONDITIONS, OF_CALLS
 from conformance.power.defects import DEFECTS
 from conformance.target import Target, load_target
 
@@ -32,6 +32,15 @@ CONTROL = "none"
 # torch does not tell a group of messages whether they are asynchronous, and they have no root.
 _ONLY_OF_ROOTED = {"with_another_root": ("broadcast", "reduce", "gather", "scatter")}
 _NOT_OF_MESSAGES = ("when_asynchronous", "of_four_ranks_or_more")
+
+# Conditions under which a defect changes nothing.
+_HARMLESS = {
+    "ignores_strides": set(CONDITIONS) - {"always", "when_strided"},
+    "loses_precision": {"in_half", "in_int64", "in_bool"},
+    "shifts_by_one": {"of_one_element", "of_no_dimension"},
+    "counts_a_rank_twice": {"in_bool", "on_the_last_rank"},
+    "uses_stale_inputs": {"in_the_first_call"},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +73,19 @@ class Mutant:
 
 def all_mutants() -> Iterator[Mutant]:
     """In the order of the tables; without the control."""
-    for name, defect in DEFECTS.items():
-        for operation in defect.operations if name != CONTROL else ():
-            yield from (Mutant(operation, name, c) for c in CONDITIONS if _can_be(operation, c))
+    for defect in DEFECTS.values():
+        if defect.name == CONTROL:
+            continue
+        conditions = OF_CALLS if defect.is_of_handles else CONDITIONS
+        for operation in defect.operations:
+            for condition in conditions:
+                if _can_be(operation, defect.name, condition):
+                    yield Mutant(operation, defect.name, condition)
 
 
-def _can_be(operation: str, condition: str) -> bool:
-    if operation in ("send", "recv") and condition in _NOT_OF_MESSAGES:
+def _can_be(operation: str, defect: str, condition: str) -> bool:
+    is_message = operation in ("send", "recv")
+    if (is_message and condition in _NOT_OF_MESSAGES) or condition in _HARMLESS.get(defect, ()):
         return False
     return operation in _ONLY_OF_ROOTED.get(condition, (operation,))
 
@@ -84,7 +99,8 @@ def __getattr__(name: str) -> Target:
 
 
 def _mutant_named(name: str) -> Mutant:
-    mutant = Mutant(*name.split(_BETWEEN, 2))
+    operation, defect, condition = name.split(_BETWEEN, 2)
+    mutant = Mutant(operation, defect, condition)
     is_known = mutant.operation in DEFECTS[mutant.defect].operations
     if not is_known or mutant.condition not in CONDITIONS:
         raise KeyError(name)

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from conformance.harness import forwarding
+from conformance.power.mutants import gloo_group
 from conformance.target import Target, load_target
 from conformance.verdict import Verdict
 
@@ -114,7 +115,7 @@ class ForwardingGroup(GroupMutant, forwarding.ForwardingGroup):
     """A group that hands everything to torch's gloo; a mutant overrides one operation."""
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
-        super().__init__(rank, world_size, _gloo(store, rank, world_size, timeout))
+        super().__init__(rank, world_size, gloo_group(store, rank, world_size, timeout))
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's name
         return _backend(type(self))
@@ -126,17 +127,6 @@ class ForwardingGroup(GroupMutant, forwarding.ForwardingGroup):
 
 for _new, _old in _FORMER.items():
     setattr(ForwardingGroup, _new, getattr(forwarding.ForwardingGroup, _old))
-
-
-def _gloo(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> dist.ProcessGroup:
-    """A whole group, since a backend object alone lacks the names that torch 2.13 has added."""
-    make: Callable[..., Any] = dist.ProcessGroup
-    group: dist.ProcessGroup = make(store, rank, world_size)
-    backend = dist.ProcessGroupGloo(store, rank, world_size, timeout)
-    kind = dist.ProcessGroup.BackendType.GLOO
-    group._register_backend(torch.device("cpu"), kind, backend)
-    group._set_default_backend(kind)
-    return group
 
 
 class Patch(Mutant):

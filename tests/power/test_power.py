@@ -1,0 +1,182 @@
+"""Systematic mutants: each defect does what it says, and the suite is asked about each."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from conformance.__main__ import main
+from conformance.power.calls import Call
+from conformance.power.command import chosen, summary
+from conformance.power.conditions import CONDITIONS
+from conformance.power.defects import DEFECTS
+from conformance.power.judging import Judged, shares
+from conformance.power.mutants import CONTROL, Mutant, all_mutants
+from conformance.run.settings import UsageError
+from conformance.target import load_target
+
+
+class Work(dist.Work):
+    """Of an operation that is done when somebody waits."""
+
+    def __init__(self, do: Callable[[], None]) -> None:
+        super().__init__()
+        self._do = do
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._do()
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+
+def call_of(operation: str, *arguments: Any, rank: int = 0, size: int = 2) -> Call:
+    """A call whose results are all the sum of what it reads, on each element."""
+    group = SimpleNamespace(rank=lambda: rank, size=lambda: size)
+
+    def carry_out(results: Any, *rest: Any) -> Work:
+        reads = rest[0] if len(rest) > 1 else results
+        total = sum(x.clone() for x in reads)
+        return Work(lambda: torch._foreach_copy_(results, [total] * len(results)))
+
+    return Call(operation, group, 1, (*arguments, None), carry_out)  # type: ignore[arg-type]
+
+
+def gathered(defect: str, given: Tensor, taken: list[Tensor], rank: int = 0) -> list[Tensor]:
+    """What an all_gather leaves that a defect has spoilt; done right, copies of what was given."""
+    DEFECTS[defect].carry_out(call_of("all_gather", taken, [given], rank=rank)).wait()
+    return taken
+
+
+SPOILT = {
+    CONTROL: [1.0, 2.0, 3.0],
+    "misses_the_last": [1.0, 2.0, 9.0],
+    "misses_the_first": [9.0, 2.0, 3.0],
+    "writes_nothing": [9.0, 9.0, 9.0],
+    "shifts_by_one": [3.0, 1.0, 2.0],
+}
+
+
+@pytest.mark.parametrize("defect", SPOILT)
+def test_results_are_spoilt(defect: str) -> None:
+    given = torch.tensor([1.0, 2.0, 3.0])
+    [first, second] = gathered(defect, given, [torch.full((3,), 9.0), torch.full((3,), 9.0)])
+    assert first.tolist() == second.tolist() == SPOILT[defect]
+    assert given.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_precision_is_lost() -> None:
+    third = torch.tensor([1 / 3])
+    [x] = gathered("loses_precision", third, [torch.zeros(1)])
+    assert x.item() == third.bfloat16().item() != third.item()
+
+
+def test_memory_behind_the_end_is_overwritten() -> None:
+    memory = torch.zeros(5)
+    gathered("writes_behind_the_end", torch.tensor([7.0, 7.0]), [memory[1:3]])
+    assert memory.tolist() == [0, 7, 7, 1, 0]
+
+
+def test_results_are_reversed() -> None:
+    call = call_of("all_gather", [torch.tensor([1.0]), torch.tensor([2.0])], [torch.tensor([0.0])])
+    call.carry_out = lambda *_: Work(lambda: None)
+    DEFECTS["reverses_the_ranks"].carry_out(call).wait()
+    assert [x.item() for x in call.results] == [2.0, 1.0]
+
+
+@pytest.mark.parametrize(("rank", "contributes"), [(0, 5.0), (1, 0.0)])
+def test_the_last_rank_is_dropped(rank: int, contributes: float) -> None:
+    [x] = gathered("drops_a_rank", torch.tensor([5.0]), [torch.tensor([9.0])], rank)
+    assert x.item() == contributes
+
+
+def test_rank_0_counts_twice() -> None:
+    x = torch.tensor([5.0])
+    DEFECTS["counts_a_rank_twice"].carry_out(call_of("all_reduce", [x])).wait()
+    assert x.item() == 10.0
+
+
+def test_inputs_are_stale_in_the_second_call() -> None:
+    call = call_of("all_gather", [torch.zeros(1)], [torch.tensor([1.0])])
+    for given, got in ((1.0, 1.0), (2.0, 1.0), (3.0, 2.0)):
+        call.arguments[1][0].fill_(given)
+        DEFECTS["uses_stale_inputs"].carry_out(call).wait()
+        assert call.results[0].item() == got
+
+
+def test_strides_are_ignored() -> None:
+    every_second = torch.arange(6.0)[::2]
+    [x] = gathered("ignores_strides", every_second, [torch.zeros(3)])
+    assert x.tolist() == [0, 1, 2]
+
+
+def test_inputs_are_changed() -> None:
+    given = torch.tensor([1.0, 2.0])
+    gathered("changes_inputs", given, [torch.zeros(2)])
+    assert given.tolist() == [3.0, 2.0]
+
+
+def test_handles_are_wrong() -> None:
+    x = [torch.tensor([1.0])]
+    early = DEFECTS["returns_before_it_is_done"].carry_out(call_of("all_reduce", x))
+    assert early.wait() and early.is_completed()
+    never = DEFECTS["is_never_completed"].carry_out(call_of("all_reduce", x))
+    assert never.wait() and not never.is_completed()
+
+
+def test_each_mutant_is_a_target_of_its_own() -> None:
+    mutants = list(all_mutants())
+    assert len({mutant.name for mutant in mutants}) == len(mutants) >= 2000
+    assert {mutant.condition for mutant in mutants} == set(CONDITIONS)
+    assert {mutant.defect for mutant in mutants} == set(DEFECTS) - {CONTROL}
+    mutant = mutants[0]
+    assert load_target(mutant.spec) == mutant.target()
+
+
+@pytest.mark.parametrize("name", ["no_such", "send__drops_a_rank__always", "gather__none__never"])
+def test_there_is_no_other_mutant(name: str) -> None:
+    with pytest.raises(ValueError, match=f"has no mutant '{name}'"):
+        load_target(f"conformance.power.mutants:{name}")
+
+
+def test_a_draw_is_the_same_for_the_same_seed() -> None:
+    def drawn(seed: int) -> list[Mutant]:
+        return chosen(argparse.Namespace(patterns=["gather__*"], sample=5, seed=seed))
+
+    assert drawn(1) == drawn(1) != drawn(2)
+    assert {mutant.operation for mutant in drawn(1)} == {"gather"}
+    with pytest.raises(UsageError, match="no mutant is called nothing"):
+        chosen(argparse.Namespace(patterns=["nothing"], sample=None, seed=0))
+
+
+def test_all_workers_together_judge_each_once() -> None:
+    mutants = list(all_mutants())[:7]
+    shared = [list(share) for share in shares(mutants, 3)]
+    assert sorted(map(len, shared)) == [2, 2, 3]
+    assert {mutant for share in shared for mutant in share} == set(mutants)
+
+
+def test_the_summary_counts_what_was_killed() -> None:
+    killed = Judged(Mutant("send", "ignores_the_tag", "always"), rule="p2p/tags", cases=9)
+    survivor = Judged(Mutant("gather", "blocks", "always"), cases=9)
+    lines = list(summary([killed, survivor]))
+    assert lines[-1] == "1 of 2 killed, 50 percent"
+    assert [line.split() for line in lines if line.startswith("gather")] == [["gather", "0", "1"]]
+    assert f"blocks: {DEFECTS['blocks'].says}" in lines
+
+
+def test_mutants_are_killed(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["recv__writes_nothing__always", "broadcast__takes_another_root__always"]
+    assert main(["power", *names, "--workers", "1"]) == 0
+    said = capsys.readouterr().out
+    assert [line.split()[1] for line in said.splitlines()[:2]] == names
+    assert "2 of 2 killed, 100 percent" in said
