@@ -15,9 +15,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
-import torch
 import torch.distributed as dist
 
 from conformance.harness import forwarding
