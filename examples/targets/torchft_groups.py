@@ -33,7 +33,7 @@ class AsDefaultGroup:
             self._server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
             store.set("torchft", str(self._server.port))
         address = f"127.0.0.1:{int(store.get('torchft'))}/group"
-        self.configure(address, f"rank {rank}", rank, size)  # type: ignore[attr-defined]
+        self.configure(address, f"rank {rank}", rank, size)  # type: ignore[attr-defined]  # of the group it is mixed into
         self._given_rank = rank
         if rank == 0:  # all have read it: each is connected with all others
             store.delete_key("torchft")

@@ -222,8 +222,8 @@ def lose_a_rank_somehow(me: Me, how: str) -> None:
 
 @chapter.must(
     "peer_loss/however-it-died",
-    "The death of a rank is noticed whether it was killed, ended with exit code 0, or left its "
-    "groups behind when it ended.",
+    "The loss of a rank is noticed whether it was killed, ended with any exit code, or destroyed "
+    "its groups and lives on.",
     source="derived",
     rests_on="peer_loss/of-a-pair",
 )
