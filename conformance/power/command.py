@@ -19,7 +19,7 @@ from conformance.power.judging import Judged, judge_all, shares
 from conformance.power.mutants import CONTROL, Mutant, all_mutants
 from conformance.run.settings import UsageError
 
-_PROFILES = "collectives,p2p"
+_PROFILES = "collectives,p2p,faults"
 _ASK_AGAIN_S = 1.0
 
 

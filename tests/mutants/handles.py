@@ -60,3 +60,10 @@ class Relayed(dist.Work):
 
     def get_future(self) -> Any:
         return self.inner.get_future()
+
+
+class NeverCompleted(Relayed):
+    """Its operation is done, and is_completed stays False."""
+
+    def is_completed(self) -> bool:
+        return False

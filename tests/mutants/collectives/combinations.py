@@ -11,7 +11,7 @@ from torch import Tensor
 
 from conformance.verdict import Verdict
 from tests.mutants.collectives.kit import AroundImpl, all_of
-from tests.mutants.handles import Relayed
+from tests.mutants.handles import NeverCompleted
 from tests.mutants.kit import breaks
 
 
@@ -80,11 +80,6 @@ class IsNeverCompletedInInt32(AroundImpl):
     def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
         work = right(taken, *rest)
         return NeverCompleted(work) if all_of(taken)[0].dtype is torch.int32 else work
-
-
-class NeverCompleted(Relayed):
-    def is_completed(self) -> bool:
-        return False
 
 
 @breaks("order/any-situation-in-turns", says=r"rank \d", verdict=Verdict.TIMEOUT)

@@ -1,0 +1,121 @@
+"""Coalesced collectives that are asynchronous: what their handles say, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch.distributed as dist
+from torch import Tensor
+
+from conformance import Chapter, Me, Ranks, assert_each_rank, needs, world_sizes
+from conformance.oracle.collectives import Call, after, before
+from conformance.spec.collectives.perform import issue
+from conformance.spec.polling import rounds_of_messages
+
+chapter = Chapter("collectives", needs=("feature:coalescing", "feature:nonblocking"))
+
+SHAPES = [(3,), (2, 2), (5, 1)]
+SALTS = range(4)  # of calls in a row; each has other contributions
+PATIENCE = 20_000  # messages to the store and back
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Several calls in one.
+
+    op: of each.
+    in_a_manager: by a coalescing manager, or by a function that takes a list.
+    """
+
+    op: str
+    in_a_manager: bool = True
+
+    def calls(self, salt: int) -> list[Call]:
+        return [Call(self.op, shape, salt=salt + 10 * i) for i, shape in enumerate(SHAPES)]
+
+
+def issued(
+    calls: list[Call], tensors: list[tuple[list[Tensor], list[Tensor]]], way: Way
+) -> tuple[Callable[[], object], Callable[[], bool]]:
+    """How to wait for all of them, and how to ask whether they are complete."""
+    if not way.in_a_manager:
+        work = dist.all_reduce_coalesced([taken[0] for _, taken in tensors], async_op=True)
+        return work.wait, work.done
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for call, (given, taken) in zip(calls, tensors, strict=True):
+            issue(call, given, taken, async_op=True)
+    return manager.wait, lambda: all(work.is_completed() for work in manager.works)
+
+
+def in_turns(me: Me, way: Way, waits: bool) -> list[list[Tensor]]:
+    """The results of some coalesced calls, each issued when the rank before has issued it."""
+    results = []
+    for salt in SALTS:
+        calls = way.calls(salt)
+        buffers = [before(call, me.rank, me.world_size) for call in calls]
+        tensors = [
+            ([x.to(me.device) for x in b.given], [x.to(me.device) for x in b.taken])
+            for b in buffers
+        ]
+        if me.rank:
+            me.store.wait([f"call {salt}, rank {me.rank - 1}"])
+        wait, is_complete = issued(calls, tensors, way)
+        me.store.set(f"call {salt}, rank {me.rank}", "")
+        if waits:
+            wait()
+        else:
+            rounds = rounds_of_messages(me, PATIENCE)
+            assert any(is_complete() for _ in rounds), "it is never complete"
+        results.append([taken[0] for _, taken in tensors])
+    return results
+
+
+def check(ranks: Ranks, way: Way, *, waits: bool) -> None:
+    n = ranks.world_size
+    want = [
+        [[after(call, rank, n).taken[0] for call in way.calls(salt)] for salt in SALTS]
+        for rank in range(n)
+    ]
+    assert_each_rank(ranks.run(in_turns, way, waits), want)
+
+
+REDUCE = pytest.param(Way("all_reduce"), id="all_reduce")
+LIST = pytest.param(Way("all_reduce", in_a_manager=False), id="list")
+GATHER = pytest.param(
+    Way("all_gather_into_tensor"),
+    id="all_gather_into_tensor",
+    marks=needs("op:all_gather_into_tensor"),
+)
+SCATTER = pytest.param(
+    Way("reduce_scatter_tensor"),
+    id="reduce_scatter_tensor",
+    marks=needs("op:reduce_scatter_tensor"),
+)
+
+
+@chapter.must(
+    "coalescing/in-turns",
+    "Asynchronous coalesced calls return before other ranks have joined in, one after another, and "
+    "the results are there once they were waited for.",
+    source="derived; torch 2.13, _coalescing_manager",
+    rests_on="coalescing/async",
+)
+@pytest.mark.parametrize("way", [REDUCE, LIST, GATHER, SCATTER])
+@world_sizes(2, 3)
+def test_coalesced_calls_in_turns(ranks: Ranks, way: Way) -> None:
+    check(ranks, way, waits=True)
+
+
+@chapter.must(
+    "coalescing/completes-unwaited",
+    "Coalesced all_reduces and gathers complete although nobody waits, and the results are there "
+    "then.",
+    source="torch 2.13 docs, Work.is_completed",
+    rests_on="coalescing/in-turns",
+)
+@pytest.mark.parametrize("way", [REDUCE, LIST, GATHER])
+@world_sizes(2, 3)
+def test_coalesced_calls_complete_although_nobody_waits(ranks: Ranks, way: Way) -> None:
+    check(ranks, way, waits=False)
