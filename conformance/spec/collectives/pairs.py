@@ -302,12 +302,14 @@ def run_programs(me: Me, programs: Sequence[Program]) -> list[list[Tensor]]:
 @pytest.mark.parametrize("first", [p for p in EACH_KIND if p.values[0] in (*IN_PLACE, *BETWEEN)])
 def test_a_result_is_the_next_input(ranks: Ranks, first: str) -> None:
     n = ranks.world_size
-    made = [
-        one_after_the_other(first, second, n, deferred)
+    made = {
+        f"{first}, then {second} of its result, {how}": one_after_the_other(
+            first, second, n, how == "async"
+        )
         for second in claimed((*IN_PLACE, *BETWEEN), ranks.target)
-        for deferred in (False, True)
-    ]
-    got = ranks.run(run_programs, made)
-    for number, program in enumerate(made):
+        for how in ("blocking", "async")
+    }
+    got = ranks.run(run_programs, list(made.values()))
+    for number, (what, program) in enumerate(made.items()):
         seen = [got[rank][number] for rank in range(n)]
-        assert_each_rank(seen, run_alone(program), what=str(program.steps))
+        assert_each_rank(seen, run_alone(program), what=what)
