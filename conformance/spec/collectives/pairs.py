@@ -205,7 +205,7 @@ BEFORE_A_BARRIER = [kind for kind in COLLECTIVES if not kind.startswith("reduce_
     needs="op:barrier",
     rests_on=("barrier/waits-for-all", "order/pairs"),
 )
-@world_sizes(2, 3)
+@world_sizes(3)
 @pytest.mark.parametrize("kind", ops(*BEFORE_A_BARRIER))
 def test_nothing_is_pending_behind_a_barrier(ranks: Ranks, kind: str) -> None:
     n = ranks.world_size
@@ -256,7 +256,7 @@ def overwritten_at_once(me: Me, made: Sequence[tuple[Call, bool]]) -> list[list[
     source="torch 2.13 docs, synchronous and asynchronous collective operations",
     rests_on="all_reduce/async",
 )
-@world_sizes(2, 3)
+@world_sizes(3)
 @pytest.mark.parametrize("op", ops(*COLLECTIVES))
 def test_tensors_may_be_overwritten_at_once(ranks: Ranks, op: str) -> None:
     n = ranks.world_size
@@ -298,7 +298,7 @@ def run_programs(me: Me, programs: Sequence[Program]) -> list[list[Tensor]]:
 )
 @adapts()
 @needs("dtype:int64")
-@world_sizes(2, 3)
+@world_sizes(3)
 @pytest.mark.parametrize("first", [p for p in EACH_KIND if p.values[0] in (*IN_PLACE, *BETWEEN)])
 def test_a_result_is_the_next_input(ranks: Ranks, first: str) -> None:
     n = ranks.world_size
