@@ -38,7 +38,7 @@ from conformance.oracle.collectives import Call, before
 from conformance.oracle.data import sample
 from conformance.oracle.layout import Layout, place
 from conformance.spec.collectives.gradients import deprecated_names
-from conformance.spec.collectives.perform import Seen, assert_taken
+from conformance.spec.collectives.perform import Seen, assert_taken, everyone
 from conformance.spec.collectives.strategies import calls, strides
 
 SOURCE = "torch 2.13, torch.distributed._functional_collectives"
@@ -168,7 +168,7 @@ def passed_back(me: Me, way: Way, through: Through, group: Any) -> Passes:
         ]
         if way.name == "nn.reduce" and me.rank != way.root:  # it has no result here
             returned = [torch.zeros_like(w) for w in returned]
-        was = [one.detach().clone() for one in (leaf, *returned)]
+        was = [x, *(one.clone() for one in returned)]
         found = [y.detach() * 1 for y in results]  # so that what is pending is waited for
         torch.autograd.backward(results, returned)
     assert leaf.grad is not None
@@ -311,7 +311,7 @@ EACH = [pytest.param(name, marks=needs(*NEEDS[name], *COMMON)) for name in ALL]
 
 
 def what_has_changed(me: Me, way: Way) -> list[str]:
-    passes = passed_back(me, way, ALL[way.name], dist.group.WORLD)
+    passes = passed_back(me, way, ALL[way.name], everyone())
     names = ["the input", *(f"gradient {i} of the result" for i in range(len(passes.returned)))]
     now = [passes.given, *passes.returned]
     return [n for n, x, y in zip(names, now, passes.was, strict=True) if not torch.equal(x, y)]
@@ -356,7 +356,7 @@ def averaging(*names: str) -> list[Any]:
 def products_of_averages(me: Me, way: Way) -> tuple[float, float] | str:
     """As `products`; the words of the refusal, where it is refused."""
     try:
-        passes = passed_back(me, way, AVERAGING[way.name], dist.group.WORLD)
+        passes = passed_back(me, way, AVERAGING[way.name], everyone())
     except RuntimeError as error:
         return str(error)
     return products_in(passes)
@@ -418,7 +418,7 @@ def permuted_both_ways(me: Me, name: str, to: Sequence[int]) -> tuple[Tensor, Te
         if name == "nn":
             y = nn.all_to_all_single(torch.zeros_like(x), x, received, sent)
         else:
-            y = functional.all_to_all_single_autograd(x, received, sent, dist.group.WORLD)
+            y = functional.all_to_all_single_autograd(x, received, sent, everyone())
         came = y.detach() * 1
         y.backward(sample(ROWS, "float64", me.rank, 5).to(me.device))
     assert x.grad is not None
@@ -444,9 +444,7 @@ def test_gradients_of_permutations(ranks: Ranks, name: str) -> None:
 
 def permuted(me: Me, to: list[int]) -> Tensor:
     x = sample(ROWS, "float32", me.rank).to(me.device)
-    result: Tensor = functional.wait_tensor(
-        functional.permute_tensor(x.flatten(), to, dist.group.WORLD)
-    )
+    result: Tensor = functional.wait_tensor(functional.permute_tensor(x.flatten(), to, everyone()))
     return result
 
 

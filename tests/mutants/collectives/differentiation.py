@@ -170,7 +170,6 @@ class ReduceBroadcastsTheGradientInPlace(Backward):
 
 
 _back_from_all_to_all: Any = nn._AlltoAll.backward
-_back_from_exchange: Any = nn._AlltoAllSingle.backward
 
 
 @breaks("autograd/gradients-unchanged", says=r"nn.all_to_all: what has changed: rank \d is wrong")
@@ -231,43 +230,3 @@ class ReduceGradientOfAnAverageIsThatOfASum(Backward):
     base = "impl"
     function = nn._Reduce
     backward = staticmethod(nn._Reduce.backward)
-
-
-@breaks("autograd/all_to_all_single", says=r"to \[0, 1, 2\]: rank 0 is wrong\nat \[1\]")
-class ExchangesLoseTheGradientOfAFixedPoint(Backward):
-    """What a rank has sent to itself alone gets no gradient."""
-
-    base = "impl"
-    function = nn._AlltoAllSingle
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        sizes = ctx.input_split_sizes
-        if sizes and sizes[dist.get_rank(ctx.group)] == sum(sizes):
-            gradient = torch.zeros_like(gradient)
-        return _back_from_exchange(ctx, gradient)
-
-
-@breaks("functional/all_to_all-gradient", says=r"to \[0, 1, 2\]: rank 0 is wrong\nat \[1\]")
-class FunctionalExchangesLoseTheGradientOfAFixedPoint(Functional):
-    """What a rank has sent to itself alone gets no gradient."""
-
-    base = "impl"
-
-    @staticmethod
-    def all_to_all_single_autograd(right: Any, x: Tensor, out: Any, into: Any, group: Any) -> Any:
-        if into[dist.get_rank(group)] == sum(into):
-            return right(x.detach(), out, into, group) + 0 * x
-        return right(x, out, into, group)
-
-
-@breaks("functional/permute_tensor", says=r"to \[0, 1, 2\]: rank 0 is wrong")
-class PermuteTensorLosesFixedPoints(Functional):
-    """A rank that sends to itself gets nothing."""
-
-    base = "impl"
-
-    @staticmethod
-    def permute_tensor(right: Any, x: Tensor, to: list[int], *args: Any) -> Any:
-        kept = to[dist.get_rank()] == dist.get_rank()
-        return right(x.zero_() if kept else x, to, *args)
