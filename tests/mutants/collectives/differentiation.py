@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import _functional_collectives as functional
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.nn import functional as nn
 
 from tests.mutants.collectives.functional import Functional
@@ -120,7 +121,7 @@ class FunctionalGatherRepeatsForAMesh(Functional):
 
     @staticmethod
     def all_gather_tensor(right: Any, x: Tensor, dim: int, group: Any, *args: Any) -> Any:
-        if not isinstance(group, dist.ProcessGroup | str):
+        if isinstance(group, DeviceMesh):
             return torch.cat([x] * group.size(), dim)
         return right(x, dim, group, *args)
 
