@@ -7,6 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.nn import functional as nn
 
 from tests.mutants.collectives.functional import Functional
@@ -119,6 +121,113 @@ class FunctionalGatherRepeatsForAMesh(Functional):
 
     @staticmethod
     def all_gather_tensor(right: Any, x: Tensor, dim: int, group: Any, *args: Any) -> Any:
-        if not isinstance(group, dist.ProcessGroup | str):
+        if isinstance(group, DeviceMesh):
             return torch.cat([x] * group.size(), dim)
         return right(x, dim, group, *args)
+
+
+@breaks("functional/any-call", says=r"rank \d is wrong")
+class FunctionalBroadcastRepeatsForAListOfRanks(Functional):
+    """Where the group is given by its ranks, each rank keeps what it has."""
+
+    base = "impl"
+
+    @staticmethod
+    def broadcast(right: Any, x: Tensor, src: int, group: Any, *args: Any) -> Any:
+        return x.clone() if isinstance(group, list) else right(x, src, group, *args)
+
+
+@breaks("functional/any-call", says=r"rank \d is wrong")
+class FunctionalAllReduceIgnoresADimension(Functional):
+    """Where the group is a dimension of a mesh, all ranks of the world take part."""
+
+    base = "impl"
+
+    @staticmethod
+    def all_reduce(right: Any, x: Tensor, op: str, group: Any, *args: Any) -> Any:
+        return x.clone() if isinstance(group, tuple) else right(x, op, group, *args)
+
+
+@breaks("autograd/gradients-unchanged", says=r"nn.all_reduce: what has changed: rank 0 is wrong")
+class AllReduceSumsTheGradientInPlace(Backward):
+    base = "impl"
+    function = nn._AllReduce
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        dist.all_reduce(gradient, group=ctx.group)
+        return None, None, gradient
+
+
+@breaks("autograd/gradients-unchanged", says=r"nn.reduce: what has changed: rank 0 is wrong")
+class ReduceBroadcastsTheGradientInPlace(Backward):
+    base = "impl"
+    function = nn._Reduce
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        dist.broadcast(gradient, ctx.src, ctx.group)
+        return None, None, None, gradient
+
+
+_back_from_all_to_all: Any = nn._AlltoAll.backward
+
+
+@breaks("autograd/gradients-unchanged", says=r"nn.all_to_all: what has changed: rank \d is wrong")
+class AllToAllClearsGradients(Backward):
+    """The memory of a gradient that was sent back is taken for free."""
+
+    base = "impl"
+    function = nn._AlltoAll
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        back = _back_from_all_to_all(ctx, *gradients)
+        for one in gradients:
+            one.zero_()
+        return back
+
+
+@breaks(
+    "autograd/gradients-unchanged", says=r"reduce_scatter 0: what has changed: rank \d is wrong"
+)
+class FunctionalReduceScatterClearsItsInput(Functional):
+    base = "impl"
+
+    @staticmethod
+    def reduce_scatter_tensor_autograd(right: Any, x: Tensor, *args: Any) -> Any:
+        result = right(x, *args)
+        functional.wait_tensor(result)
+        x.detach().zero_()
+        return result
+
+
+@breaks("autograd/average", says=r"nn.all_reduce[\s\S]*inputs times theirs")
+class AllReduceGradientOfAnAverageIsSummed(Backward):
+    base = "impl"
+    function = nn._AllReduce
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return None, None, nn._AllReduce.apply(dist.ReduceOp.SUM, ctx.group, gradient)
+
+
+@breaks("autograd/average", says=r"reduce_scatter 0[\s\S]*inputs times theirs")
+class FunctionalReduceScatterGradientOfAnAverageIsThatOfASum(Functional):
+    base = "impl"
+
+    @staticmethod
+    def reduce_scatter_tensor_autograd(right: Any, x: Tensor, op: str, *args: Any) -> Any:
+        total = right(x, "sum", *args)
+        if op == "avg":
+            return total - total.detach() * (1 - 1 / dist.get_world_size())
+        return total
+
+
+@breaks("autograd/average-in-parts", says=r"nn.reduce[\s\S]*inputs times theirs")
+class ReduceGradientOfAnAverageIsThatOfASum(Backward):
+    """As in torch 2.13."""
+
+    base = "impl"
+    function = nn._Reduce
+    backward = staticmethod(nn._Reduce.backward)

@@ -124,3 +124,15 @@ class FunctionalCollectivesUseTheDefaultGroup(Functional):
         if group is not dist.group.WORLD:
             raise RuntimeError(f"no group of the name {group.group_name}")
         return right(x, op, group, *args)
+
+
+@breaks("functional/permute_tensor", says=r"to \[0, 1, 2\]: rank 0 is wrong")
+class PermuteTensorLosesFixedPoints(Functional):
+    """A rank that sends to itself gets nothing."""
+
+    base = "impl"
+
+    @staticmethod
+    def permute_tensor(right: Any, x: Tensor, to: list[int], *args: Any) -> Any:
+        kept = to[dist.get_rank()] == dist.get_rank()
+        return right(x.zero_() if kept else x, to, *args)

@@ -265,3 +265,31 @@ class AverageHasTheGradientOfASum(Patch):
 
         with mock.patch.object(_functional_collectives, "all_reduce", all_reduce):
             yield
+
+
+@breaks("autograd/all_to_all_single", says=r"to \[0, 1, 2\]: rank 0 is wrong\nat \[1\]")
+class ExchangesLoseTheGradientOfAFixedPoint(Backward):
+    """What a rank has sent to itself alone gets no gradient."""
+
+    base = "impl"
+    function = nn._AlltoAllSingle
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        sizes = ctx.input_split_sizes
+        if sizes and sizes[dist.get_rank(ctx.group)] == sum(sizes):
+            gradient = torch.zeros_like(gradient)
+        return _exchanged_back(ctx, gradient)
+
+
+@breaks("functional/all_to_all-gradient", says=r"to \[0, 1, 2\]: rank 0 is wrong\nat \[1\]")
+class FunctionalExchangesLoseTheGradientOfAFixedPoint(Functional):
+    """What a rank has sent to itself alone gets no gradient."""
+
+    base = "impl"
+
+    @staticmethod
+    def all_to_all_single_autograd(right: Any, x: Tensor, out: Any, into: Any, group: Any) -> Any:
+        if into[dist.get_rank(group)] == sum(into):
+            return right(x.detach(), out, into, group) + 0 * x
+        return right(x, out, into, group)

@@ -122,3 +122,16 @@ class Relaying(AroundImpl):
 
     def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
         return self.handle(right(taken, *rest))
+
+
+class OfOne(ForwardingGroup):
+    """Hands out handles of one class for one method of a group, if these are asynchronous."""
+
+    method: ClassVar[str]
+    handle: ClassVar[type[Relayed]] = Relayed
+
+    def forward(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        work = super().forward(method, *args, **kwargs)
+        options = kwargs.get("opts", args[-1] if args else None)
+        is_asynchronous = getattr(options, "asyncOp", False)
+        return self.handle(work) if method == self.method and is_asynchronous else work

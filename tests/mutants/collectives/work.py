@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from conformance.verdict import Verdict
-from tests.mutants.collectives.kit import Relaying
+from tests.mutants.collectives.kit import OfOne, Relaying
 from tests.mutants.handles import Done, Relayed
 from tests.mutants.kit import ForwardingGroup, Patch, breaks
 from tests.mutants.replacing import replaced
@@ -262,3 +262,58 @@ class KeepsNoInputs(ForwardingGroup):
         if not opts.asyncOp:
             return right(outputs, inputs, opts)
         return _ReadsLate(inputs[0], lambda values: right(outputs, [values], opts))
+
+
+@breaks("work/not-completed-early", says=r"kind=scatter\n[\s\S]*rank 0 is wrong\ngot True")
+class ScattersAreCompletedAtOnce(OfOne):
+    method = "scatter"
+    handle = CompletedAtOnce.handle
+
+
+@breaks("work/not-completed-early", says=r"kind=all_to_all\n[\s\S]*rank 0 is wrong\ngot True")
+class ExchangesAreCompletedAtOnce(OfOne):
+    method = "alltoall"
+    handle = CompletedAtOnce.handle
+
+
+@breaks("work/wait", says=r"rank 0 is wrong\nat \[0\]: got False")
+class TheWaitForABarrierSaysFalse(OfOne):
+    method = "barrier"
+    handle = WaitSaysFalse.handle
+
+
+@breaks("work/success", says=r"rank 0 is wrong\nat \[3\]: got False")
+class BarriersNeverSucceed(OfOne):
+    method = "barrier"
+    handle = NeverSucceeds.handle
+
+
+@breaks("work/wait-in-threads", says=r"kind=gather\n[\s\S]*gather: rank 0 is wrong")
+class OneThreadCanWaitForAGather(OfOne):
+    method = "gather"
+    handle = _OfOneThread
+
+
+@breaks(
+    "work/wait-in-threads", says=r"kind=barrier\n[\s\S]*at the deadline", verdict=Verdict.TIMEOUT
+)
+class WakesOneThreadBehindABarrier(OfOne):
+    method = "barrier"
+    handle = _WokenOnce
+
+
+@breaks("work/future-at-any-time", says=r"kind=broadcast\n", verdict=Verdict.TIMEOUT)
+class BroadcastsHaveOneFuture(OfOne):
+    method = "broadcast"
+    handle = _FirstFuture
+
+
+class _CallbacksSeeNothing(Relayed):
+    def get_future(self) -> Any:
+        return Early(super().get_future(), [])
+
+
+@breaks("work/future-then", says=r"kind=all_gather\n[\s\S]*all_gather: rank 0 is wrong\nat \[4\]")
+class CallbacksOfAllGatherRunAtOnce(OfOne):
+    method = "allgather"
+    handle = _CallbacksSeeNothing

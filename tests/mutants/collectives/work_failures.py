@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from tests.mutants.collectives.kit import Relaying
+from conformance.verdict import Verdict
+from tests.mutants.collectives.kit import OfOne, Relaying
 from tests.mutants.handles import Relayed
 from tests.mutants.kit import breaks
 
@@ -68,3 +69,70 @@ class WaitHidesFailures(Relaying):
                 return super().wait(timeout)
             except RuntimeError:
                 return True
+
+
+@breaks("work/wait-timeout", says=r"wait for scatter ended with 'returned'")
+class TheWaitForAScatterReturnsAtItsTimeout(OfOne):
+    method = "scatter"
+    handle = WaitReturnsAtItsTimeout.handle
+
+
+class _Patient(Relayed):
+    """The timeout of a wait has no effect."""
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return super().wait()
+
+
+@breaks("work/wait-timeout", says=r"kind=barrier\n[\s\S]*rank 0 ", verdict=Verdict.TIMEOUT)
+class TheWaitForABarrierHasNoTimeout(OfOne):
+    method = "barrier"
+    handle = _Patient
+
+
+class _Impatient(Relayed):
+    """No wait takes longer than a little, whatever its timeout."""
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return super().wait(min(timeout or timedelta(minutes=5), timedelta(milliseconds=5)))
+
+
+@breaks("work/wait-timeout", says=r"reduce, waited for up to a minute: rank 0 is wrong")
+class TheWaitForAReduceIsCutShort(OfOne):
+    method = "reduce"
+    handle = _Impatient
+
+
+@breaks("work/wait-after-timeout", says=r"second wait for broadcast ended with '.*[Tt]imed out")
+class ABroadcastIsLostAfterATimeout(OfOne):
+    method = "broadcast"
+    handle = CannotBeWaitedForAfterATimeout.handle
+
+
+@breaks("work/group-timeout", says=r"wait for all_to_all ended with 'returned'")
+class TheWaitForAnExchangeHidesFailures(OfOne):
+    method = "alltoall"
+    handle = WaitHidesFailures.handle
+
+
+@breaks("work/failure-is-told", says=r"all_gather failed, and exception is None")
+class AllGatherNeverHasAnException(OfOne):
+    method = "allgather"
+    handle = NeverHasAnException.handle
+
+
+class _AlwaysSucceeds(Relayed):
+    def is_success(self) -> bool:
+        return True
+
+
+@breaks("work/failure-is-told", says=r"barrier failed, and is_success is true")
+class BarriersAlwaysSucceed(OfOne):
+    method = "barrier"
+    handle = _AlwaysSucceeds
+
+
+@breaks("work/failed-future", says=r"gather failed, and its future is not done")
+class TheFutureOfAFailedGatherNeverEnds(OfOne):
+    method = "gather"
+    handle = FuturesOfFailuresNeverEnd.handle
