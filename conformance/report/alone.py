@@ -20,7 +20,7 @@ from datetime import timedelta
 from functools import partial
 from pkgutil import resolve_name
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -180,9 +180,10 @@ def join(rank: int, port: int) -> None:
     me.active = resolve_name(TARGET.activate)()  #: with_activate
     me.active.__enter__()  #: with_activate
     ME.append(me)
-    group = {"rank": rank, "world_size": WORLD_SIZE, "store": dist.PrefixStore("own", me.store)}
+    group: Any = {"store": dist.PrefixStore("own", me.store), "rank": rank}
     group["timeout"] = timedelta(seconds=TARGET.group_timeout_s)  #: with_group_timeout_s
     group["pg_options"] = resolve_name(TARGET.options)()  #: with_options
+    group["world_size"] = WORLD_SIZE
     dist.init_process_group(TARGET.backend, **group)  #: without_default_group
 
 
@@ -220,18 +221,46 @@ def assert_each_rank(got: Any, want: Any, what: str = "", ranks: Any = None, **m
     """Rank r returned `want[r]`."""
     for rank, mine, wanted in zip(ranks or range(len(want)), got, want, strict=True):
         mine = nearest(mine, wanted, more.get("within_ulps", 0))  #: within_ulps
-        if plain(mine) != plain(wanted):
+        if comparable(mine) != comparable(wanted):
             raise AssertionError(f"{what}\nrank {rank}\ngot  {mine}\nwant {wanted}".lstrip())
 
 
+def assert_near(got: Any, want: Any, what: str = "", ranks: Any = None) -> None:
+    """Rank r returned `want[r]`, up to the error that it allows."""
+    for rank, mine, near in zip(ranks or range(len(want)), got, want, strict=True):
+        kind = (getattr(mine, "dtype", None), getattr(mine, "shape", None))
+        if kind != (near.dtype, near.value.shape) or near.off(mine).any():
+            raise AssertionError(f"{what}\nrank {rank}\ngot  {mine}\nwant {near}".lstrip())
+
+
+class Near(NamedTuple):
+    """A tensor of this dtype, up to an error; value and error are float64."""
+
+    value: torch.Tensor
+    within: torch.Tensor
+    dtype: torch.dtype
+
+    @staticmethod
+    def relative(value: torch.Tensor, within: float, dtype: torch.dtype | None = None) -> Near:
+        wide = value.detach().to(torch.float64)
+        sizes = wide[wide.isfinite()].abs()
+        largest = sizes.amax() if sizes.numel() else torch.zeros((), dtype=torch.float64)
+        return Near(wide, largest * within, dtype or value.dtype)
+
+    def off(self, got: torch.Tensor) -> torch.Tensor:
+        wide = got.detach().cpu().to(torch.float64)
+        close = self.value.isfinite() & ((wide - self.value).abs() <= self.within)
+        return ~(close | (wide.isnan() & self.value.isnan()) | (wide == self.value))
+
+
 def first_difference(got: Any, want: Any) -> str | None:
-    return None if plain(got) == plain(want) else f"got {got}, want {want}"
+    return None if comparable(got) == comparable(want) else f"got {got}, want {want}"
 
 
-def plain(x: Any) -> Any:
+def comparable(x: Any) -> Any:
     """A value in lists and texts, which are equal where it has the same bits, or NaNs."""
     if is_dataclass(x) and not isinstance(x, type):  #: dataclass
-        return [type(x), *(plain(getattr(x, field.name)) for field in fields(x))]
+        return [type(x), *(comparable(getattr(x, field.name)) for field in fields(x))]
     if isinstance(x, np.ndarray):  #: np
         x = torch.from_numpy(x)
     if isinstance(x, torch.Tensor) and x.is_nested:  #: nested
@@ -240,9 +269,9 @@ def plain(x: Any) -> Any:
         numbers = x if x.is_meta else x.to_dense().tolist()
         return f"{x.dtype} {x.layout} {x.shape}: {numbers}"
     if isinstance(x, dict):
-        return [type(x), *((key, plain(part)) for key, part in x.items())]
+        return [type(x), *((key, comparable(part)) for key, part in x.items())]
     if isinstance(x, list | tuple):
-        return [type(x), *map(plain, x)]
+        return [type(x), *map(comparable, x)]
     return type(x), x if x == x else "NaN"
 
 
@@ -261,8 +290,13 @@ def nearest(got: Any, want: Any, ulps: int) -> Any:
 
 def position(x: torch.Tensor) -> torch.Tensor:
     """The position of each number among all of its dtype, so that neighbours are 1 apart."""
+    x = x.detach().to_dense().resolve_conj()
+    x = torch.view_as_real(x) if x.is_complex() else x.contiguous()
+    if x.is_floating_point():
+        x = x.float() if x.itemsize == 1 else x
+        x = x.masked_fill(x.isnan(), torch.nan)
     whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.itemsize]
-    bits = x.detach().to_dense().contiguous().view(whole).long()
+    bits = x.view(whole).long()
     is_mirrored = x.is_floating_point() & (bits < 0)
     return torch.where(is_mirrored, torch.iinfo(whole).min - bits - 1, bits)
 

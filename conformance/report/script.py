@@ -11,22 +11,25 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import operator
 import re
 import sysconfig
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import FunctionType
-from typing import cast
+
+from torch import Tensor
 
 from conformance.capabilities import Capabilities
 from conformance.catalogue.rules import catalogue
-from conformance.checks import CheckFailed, assert_each_rank, assert_same_on_all_ranks
+from conformance.checks import CheckFailed
 from conformance.harness.failure import RanksFailed
 from conformance.harness.outcome import Outcome, Returned
 from conformance.harness.ranks import LastRun, Ranks
 from conformance.harness.shrink_limit import Draws
+from conformance.oracle.near import Near
 from conformance.report import alone, script_driver
 from conformance.report.certificate import write_whole
 from conformance.report.script_source import CannotStandAlone, Sources
@@ -53,6 +56,8 @@ _GIVEN = {
     "conformance.harness.me": ("Me",),
     "conformance.harness.outcome": ("Died", "Raised", "Returned", "StillRunning"),
     "conformance.harness.ranks": ("Ranks",),
+    "conformance.oracle.near": ("Near",),
+    "conformance.spec.tolerance": ("assert_near",),
 }
 
 
@@ -182,8 +187,8 @@ def _with_values(example: Example, sources: Sources) -> tuple[str, str]:
     """What the ranks ran, and the values that they should have returned."""
     run, error = example.run, example.error
     is_about_returning = isinstance(error, RanksFailed) and not run.wait_for_all
-    if not is_about_returning and not _is_comparable(error, run.outcomes):
-        raise CannotStandAlone("the case checks more than what each rank returns in its last run")
+    if not is_about_returning and not isinstance(error, CheckFailed):
+        raise CannotStandAlone("the case does not say which values it wants")
     values = Values(sources)
     runs = [*([] if example.is_drawn else run.earlier), (run.function, run.args)]
     # Arguments first, so that the functions come last of all definitions.
@@ -194,21 +199,63 @@ def _with_values(example: Example, sources: Sources) -> tuple[str, str]:
         for function, (each, words) in zip(functions, arguments, strict=True)
     ]
     if isinstance(error, CheckFailed):
-        lines[-1:] = [f"got = {lines[-1]}", _check(error, values, sources)]
+        judged, path = _place_of(error, run.outcomes)
+        lines[-1] = f"got = {lines[-1]}"
+        if path or judged:
+            of = f"[got[rank] for rank in {judged}]" if judged else "got"
+            lines.append(f"got = [value{path} for value in {of}]")
+        lines.append(_check(error, judged, values, sources))
     return _definition(*lines), _CASE
 
 
-def _check(error: CheckFailed, values: Values, sources: Sources) -> str:
-    if error.want is None:
-        return f"{sources.need(_function(assert_same_on_all_ranks))}(got)"
+def _check(error: CheckFailed, judged: list[int], values: Values, sources: Sources) -> str:
     more = [f"within_ulps={error.within_ulps}"] if error.within_ulps else []
+    if error.want is None:
+        return f"{sources.need_given('assert_same_on_all_ranks')}(got)"
+    more += [f"ranks={judged}"] if judged else []
     want = [values.text(value) for value in error.want]
     wanted = f"[{want[0]}] * {len(want)}" if len({*want}) == 1 else in_lines("[", want, "]")
-    return in_lines(f"{sources.need(_function(assert_each_rank))}(", ["got", wanted, *more], ")")
+    is_near = any(isinstance(value, Near) for value in error.want)
+    check = sources.need_given("assert_near" if is_near else "assert_each_rank")
+    return in_lines(f"{check}(", ["got", wanted, *more], ")")
 
 
-def _function(thing: object) -> FunctionType:
-    return cast(FunctionType, thing)
+def _place_of(error: CheckFailed, outcomes: Sequence[Outcome]) -> tuple[list[int], str]:
+    """Where in what the ranks returned last the values are that the case compared.
+
+    Returns the ranks, or [] for all of them, and what comes after the value of each, such as
+    ".losses[0]". Raises CannotStandAlone if they are not there.
+    """
+    got = error.got or ()
+    values = [outcome.value for outcome in outcomes if isinstance(outcome, Returned)]
+    if len(values) == len(outcomes) == len(got) and all(map(operator.is_, got, values)):
+        return [], ""
+    places = {
+        id(part): (rank, path)
+        for rank, value in enumerate(values)
+        for path, part in _parts(value, "")
+        if isinstance(part, Tensor | list | dict) or is_dataclass(part)  # not None, nor any 1
+    }
+    found = [places.get(id(value), (-1, "")) for value in got]
+    judged = [rank for rank, _ in found]
+    if not found or len(values) < len(outcomes) or -1 in judged or len({p for _, p in found}) > 1:
+        raise CannotStandAlone("the case checks more than what each rank returns in its last run")
+    return [] if judged == list(range(len(outcomes))) else judged, found[0][1]
+
+
+def _parts(value: object, path: str) -> Iterator[tuple[str, object]]:
+    """What a value is made of, and the way to each part, as source text."""
+    yield path, value
+    if is_dataclass(value) and not isinstance(value, type):
+        steps = [(f".{field.name}", getattr(value, field.name)) for field in fields(value)]
+    elif isinstance(value, dict):
+        steps = [(f"[{key!r}]", part) for key, part in value.items() if isinstance(key, str | int)]
+    elif isinstance(value, list | tuple):
+        steps = [(f"[{index}]", part) for index, part in enumerate(value)]
+    else:
+        return
+    for step, part in steps:
+        yield from _parts(part, path + step)
 
 
 def _arguments(args: Sequence[Sequence[object]], values: Values) -> tuple[str, list[str]]:
@@ -216,19 +263,6 @@ def _arguments(args: Sequence[Sequence[object]], values: Values) -> tuple[str, l
     if all(mine is args[0] for mine in args):
         return "", [values.text(value) for value in args[0]]
     return "_each", [values.text([tuple(mine) for mine in args])]
-
-
-def _is_comparable(error: BaseException, outcomes: Sequence[Outcome]) -> bool:
-    """Whether the case checked the very values that the ranks returned."""
-    return (
-        isinstance(error, CheckFailed)
-        and error.got is not None
-        and len(error.got) == len(outcomes)
-        and all(
-            isinstance(o, Returned) and o.value is g
-            for o, g in zip(outcomes, error.got, strict=True)
-        )
-    )
 
 
 def _is_copied(modules: Set[str], target: Target) -> Callable[[str], bool]:

@@ -91,6 +91,10 @@ def _name(statement: ast.stmt) -> str:
     return ""
 
 
+def _is_constant(statement: ast.stmt | None) -> bool:
+    return isinstance(statement, ast.Assign | ast.AnnAssign)
+
+
 def _is_left_out(member: ast.AST, looked_up: Set[str]) -> bool:
     name = member.name if isinstance(member, ast.FunctionDef) else "__init__"
     return name not in looked_up and not name.startswith("__")

@@ -131,12 +131,16 @@ class Sources:
         name = self._need(module, first)
         return f"{name}.{rest}" if rest else name
 
+    def need_given(self, name: str) -> str:
+        """Have what is given by this name; returns the name."""
+        self.given_and_used.add(name)
+        return name
+
     def _need(self, module: str, name: str) -> str:
         """Have what `name` means in a copied module; returns its name in the script."""
         origin = _Origin(module, name)
         if origin in self._given:
-            self.given_and_used.add(self._given[origin])
-            return self._given[origin]
+            return self.need_given(self._given[origin])
         statement = _bindings(module).get(name)
         if statement is None:
             raise CannotStandAlone(f"where {module} has {name!r} from cannot be told")

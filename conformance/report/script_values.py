@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from conformance.oracle.near import Near
 from conformance.report.script_source import CannotStandAlone, Sources
 
 _READABLE_NUMEL = 64
@@ -93,7 +94,7 @@ class Values:
             return in_lines("{", pairs, "}")
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return in_lines(f"{self._sources.need(kind)}(", self._items(value), ")")
-        if self._sources.is_given(kind):
+        if self._sources.is_given(kind) and kind is not Near:
             raise CannotStandAlone(f"one of its arguments is a {kind.__name__} of the harness")
         if is_dataclass(value) and all(field.init for field in fields(value)):
             named = [f"{f.name}={self.text(getattr(value, f.name))}" for f in fields(value)]
