@@ -13,6 +13,7 @@ import ast
 import importlib.util
 import operator
 import re
+import sys
 import sysconfig
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -135,15 +136,18 @@ def _script(example: Example, write_case: Callable[[Example, Sources], tuple[str
     *driver, main = script_driver.definitions(roots, asked, set(facts))
     used = {name.partition(".")[2] for name in asked if name.startswith("target.")}
     used |= set(re.findall(r"\bTARGET\.(\w+)", "\n".join(driver)))
+    # What `TARGET` is made of comes before it.
+    first = [text for text in driver if text.startswith("class Capabilities")]
+    driver = [text for text in driver if text not in first]
     head = [
         f'"""{_header(example)}\n"""',
         "from __future__ import annotations",
         _imports(sources.imports),
         *_search_path({*_target_modules(target), *_modules(sources.imports)}),
-        f"WORLD_SIZE = {run.spec.world_size}\n{_world(facts, used, Values(sources))}",
     ]
+    world = f"WORLD_SIZE = {run.spec.world_size}\n{_world(facts, used, Values(sources))}"
     parts = [
-        "\n\n".join(head),
+        "\n\n".join([*head, *first, world]),
         *copied,
         *filter(None, [own]),
         f"# ---- What runs it.\n\n{driver[0]}",
@@ -326,13 +330,16 @@ def _world(facts: Mapping[str, object], used: Set[str], values: Values) -> str:
 
 
 def _imports(lines: Iterable[str]) -> str:
-    """Import lines, "from" lines of one module together."""
-    whole = sorted(line for line in lines if line.startswith("import "))
+    """Import lines: one for the standard library, and one for each module of which parts are."""
+    whole = sorted(line[len("import ") :] for line in lines if line.startswith("import "))
+    own = [name for name in whole if name.partition(" ")[0] in sys.stdlib_module_names]
+    whole = [", ".join(own), *(name for name in whole if name not in own)]
     named: dict[str, list[str]] = {}
     for line in sorted(line for line in lines if line.startswith("from ")):
         module, _, name = line.partition(" import ")
         named.setdefault(module, []).append(name)
-    return "\n".join([*whole, *(f"{m} import {', '.join(names)}" for m, names in named.items())])
+    lines = [f"import {names}" for names in whole]
+    return "\n".join([*lines, *(f"{m} import {', '.join(names)}" for m, names in named.items())])
 
 
 def _modules(lines: Iterable[str]) -> Iterator[str]:
