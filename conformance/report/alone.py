@@ -261,7 +261,7 @@ def comparable(x: Any) -> Any:
     """A value in lists and texts, which are equal where it has the same bits, or NaNs."""
     if is_dataclass(x) and not isinstance(x, type):  #: dataclass
         return [type(x), *(comparable(getattr(x, field.name)) for field in fields(x))]
-    if isinstance(x, np.ndarray):  #: np
+    if isinstance(x, np.ndarray):  #: numpy
         x = torch.from_numpy(x)
     if isinstance(x, torch.Tensor) and x.is_nested:  #: nested
         x = list(x.unbind())

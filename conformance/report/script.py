@@ -129,8 +129,8 @@ def _script(example: Example, write_case: Callable[[Example, Sources], tuple[str
     sources.note(own)
     copied = sources.definitions()
     asked = sources.words()
-    if "pickle" in asked:  # of what the values are made cannot be seen
-        asked |= {"dataclass", "np", "nested"}
+    if asked & {"pickle", "np"}:  # of what the values are made cannot be seen
+        asked |= {"dataclass", "numpy", "nested"}
     facts = _facts(example, asked)
     roots = sources.given_and_used | ({"Capabilities"} if "target.capabilities" in asked else set())
     *driver, main = script_driver.definitions(roots, asked, set(facts))

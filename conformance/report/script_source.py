@@ -75,14 +75,16 @@ class Sources:
         return [*self._definitions, *namespaces]
 
     def words(self) -> frozenset[str]:
-        """Names and attributes that the copied code uses; an attribute of one as "one.other", too.
+        """Names, attributes and keywords of the copied code.
 
-        It says "ranks.x" for any `bare_ranks.x`.
+        An attribute of an attribute also comes as "one.other"; one of any ranks, as "ranks.other".
         """
         found = set()
         for node in (node for tree in self._nodes for node in ast.walk(tree)):
             if isinstance(node, ast.Name):
                 found.add(node.id)
+            elif isinstance(node, ast.keyword):
+                found.add(node.arg or "")
             elif isinstance(node, ast.Attribute):
                 found.add(node.attr)
                 if isinstance(node.value, ast.Attribute):
