@@ -136,14 +136,13 @@ def _script(example: Example, write_case: Callable[[Example, Sources], tuple[str
     *driver, main = script_driver.definitions(roots, asked, set(facts))
     used = {name.partition(".")[2] for name in asked if name.startswith("target.")}
     used |= set(re.findall(r"\bTARGET\.(\w+)", "\n".join(driver)))
-    # What `TARGET` is made of comes before it.
-    first = [text for text in driver if text.startswith("class Capabilities")]
+    first = [text for text in driver if text.startswith("class Capabilities")]  # `TARGET` needs it
     driver = [text for text in driver if text not in first]
     head = [
         f'"""{_header(example)}\n"""',
         "from __future__ import annotations",
         _imports(sources.imports),
-        *_search_path({*_target_modules(target), *_modules(sources.imports)}),
+        *_search_path([*_target_modules(target), *(line.split()[1] for line in sources.imports)]),
     ]
     world = f"WORLD_SIZE = {run.spec.world_size}\n{_world(facts, used, Values(sources))}"
     parts = [
@@ -288,15 +287,11 @@ def _header(example: Example) -> str:
     name = example.run.spec.target.name
     lines = [f"{id}: {verdict} on {name}." for id, verdict in example.requirements]
     lines += ["", *(textwrap.fill(catalogue()[id].says, 100) for id, _ in example.requirements)]
-    story = str(example.error).splitlines()
-    lines += [
-        f"Seen in {example.case}:",
-        "",
-        *(f"    {s[:_STORY_COLUMNS]}" for s in story[:_STORY_LINES]),
-    ]
+    story = [f"    {line[:_STORY_COLUMNS]}" for line in str(example.error).splitlines()]
     if len(story) > _STORY_LINES:
-        lines.append(f"    ({len(story) - _STORY_LINES} more lines)")
-    lines += ["", "Run it with Python: it ends with PASS or FAIL, and exit code 0 or 1."]
+        story[_STORY_LINES:] = [f"    ({len(story) - _STORY_LINES} more lines)"]
+    lines += [f"Seen in {example.case}:", "", *story, ""]
+    lines += ["Run it with Python: it ends with PASS or FAIL, and exit code 0 or 1."]
     text = "\n".join(lines).strip()
     return text.replace("\\", "\\\\").replace('"""', "'''")
 
@@ -340,10 +335,6 @@ def _imports(lines: Iterable[str]) -> str:
         named.setdefault(module, []).append(name)
     lines = [f"import {names}" for names in whole]
     return "\n".join([*lines, *(f"{m} import {', '.join(names)}" for m, names in named.items())])
-
-
-def _modules(lines: Iterable[str]) -> Iterator[str]:
-    return (line.split()[1] for line in lines)
 
 
 def _search_path(modules: Iterable[str]) -> list[str]:

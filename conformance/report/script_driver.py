@@ -108,17 +108,14 @@ def _parts(statement: ast.stmt, looked_up: Set[str]) -> list[ast.AST]:
 
 def _text(lines: list[str], statement: ast.stmt, looked_up: Set[str]) -> str:
     left_out: set[int] = set()
-    for member in getattr(statement, "body", ()) if isinstance(statement, ast.ClassDef) else ():
+    for member in statement.body if isinstance(statement, ast.ClassDef) else ():
         if _is_left_out(member, looked_up):
-            first, last = span(member)
-            left_out |= set(range(first - 1, last + 1))  # and the blank line before
-    first, last = span(statement)
-    text = "\n".join(lines[n - 1] for n in range(first, last + 1) if n not in left_out).rstrip()
+            left_out |= set(range(_first(member) - 1, (member.end_lineno or 0) + 1))  # a blank, too
+    numbers = range(_first(statement), (statement.end_lineno or 0) + 1)
+    text = "\n".join(lines[n - 1] for n in numbers if n not in left_out).rstrip()
     return re.sub(r"\n\n\n+", "\n\n", text)
 
 
-def span(statement: ast.stmt) -> tuple[int, int]:
-    """First and last line, decorators included."""
-    decorators = getattr(statement, "decorator_list", [])
-    first = min([statement.lineno, *(d.lineno for d in decorators)])
-    return first, statement.end_lineno or statement.lineno
+def _first(statement: ast.stmt) -> int:
+    """Its first line, decorators included."""
+    return min(s.lineno for s in (statement, *getattr(statement, "decorator_list", ())))
