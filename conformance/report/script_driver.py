@@ -118,4 +118,5 @@ def _text(lines: list[str], statement: ast.stmt, looked_up: Set[str]) -> str:
 
 def _first(statement: ast.stmt) -> int:
     """Its first line, decorators included."""
-    return min(s.lineno for s in (statement, *getattr(statement, "decorator_list", ())))
+    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+    return min([statement.lineno, *(decorator.lineno for decorator in decorators)])
