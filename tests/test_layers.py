@@ -41,7 +41,7 @@ CONFORMANCE = {
     "spec": "__init__ verdict capabilities target oracle checks harness markers torch_private",
     # A run: its options, what is run, how it is judged.
     "run": "verdict rule capabilities catalogue chapter target oracle harness",
-    "report": "verdict version rule catalogue target checks harness run",
+    "report": "verdict version rule capabilities catalogue target oracle checks harness run",
     # What puts it all together: what pytest's session carries, hooks, commands.
     "session": "verdict exit_codes rule catalogue checks harness run report",
     "plugin": "verdict exit_codes catalogue target harness markers run report session",

@@ -18,7 +18,8 @@ class CheckFailed(AssertionError):
 
     rank: the rank whose value is shown, or None where no single one is to blame.
     ranks: all that are wrong, as far as the case compared them.
-    want: what every rank should have returned, rank by rank, if the case said so.
+    want: what the ranks that were compared should have returned, or a `Near` for each, if the case
+        said so.
     got: what that was compared with, or with each other if `want` is None.
     within_ulps: how far apart numbers may be.
     """
@@ -86,10 +87,7 @@ def assert_each_rank(
     if found:
         head = f"{what + ': ' if what else ''}{who_is_wrong(list(found))}"
         rank = next(iter(found))
-        error = CheckFailed(f"{head}\n{found[rank]}", rank, ranks=list(found))
-        if ranks is None:
-            error.want, error.got, error.within_ulps = want, got, within_ulps
-        raise error
+        raise CheckFailed(f"{head}\n{found[rank]}", rank, want, got, within_ulps, list(found))
 
 
 def who_is_wrong(ranks: Sequence[int]) -> str:

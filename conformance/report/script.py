@@ -1,7 +1,7 @@
 """A stand-alone script that shows what a failing case showed, with torch and the target alone.
 
-It has three parts: what each rank does and what must come of it; what runs that (the text of
-`alone.py`); and a line that runs it in its world. It ends with PASS or FAIL, and exit code 0 or 1.
+It has two parts: what each rank does and what must come of it; and what runs that, of the text of
+`alone.py` as much as it needs. It ends with PASS or FAIL, and exit code 0 or 1.
 
 What must come of it is the case's own function; or, where that is shorter, the values that it
 wants, as an oracle may be long.
@@ -11,29 +11,36 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import inspect
+import operator
+import re
+import sys
 import sysconfig
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import FunctionType
-from typing import cast
 
+from torch import Tensor
+
+from conformance.capabilities import Capabilities
 from conformance.catalogue.rules import catalogue
-from conformance.checks import CheckFailed, assert_each_rank, assert_same_on_all_ranks
+from conformance.checks import CheckFailed
 from conformance.harness.failure import RanksFailed
 from conformance.harness.outcome import Outcome, Returned
 from conformance.harness.ranks import LastRun, Ranks
 from conformance.harness.shrink_limit import Draws
-from conformance.report import alone
+from conformance.oracle.near import Near
+from conformance.report import alone, script_driver
 from conformance.report.certificate import write_whole
-from conformance.report.script_driver import MAIN, Driver
 from conformance.report.script_source import CannotStandAlone, Sources
-from conformance.report.script_values import Values
+from conformance.report.script_values import Values, in_lines
 from conformance.target import Target
 from conformance.verdict import Verdict
 
-_STORY_LINES = 20
+_STORY_LINES = 8
+_STORY_COLUMNS = 160
+_CASE = "case"
 
 # The first optimizer of a process imports torch._dynamo, which takes seconds. Cases with these
 # attributes train, so their ranks import it before their deadline counts.
@@ -50,7 +57,8 @@ _GIVEN = {
     "conformance.harness.me": ("Me",),
     "conformance.harness.outcome": ("Died", "Raised", "Returned", "StillRunning"),
     "conformance.harness.ranks": ("Ranks",),
-    "conformance.target": ("resolve",),
+    "conformance.oracle.near": ("Near",),
+    "conformance.spec.tolerance": ("assert_near",),
 }
 
 
@@ -97,50 +105,59 @@ def script_text(example: Example) -> str:
             reasons.append(str(error))
     if not texts:
         raise CannotStandAlone("; ".join(reasons))
-    return min(texts, key=len)
+    return min(texts, key=lambda text: text.count("\n"))
 
 
-def _script(example: Example, case: Callable[[Example, Sources], str]) -> str:
-    """The script with this case: it writes how the case is run, and has what that needs."""
+def _script(example: Example, write_case: Callable[[Example, Sources], tuple[str, str]]) -> str:
+    """The script with this case.
+
+    write_case: tells `sources` what the case needs, and returns a definition of the script's own,
+        or "", and the name of the function that is run.
+    """
     run, target = example.run, example.run.spec.target
-    driver = Driver()
     sources = Sources(
         is_copied=_is_copied({example.function.__module__, run.function.__module__}, target),
         given={
-            ("conformance.target", "Target"): "World",
+            ("conformance.target", "Target"): "SimpleNamespace",
+            ("conformance.target", "resolve"): "resolve_name",
             **{(module, name): name for module, names in _GIVEN.items() for name in names},
         },
-        taken=driver.names,
-        imports=driver.imports,
+        taken=script_driver.names() | {_CASE},
+        imports=script_driver.import_lines(),
     )
-    call = case(example, sources)
-    definitions = sources.definitions()
-    world = _facts(example)
-    if sources.attributes() & _TRAINING:
-        world["imports"] = (*target.imports, _NEEDED_FOR_TRAINING)
-    facts = [f"{name}={Values(sources).text(v)}" for name, v in world.items()]
-    if "target.capabilities" in sources.attributes():
-        claims = target.capabilities.as_mapping().items()
-        said = ", ".join(f"{kind}={names}" for kind, names in claims)
-        facts.append(f"capabilities=Capabilities({said})")
-        sources.given_and_used.add("Capabilities")
-    driver_definitions = driver.definitions(sources.given_and_used, sources.attributes())
-    parts = [
+    own, case = write_case(example, sources)
+    sources.note(own)
+    copied = sources.definitions()
+    asked = sources.words()
+    if asked & {"pickle", "np"}:  # of what the values are made cannot be seen
+        asked |= {"dataclass", "numpy", "nested"}
+    facts = _facts(example, asked)
+    roots = sources.given_and_used | ({"Capabilities"} if "target.capabilities" in asked else set())
+    *driver, main = script_driver.definitions(roots, asked, set(facts))
+    used = {name.partition(".")[2] for name in asked if name.startswith("target.")}
+    used |= set(re.findall(r"\bTARGET\.(\w+)", "\n".join(driver)))
+    first = [text for text in driver if text.startswith("class Capabilities")]  # `TARGET` needs it
+    driver = [text for text in driver if text not in first]
+    head = [
         f'"""{_header(example)}\n"""',
         "from __future__ import annotations",
         _imports(sources.imports),
-        *_search_path({*_target_modules(target), *_modules(sources.imports)}),
-        f"# ---- What each rank does, from {Path(inspect.getfile(run.function)).name}.",
-        *definitions,
-        "# ---- What runs it: the same in every script of this kind.",
-        *driver_definitions,
+        *_search_path([*_target_modules(target), *(line.split()[1] for line in sources.imports)]),
+    ]
+    world = f"WORLD_SIZE = {run.spec.world_size}\n{_world(facts, used, Values(sources))}"
+    parts = [
+        "\n\n".join([*head, *first, world]),
+        *copied,
+        *filter(None, [own]),
+        f"# ---- What runs it.\n\n{driver[0]}",
+        *driver[1:],
         *sources.aliases_of_given,
-        f'if __name__ == "__main__":\n    sys.exit({MAIN}(World({", ".join(facts)}), {call}))',
+        re.sub(r"^def main.*", 'if __name__ == "__main__":', main).replace(f"{_CASE}(", f"{case}("),
     ]
     return _without_unused_imports("\n\n\n".join(parts) + "\n")
 
 
-def _as_written(example: Example, sources: Sources) -> str:
+def _as_written(example: Example, sources: Sources) -> tuple[str, str]:
     """The case's own function, called with what it was called with."""
     if not isinstance(example.function, FunctionType):
         raise CannotStandAlone(f"{example.function!r} is no plain function")
@@ -149,7 +166,13 @@ def _as_written(example: Example, sources: Sources) -> str:
     # Arguments first, so that the case comes last of all definitions.
     words = [f"{k}={_argument(v, values, sources)}" for k, v in example.arguments.items()]
     case = sources.need_case(example.function, *draws[:1] or [""])
-    return f"lambda ranks: {case}({', '.join(words)})"
+    if words == ["ranks=ranks"]:
+        return "", case
+    return _definition(in_lines(f"{case}(", words, ")")), _CASE
+
+
+def _definition(*lines: str) -> str:
+    return f"def {_CASE}(ranks: Ranks) -> None:\n" + textwrap.indent("\n".join(lines), "    ")
 
 
 def _argument(value: object, values: Values, sources: Sources) -> str:
@@ -163,53 +186,86 @@ def _argument(value: object, values: Values, sources: Sources) -> str:
     return values.text(value)
 
 
-def _with_values(example: Example, sources: Sources) -> str:
+def _with_values(example: Example, sources: Sources) -> tuple[str, str]:
     """What the ranks ran, and the values that they should have returned."""
     run, error = example.run, example.error
     is_about_returning = isinstance(error, RanksFailed) and not run.wait_for_all
-    if not is_about_returning and not _is_comparable(error, run.outcomes):
-        raise CannotStandAlone("the case checks more than what each rank returns in its last run")
+    if not is_about_returning and not isinstance(error, CheckFailed):
+        raise CannotStandAlone("the case does not say which values it wants")
     values = Values(sources)
     runs = [*([] if example.is_drawn else run.earlier), (run.function, run.args)]
     # Arguments first, so that the functions come last of all definitions.
     arguments = [_arguments(args, values) for _, args in runs]
     functions = [values.text(function) for function, _ in runs]
-    calls = [f"ranks.run_each({f}, {a})" for f, a in zip(functions, arguments, strict=True)]
+    lines = [
+        in_lines(f"ranks.run{each}(", [function, *words], ")")
+        for function, (each, words) in zip(functions, arguments, strict=True)
+    ]
     if isinstance(error, CheckFailed):
-        calls[-1] = _check(error, calls[-1], values, sources)
-    return f"lambda ranks: [{', '.join(calls)}]"
+        judged, path = _place_of(error, run.outcomes)
+        lines[-1] = f"got = {lines[-1]}"
+        if path or judged:
+            of = f"[got[rank] for rank in {judged}]" if judged else "got"
+            lines.append(f"got = [value{path} for value in {of}]")
+        lines.append(_check(error, judged, values, sources))
+    return _definition(*lines), _CASE
 
 
-def _check(error: CheckFailed, got: str, values: Values, sources: Sources) -> str:
+def _check(error: CheckFailed, judged: list[int], values: Values, sources: Sources) -> str:
+    more = [f"within_ulps={error.within_ulps}"] if error.within_ulps else []
     if error.want is None:
-        return f"{sources.need(_function(assert_same_on_all_ranks))}({got})"
-    within = f", within_ulps={error.within_ulps}" if error.within_ulps else ""
-    want = ", ".join(values.text(value) for value in error.want)
-    return f"{sources.need(_function(assert_each_rank))}({got}, [{want}]{within})"
+        return f"{sources.need_given('assert_same_on_all_ranks')}(got)"
+    more += [f"ranks={judged}"] if judged else []
+    want = [values.text(value) for value in error.want]
+    wanted = f"[{want[0]}] * {len(want)}" if len({*want}) == 1 else in_lines("[", want, "]")
+    is_near = any(isinstance(value, Near) for value in error.want)
+    check = sources.need_given("assert_near" if is_near else "assert_each_rank")
+    return in_lines(f"{check}(", ["got", wanted, *more], ")")
 
 
-def _function(thing: object) -> FunctionType:
-    return cast(FunctionType, thing)
+def _place_of(error: CheckFailed, outcomes: Sequence[Outcome]) -> tuple[list[int], str]:
+    """Where in what the ranks returned last the values are that the case compared.
+
+    Returns the ranks, or [] for all of them, and what comes after the value of each, such as
+    ".losses[0]". Raises CannotStandAlone if they are not there.
+    """
+    got = error.got or ()
+    values = [outcome.value for outcome in outcomes if isinstance(outcome, Returned)]
+    if len(values) == len(outcomes) == len(got) and all(map(operator.is_, got, values)):
+        return [], ""
+    places = {
+        id(part): (rank, path)
+        for rank, value in enumerate(values)
+        for path, part in _parts(value, "")
+        if isinstance(part, Tensor | list | dict) or is_dataclass(part)  # not None, nor any 1
+    }
+    found = [places.get(id(value), (-1, "")) for value in got]
+    judged = [rank for rank, _ in found]
+    if not found or len(values) < len(outcomes) or -1 in judged or len({p for _, p in found}) > 1:
+        raise CannotStandAlone("the case checks more than what each rank returns in its last run")
+    return [] if judged == list(range(len(outcomes))) else judged, found[0][1]
 
 
-def _arguments(args: Sequence[Sequence[object]], values: Values) -> str:
-    """A list with the arguments of each rank."""
+def _parts(value: object, path: str) -> Iterator[tuple[str, object]]:
+    """What a value is made of, and the way to each part, as source text."""
+    yield path, value
+    if is_dataclass(value) and not isinstance(value, type):
+        steps = [(f".{field.name}", getattr(value, field.name)) for field in fields(value)]
+    elif isinstance(value, dict):
+        steps = [(f"[{key!r}]", part) for key, part in value.items() if isinstance(key, str | int)]
+    elif isinstance(value, list | tuple):
+        steps = [(f"[{index}]", part) for index, part in enumerate(value)]
+    else:
+        return
+    for step, part in steps:
+        yield from _parts(part, path + step)
+
+
+def _arguments(args: Sequence[Sequence[object]], values: Values) -> tuple[str, list[str]]:
+    """How they are handed on: "" if all ranks have the same, and "_each" if not."""
     if all(mine is args[0] for mine in args):
-        return f"[{values.text(tuple(args[0]))}] * {len(args)}"
-    return f"[{', '.join(values.text(tuple(mine)) for mine in args)}]"
-
-
-def _is_comparable(error: BaseException, outcomes: Sequence[Outcome]) -> bool:
-    """Whether the case checked the very values that the ranks returned."""
-    return (
-        isinstance(error, CheckFailed)
-        and error.got is not None
-        and len(error.got) == len(outcomes)
-        and all(
-            isinstance(o, Returned) and o.value is g
-            for o, g in zip(outcomes, error.got, strict=True)
-        )
-    )
+        return "", [values.text(value) for value in args[0]]
+    return "_each", [values.text([tuple(mine) for mine in args])]
 
 
 def _is_copied(modules: Set[str], target: Target) -> Callable[[str], bool]:
@@ -230,44 +286,55 @@ def _target_modules(target: Target) -> list[str]:
 def _header(example: Example) -> str:
     name = example.run.spec.target.name
     lines = [f"{id}: {verdict} on {name}." for id, verdict in example.requirements]
-    lines += ["", *(catalogue()[id].says for id, _ in example.requirements)]
-    story = str(example.error).splitlines()
-    lines += ["", "What was seen:", *(f"    {line}" for line in story[:_STORY_LINES])]
+    lines += ["", *(textwrap.fill(catalogue()[id].says, 100) for id, _ in example.requirements)]
+    story = [f"    {line[:_STORY_COLUMNS]}" for line in str(example.error).splitlines()]
     if len(story) > _STORY_LINES:
-        lines.append(f"    ({len(story) - _STORY_LINES} more lines)")
-    lines += ["", f"Case: {example.case}"]
+        story[_STORY_LINES:] = [f"    ({len(story) - _STORY_LINES} more lines)"]
+    lines += [f"Seen in {example.case}:", "", *story, ""]
+    lines += ["Run it with Python: it ends with PASS or FAIL, and exit code 0 or 1."]
     text = "\n".join(lines).strip()
     return text.replace("\\", "\\\\").replace('"""', "'''")
 
 
-def _facts(example: Example) -> dict[str, object]:
-    """What a `World` of the script is made with: all that is not its default."""
+def _facts(example: Example, asked: Set[str]) -> dict[str, object]:
+    """What of the script's world is not as in `alone.TARGET`."""
     spec, target = example.run.spec, example.run.spec.target
     facts = {}
-    for field in fields(alone.World):
-        if field.name == "capabilities":
-            continue  # long, and hardly ever asked for
-        owner: object = next(o for o in (spec, target, example) if hasattr(o, field.name))
-        value = getattr(owner, field.name)
-        if isinstance(value, Mapping):
-            value = dict(value)
-        if value not in (field.default, {}, ()):
-            facts[field.name] = value
+    for name, default in vars(alone.TARGET).items():
+        owner: object = next(o for o in (spec, target, example) if hasattr(o, name))
+        value = getattr(owner, name)
+        value = dict(value) if isinstance(value, Mapping) else value
+        if value != default:
+            facts[name] = value
+    if asked & _TRAINING:
+        facts["imports"] = (*target.imports, _NEEDED_FOR_TRAINING)
     return facts
 
 
+def _world(facts: Mapping[str, object], used: Set[str], values: Values) -> str:
+    """The statement that makes `TARGET`."""
+    world = {**vars(alone.TARGET), **facts}
+    if unknown := used - set(world):
+        raise CannotStandAlone(f"it looks at me.target.{min(unknown)}")
+    words = {n: values.text(v) for n, v in world.items() if n in used and n != "capabilities"}
+    claims = world["capabilities"]
+    if isinstance(claims, Capabilities) and "capabilities" in used:
+        said = [f"{kind}={values.text(set(names))}" for kind, names in claims.as_mapping().items()]
+        words["capabilities"] = in_lines("Capabilities(", said, ")")
+    return in_lines("TARGET = SimpleNamespace(", [f"{n}={text}" for n, text in words.items()], ")")
+
+
 def _imports(lines: Iterable[str]) -> str:
-    """Import lines, "from" lines of one module together."""
-    whole = sorted(line for line in lines if line.startswith("import "))
+    """Import lines: one for the standard library, and one for each module of which parts are."""
+    whole = sorted(line[len("import ") :] for line in lines if line.startswith("import "))
+    own = [name for name in whole if name.partition(" ")[0] in sys.stdlib_module_names]
+    whole = [", ".join(own), *(name for name in whole if name not in own)]
     named: dict[str, list[str]] = {}
     for line in sorted(line for line in lines if line.startswith("from ")):
         module, _, name = line.partition(" import ")
         named.setdefault(module, []).append(name)
-    return "\n".join([*whole, *(f"{m} import {', '.join(names)}" for m, names in named.items())])
-
-
-def _modules(lines: Iterable[str]) -> Iterator[str]:
-    return (line.split()[1] for line in lines)
+    lines = [f"import {names}" for names in whole]
+    return "\n".join([*lines, *(f"{m} import {', '.join(names)}" for m, names in named.items())])
 
 
 def _search_path(modules: Iterable[str]) -> list[str]:

@@ -1,115 +1,122 @@
-"""The part of every stand-alone script that runs the case: the text of `alone.py`, cut to need."""
+"""The part of every stand-alone script that runs the case: the text of `alone.py`, cut to need.
+
+[Note: what a script needs]
+A line that ends in `#: word`, and the statement that begins in it, needs that word: a name or an
+attribute that the case uses (`ranks.x` is an x of its ranks), or `with_x` or `without_x`, as the
+script's target has an x other than that of `alone.TARGET`, or has not. `#: not word` needs that the
+script does without. Of definitions, those are there that others need; and of methods, those that
+are looked up by their name.
+"""
 
 from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterable, Iterator
-from dataclasses import fields
+import re
+from collections.abc import Iterable, Iterator, Set
 
 from conformance.report import alone
-from conformance.report.script_source import CannotStandAlone
 
-MAIN = "run_case"
-# Members that only some cases use, and the rest of `alone.py` does not.
-_OPTIONAL = frozenset(
-    {"generator", "options", "ddp", "fsdp", "sync_batchnorm", "outcomes", "outcomes_each", "is_a"}
-)
-_OF_TARGET = {f"target.{field.name}" for field in fields(alone.World)}
+MAIN = "main"
+_WRITTEN_ANEW = {"WORLD_SIZE", "TARGET", "case"}
+_MARK = re.compile(r"  #: (not )?([\w.]+)$")
+_FOR_CHECKERS = re.compile(r"  # (type: ignore|noqa)\S*(  # .*?)?(?=  #:|$)", re.MULTILINE)
+_SOURCE = _FOR_CHECKERS.sub("", inspect.getsource(alone))
+_BODY = ast.parse(_SOURCE).body[1:]  # without the docstring
 
 
-class Driver:
-    """The definitions and imports of `alone.py`.
+def import_lines() -> Iterator[str]:
+    """Those of `alone.py`, one for each name."""
+    for statement in _BODY:
+        if isinstance(statement, ast.Import):
+            yield from (f"import {ast.unparse(alias)}" for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom) and statement.module != "__future__":
+            yield from (f"from {statement.module} import {a.name}" for a in statement.names)
 
-    imports: one line for each name.
-    names: what it defines.
+
+def names() -> frozenset[str]:
+    """What `alone.py` defines."""
+    return frozenset(map(_name, _BODY)) - {""}
+
+
+def definitions(roots: Iterable[str], words: Set[str], facts: Set[str]) -> list[str]:
+    """Source texts of these names, of `main`, which comes last, and of what they need.
+
+    words: the names and attributes that the case uses, see `Sources.words`.
+    facts: which of its facts are not those of `alone.TARGET`.
     """
-
-    def __init__(self) -> None:
-        source = inspect.getsource(alone)
-        self._lines = source.splitlines()
-        body = ast.parse(source).body[1:]  # without the docstring
-        definitions = [s for s in body if not isinstance(s, ast.Import | ast.ImportFrom)]
-        self._definitions = {name: s for s in definitions for name in _names([s])}
-        self.imports = frozenset(_import_lines(body))
-        self.names = frozenset(self._definitions)
-
-    def definitions(self, roots: Iterable[str], attributes: frozenset[str]) -> list[str]:
-        """Source texts of these names, and of what they need.
-
-        attributes: what the case looks up on anything, see `Sources.attributes`.
-        Raises CannotStandAlone when the case asks for more of its target than a script has.
-        """
-        of_target = {name for name in attributes if name.startswith("target.")}
-        if of_target - _OF_TARGET:
-            raise CannotStandAlone(f"it looks at me.{min(of_target - _OF_TARGET)}")
-        left_out = _OPTIONAL - attributes - self._used_by_members(attributes)
-        needed: set[str] = set()
-        new = {MAIN, *roots}
-        while new:
-            needed |= new
-            used = {name for root in new for name in self._used_by(root, left_out)}
-            new = used & self.names - needed
-        texts: list[str] = []
-        for name, statement in self._definitions.items():
-            if name not in needed:
-                continue
-            text = self._text(statement, left_out)
-            if isinstance(statement, ast.Assign) and texts and "\n" not in texts[-1]:
+    given = {f"with_{f}" if f in facts else f"without_{f}" for f in vars(alone.TARGET)}
+    needed = {MAIN, *roots}
+    lines = _cut(_SOURCE.splitlines(), {*words, *given})
+    body = [s for s in ast.parse("\n".join(lines)).body if _name(s) not in _WRITTEN_ANEW]
+    looked_up = set(words)
+    before = 0
+    while before < len(needed) + len(looked_up):
+        before = len(needed) + len(looked_up)
+        for part in [part for s in body if _name(s) in needed for part in _parts(s, looked_up)]:
+            needed |= {node.id for node in ast.walk(part) if isinstance(node, ast.Name)}
+            looked_up |= {node.attr for node in ast.walk(part) if isinstance(node, ast.Attribute)}
+    texts: list[str] = []
+    for statement, previous in zip(body, [None, *body], strict=False):
+        if _name(statement) in needed:
+            text = _text(lines, statement, looked_up)
+            if _is_constant(statement) and _is_constant(previous) and texts:
                 texts[-1] += f"\n{text}"  # constants stand together
             else:
                 texts.append(text)
-        return texts
-
-    def _used_by_members(self, attributes: frozenset[str]) -> set[str]:
-        """What the optional members among these look up."""
-        members = (m for s in self._definitions.values() for m in getattr(s, "body", ()))
-        kept = [m for m in members if getattr(m, "name", "") in _OPTIONAL & attributes]
-        return {n.attr for m in kept for n in ast.walk(m) if isinstance(n, ast.Attribute)}
-
-    def _used_by(self, name: str, left_out: frozenset[str]) -> Iterator[str]:
-        """Names that a definition uses when it runs, without its optional members."""
-        statement = self._definitions[name]
-        members = statement.body if isinstance(statement, ast.ClassDef) else [statement]
-        for member in members:
-            if getattr(member, "name", "") not in left_out:
-                yield from (n.id for n in ast.walk(member) if isinstance(n, ast.Name))
-
-    def _text(self, statement: ast.stmt, left_out: frozenset[str]) -> str:
-        lines_left_out: set[int] = set()
-        if isinstance(statement, ast.ClassDef):
-            for member in statement.body:
-                if isinstance(member, ast.FunctionDef) and member.name in left_out:
-                    first, last = _span(member)
-                    lines_left_out |= set(range(first - 1, last + 1))  # and the blank line before
-        first, last = _span(statement)
-        return "\n".join(
-            self._lines[n - 1] for n in range(first, last + 1) if n not in lines_left_out
-        ).rstrip()
+    return texts
 
 
-def _span(statement: ast.stmt) -> tuple[int, int]:
-    """First and last line, decorators included."""
-    decorators = getattr(statement, "decorator_list", [])
-    first = min([statement.lineno, *(d.lineno for d in decorators)])
-    return first, statement.end_lineno or statement.lineno
+def _cut(lines: list[str], needs: Set[str]) -> list[str]:
+    """The lines without those that need something else, and without marks."""
+    starts = {n.lineno: n for n in ast.walk(ast.parse("\n".join(lines))) if isinstance(n, ast.stmt)}
+    kept = dict(enumerate(lines, 1))
+    for number, line in enumerate(lines, 1):
+        mark = _MARK.search(line)
+        if mark and (mark[2] in needs) is not bool(mark[1]):
+            kept[number] = line[: mark.start()]
+        elif mark:
+            last = starts[number].end_lineno if number in starts else number
+            for gone in range(number, (last or number) + 1):
+                kept.pop(gone, None)
+    return list(kept.values())
 
 
-def _import_lines(body: list[ast.stmt]) -> Iterator[str]:
-    for statement in body:
-        if isinstance(statement, ast.Import):
-            yield from (f"import {_as(alias)}" for alias in statement.names)
-        elif isinstance(statement, ast.ImportFrom) and statement.module != "__future__":
-            yield from (f"from {statement.module} import {_as(a)}" for a in statement.names)
+def _name(statement: ast.stmt) -> str:
+    """What a definition at the top level is there for, or ""."""
+    if isinstance(statement, ast.ClassDef | ast.FunctionDef):
+        return statement.name
+    if isinstance(statement, ast.Assign | ast.AnnAssign):
+        return next(n.id for n in ast.walk(statement) if isinstance(n, ast.Name))
+    return ""
 
 
-def _as(alias: ast.alias) -> str:
-    return f"{alias.name} as {alias.asname}" if alias.asname else alias.name
+def _is_constant(statement: ast.stmt | None) -> bool:
+    return isinstance(statement, ast.Assign | ast.AnnAssign)
 
 
-def _names(statements: list[ast.stmt]) -> Iterator[str]:
-    for statement in statements:
-        if isinstance(statement, ast.ClassDef | ast.FunctionDef):
-            yield statement.name
-        elif isinstance(statement, ast.Assign):
-            yield from (target.id for target in statement.targets if isinstance(target, ast.Name))
+def _is_left_out(member: ast.AST, looked_up: Set[str]) -> bool:
+    name = member.name if isinstance(member, ast.FunctionDef) else "__init__"
+    return name not in looked_up and not name.startswith("__")
+
+
+def _parts(statement: ast.stmt, looked_up: Set[str]) -> list[ast.AST]:
+    if not isinstance(statement, ast.ClassDef):
+        return [statement]
+    return [n for n in ast.iter_child_nodes(statement) if not _is_left_out(n, looked_up)]
+
+
+def _text(lines: list[str], statement: ast.stmt, looked_up: Set[str]) -> str:
+    left_out: set[int] = set()
+    for member in statement.body if isinstance(statement, ast.ClassDef) else ():
+        if _is_left_out(member, looked_up):
+            left_out |= set(range(_first(member) - 1, (member.end_lineno or 0) + 1))  # a blank, too
+    numbers = range(_first(statement), (statement.end_lineno or 0) + 1)
+    text = "\n".join(lines[n - 1] for n in numbers if n not in left_out).rstrip()
+    return re.sub(r"\n\n\n+", "\n\n", text)
+
+
+def _first(statement: ast.stmt) -> int:
+    """Its first line, decorators included."""
+    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+    return min([statement.lineno, *(decorator.lineno for decorator in decorators)])

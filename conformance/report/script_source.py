@@ -74,16 +74,28 @@ class Sources:
             self.imports.add("from types import SimpleNamespace")
         return [*self._definitions, *namespaces]
 
-    def attributes(self) -> frozenset[str]:
-        """Every attribute that the copied code looks up on anything, as "name" and "owner.name"."""
+    def words(self) -> frozenset[str]:
+        """Names, attributes and keywords of the copied code.
+
+        An attribute of an attribute also comes as "one.other"; one of any ranks, as "ranks.other".
+        """
         found = set()
-        for tree in self._nodes:
-            for node in ast.walk(tree):
-                if isinstance(node, ast.Attribute):
-                    found.add(node.attr)
-                    if isinstance(node.value, ast.Attribute):
-                        found.add(f"{node.value.attr}.{node.attr}")
+        for node in (node for tree in self._nodes for node in ast.walk(tree)):
+            if isinstance(node, ast.Name):
+                found.add(node.id)
+            elif isinstance(node, ast.keyword):
+                found.add(node.arg or "")
+            elif isinstance(node, ast.Attribute):
+                found.add(node.attr)
+                if isinstance(node.value, ast.Attribute):
+                    found.add(f"{node.value.attr}.{node.attr}")
+                elif isinstance(node.value, ast.Name) and node.value.id.endswith("ranks"):
+                    found.add(f"ranks.{node.attr}")
         return frozenset(found)
+
+    def note(self, text: str) -> None:
+        """Count a text of the script's own among the copied code."""
+        self._nodes.append(ast.parse(text))
 
     def is_given(self, kind: type) -> bool:
         """Whether the script has something else under the name of this class."""
@@ -121,12 +133,16 @@ class Sources:
         name = self._need(module, first)
         return f"{name}.{rest}" if rest else name
 
+    def need_given(self, name: str) -> str:
+        """Have what is given by this name; returns the name."""
+        self.given_and_used.add(name)
+        return name
+
     def _need(self, module: str, name: str) -> str:
         """Have what `name` means in a copied module; returns its name in the script."""
         origin = _Origin(module, name)
         if origin in self._given:
-            self.given_and_used.add(self._given[origin])
-            return self._given[origin]
+            return self.need_given(self._given[origin])
         statement = _bindings(module).get(name)
         if statement is None:
             raise CannotStandAlone(f"where {module} has {name!r} from cannot be told")
@@ -269,13 +285,25 @@ def _source_of(module: str, statement: ast.Import | ast.ImportFrom, alias: ast.a
 
 
 def _text(module: str, statement: ast.stmt) -> str:
-    """The statement as it is written, with its decorators and the comment right above it."""
+    """The statement as it is written, with its decorators and the comment right above it.
+
+    Of docstrings, only the first paragraph.
+    """
     lines = _source(module).splitlines()
     decorators = getattr(statement, "decorator_list", [])
     first = min([statement.lineno, *(d.lineno for d in decorators)])
     while first > 1 and lines[first - 2].startswith("#"):
         first -= 1
-    return "\n".join(lines[first - 1 : statement.end_lineno])
+    left_out: set[int] = set()
+    for node in ast.walk(statement):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node):
+            start, end = node.body[0].lineno, node.body[0].end_lineno or 0
+            blank = next((n for n in range(start, end) if not lines[n - 1]), None)
+            if blank is not None:
+                lines[blank - 2] += '"""'
+                left_out |= set(range(blank, end + 1))
+    last = (statement.end_lineno or first) + 1
+    return "\n".join(lines[n - 1] for n in range(first, last) if n not in left_out)
 
 
 def _body_of(module: str, statement: ast.stmt) -> str:

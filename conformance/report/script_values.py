@@ -6,7 +6,9 @@ import base64
 import io
 import math
 import pickle
-from collections.abc import Mapping
+import textwrap
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import timedelta
 from enum import Enum
@@ -17,10 +19,26 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from conformance.oracle.near import Near
 from conformance.report.script_source import CannotStandAlone, Sources
 
 _READABLE_NUMEL = 64
-_BASE64_COLUMNS = 88
+_COLUMNS = 88
+
+
+def in_lines(before: str, items: Sequence[str], after: str) -> str:
+    """Items between brackets: in one line, or in several of which each has what fits into it."""
+    line = f"{before}{', '.join(items)}{after}"
+    if not items or (len(line) <= _COLUMNS and "\n" not in line):
+        return line
+    lines = [""]
+    for item in items:
+        if lines[1:] and "\n" not in lines[-1] + item and len(lines[-1] + item) < _COLUMNS:
+            lines[-1] += f", {item}"
+        else:
+            lines.append(item)
+    text = textwrap.indent(",\n".join(lines[1:]), "    ")
+    return f"{before}\n{text},\n{after.lstrip(',')}"
 
 
 class Values:
@@ -63,27 +81,28 @@ class Values:
     def _container(self, value: object) -> str:
         kind = type(value)
         if kind is list:
-            return f"[{self._items(value)}]"
+            return in_lines("[", self._items(value), "]")
         if kind is tuple:
             items = self._items(value)
-            return f"({items},)" if len(value) == 1 else f"({items})"  # type: ignore[arg-type]  # it is one
+            return in_lines("(", items, ",)") if len(items) == 1 else in_lines("(", items, ")")
         if kind in (set, frozenset):
-            return f"{kind.__name__}([{self._items(sorted(value, key=repr))}])"  # type: ignore[call-overload]  # it is one
+            return in_lines(f"{kind.__name__}([", self._items(sorted(value, key=repr)), "])")  # type: ignore[call-overload]  # it is one
         if kind is torch.Size:
-            return f"torch.Size([{self._items(value)}])"
+            return in_lines("torch.Size([", self._items(value), "])")
         if kind is dict and isinstance(value, Mapping):
-            return f"{{{', '.join(f'{self.text(k)}: {self.text(v)}' for k, v in value.items())}}}"
+            pairs = [f"{self.text(k)}: {self.text(v)}" for k, v in value.items()]
+            return in_lines("{", pairs, "}")
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return f"{self._sources.need(kind)}({self._items(value)})"
-        if self._sources.is_given(kind):
+            return in_lines(f"{self._sources.need(kind)}(", self._items(value), ")")
+        if self._sources.is_given(kind) and kind is not Near:
             raise CannotStandAlone(f"one of its arguments is a {kind.__name__} of the harness")
         if is_dataclass(value) and all(field.init for field in fields(value)):
-            named = (f"{f.name}={self.text(getattr(value, f.name))}" for f in fields(value))
-            return f"{self._sources.need(kind)}({', '.join(named)})"
+            named = [f"{f.name}={self.text(getattr(value, f.name))}" for f in fields(value)]
+            return in_lines(f"{self._sources.need(kind)}(", named, ")")
         return ""
 
-    def _items(self, values: Any) -> str:
-        return ", ".join(self.text(value) for value in values)
+    def _items(self, values: Any) -> list[str]:
+        return [self.text(value) for value in values]
 
     def _tensor(self, tensor: Tensor) -> str:
         """The tensor as numbers, or "" where that would be long, or not the same."""
@@ -106,7 +125,7 @@ class Values:
         same = torch.tensor(numbers, dtype=tensor.dtype)
         if not torch.equal(_bits(same), _bits(tensor)):
             return ""
-        return f"torch.tensor({self.text(numbers)}, dtype={tensor.dtype})"
+        return in_lines("torch.tensor(", [self.text(numbers), f"dtype={tensor.dtype}"], ")")
 
     def _pickled(self, value: object) -> str:
         try:
@@ -118,12 +137,12 @@ class Values:
         for module in _Modules.of(data):
             if self._sources.is_copied(module):
                 raise CannotStandAlone(f"a {type(value).__name__} is made of parts of {module}")
-        self._sources.imports |= {"import base64", "import pickle"}
+        self._sources.imports |= {"import base64", "import pickle", "import zlib"}
         # Not by textwrap, which takes minutes for a few megabytes.
-        encoded = base64.b64encode(data).decode()
-        starts = range(0, len(encoded), _BASE64_COLUMNS)
-        text = "\n".join(f'    "{encoded[i : i + _BASE64_COLUMNS]}"' for i in starts)
-        return f"pickle.loads(base64.b64decode(\n{text}\n))"
+        encoded = base64.b64encode(zlib.compress(data)).decode()
+        starts = range(0, len(encoded), _COLUMNS)
+        text = "\n".join(f'    "{encoded[i : i + _COLUMNS]}"' for i in starts)
+        return f"pickle.loads(zlib.decompress(base64.b64decode(\n{text}\n)))"
 
 
 def _bits(tensor: Tensor) -> Tensor:

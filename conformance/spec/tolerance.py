@@ -28,15 +28,20 @@ def assert_near(
     judged = range(len(want)) if ranks is None else ranks
     compared = zip(judged, got, want, strict=True)
     found = {rank: wrong for rank, mine, near in compared if (wrong := difference(mine, near))}
-    assert_nothing_found(found, what)
+    assert_nothing_found(found, what, want, got)
 
 
-def assert_nothing_found(found: Mapping[int, str], what: str) -> None:
-    """found: rank -> what is wrong there."""
+def assert_nothing_found(
+    found: Mapping[int, str],
+    what: str,
+    want: Sequence[object] | None = None,
+    got: Sequence[object] | None = None,
+) -> None:
+    """found: rank -> what is wrong there. want, got: as of `CheckFailed`."""
     if found:
         rank = next(iter(found))
         head = f"{what}: {who_is_wrong(list(found))}"
-        raise CheckFailed(f"{head}\n{found[rank]}", rank, ranks=list(found))
+        raise CheckFailed(f"{head}\n{found[rank]}", rank, want, got, ranks=list(found))
 
 
 def difference(got: Tensor | None, want: Near) -> str:
