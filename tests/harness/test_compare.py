@@ -173,7 +173,7 @@ def test_the_rank_that_differs_is_named() -> None:
         assert_same_on_all_ranks([])
     with pytest.raises(CheckFailed, match="rank 3 is wrong") as failed:
         assert_each_rank(values[1:], [torch.tensor([1.0])] * 2, ranks=[1, 3])
-    assert (failed.value.rank, failed.value.want) == (3, None)
+    assert (failed.value.rank, failed.value.want) == (3, [torch.tensor([1.0])] * 2)
     with pytest.raises(CheckFailed, match="because"):
         assert_that(False, "because")
 

@@ -262,6 +262,7 @@ class Failed:
     future: str
 
 
+_PATIENCE_S = 5.0  # for futures of operations that have failed
 _GROUP_TIMEOUT_S = 3.0  # long enough to make the groups within it on a busy machine
 
 
@@ -275,22 +276,23 @@ def alone_in_each(me: Me, kinds: Sequence[str], with_futures: bool = False) -> l
     try:
         works = [begin(me, kind, group).work for kind, group in zip(kinds, groups, strict=True)]
         futures = [work.get_future() if with_futures else None for work in works]
+        waits = [outcome(work.wait) for work in works]
+        give_up_at = time.monotonic() + _PATIENCE_S
         return [
             Failed(
-                outcome(work.wait),
+                wait,
                 work.is_completed(),
                 work.is_success(),
                 str(work.exception()),
-                how_it_ended(future) if future else "",
+                how_it_ended(future, give_up_at) if future else "",
             )
-            for work, future in zip(works, futures, strict=True)
+            for wait, work, future in zip(waits, works, futures, strict=True)
         ]
     finally:
         me.store.set("over", "")
 
 
-def how_it_ended(future: Any) -> str:
-    give_up_at = time.monotonic() + 5
+def how_it_ended(future: Any, give_up_at: float) -> str:
     while not future.done():
         if time.monotonic() > give_up_at:
             return "is not done"

@@ -113,7 +113,7 @@ class AllToAllGradientIsNotSentBack(Backward):
 _exchanged_back: Any = nn._AlltoAllSingle.backward
 
 
-@breaks("autograd/all_to_all_single", says=r"Split sizes doesn't match total dim 0 size")
+@breaks("autograd/all_to_all_single", says=r"to \[1, 2, 0\]: rank 0 is wrong")
 class AllToAllSingleGradientDoesNotExchangeSplits(Backward):
     """Backward uses the split sizes of forward without exchanging them."""
 
