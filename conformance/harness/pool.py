@@ -53,6 +53,7 @@ from conformance.verdict import Verdict
 # which tells more than that they waited.
 GRACE_S = 3.0
 _LEAVE_DEADLINE_S = 20.0
+_END_DEADLINE_S = 120.0  # of ranks that MPI has started: to kill one would end its job
 _SETTLING_S = 10.0  # what a rank needs that looks again and again whether something goes
 # To import what a command needs, and to start on a device that dozens of processes start on.
 _BEGIN_DEADLINE_S = 180.0
@@ -283,7 +284,7 @@ class Pool:
         if os.getpid() != self._owner:  # a copy in a forked process owns nothing
             return
         if self._is_prepared and not self._spoilt:
-            self._ask([End()] * len(self._ranks), _LEAVE_DEADLINE_S, wait_for_all=True)
+            self._ask([End()] * len(self._ranks), _END_DEADLINE_S, wait_for_all=True)
         for rank in self._ranks:
             rank.kill()
         self._ranks.clear()
