@@ -89,6 +89,7 @@ def test_a_stranger_that_is_launched_and_its_twin(stranger: Stranger, tmp_path: 
     assert list(objections(document)) == []
     assert document["counts"][str(Verdict.HOLDS)] > 0
     document = run(Way(""), stranger.buggy, tmp_path / "buggy", telling, launch=stranger.launch)
+    assert document["harness_faults"] == []
     assert re.search(stranger.blamed, first_sentence(document)), document["blames"]
 
 
