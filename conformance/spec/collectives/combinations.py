@@ -85,7 +85,9 @@ def one_call(
 def situations(
     draw: st.DrawFn, ranks: Ranks, op: str, more_dimensions: st.SearchStrategy[tuple[int, ...]]
 ) -> Situation:
-    members = draw(st.sets(st.integers(0, ranks.world_size - 1), min_size=2).map(sorted))
+    everyone = range(ranks.world_size)
+    some = st.sets(st.sampled_from(everyone), min_size=2).map(sorted)
+    members = draw(st.one_of(some, st.just(everyone)))
     call = draw(calls(op, ranks.target, len(members)))
     shape = (*call.shape, *draw(more_dimensions))
     times = draw(st.sampled_from([1, 12]))
