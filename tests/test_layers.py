@@ -76,7 +76,7 @@ IMPL = {
 # Package -> what lies in it, folders and modules; each imports only from those before it.
 ROOMS = {
     "conformance.catalogue": "chapters rules cases mutants page",
-    "conformance.power": "calls defects conditions mutants judging command",
+    "conformance.power": "handles calls defects conditions mutants judging command",
     "conformance.run": "invocation properties repetition first_look settings options "
     "worker_messages plan budget facets judgement selection",
     "conformance.session": "diagnosis items worlds failures certifier collection execution "

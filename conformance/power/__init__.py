@@ -1,5 +1,6 @@
 """The power of the suite: of backends with one systematic bug each, how many does it reject?
 
+handles.py      what a call returns: handles that relay another one, but for one thing
 calls.py        one call of an operation, as a bug sees it: what it reads, what it writes
 defects.py      what goes wrong, such as a last element that is missed
 conditions.py   when it does, such as for an odd number of elements

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from conformance.power.handles import After
 
 # Operations whose results lie where their inputs were.
 IN_PLACE = ("all_reduce", "broadcast", "reduce", "all_reduce_coalesced")
@@ -74,48 +75,6 @@ class Call:
                 result.copy_(x)
 
         return After(self.carry_out(changed, *self.arguments[1:]), hand_over)
-
-
-class After(dist.Work):
-    """A handle that does something more once its operation is done, and once only."""
-
-    def __init__(self, inner: Any, then: Callable[[], None]) -> None:
-        super().__init__()
-        self._inner = inner
-        self._then: Callable[[], None] | None = then
-
-    def _finish(self) -> None:
-        then, self._then = self._then, None
-        if then is not None:
-            then()
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        done: bool = self._inner.wait() if timeout is None else self._inner.wait(timeout)
-        self._finish()
-        return done
-
-    def is_completed(self) -> bool:
-        completed: bool = self._inner.is_completed()
-        if completed:
-            self._finish()
-        return completed
-
-    def is_success(self) -> bool:
-        succeeded: bool = self._inner.is_success()
-        return succeeded
-
-    def exception(self) -> Any:
-        return self._inner.exception()
-
-    def result(self) -> Any:
-        return self._inner.result()
-
-    def get_future(self) -> Any:
-        def finish(future: Any) -> Any:
-            self._finish()
-            return future.value()
-
-        return self._inner.get_future().then(finish)
 
 
 def tensors_in(argument: Any) -> list[Tensor]:

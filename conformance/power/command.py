@@ -17,7 +17,7 @@ from conformance.exit_codes import EXIT_HARNESS_FAULT
 from conformance.power.defects import DEFECTS, OPERATIONS
 from conformance.power.judging import Judged, judge_all, shares
 from conformance.power.mutants import CONTROL, Mutant, all_mutants
-from conformance.run.settings import UsageError
+from conformance.run.settings import UsageError, read_settings
 
 _PROFILES = "collectives,p2p,faults"
 _ASK_AGAIN_S = 1.0
@@ -29,50 +29,71 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "patterns",
         nargs="*",
         metavar="MUTANT",
-        help="names, or patterns such as 'all_reduce__*'; all without one",
+        help="names, or patterns such as 'all_reduce__*' (default: all)",
     )
     parser.add_argument(
-        "--sample", type=int, metavar="N", help="so many of them, drawn; all without it"
+        "--sample", type=_count, metavar="N", help="draw this many of them (default: all)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of --sample (default: %(default)s)")
     parser.add_argument(
         "--control",
         action="store_true",
-        help="the same backend without a bug, once for each operation: nothing may be held "
+        help="take the same backend without a bug, once for each operation: nothing may be held "
         "against it",
     )
     parser.add_argument(
-        "--profile", default=_PROFILES, metavar="P,...", help="rules (default: %(default)s)"
+        "--profile", default=_PROFILES, metavar="P,...", help="whose rules (default: %(default)s)"
     )
     parser.add_argument(
-        "--deadline", type=float, default=10.0, metavar="SECONDS", help="of each run of the ranks"
+        "--deadline",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="of each run of the ranks (default: %(default)s)",
     )
-    parser.add_argument("--workers", type=int, default=2, metavar="N", help="processes")
+    parser.add_argument(
+        "--workers", type=_count, default=2, metavar="N", help="processes (default: %(default)s)"
+    )
     parser.add_argument("--list", action="store_true", help="only name them")
     parser.epilog = (
         "A mutant is torch's gloo with one bug of one operation under one condition. It is killed "
-        "as soon as something is held against it. Exit code: 0 if all were killed, 1 if some "
-        "survived, 3 if the harness failed."
+        "as soon as something is held against it. Exit code: 0 if all were killed (with --control, "
+        "none), 1 if not, 2 for bad usage, 3 if the harness failed."
     )
+
+
+def _count(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return int(text)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Judge the mutants, and tell; the exit code."""
-    mutants = controls() if arguments.control else chosen(arguments)
+    mutants = chosen(arguments)
     if arguments.list:
         print("\n".join(mutant.name for mutant in mutants))
         return 0
+    read_settings(  # so that what is wrong with the options is said here, and once
+        target=mutants[0].spec,
+        world_sizes=None,
+        profiles=arguments.profile,
+        requirements=[],
+        certificate=None,
+        device=None,
+        deadline_s=arguments.deadline,
+    )
     judged = []
     for one in _judged(mutants, arguments):
         judged.append(one)
         print(_line(one), flush=True)
     print()
-    print("\n".join(summary(judged)))
-    unknown = len(mutants) - sum(one.cases > 0 for one in judged)
-    if unknown:
-        print(f"{unknown} were not judged: the harness failed")
+    known = [one for one in judged if one.cases]
+    print("\n".join(summary(known)))
+    if len(known) < len(mutants):
+        print(f"{len(mutants) - len(known)} were not judged: the harness failed")
         return EXIT_HARNESS_FAULT
-    return int(any(one.survived != arguments.control for one in judged))
+    return int(any(one.is_killed == arguments.control for one in known))
 
 
 def controls() -> list[Mutant]:
@@ -83,7 +104,8 @@ def controls() -> list[Mutant]:
 def chosen(arguments: argparse.Namespace) -> list[Mutant]:
     """Those that the patterns name, or some of them. Raises UsageError if there are none."""
     patterns = arguments.patterns or ["*"]
-    found = [m for m in all_mutants() if any(fnmatchcase(m.name, p) for p in patterns)]
+    all_there_are = controls() if arguments.control else all_mutants()
+    found = [m for m in all_there_are if any(fnmatchcase(m.name, p) for p in patterns)]
     if not found:
         raise UsageError(f"no mutant is called {' or '.join(patterns)}; --list names them")
     if arguments.sample is None or arguments.sample >= len(found):
@@ -127,9 +149,10 @@ def _until_all_end(workers: Sequence[Any], done: Any) -> Iterator[Judged]:
 def _line(one: Judged) -> str:
     if not one.cases:
         return f"unknown   {one.mutant.name}"
-    if one.survived:
-        return f"survived  {one.mutant.name}  {one.cases} cases, {one.seconds:.1f} s"
-    return f"killed    {one.mutant.name}  by {one.rule}, {one.verdict}, {one.seconds:.1f} s"
+    if one.is_killed:
+        by = f"by {one.rule}, {one.verdict}, {one.seconds:.1f} s: {one.blame}"
+        return f"killed    {one.mutant.name}  {by}"
+    return f"survived  {one.mutant.name}  {one.cases} cases, {one.seconds:.1f} s"
 
 
 def summary(judged: Sequence[Judged]) -> Iterator[str]:
@@ -141,12 +164,12 @@ def summary(judged: Sequence[Judged]) -> Iterator[str]:
     }
     for name, key in groups.items():
         total = Counter(map(key, judged))
-        killed = Counter(key(one) for one in judged if not one.survived)
+        killed = Counter(key(one) for one in judged if one.is_killed)
         yield f"{name:<34} {'killed':>7} {'of':>5}"
         yield from (f"{value:<34} {killed[value]:>7} {total[value]:>5}" for value in total)
         yield ""
-    for name in {one.mutant.defect for one in judged if one.survived}:
+    for name in sorted({one.mutant.defect for one in judged if not one.is_killed}):
         yield f"{name}: {DEFECTS[name].says}"
-    killed_in_all = sum(not one.survived for one in judged)
+    killed_in_all = sum(one.is_killed for one in judged)
     share = 100 * killed_in_all / max(1, len(judged))
     yield f"{killed_in_all} of {len(judged)} killed, {share:.0f} percent"

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from conformance.power.calls import (
     IN_PLACE,
-    After,
     Call,
     first_element,
     last_element,
     snapshots,
     tensors_in,
 )
+from conformance.power.handles import After, Done, NeverCompleted, Relayed
 
 OPERATIONS = (
     *("all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather"),
@@ -87,7 +87,7 @@ def _afterwards(call: Call, change: Callable[[Tensor, Tensor], object]) -> Any:
 
 @_defect("nothing: the control, against which nothing may be held", OPERATIONS)
 def none(call: Call) -> Any:
-    return After(call.done_right(), lambda: None)
+    return Relayed(call.done_right())
 
 
 @_defect("the last element of each result is not written", _WRITING)
@@ -250,45 +250,22 @@ def blocks(call: Call) -> Any:
 
 @_defect("is_completed stays False", OPERATIONS, of_handles=True)
 def is_never_completed(call: Call) -> Any:
-    work = After(call.done_right(), lambda: None)
-    work.is_completed = lambda: False  # type: ignore[method-assign]
-    return work
+    return NeverCompleted(call.done_right())
 
 
 @_defect("errors of a wait are lost", OPERATIONS, of_handles=True)
 def loses_errors(call: Call) -> Any:
-    return LosesErrors(call.done_right(), lambda: None)
+    return LosesErrors(call.done_right())
 
 
 @_defect("the timeouts of a call and of a wait do not count", _COLLECTIVES, of_handles=True)
 def ignores_timeouts(call: Call) -> Any:
     if hasattr(call.options, "timeout"):
         call.options.timeout = timedelta(minutes=5)
-    return WaitsOn(call.done_right(), lambda: None)
+    return WaitsOn(call.done_right())
 
 
-class Done(dist.Work):
-    """Of an operation that claims to be over."""
-
-    def __init__(self) -> None:
-        super().__init__()
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-    def is_success(self) -> bool:
-        return True
-
-    def get_future(self) -> Any:
-        future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
-        future.set_result([])
-        return future
-
-
-class LosesErrors(After):
+class LosesErrors(Relayed):
     """Waits without ever raising."""
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -298,7 +275,7 @@ class LosesErrors(After):
             return True
 
 
-class WaitsOn(After):
+class WaitsOn(Relayed):
     """Waits without a timeout."""
 
     def wait(self, timeout: timedelta | None = None) -> bool:

@@ -34,23 +34,22 @@ _COALESCED = "_coalesced"
 class Judged:
     """What became of a mutant.
 
-    rule, verdict, reason: what was held against it first; "" for one that survived.
-    cases: how many are about its operation; 0 if pytest did not get so far.
-    blame: what the summary would begin with.
+    rule, verdict: what was held against it first; "" if nothing was.
+    blame: what the summary of the run begins with.
+    cases: how many are about its operation; 0 if pytest did not get so far, so nothing is known.
     """
 
     mutant: Mutant
     rule: str = ""
     verdict: str = ""
-    reason: str = ""
     blame: str = ""
     cases: int = 0
     seconds: float = 0.0
 
     @property
-    def survived(self) -> bool:
-        """Whether nothing was held against it."""
-        return bool(self.cases) and not self.rule
+    def is_killed(self) -> bool:
+        """Whether something was held against it."""
+        return bool(self.rule)
 
 
 class _About:
@@ -113,8 +112,8 @@ def judge(mutant: Mutant, profiles: str, deadline_s: float, folder: str) -> Judg
     for result in results.requirements:
         if result.verdict in reds:
             blame = results.blames[0] if results.blames else ""
-            found = result.requirement.id, str(result.verdict), result.reason, blame
-            return Judged(mutant, *found, cases=about.cases, seconds=seconds)
+            rule, verdict = result.requirement.id, str(result.verdict)
+            return Judged(mutant, rule, verdict, blame, about.cases, seconds)
     return Judged(mutant, cases=about.cases, seconds=seconds)
 
 

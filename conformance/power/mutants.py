@@ -61,9 +61,11 @@ class Mutant:
         return f"{__name__}:{self.name}"
 
     def target(self) -> Target:
-        """torch's gloo with this bug."""
+        """torch's gloo with this bug; as a group in Python, which torch.compile does not take."""
+        gloo = load_target("torch")
         return replace(
-            load_target("torch"),
+            gloo,
+            capabilities=gloo.capabilities.without(["feature:compiled_calls"]),
             name=self.name,
             backend=BACKEND,
             imports=(__name__,),
@@ -132,6 +134,10 @@ class MutantGroup(ForwardingGroup):
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's name
         return BACKEND
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Of the operations that follow."""
+        self.inner.set_timeout(timeout)
 
     def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
         """`dist.monitored_barrier` is for backends called "gloo"; cases then ask the group."""

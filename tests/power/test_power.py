@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -148,14 +149,22 @@ def test_there_is_no_other_mutant(name: str) -> None:
         load_target(f"conformance.power.mutants:{name}")
 
 
+def named(patterns: list[str], **more: Any) -> argparse.Namespace:
+    return argparse.Namespace(
+        **{"sample": None, "seed": 0, "control": False, **more, "patterns": patterns}
+    )
+
+
 def test_a_draw_is_the_same_for_the_same_seed() -> None:
     def drawn(seed: int) -> list[Mutant]:
-        return chosen(argparse.Namespace(patterns=["gather__*"], sample=5, seed=seed))
+        return chosen(named(["gather__*"], sample=5, seed=seed))
 
     assert drawn(1) == drawn(1) != drawn(2)
     assert {mutant.operation for mutant in drawn(1)} == {"gather"}
     with pytest.raises(UsageError, match="no mutant is called nothing"):
-        chosen(argparse.Namespace(patterns=["nothing"], sample=None, seed=0))
+        chosen(named(["nothing"]))
+    [control] = chosen(named(["gather__*"], control=True))
+    assert control == Mutant("gather", CONTROL, "always")
 
 
 def test_all_workers_together_judge_each_once() -> None:
@@ -180,3 +189,41 @@ def test_mutants_are_killed(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert [line.split()[1] for line in said.splitlines()[:2]] == names
     assert "2 of 2 killed, 100 percent" in said
+
+
+def test_nothing_is_held_against_the_control(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["power", "--control", "send__*", "--workers", "1"]) == 0
+    assert capsys.readouterr().out.startswith("survived  send__none__always  ")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--profile", "colectives"], "colectives"),
+        (["--deadline", "0"], "deadline"),
+        (["--sample", "0"], "0 is less than 1"),
+        (["--workers", "0"], "0 is less than 1"),
+    ],
+)
+def test_bad_options_are_refused(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with contextlib.suppress(SystemExit):
+        assert main(["power", *options]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_what_was_not_judged_is_not_counted_as_killed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    killed = Judged(Mutant("send", "ignores_the_tag", "always"), rule="p2p/tags", cases=9)
+    unknown = Judged(Mutant("send", "ignores_strides", "always"))
+
+    def judged(*_: Any) -> Iterator[Judged]:
+        yield from (killed, unknown)
+
+    monkeypatch.setattr("conformance.power.command._judged", judged)
+    assert main(["power", killed.mutant.name, unknown.mutant.name]) == 3
+    said = capsys.readouterr().out
+    assert "1 of 1 killed" in said
+    assert "1 were not judged" in said

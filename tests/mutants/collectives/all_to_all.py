@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from conformance.power.handles import Done
 from impl.gloo import ProcessGroupGloo
-from tests.mutants.handles import Done
 from tests.mutants.kit import ForwardingGroup, GroupMutant, breaks
 
 

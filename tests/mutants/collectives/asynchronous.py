@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from conformance.power.handles import Done
 from conformance.verdict import Verdict
 from tests.mutants.collectives.kit import AroundTorch, mapped
-from tests.mutants.handles import Done
 from tests.mutants.kit import ForwardingGroup, breaks
 
 

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
+from conformance.power.handles import Done, Relayed
 from conformance.verdict import Verdict
 from tests.mutants.faults.kit import Forgiving
-from tests.mutants.handles import Done, Relayed
 from tests.mutants.kit import ForwardingGroup, breaks
 
 

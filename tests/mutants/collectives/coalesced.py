@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from tests.mutants.handles import Done
+from conformance.power.handles import Done
 from tests.mutants.kit import ForwardingGroup, breaks
 from tests.mutants.replacing import Replacing
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from conformance.power.handles import Done, NeverCompleted
 from conformance.verdict import Verdict
-from tests.mutants.handles import Done, NeverCompleted
 from tests.mutants.kit import ForwardingGroup, breaks
 
 

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from conformance.power.handles import NeverCompleted
 from conformance.verdict import Verdict
 from tests.mutants.collectives.kit import AroundImpl, all_of
-from tests.mutants.handles import NeverCompleted
 from tests.mutants.kit import breaks
 
 

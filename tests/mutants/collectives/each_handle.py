@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from conformance.power.handles import Relayed
 from conformance.verdict import Verdict
 from tests.mutants.collectives.kit import Relaying
-from tests.mutants.handles import Relayed
 from tests.mutants.kit import breaks
 
 

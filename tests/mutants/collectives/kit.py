@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conformance.harness.forwarding import OPERATIONS
+from conformance.power.handles import Relayed
 from impl.gloo import ProcessGroupGloo
-from tests.mutants.handles import Relayed
 from tests.mutants.kit import ForwardingGroup, GroupMutant
 
 _WITHOUT_RESULT = ("barrier", "recv", "send")

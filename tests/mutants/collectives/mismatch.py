@@ -10,13 +10,13 @@ from zlib import crc32
 import torch
 import torch.distributed as dist
 
+from conformance.power.handles import Done
 from impl import errors
 from impl.errors import CollectiveMismatch
 from impl.gloo import ProcessGroupGloo
 from impl.gloo.queue.issuing import Described
 from tests.mutants.collectives.kit import AroundImpl
 from tests.mutants.ddp.kit import swap
-from tests.mutants.handles import Done
 from tests.mutants.kit import ForwardingGroup, GroupMutant, Patch, breaks
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch.distributed as dist
 
-from tests.mutants.handles import Done, Relayed
+from conformance.power.handles import Done, Relayed
 from tests.mutants.kit import ForwardingGroup, breaks
 
 

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from conformance.power.handles import Done, Relayed
 from tests.mutants.collectives.kit import AroundTorch, all_of, mapped
 from tests.mutants.collectives.order import Late
-from tests.mutants.handles import Done, Relayed
 from tests.mutants.kit import ForwardingGroup, breaks
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.mutants.handles import Relayed
+from conformance.power.handles import Relayed
 from tests.mutants.kit import ForwardingGroup, breaks
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from conformance.power.handles import Relayed
 from tests.mutants.collectives.kit import AroundImpl, all_of, mapped
-from tests.mutants.handles import Relayed
 from tests.mutants.kit import ForwardingGroup, breaks
 
 

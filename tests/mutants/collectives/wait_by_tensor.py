@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.distributed import _functional_collectives as functional
 
+from conformance.power.handles import Done
 from tests.mutants.collectives.kit import AroundTorch
-from tests.mutants.handles import Done
 from tests.mutants.kit import breaks
 
 

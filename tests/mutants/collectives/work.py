@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from conformance.power.handles import Done, Relayed
 from conformance.verdict import Verdict
 from tests.mutants.collectives.kit import OfOne, Relaying
-from tests.mutants.handles import Done, Relayed
 from tests.mutants.kit import ForwardingGroup, Patch, breaks
 from tests.mutants.replacing import replaced
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from conformance.power.handles import Relayed
 from conformance.verdict import Verdict
 from tests.mutants.collectives.kit import OfOne, Relaying
-from tests.mutants.handles import Relayed
 from tests.mutants.kit import breaks
 
 

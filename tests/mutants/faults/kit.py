@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, ClassVar
 
-from tests.mutants.handles import Relayed
+from conformance.power.handles import Relayed
 from tests.mutants.kit import ForwardingGroup
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from conformance.power.handles import Relayed
 from impl.gloo import ProcessGroupGloo
-from tests.mutants.handles import Relayed
 from tests.mutants.kit import ForwardingGroup, GroupMutant, breaks
 
 

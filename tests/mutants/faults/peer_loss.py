@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, ClassVar
 
+from conformance.power.handles import Done, Relayed
 from impl.gloo import ProcessGroupGloo
 from tests.mutants.faults.kit import ChangesReductions, Forgiving
-from tests.mutants.handles import Done, Relayed
 from tests.mutants.kit import ForwardingGroup, GroupMutant, breaks
 
 

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import torch.distributed as dist
 
+from conformance.power.handles import Relayed
 from conformance.verdict import Verdict
 from impl.gloo import ProcessGroupGloo
 from tests.mutants.faults.kit import ChangesReductions, Forgiving
-from tests.mutants.handles import Relayed
 from tests.mutants.kit import ForwardingGroup, GroupMutant, breaks
 
 

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from conformance.power.handles import Done, Relayed
 from conformance.verdict import Verdict
 from impl.gloo import ProcessGroupGloo
-from tests.mutants.handles import Done, Relayed
 from tests.mutants.kit import ForwardingGroup, GroupMutant, breaks
 from tests.mutants.replacing import Replacing
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, ClassVar
 
+from conformance.power.handles import Done
 from conformance.verdict import Verdict
 from impl.gloo import ProcessGroupGloo
-from tests.mutants.handles import Done
 from tests.mutants.kit import ForwardingGroup, GroupMutant, breaks
 
 

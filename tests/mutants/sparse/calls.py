@@ -7,8 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from conformance.power.handles import Done, Relayed
 from conformance.verdict import Verdict
-from tests.mutants.handles import Done, Relayed
 from tests.mutants.kit import ForwardingGroup, breaks
 from tests.mutants.sparse.kit import OfImpl, ReducesSparsely
 

@@ -1,7 +1,8 @@
-"""Work handles from which mutants derive: one that is done at once, one that relays another."""
+"""Handles from which mutants derive: one that is done at once, and some that relay another."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -67,3 +68,34 @@ class NeverCompleted(Relayed):
 
     def is_completed(self) -> bool:
         return False
+
+
+class After(Relayed):
+    """Does something more once its operation is done, and once only."""
+
+    def __init__(self, inner: Any, then: Callable[[], None]) -> None:
+        super().__init__(inner)
+        self._then: Callable[[], None] | None = then
+
+    def _finish(self) -> None:
+        then, self._then = self._then, None
+        if then is not None:
+            then()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        done = super().wait(timeout)
+        self._finish()
+        return done
+
+    def is_completed(self) -> bool:
+        completed = super().is_completed()
+        if completed:
+            self._finish()
+        return completed
+
+    def get_future(self) -> Any:
+        def finish(future: Any) -> Any:
+            self._finish()
+            return future.value()
+
+        return super().get_future().then(finish)
