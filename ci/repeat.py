@@ -2,8 +2,8 @@
 
 Runs the suite on one target in one way after another, and compares what each run says of every
 requirement and every case with what the first run says. Prints a row for each run as it ends. The
-exit code is 1 if a run has a failure or says something else than the first. What breaks in one run
-alone, and is declared by the target, as a race of its own, is counted apart, as chance.
+exit code is 1 if a run has a failure or says something else than the first. A difference is marked
+as chance if the target declares that this may break, and it did so in one of the two runs alone.
 
     python -m ci.repeat --target torch --orders 3 --workers 1,2,4,8
     python -m ci.repeat --times 20            # half of them with all processors loaded
@@ -57,7 +57,8 @@ class Difference:
     now: str
 
     def __str__(self) -> str:
-        return f"{self.requirement} {self.case}: {self.was} -> {self.now}"
+        chance = " (chance)" * self.is_by_chance
+        return f"{self.requirement} {self.case}: {self.was} -> {self.now}{chance}"
 
     @property
     def is_by_chance(self) -> bool:
@@ -175,18 +176,17 @@ def main() -> int:
         minutes = (time.monotonic() - started) / 60
         found = verdicts_of(document)
         first = first or found
-        other = differences(first, found)
-        different = [each for each in other if not each.is_by_chance]
+        different = differences(first, found)
         rules = [verdict for (_, case), verdict in found.items() if not case]
         cases = {case for _, case in found if case}
         reds = sum(verdict in RED for verdict in rules)
         holds = rules.count(str(Verdict.HOLDS))
         is_steady &= not different and not reds
-        chance = len(other) - len(different)
+        chance = sum(each.is_by_chance for each in different)
         row = (way.name, len(cases), holds, reds, len(different), chance, f"{minutes:.1f}")
         print(_COLUMNS.format(*row), flush=True)
-        for each in other[:_SHOWN]:
-            print(f"    {each}{' (chance)' * each.is_by_chance}", flush=True)
+        for each in different[:_SHOWN]:
+            print(f"    {each}", flush=True)
     return 0 if is_steady else 1
 
 

@@ -8,6 +8,7 @@ import difflib
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 import pytest
 
@@ -49,9 +50,14 @@ def run(arguments: argparse.Namespace) -> int:
     _refuse_misspelt(arguments.rest)
     if os.getcwd() not in sys.path:  # a target may be in this folder, as with `python -m`
         sys.path.insert(0, os.getcwd())
-    _launch_ranks(arguments)
+    settings = _settings(arguments)
+    launcher = settings.target.launch if settings else ""
+    if launcher and arguments.launcher != "none" and not _is_launched(arguments):
+        _launch_ranks(launcher, arguments)
+    workers = [] if _is_launched(arguments) else _workers(arguments, settings)
     with _nothing_from_around():
-        code = pytest.main([*suite_arguments(), *_options(arguments), *arguments.rest])
+        options = [*_options(arguments), *workers, *arguments.rest]
+        code = pytest.main([*suite_arguments(), *options])
     return EXIT_USAGE if code == pytest.ExitCode.USAGE_ERROR else int(code)
 
 
@@ -103,22 +109,25 @@ def _settings(arguments: argparse.Namespace) -> Settings | None:
         return None
 
 
-def _launch_ranks(arguments: argparse.Namespace) -> None:
-    """Start this command again on all ranks, if that is how the target's are started."""
-    settings = _settings(arguments)
-    launcher = settings.target.launch if settings else ""
-    if not launcher or arguments.launcher == "none" or _is_launched(arguments):
-        return
-    given = [*_options(arguments, workers=False), *arguments.rest]
+def _launch_ranks(launcher: str, arguments: argparse.Namespace) -> NoReturn:
+    """Start this command again on all ranks."""
+    given = [*_options(arguments), *arguments.rest]
     try:
         launch(launcher, [sys.executable, "-m", "conformance", "certify", *given])
     except LauncherError as error:
         raise UsageError(str(error)) from error
 
 
-def _workers_for(arguments: argparse.Namespace) -> int:
+def _workers(arguments: argparse.Namespace, settings: Settings | None) -> list[str]:
+    """The options of pytest-xdist. Under a launcher there is one set of ranks, which workers cannot
+    share."""
+    if "no:xdist" in arguments.rest:
+        return []
+    return ["-p", "xdist", "-n", arguments.workers or str(_workers_for(settings))]
+
+
+def _workers_for(settings: Settings | None) -> int:
     """As many as have something to do: each of them imports torch, and so does its fork server."""
-    settings = _settings(arguments)
     if settings is None:
         return 0
     files = sum(is_asked_for(file, settings) for file in chapter_files())
@@ -134,7 +143,8 @@ def _is_launched(arguments: argparse.Namespace) -> bool:
         return True  # pytest will say so
 
 
-def _options(arguments: argparse.Namespace, *, workers: bool = True) -> list[str]:
+def _options(arguments: argparse.Namespace) -> list[str]:
+    """Those of the suite that were given."""
     given = []
     for flag, how in OPTIONS.items():
         value = getattr(arguments, flag.removeprefix("--").replace("-", "_"))
@@ -143,7 +153,4 @@ def _options(arguments: argparse.Namespace, *, workers: bool = True) -> list[str
             continue
         values = value if how.get("action") == "append" else [value]
         given += [f"{flag}={v}" for v in values if v is not None]
-    # Under a launcher there is one set of ranks, which workers cannot share.
-    if workers and not _is_launched(arguments) and "no:xdist" not in arguments.rest:
-        given += ["-p", "xdist", "-n", arguments.workers or str(_workers_for(arguments))]
     return given

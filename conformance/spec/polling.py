@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 from conformance import Me
+
+PATIENCE_S = 5.0  # stands for ever: each operation takes less than a thousandth of that
+
+
+def within_patience(done: Callable[[], bool], patience_s: float = PATIENCE_S) -> bool:
+    """Whether it became true in good time. Sleeping lets other threads go on."""
+    give_up_at = time.monotonic() + patience_s
+    while not done():
+        if time.monotonic() > give_up_at:
+            return False
+        time.sleep(1e-3)
+    return True
 
 
 def rounds_of_messages(me: Me, limit: int) -> Iterator[int]:

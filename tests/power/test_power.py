@@ -26,7 +26,7 @@ from conformance.target import load_target
 
 
 class Work(dist.Work):
-    """Of an operation that is done when somebody waits."""
+    """Of an operation that completes in wait()."""
 
     def __init__(self, do: Callable[[], None]) -> None:
         super().__init__()

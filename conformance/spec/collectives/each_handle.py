@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import zip_longest
 from typing import Any
 
 import pytest
@@ -32,12 +32,11 @@ from conformance import (
     world_sizes,
 )
 from conformance.oracle.collectives import COLLECTIVES, Call, after, before
+from conformance.spec.collectives.kinds import claimed, each
 from conformance.spec.collectives.perform import issue
-from conformance.spec.collectives.strategies import REDUCING
 from conformance.spec.collectives.waits import appears
 from conformance.spec.collectives.work import flat
-from conformance.spec.polling import rounds_of_messages
-from conformance.target import Target
+from conformance.spec.polling import rounds_of_messages, within_patience
 
 chapter = Chapter("collectives")
 
@@ -47,18 +46,6 @@ KINDS = (*COLLECTIVES, "barrier")
 MADE_OF_OTHERS = ("reduce_scatter", "reduce_scatter_tensor")
 OF_THEIR_OWN = [kind for kind in KINDS if kind not in MADE_OF_OTHERS]
 WITH_RESULTS = [kind for kind in OF_THEIR_OWN if kind != "barrier"]
-
-
-def needs_of(kind: str) -> tuple[str, ...]:
-    return (f"op:{kind}", "reduce_op:sum") if kind in REDUCING else (f"op:{kind}",)
-
-
-def each(kinds: Sequence[str]) -> list[Any]:
-    return [pytest.param(kind, marks=needs(*needs_of(kind))) for kind in kinds]
-
-
-def claimed(kinds: Sequence[str], target: Target) -> list[str]:
-    return [kind for kind in kinds if all(map(target.capabilities.has, needs_of(kind)))]
 
 
 def call_of(kind: str) -> Call:
@@ -262,7 +249,6 @@ class Failed:
     future: str
 
 
-_PATIENCE_S = 5.0  # for futures of operations that have failed
 _GROUP_TIMEOUT_S = 3.0  # long enough to make the groups within it on a busy machine
 
 
@@ -275,28 +261,26 @@ def alone_in_each(me: Me, kinds: Sequence[str], with_futures: bool = False) -> l
         return []
     try:
         works = [begin(me, kind, group).work for kind, group in zip(kinds, groups, strict=True)]
-        futures = [work.get_future() if with_futures else None for work in works]
+        futures = [work.get_future() for work in works] if with_futures else []
         waits = [outcome(work.wait) for work in works]
-        give_up_at = time.monotonic() + _PATIENCE_S
+        within_patience(lambda: all(future.done() for future in futures))
         return [
             Failed(
                 wait,
                 work.is_completed(),
                 work.is_success(),
                 str(work.exception()),
-                how_it_ended(future, give_up_at) if future else "",
+                how_it_ended(future) if future else "",
             )
-            for wait, work, future in zip(waits, works, futures, strict=True)
+            for wait, work, future in zip_longest(waits, works, futures)
         ]
     finally:
         me.store.set("over", "")
 
 
-def how_it_ended(future: Any, give_up_at: float) -> str:
-    while not future.done():
-        if time.monotonic() > give_up_at:
-            return "is not done"
-        time.sleep(1e-3)
+def how_it_ended(future: Any) -> str:
+    if not future.done():
+        return "is not done"
     try:
         future.wait()
     except Exception:

@@ -6,7 +6,7 @@ others have issued what they can without it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,32 +19,22 @@ from conformance import Chapter, Me, Ranks, adapts, assert_each_rank, needs, wor
 from conformance.oracle.collectives import COLLECTIVES, Call, after, before, receives
 from conformance.oracle.data import sample
 from conformance.oracle.programs import BETWEEN, IN_PLACE, Program, Step, run_alone
+from conformance.spec.collectives.kinds import COALESCED, claimed, each
 from conformance.spec.collectives.perform import issue
 from conformance.spec.collectives.programs import run_program
-from conformance.spec.collectives.strategies import REDUCING, ROOTED
+from conformance.spec.collectives.strategies import ROOTED
 from conformance.spec.collectives.waits import appears, tick, wait_for_ticks
 from conformance.spec.parameters import ops
-from conformance.target import Target
 
 chapter = Chapter("collectives", source="derived")
 
 
 SHAPE = (4,)
-# "send" is a message to the next rank and one from the rank before, "coalesced" two reductions.
-KINDS = (*COLLECTIVES, "barrier", "send", "coalesced")
+# "send" is a message to the next rank and one from the rank before.
+KINDS = (*COLLECTIVES, "barrier", "send", COALESCED)
 
 
-def needs_of(kind: str) -> tuple[str, ...]:
-    if kind == "coalesced":
-        return ("feature:coalescing", "op:all_reduce", "reduce_op:sum")
-    return (f"op:{kind}", "reduce_op:sum") if kind in REDUCING else (f"op:{kind}",)
-
-
-def claimed(kinds: Iterable[str], target: Target) -> list[str]:
-    return [kind for kind in kinds if all(map(target.capabilities.has, needs_of(kind)))]
-
-
-EACH_KIND = [pytest.param(kind, marks=needs(*needs_of(kind))) for kind in KINDS]
+EACH_KIND = each(KINDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +64,7 @@ def begin(me: Me, kind: str, salt: int, *, async_op: bool) -> Begun:
             return Begun(handles(sending, dist.irecv(y, source)), [x], [y])
         dist.recv(y, source)
         return Begun(handles(sending), [x], [y])
-    if kind == "coalesced":
+    if kind == COALESCED:
         xs = [sample(SHAPE, "float32", me.rank, salt + i).to(me.device) for i in range(2)]
         with dist._coalescing_manager(async_ops=async_op) as manager:
             for x in xs:
@@ -98,16 +88,13 @@ def call_of(kind: str, salt: int, world_size: int) -> Call:
 
 def left_by(kind: str, salt: int, rank: int, world_size: int) -> list[Tensor] | None:
     """What `begin` fills in the end; None where nothing is said of it."""
-    everyone = range(world_size)
-    match kind:
-        case "barrier":
-            return []
-        case "send":
-            return [sample(SHAPE, "float32", (rank - 1) % world_size, salt)]
-        case "coalesced":
-            sums = [Call("all_reduce", SHAPE, salt=salt + i) for i in range(2)]
-            return [after(one, rank, world_size).taken[0] for one in sums]
-    assert kind in COLLECTIVES and rank in everyone
+    if kind == "barrier":
+        return []
+    if kind == "send":
+        return [sample(SHAPE, "float32", (rank - 1) % world_size, salt)]
+    if kind == COALESCED:
+        sums = [Call("all_reduce", SHAPE, salt=salt + i) for i in range(2)]
+        return [after(one, rank, world_size).taken[0] for one in sums]
     call = call_of(kind, salt, world_size)
     return list(after(call, rank, world_size).taken) if receives(call, rank) else None
 

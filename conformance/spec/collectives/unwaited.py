@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -15,27 +13,15 @@ from conformance import Chapter, Me, Ranks, assert_each_rank, covers, needs, wor
 from conformance.oracle.collectives import Call, after, before, receives
 from conformance.spec.collectives.perform import issue
 from conformance.spec.parameters import ops
+from conformance.spec.polling import PATIENCE_S, within_patience
 
 chapter = Chapter("collectives", source="derived: p2p/dropped-handles, for collectives")
-
 
 OTHERS = [
     "all_reduce",
     *ops("reduce", "broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter"),
     *ops("all_to_all", "all_to_all_single"),
 ]
-
-_PATIENCE_S = 5.0  # stands for ever: each operation takes less than a thousandth of that
-
-
-def within_patience(done: Callable[[], bool], patience_s: float = _PATIENCE_S) -> bool:
-    """Whether it became true in good time. Sleeping lets other threads go on."""
-    give_up_at = time.monotonic() + patience_s
-    while not done():
-        if time.monotonic() > give_up_at:
-            return False
-        time.sleep(1e-3)
-    return True
 
 
 def polled(me: Me, call: Call, patience_s: float) -> tuple[bool, list[Tensor]]:
@@ -52,7 +38,7 @@ def polled(me: Me, call: Call, patience_s: float) -> tuple[bool, list[Tensor]]:
 def check_polled(ranks: Ranks, op: str, numel: int, *, must_complete: bool) -> None:
     n = ranks.world_size
     call = Call(op, (numel,))
-    got = ranks.run(polled, call, _PATIENCE_S if must_complete else 0.5)
+    got = ranks.run(polled, call, PATIENCE_S if must_complete else 0.5)
     judged = [r for r in range(n) if receives(call, r) and (must_complete or got[r][0])]
     assert_each_rank(
         [got[rank] for rank in judged],
@@ -167,7 +153,7 @@ def barrier_of_one_who_waits_later(me: Me) -> bool:
     me.store.set("issued", "")
     try:
         everybody = [f"rank {rank} has passed" for rank in range(1, me.world_size)]
-        me.store.wait(everybody, timedelta(seconds=_PATIENCE_S))
+        me.store.wait(everybody, timedelta(seconds=PATIENCE_S))
         passed = True
     except dist.DistStoreError:
         passed = False
