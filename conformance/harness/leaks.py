@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import re
 import threading
 import time
 import weakref
@@ -20,6 +21,7 @@ from conformance.harness.devices import DRIVER_FILES, THREADS_FOR_LIFE
 _SETTLE_S = 3.0
 _PR_SET_CHILD_SUBREAPER = 36  # of <sys/prctl.h>
 _SHOWN_OF_COMMAND = 80
+_SHARED_MAPPING = re.compile(r" ((?:/dev/shm/|/memfd:).*)$", re.MULTILINE)  # of proc(5), maps
 _STATE, _PARENT = 0, 1  # fields of /proc/PID/stat
 
 
@@ -119,12 +121,8 @@ def _descriptors() -> Counter[str]:
 
 
 def _shared_memory() -> Counter[str]:
-    found: Counter[str] = Counter()
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        fields = line.split(maxsplit=5)
-        if len(fields) == 6 and fields[5].startswith(("/dev/shm/", "/memfd:")):
-            found[fields[5]] += 1
-    return found
+    mapped = _SHARED_MAPPING.findall(Path("/proc/self/maps").read_text())
+    return Counter(mapped)
 
 
 def _children() -> dict[int, str]:

@@ -22,7 +22,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,7 @@ _PATCHED = (
     distributed_c10d,
     dist.ProcessGroup,
 )
+_MODULES = "module "
 _LIMITS = [number for name, number in vars(resource).items() if name.startswith("RLIMIT_")]
 _OWN_AFTER = 8  # first worlds in a row
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
@@ -58,11 +59,11 @@ class Switches:
     """How one process is set up.
 
     facts: what can be compared, by name.
-    objects: what must be the very same object, by name.
+    objects: what must be the very same object: by place, and by name there.
     """
 
     facts: Mapping[str, Any]
-    objects: Mapping[str, object]
+    objects: Mapping[str, Mapping[str, object]]
 
 
 def take_switches() -> Switches:
@@ -74,7 +75,12 @@ def changed_since(before: Switches) -> tuple[str, ...]:
     """The names of what is not as it was; what has come since does not count."""
     now = take_switches()
     facts = (name for name, fact in before.facts.items() if now.facts[name] != fact)
-    objects = (n for n, o in before.objects.items() if now.objects.get(n) is not o)
+    objects = (
+        f"{place}{name}"
+        for place, names in before.objects.items()
+        for name, value in names.items()
+        if now.objects[place].get(name) is not value and _is_for_good(place, value)
+    )
     return (*facts, *objects)
 
 
@@ -122,28 +128,27 @@ def _facts() -> Iterator[tuple[str, Any]]:
     yield "sharing", torch.multiprocessing.get_sharing_strategy()
     for place in _PATCHED:
         if isinstance(place, type):  # a new name may stand before one of a base
-            yield f"names of {place.__name__}", set(filter(_names_in(place.__bases__), vars(place)))
+            of_bases = set().union(*map(vars, place.__mro__[1:]))
+            yield f"names of {place.__name__}", of_bases.intersection(vars(place))
     # Not those of optimizers: a wrapper may add one when it is first used, and keep it.
     for name, value in vars(global_hooks).items():
         if name.startswith("_global") and isinstance(value, dict):
             yield f"hooks of modules: {name}", len(value)
 
 
-def _objects() -> Iterator[tuple[str, object]]:
-    for name in "stdin", "stdout", "stderr", "excepthook", "unraisablehook":
-        yield f"sys.{name}", getattr(sys, name)
-    yield "threading.excepthook", threading.excepthook
-    yield "warnings.showwarning", warnings.showwarning
-    for name, module in sys.modules.items():
-        yield f"module {name}", module
+def _objects() -> Iterator[tuple[str, Mapping[str, object]]]:
+    streams = ("stdin", "stdout", "stderr", "excepthook", "unraisablehook")
+    yield "sys.", {name: getattr(sys, name) for name in streams}
+    yield "threading.", {"excepthook": threading.excepthook}
+    yield "warnings.", {"showwarning": warnings.showwarning}
+    yield _MODULES, dict(sys.modules)
     for place in _PATCHED:
-        for name, value in vars(place).items():
-            if callable(value):
-                yield f"{place.__name__}.{name}", value
+        yield f"{place.__name__}.", dict(vars(place))
 
 
-def _names_in(places: Sequence[type]) -> Callable[[str], bool]:
-    return lambda name: any(hasattr(place, name) for place in places)
+def _is_for_good(place: str, value: object) -> bool:
+    """Whether nothing may stand in the place of this: of names, only those of functions count."""
+    return place == _MODULES or callable(value)
 
 
 def _umask() -> int:

@@ -81,8 +81,6 @@ def rank_main(connection: Connection, output_fd: int, stacks_fd: int, page_fd: i
     warnings.simplefilter("default")
     parent = RankEnd(connection)
     worker = Worker(Recorder(Page(page_fd)), lambda: parent.send(pack_for_parent(Begun())))
-    gc.collect()
-    gc.freeze()  # what every world shares is never looked at again by the collector
     while True:
         try:
             command: Command = unpack(parent.receive())
@@ -144,6 +142,7 @@ class Worker:
         self._before = take_census()
         self._switches = take_switches()
         self._pid = os.getpid()
+        self._modules_apart = 0
 
     def obey(self, command: Command) -> Answer:
         """Do as told. Whatever the case's code raises becomes an answer."""
@@ -204,6 +203,7 @@ class Worker:
 
     def _join(self, join: Join) -> None:
         outside = _import(join.target, join.search_path)
+        self._set_modules_apart()
         # Before the census: both live as long as the process.
         device = _device(join)
         store = dist.PrefixStore(join.prefix, self._connected(join.host, join.port))
@@ -233,6 +233,13 @@ class Worker:
                 timeout=timedelta(seconds=join.group_timeout_s),
                 pg_options=self._me.options,
             )
+
+    def _set_modules_apart(self) -> None:
+        """What has been imported outlives every world: the collector need not look at it again."""
+        if len(sys.modules) != self._modules_apart:
+            self._modules_apart = len(sys.modules)
+            gc.collect()
+            gc.freeze()
 
     def _connected(self, host: str, port: int) -> dist.TCPStore:
         """The parent's store. One connection serves all worlds: for each new one the server looks
