@@ -8,6 +8,7 @@ Importing torch warns of its own deprecated parts. Where the environment makes e
 (PYTHONWARNINGS, -W error) that would end the server before any rank is there.
 """
 
+import gc
 import importlib
 import warnings
 
@@ -32,3 +33,4 @@ from conformance.harness.leaks import adopt_orphans  # noqa: E402  # which impor
 
 adopt_orphans()  # what dead ranks leave behind becomes a child of the server
 warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")
+gc.freeze()  # ranks share this memory as long as no collector looks at it

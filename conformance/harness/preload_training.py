@@ -3,6 +3,7 @@
 It takes as long as torch itself, so a fork server imports it only if such ranks are to come.
 """
 
+import gc
 import importlib
 import warnings
 
@@ -17,3 +18,4 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     for _name in _MODULES:
         importlib.import_module(_name)
+gc.freeze()  # ranks share this memory as long as no collector looks at it

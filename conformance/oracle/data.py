@@ -7,6 +7,7 @@ which they are added, no dtype rounds, and no two ranks look alike.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 # exact: float8_e5m2 has all whole numbers up to 8, bfloat16 up to 256, int8 up to 127.
 _RANGE = {1: 3, 2: 31, 4: 1009, 8: 1009}
 _RANGE_INT8 = 31
+_SMALL = 4096  # elements
 
 
 def dtype_named(name: str) -> torch.dtype:
@@ -41,16 +43,29 @@ def sample(shape: Sequence[int], dtype: str, rank: int, salt: int = 0) -> Tensor
     salt: tells apart several tensors of one rank.
     Returns a CPU tensor.
     """
+    make = _small_sample if numel_of(shape) <= _SMALL else _sample
+    return make(tuple(shape), dtype, rank, salt)
+
+
+def _sample(shape: tuple[int, ...], dtype: str, rank: int, salt: int) -> Tensor:
     kind = dtype_named(dtype)
-    mixed = _mixed(numel_of(shape), rank, salt)
-    if kind is torch.bool:
-        return (mixed % 2 == 0).reshape(tuple(shape))
     if kind.is_complex:
         part = sample(shape, _real_part(dtype), rank, salt)
         return torch.complex(part, sample(shape, _real_part(dtype), rank + 3, salt + 1))
+    mixed = _mixed(numel_of(shape), rank, salt)
+    if kind is torch.bool:
+        return (mixed % 2 == 0).reshape(shape)
     count = _count_of_values(kind)
     smallest = 0 if not kind.is_signed else -(count // 2)
-    return (mixed % count + smallest).to(kind).reshape(tuple(shape))
+    return mixed.remainder_(count).add_(smallest).to(kind).reshape(shape)
+
+
+_kept_sample = functools.lru_cache(maxsize=1024)(_sample)
+
+
+def _small_sample(shape: tuple[int, ...], dtype: str, rank: int, salt: int) -> Tensor:
+    """As `_sample`. Cases ask for the same ones again and again."""
+    return _kept_sample(shape, dtype, rank, salt).clone()
 
 
 def factors(shape: Sequence[int], dtype: str, rank: int, salt: int = 0) -> Tensor:
@@ -121,8 +136,10 @@ def noisy_factors(shape: Sequence[int], dtype: str, rank: int, salt: int = 0) ->
 
 def _mixed(numel: int, rank: int, salt: int) -> Tensor:
     """Numbers without any pattern that a collective could keep by mistake, the same every time."""
-    mixed = torch.arange(numel, dtype=torch.int64) * 2654435761 + rank * 40503 + salt * 97_003 + 7
-    return ((mixed ^ (mixed >> 15)) * 2246822519 >> 11) & 0x7FFFFFFF
+    mixed = torch.arange(numel, dtype=torch.int64)
+    mixed.mul_(2654435761).add_(rank * 40503 + salt * 97_003 + 7)
+    mixed.bitwise_xor_(mixed >> 15).mul_(2246822519)
+    return mixed.bitwise_right_shift_(11).bitwise_and_(0x7FFFFFFF)
 
 
 def _count_of_values(kind: torch.dtype) -> int:
