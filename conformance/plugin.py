@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import glob
 import multiprocessing
 import os
 import signal
@@ -23,7 +22,6 @@ from typing import Any
 
 import pytest
 
-from conformance.catalogue.chapters import chapter_files
 from conformance.exit_codes import EXIT_HARNESS_FAULT
 from conformance.harness.agents import Crew, serve
 from conformance.harness.launcher import LauncherError, Place, place
@@ -142,8 +140,6 @@ def _folder_of_tmp_path(option: Any) -> Path:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for file in chapter_files():
-        config.addinivalue_line("python_files", glob.escape(str(file)))
     for documented in DOCUMENTED.values():
         config.addinivalue_line("markers", documented)
     if SETTINGS not in config.stash:  # pytest is about to show its help

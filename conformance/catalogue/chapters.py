@@ -29,6 +29,16 @@ def chapter_files() -> tuple[Path, ...]:
     return tuple(file for file in sorted(SPEC.glob("*/*.py")) if _CASE.search(text_of(file)))
 
 
+def is_chapter(file: Path) -> bool:
+    """Whether it is one of `chapter_files`."""
+    return file in _chapters()
+
+
+@cache
+def _chapters() -> frozenset[Path]:
+    return frozenset(chapter_files())
+
+
 @cache
 def named_in(file: Path) -> frozenset[str]:
     """The ids that a file names, except as what a rule rests on."""

@@ -22,7 +22,9 @@ _WRITTEN_ANEW = {"WORLD_SIZE", "TARGET", "case"}
 _MARK = re.compile(r"  #: (not )?([\w.]+)$")
 _FOR_CHECKERS = re.compile(r"  # (type: ignore|noqa)\S*(  # .*?)?(?=  #:|$)", re.MULTILINE)
 _SOURCE = _FOR_CHECKERS.sub("", inspect.getsource(alone))
-_BODY = ast.parse(_SOURCE).body[1:]  # without the docstring
+_TREE = ast.parse(_SOURCE)
+_BODY = _TREE.body[1:]  # without the docstring
+_STARTS = {node.lineno: node for node in ast.walk(_TREE) if isinstance(node, ast.stmt)}
 
 
 def import_lines() -> Iterator[str]:
@@ -47,7 +49,7 @@ def definitions(roots: Iterable[str], words: Set[str], facts: Set[str]) -> list[
     """
     given = {f"with_{f}" if f in facts else f"without_{f}" for f in vars(alone.TARGET)}
     needed = {MAIN, *roots}
-    lines = _cut(_SOURCE.splitlines(), {*words, *given})
+    lines = _cut({*words, *given})
     body = [s for s in ast.parse("\n".join(lines)).body if _name(s) not in _WRITTEN_ANEW]
     looked_up = set(words)
     before = 0
@@ -67,16 +69,16 @@ def definitions(roots: Iterable[str], words: Set[str], facts: Set[str]) -> list[
     return texts
 
 
-def _cut(lines: list[str], needs: Set[str]) -> list[str]:
-    """The lines without those that need something else, and without marks."""
-    starts = {n.lineno: n for n in ast.walk(ast.parse("\n".join(lines))) if isinstance(n, ast.stmt)}
+def _cut(needs: Set[str]) -> list[str]:
+    """The lines of `alone.py` without those that need something else, and without marks."""
+    lines = _SOURCE.splitlines()
     kept = dict(enumerate(lines, 1))
     for number, line in enumerate(lines, 1):
         mark = _MARK.search(line)
         if mark and (mark[2] in needs) is not bool(mark[1]):
             kept[number] = line[: mark.start()]
         elif mark:
-            last = starts[number].end_lineno if number in starts else number
+            last = _STARTS[number].end_lineno if number in _STARTS else number
             for gone in range(number, (last or number) + 1):
                 kept.pop(gone, None)
     return list(kept.values())

@@ -15,11 +15,13 @@ import importlib.util
 import inspect
 import symtable
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from types import FunctionType, ModuleType
 from typing import TypeGuard
+
+_STATEMENTS = 4096  # that are looked at once, although many scripts need them
 
 
 class CannotStandAlone(Exception):
@@ -350,6 +352,7 @@ class _Bare(ast.NodeTransformer):
         return self.generic_visit(node)
 
 
+@lru_cache(_STATEMENTS)
 def _without_annotations(statement: ast.stmt) -> ast.stmt:
     """A copy without annotations, which the script never evaluates."""
     copy = ast.parse(ast.unparse(statement)).body[0]
@@ -357,7 +360,8 @@ def _without_annotations(statement: ast.stmt) -> ast.stmt:
     return bare
 
 
-def _names_from_outside(statement: ast.stmt) -> list[str]:
+@lru_cache(_STATEMENTS)
+def _names_from_outside(statement: ast.stmt) -> Sequence[str]:
     """The global names that a statement uses, wherever in it."""
     table = symtable.symtable(ast.unparse(statement), "<copied>", "exec")
     names = {s.get_name() for s in table.get_symbols() if s.is_referenced()}
@@ -366,4 +370,4 @@ def _names_from_outside(statement: ast.stmt) -> list[str]:
         inner = tables.pop()
         names |= {s.get_name() for s in inner.get_symbols() if s.is_global()}
         tables += inner.get_children()
-    return sorted(names - {"__name__"} - set(_bound_by(statement)))
+    return tuple(sorted(names - {"__name__"} - set(_bound_by(statement))))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from conformance.catalogue.chapters import is_chapter
 from conformance.harness.pool import SHARED_POOL
 from conformance.run.budget import most_rules_first
 from conformance.run.plan import Plan, adopt_own, make_plan, select
@@ -27,6 +28,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if SETTINGS not in config.stash or is_asked_for(collection_path, config.stash[SETTINGS]):
         return None
     return None if collection_path in named_paths(config) else True
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """A chapter is a module of cases, whatever it is called. Of a named file, pytest sees to it."""
+    if not is_chapter(file_path) or parent.session.isinitpath(file_path):
+        return None
+    made: pytest.Collector | None = parent.ihook.pytest_pycollect_makemodule(
+        module_path=file_path, parent=parent
+    )
+    return made
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import zip_longest
@@ -60,9 +60,10 @@ class Begun:
 
 
 def begin(me: Me, kind: str, group: Any = None) -> Begun:
+    """group: of the first ranks; None is that of all."""
     if kind == "barrier":
         return Begun(dist.barrier(group, async_op=True), [])
-    buffers = before(call_of(kind), me.rank, me.world_size)
+    buffers = before(call_of(kind), me.rank, dist.get_world_size(group))
     given = [x.to(me.device) for x in buffers.given]
     taken = [x.to(me.device) for x in buffers.taken]
     return Begun(issue(call_of(kind), given, taken, group, async_op=True), taken)
@@ -70,6 +71,18 @@ def begin(me: Me, kind: str, group: Any = None) -> Begun:
 
 def left_for_rank_0(kind: str, world_size: int) -> list[Tensor]:
     return [] if kind == "barrier" else list(after(call_of(kind), 0, world_size).taken)
+
+
+def begin_after_others(me: Me, kind: str, group: Any = None) -> Begun:
+    """The third call of a group, whose first two have succeeded on rank 0."""
+    for _ in range(2):
+        begin(me, kind, group).work.wait()
+    return begin(me, kind, group)
+
+
+def sizes_of_groups(world_size: int) -> Sequence[int]:
+    """How many of the first ranks an operation is tried with: all, and all but the last one."""
+    return (world_size,) if world_size == 2 else (world_size - 1, world_size)
 
 
 def completed_early(me: Me, kind: str) -> bool:
@@ -146,26 +159,35 @@ def outcome(wait: Any, *args: Any) -> str:
     return "returned"
 
 
-def wait_briefly(me: Me, kind: str) -> Waited | None:
-    """Rank 0 gives up before the other rank comes, then waits again."""
-    if me.rank:
-        me.store.wait(["gave up"])
-        with contextlib.suppress(RuntimeError):  # rank 0 may have left it
-            begin(me, kind).work.wait()
-        return None
-    try:
-        begun = begin(me, kind)
-        briefly = outcome(begun.work.wait, timedelta(milliseconds=30))
-    finally:
-        me.store.set("gave up", "")
-    again = outcome(begun.work.wait)
-    return Waited(briefly, again, [x.clone() for x in begun.taken])
+def wait_briefly(me: Me, kind: str) -> dict[int, Waited]:
+    """Rank 0 gives up before the others come, then waits again: in groups of these sizes."""
+    groups = {n: dist.new_group(list(range(n))) for n in sizes_of_groups(me.world_size)}
+    ended = {}
+    for n, group in groups.items():
+        if me.rank >= n:
+            continue
+        over = f"gave up in {n}"
+        if me.rank:
+            for _ in range(2):
+                begin(me, kind, group).work.wait()
+            me.store.wait([over])
+            with contextlib.suppress(RuntimeError):  # rank 0 may have left it
+                begin(me, kind, group).work.wait()
+            continue
+        try:
+            begun = begin_after_others(me, kind, group)
+            briefly = outcome(begun.work.wait, timedelta(milliseconds=30))
+        finally:
+            me.store.set(over, "")
+        again = outcome(begun.work.wait)
+        ended[n] = Waited(briefly, again, [x.clone() for x in begun.taken])
+    return ended
 
 
 @covers("work/wait-timeout")
 @needs("feature:timeouts", "feature:nonblocking")
 @not_probed()
-@world_sizes(2)
+@world_sizes(2, 4)
 @pytest.mark.parametrize("kind", each(OF_THEIR_OWN))
 def test_each_wait_gives_up_at_its_timeout(ranks: Ranks, kind: str) -> None:
     check_that_it_gives_up(ranks, kind)
@@ -181,17 +203,16 @@ def test_each_wait_gives_up_at_its_timeout(ranks: Ranks, kind: str) -> None:
 )
 @not_probed()
 @deadline(10)
-@world_sizes(2)
+@world_sizes(2, 4)
 @pytest.mark.parametrize("kind", each(MADE_OF_OTHERS))
 def test_the_wait_of_a_scatter_gives_up_at_its_timeout(ranks: Ranks, kind: str) -> None:
     check_that_it_gives_up(ranks, kind)
 
 
 def check_that_it_gives_up(ranks: Ranks, kind: str) -> None:
-    waited = ranks.run(wait_briefly, kind)[0]
-    assert waited is not None
-    words = waited.briefly
-    assert_that(says_timeout(words), f"wait for {kind} ended with {words!r}", 0)
+    for n, waited in ranks.run(wait_briefly, kind)[0].items():
+        words = waited.briefly
+        assert_that(says_timeout(words), f"wait for {kind} of {n} ranks ended with {words!r}", 0)
 
 
 def says_timeout(words: str) -> bool:
@@ -204,11 +225,10 @@ def says_timeout(words: str) -> bool:
 @world_sizes(2)
 @pytest.mark.parametrize("kind", each(OF_THEIR_OWN))
 def test_each_operation_goes_on_after_a_wait_has_given_up(ranks: Ranks, kind: str) -> None:
-    waited = ranks.run(wait_briefly, kind)[0]
-    assert waited is not None
-    words = waited.again
-    assert_that(words == "returned", f"the second wait for {kind} ended with {words!r}", 0)
-    assert_each_rank([waited.found], [left_for_rank_0(kind, 2)], what=kind, ranks=[0])
+    for n, waited in ranks.run(wait_briefly, kind)[0].items():
+        what, words = f"{kind} of {n} ranks", waited.again
+        assert_that(words == "returned", f"the second wait for {what} ended with {words!r}", 0)
+        assert_each_rank([waited.found], [left_for_rank_0(kind, n)], what=what, ranks=[0])
 
 
 def wait_patiently(me: Me, kinds: Sequence[str]) -> list[tuple[str, list[Tensor]]]:
@@ -252,28 +272,38 @@ class Failed:
 _GROUP_TIMEOUT_S = 3.0  # long enough to make the groups within it on a busy machine
 
 
-def alone_in_each(me: Me, kinds: Sequence[str], with_futures: bool = False) -> list[Failed]:
-    """Rank 0 issues every operation, each in a group of its own, and no other rank does."""
+def alone_in_each(
+    me: Me, kinds: Sequence[str], with_futures: bool = False
+) -> dict[tuple[int, str], Failed]:
+    """Rank 0 issues every operation, each in a group of its own, and no other rank does: by how
+    many ranks are in the group, and the operation."""
     timeout = timedelta(seconds=_GROUP_TIMEOUT_S)
-    groups = [dist.new_group(timeout=timeout) for _ in kinds]
+    tried = [(n, kind) for n in sizes_of_groups(me.world_size) for kind in kinds]
+    groups = [dist.new_group(list(range(n)), timeout=timeout) for n, _ in tried]
     if me.rank:
+        for (n, kind), group in zip(tried, groups, strict=True):
+            for _ in range(2 if me.rank < n else 0):
+                begin(me, kind, group).work.wait()
         me.store.wait(["over"])
-        return []
+        return {}
     try:
-        works = [begin(me, kind, group).work for kind, group in zip(kinds, groups, strict=True)]
+        works = [
+            begin_after_others(me, kind, group).work
+            for (_, kind), group in zip(tried, groups, strict=True)
+        ]
         futures = [work.get_future() for work in works] if with_futures else []
         waits = [outcome(work.wait) for work in works]
         within_patience(lambda: all(future.done() for future in futures))
-        return [
-            Failed(
+        return {
+            case: Failed(
                 wait,
                 work.is_completed(),
                 work.is_success(),
                 str(work.exception()),
                 how_it_ended(future) if future else "",
             )
-            for wait, work, future in zip_longest(waits, works, futures)
-        ]
+            for case, wait, work, future in zip_longest(tried, waits, works, futures)
+        }
     finally:
         me.store.set("over", "")
 
@@ -288,11 +318,12 @@ def how_it_ended(future: Any) -> str:
     return "returned"
 
 
-def failures(ranks: Ranks, kinds: Sequence[str], with_futures: bool = False) -> dict[str, Failed]:
-    """Of those that the target claims, by their names."""
-    tried = claimed(kinds, ranks.target)
-    told = ranks.run(alone_in_each, tried, with_futures)[0]
-    return dict(zip(tried, told, strict=True))
+def failures(
+    ranks: Ranks, kinds: Sequence[str], with_futures: bool = False
+) -> Iterator[tuple[str, Failed]]:
+    """Of those that the target claims: which one, and what was told."""
+    told = ranks.run(alone_in_each, claimed(kinds, ranks.target), with_futures)[0]
+    return ((f"{kind} of {n} ranks", failed) for (n, kind), failed in told.items())
 
 
 @covers("work/group-timeout")
@@ -300,9 +331,9 @@ def failures(ranks: Ranks, kinds: Sequence[str], with_futures: bool = False) -> 
 @adapts()
 @not_probed()
 @deadline(30)
-@world_sizes(2)
+@world_sizes(2, 4)
 def test_each_operation_that_is_not_joined_times_out(ranks: Ranks) -> None:
-    for kind, told in failures(ranks, KINDS).items():
+    for kind, told in failures(ranks, KINDS):
         assert_that(says_timeout(told.wait), f"wait for {kind} ended with {told.wait!r}", 0)
 
 
@@ -311,7 +342,7 @@ def test_each_operation_that_is_not_joined_times_out(ranks: Ranks) -> None:
 @adapts()
 @not_probed()
 @deadline(30)
-@world_sizes(2)
+@world_sizes(2, 4)
 def test_each_handle_tells_of_a_failure(ranks: Ranks) -> None:
     check_that_failures_are_told(ranks, OF_THEIR_OWN)
 
@@ -326,13 +357,13 @@ def test_each_handle_tells_of_a_failure(ranks: Ranks) -> None:
 )
 @not_probed()
 @deadline(30)
-@world_sizes(2)
+@world_sizes(2, 4)
 def test_the_handle_of_a_scatter_tells_of_a_failure(ranks: Ranks) -> None:
     check_that_failures_are_told(ranks, MADE_OF_OTHERS)
 
 
 def check_that_failures_are_told(ranks: Ranks, kinds: Sequence[str]) -> None:
-    for kind, told in failures(ranks, kinds).items():
+    for kind, told in failures(ranks, kinds):
         assert_that(told.is_completed, f"{kind} failed, and is_completed is false", 0)
         assert_that(not told.is_success, f"{kind} failed, and is_success is true", 0)
         assert_that(told.exception != "None", f"{kind} failed, and exception is None", 0)
@@ -343,9 +374,9 @@ def check_that_failures_are_told(ranks: Ranks, kinds: Sequence[str]) -> None:
 @adapts()
 @not_probed()
 @deadline(30)
-@world_sizes(2)
+@world_sizes(2, 4)
 def test_each_future_tells_of_a_failure(ranks: Ranks) -> None:
-    for kind, told in failures(ranks, OF_THEIR_OWN, with_futures=True).items():
+    for kind, told in failures(ranks, OF_THEIR_OWN, with_futures=True):
         assert_that(told.future == "raised", f"{kind} failed, and its future {told.future}", 0)
 
 

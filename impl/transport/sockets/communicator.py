@@ -95,7 +95,9 @@ class SocketCommunicator(ABC):
 
         label = f"rank {self.rank} of group {self._group.name!r}"
         with self._loop.lock:
-            self._meshes.append(Mesh(self._loop, listener, new_handshake, on_connected, label))
+            self._meshes.append(
+                Mesh(self._loop, listener, self.world_size - 1, new_handshake, on_connected, label)
+            )
         return own
 
     def _attach(self, hub: Hub, peer: int, sock: socket.socket) -> None:

@@ -3,7 +3,8 @@
 [Note: strangers]
 The port of a rank is open to every program that finds it. A connection counts for nothing until its
 handshake is complete: it may be silent for HANDSHAKE_LIMIT_S, there may be HALF_OPEN_MAX of them,
-and whatever goes wrong with one costs that one, with one line in the log.
+and whatever goes wrong with one costs that one, with one line in the log, up to LOGGED_MAX. When
+all ranks are connected, nobody may join any more, and the port is closed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 HANDSHAKE_LIMIT_S = 10.0
 HALF_OPEN_MAX = 256
+LOGGED_MAX = 20  # dropped connections
 ACCEPTS_PER_EVENT = 16  # then the members of the group get their turn
 FIRST_PAUSE_S = 0.01  # between two attempts to connect; doubles each time
 LONGEST_PAUSE_S = 1.0
@@ -161,7 +163,11 @@ class _Dialler:
 
     def dial(self) -> None:
         self._timer = None
-        sock = socket.socket(self._address.family, socket.SOCK_STREAM)
+        try:
+            sock = socket.socket(self._address.family, socket.SOCK_STREAM)
+        except OSError as error:  # none are left, of this process or of this machine
+            self._retry(f"no socket to connect with: {error.strerror}")
+            return
         prepare_socket(sock)
         code = sock.connect_ex(self._address.endpoint)
         if code not in (0, errno.EINPROGRESS):
@@ -232,14 +238,20 @@ class Mesh:
         self,
         loop: EventLoop,
         listener: socket.socket,
+        peers: int,
         new_listener_handshake: Callable[[], Handshake],
         on_connected: Callable[[int, socket.socket], None],
         label: str,
     ) -> None:
-        """`label` begins the lines in the log: "rank 1 of group 'dp'"."""
+        """
+        peers: how many there are to be connected.
+        label: begins the lines in the log: "rank 1 of group 'dp'".
+        """
         self.loop = loop
         self.complaints: dict[int, str] = {}  # why the last attempt to reach a peer failed
-        self._listener = listener
+        self._listener: socket.socket | None = listener
+        self._peers = peers
+        self._dropped = 0
         self._new_listener_handshake = new_listener_handshake
         self._on_connected = on_connected
         self._label = label
@@ -250,6 +262,7 @@ class Mesh:
         self._next_key = 0
         self._accept_timer: Timer | None = None
         loop.register(listener.fileno(), select.EPOLLIN, self._on_accept)
+        self._close_port_if_complete()
 
     # Peers that belong to the group
 
@@ -278,11 +291,14 @@ class Mesh:
         self._wanted = [wanted for wanted in self._wanted if wanted.peers]
         self.loop.notify()
         self._on_connected(peer, sock)
+        self._close_port_if_complete()
 
     # Connections from others
 
     def _on_accept(self, _: int) -> None:
         for _ in range(ACCEPTS_PER_EVENT):
+            if self._listener is None:  # the last one made the mesh complete
+                return
             try:
                 sock, endpoint = self._listener.accept()
             except BlockingIOError:
@@ -297,10 +313,11 @@ class Mesh:
 
     def _pause_accepting(self, error: OSError) -> None:
         logger.warning("%s: cannot accept connections now: %s", self._label, error.strerror)
-        self.loop.modify(self._listener.fileno(), 0)
+        assert self._listener is not None
+        port = self._listener.fileno()
+        self.loop.modify(port, 0)
         self._accept_timer = self.loop.call_at(
-            self.loop.now() + ACCEPT_PAUSE_S,
-            lambda: self.loop.modify(self._listener.fileno(), select.EPOLLIN),
+            self.loop.now() + ACCEPT_PAUSE_S, lambda: self.loop.modify(port, select.EPOLLIN)
         )
 
     def _begin_handshake(self, sock: socket.socket, origin: str) -> None:
@@ -337,24 +354,38 @@ class Mesh:
         self._log_dropped(origin, why)
 
     def _log_dropped(self, origin: str, why: str) -> None:
-        logger.warning("%s: dropped a connection from %s: %s", self._label, origin, why)
+        self._dropped += 1
+        if self._dropped > LOGGED_MAX:
+            return
+        more = "; no further ones are logged" if self._dropped == LOGGED_MAX else ""
+        logger.warning("%s: dropped a connection from %s: %s%s", self._label, origin, why, more)
 
     def abandon(self) -> None:
         """In a forked child: close the copies of the parent's descriptors, and nothing else."""
-        self._listener.close()
+        if self._listener is not None:
+            self._listener.close()
         for running in self._half_open.values():
             running.abandon()
         for dialler in self._diallers.values():
             dialler.abandon()
 
     def close(self) -> None:
-        for running in self._half_open.values():
-            running.end()
-        self._half_open.clear()
         for dialler in self._diallers.values():
             dialler.close()
         self._diallers.clear()
+        self._close_port()
+
+    def _close_port_if_complete(self) -> None:
+        if len(self._connected) == self._peers:
+            self._close_port()
+
+    def _close_port(self) -> None:
+        for running in self._half_open.values():
+            running.end()
+        self._half_open.clear()
         if self._accept_timer is not None:
             self._accept_timer.cancel()
-        self.loop.unregister(self._listener.fileno())
-        self._listener.close()
+        if self._listener is not None:
+            self.loop.unregister(self._listener.fileno())
+            self._listener.close()
+            self._listener = None

@@ -383,7 +383,7 @@ def test_a_peer_is_dialled_once_for_a_message_and_a_collective_at_the_same_time(
     connected: list[socket.socket] = []
     with loop.lock:
         mesh = Mesh(
-            loop, listener, lambda: GlooListener(0, 2), lambda _, sock: connected.append(sock), ""
+            loop, listener, 1, lambda: GlooListener(0, 2), lambda _, s: connected.append(s), ""
         )
         for _ in range(2):
             mesh.dial(1, address, lambda: GlooCaller(1, 0))

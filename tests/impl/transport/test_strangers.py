@@ -7,7 +7,7 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -72,11 +72,11 @@ class LogBook(logging.Handler):
         begin = f"rank {rank} of group 'test': dropped a connection"
         return [line for line in self.lines if line.startswith(begin)]
 
-    def wait_for(self, count: int) -> None:
-        """Until both ranks have written so many lines. Fails if they do not."""
+    def wait_for(self, count: int, ranks: Sequence[int] = (0, 1)) -> None:
+        """Until these ranks have written so many lines. Fails if they do not."""
         with self._more:
             enough = self._more.wait_for(
-                lambda: all(len(self.of(rank)) >= count for rank in range(2)), PATIENCE_S
+                lambda: all(len(self.of(rank)) >= count for rank in ranks), PATIENCE_S
             )
         assert enough, self.lines
 
@@ -91,39 +91,57 @@ def log_book() -> Iterator[LogBook]:
 
 
 def visit(mode: str, how: Visit, lines: int, log_book: LogBook) -> list[str]:
-    """Visit both ranks of a group that works before and afterwards: what was logged."""
+    """Visit ranks 0 and 1 while they wait for rank 2, and see the group work: what was logged."""
     store = dist.HashStore()
     visitors = Visitors()
-    idle, visited = threading.Barrier(3), threading.Event()
+    visited = threading.Event()
 
     def rank_function(rank: int) -> None:
-        with connected(mode, store, rank, 2) as comm:
-            calls = Calls()
-            work(comm, calls)
-            idle.wait(PATIENCE_S)  # strangers come while nobody waits for messages
+        if rank == 2:
             assert visited.wait(PATIENCE_S)
-            work(comm, calls)
+        with connected(mode, store, rank, 3) as comm:
+            work(comm, Calls())
 
     def visitor() -> None:
-        idle.wait(PATIENCE_S)
         try:
             for rank in range(2):
-                how(visitors, decode_value(store.get(KEYS[mode].format(rank)), 2).address)
+                how(visitors, address_of(mode, store, rank, 3))
             log_book.wait_for(lines)
         finally:
             visited.set()
 
-    run_ranks(3, lambda rank: visitor() if rank == 2 else rank_function(rank))
+    run_ranks(4, lambda rank: visitor() if rank == 3 else rank_function(rank))
     visitors.leave()
     for rank in range(2):
         assert len(log_book.of(rank)) == lines, log_book.lines
     return log_book.lines
 
 
+def address_of(mode: str, store: dist.Store, rank: int, world_size: int) -> Address:
+    return decode_value(store.get(KEYS[mode].format(rank)), world_size).address
+
+
 def work(comm: Communicator, calls: Calls) -> None:
     x = torch.ones(5000)
     comm.all_reduce(x, SUM, calls("all_reduce"), soon())
-    assert x.unique().tolist() == [2.0]
+    assert x.unique().tolist() == [comm.world_size]
+
+
+@pytest.mark.parametrize("mode", ["tcp", "gloo"])
+def test_the_port_is_closed_when_all_are_connected(mode: str, log_book: LogBook) -> None:
+    store = dist.HashStore()
+
+    def rank_function(rank: int) -> bool:
+        with connected(mode, store, rank, 2) as comm:
+            work(comm, Calls())
+            try:
+                Visitors().call(address_of(mode, store, rank, 2))
+            except ConnectionRefusedError:
+                return True
+            return False
+
+    assert run_ranks(2, rank_function) == [True, True]
+    assert not log_book.lines
 
 
 def say(data: bytes, close: bool = False) -> Visit:
@@ -169,8 +187,9 @@ def test_200_idle_connections(
         for _ in range(200):
             visitors.call(address)
 
-    texts = visit(mode, crowd, 50, log_book)
+    texts = visit(mode, crowd, mesh.LOGGED_MAX, log_book)
     assert any("too many" in text for text in texts)
+    assert "no further ones are logged" in texts[-1]
 
 
 def test_a_stream_of_callers_leaves_the_members_their_turn() -> None:
@@ -185,7 +204,7 @@ def test_a_stream_of_callers_leaves_the_members_their_turn() -> None:
 
     visitors = Visitors()
     with loop.lock:
-        hosting = mesh.Mesh(loop, listener, greeted, lambda peer, sock: None, "test")
+        hosting = mesh.Mesh(loop, listener, 1, greeted, lambda peer, sock: None, "test")
         for _ in range(mesh.ACCEPTS_PER_EVENT + 4):
             visitors.call(address)
         seen = []
@@ -216,8 +235,27 @@ def test_half_an_authenticated_handshake(log_book: LogBook) -> None:
 @pytest.mark.parametrize("greeting", [0, 1])
 def test_gloo_s_greeting_of_a_rank_that_is_connected(greeting: int, log_book: LogBook) -> None:
     """The right number, but too late. (Before the real peer it would do: Gloo has no secret.)"""
-    data = greeting.to_bytes(8, "little")
-    visit("gloo", say(data), 1, log_book)
+    listener, address = listen(Address(socket.AF_INET, "127.0.0.1", 0))
+    loop = EventLoop("test")
+    visitors = Visitors()
+    connected_to: list[int] = []
+
+    def on_connected(peer: int, sock: socket.socket) -> None:
+        connected_to.append(peer)
+        sock.close()
+
+    label = "rank 2 of group 'test'"
+    with loop.lock:
+        hosting = mesh.Mesh(loop, listener, 2, lambda: GlooListener(2, 3), on_connected, label)
+    for _ in range(2):
+        visitors.call(address, greeting.to_bytes(8, "little"))
+    log_book.wait_for(1, ranks=[2])
+    with loop.lock:
+        hosting.close()
+    visitors.leave()
+    loop.close()
+    assert connected_to == [greeting]
+    assert f"rank {greeting} is connected already" in log_book.lines[0]
 
 
 # Members of the group that break the rules
