@@ -13,6 +13,7 @@ hears it state its own, so that all ranks can raise the same table.
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from impl.transport.base import CallInfo, exchange_of
 
 REMEMBERED_CALLS = 64  # how late a frame of an earlier call may come and still be compared
 _FIELDS = "\x1f"  # separates the parts of a statement; occurs in no operation or signature
+
+_WHOLE = re.compile("-?[0-9]{1,20}")  # what a rank writes of 64 bits
 
 
 def call_number(index: int, call: CallInfo) -> int:
@@ -58,7 +61,7 @@ class Statement:
     def decode(cls, text: str) -> tuple[int, Statement] | None:
         """The index of the call and the statement; None if the text is something else."""
         parts = text.split(_FIELDS)
-        if len(parts) != 5 or not parts[0].isdecimal() or not parts[2].lstrip("-").isdecimal():
+        if len(parts) != 5 or not all(map(_WHOLE.fullmatch, (parts[0], parts[2]))):
             return None
         return int(parts[0]), cls(parts[1], int(parts[2]), parts[3], parts[4])
 

@@ -7,6 +7,7 @@ raises an error of the same type, whatever it was waiting for, and keeps raising
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass
 
 from impl import errors
@@ -25,6 +26,7 @@ _ERROR_TYPES: dict[EndCause, type[errors.CommunicationError]] = {
     EndCause.MISMATCH: errors.CollectiveMismatch,
 }
 _SEPARATOR = "\x1f"
+_RANK = re.compile("[0-9]{1,9}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class Fate:
         name, decider, lost, text = (*message.split(_SEPARATOR, 3), "", "", "")[:4]
         return cls(
             EndCause.__members__.get(name, EndCause.ABORT),
-            int(decider) if decider.isdecimal() else peer,
+            int(decider) if _RANK.fullmatch(decider) else peer,
             text,
-            tuple(int(rank) for rank in lost.split(",") if rank.isdecimal()),
+            tuple(int(rank) for rank in lost.split(",") if _RANK.fullmatch(rank)),
         )

@@ -51,7 +51,7 @@ class PrefixMeeting(StoreMeeting):
         keys = [_here(rank) for rank in range(self.world_size)]
         while True:
             self.wait_for(keys, self._missing)
-            tokens = [self.get(key).decode() for key in keys]
+            tokens = [self.read(key, rank, bytes.decode) for rank, key in enumerate(keys)]
             roll = secrets.token_hex(8)
             self.publish("roll", json.dumps([roll, tokens]))
             answers = [f"{roll}/heard/{rank}" for rank in range(1, self.world_size)]
@@ -69,7 +69,7 @@ class PrefixMeeting(StoreMeeting):
                 return True
             if time.monotonic() >= stale_at_s:
                 if any(
-                    self.get(key).decode() != token for key, token in zip(keys, tokens, strict=True)
+                    self.get(key) != token.encode() for key, token in zip(keys, tokens, strict=True)
                 ):
                     return False
                 stale_at_s = time.monotonic() + _STALE_AFTER_S
@@ -85,7 +85,7 @@ class PrefixMeeting(StoreMeeting):
             if not answered and not self.are_there([_here(self.rank)]):
                 # rank 0, tidying up after an earlier attempt, took it for that attempt's
                 self.publish(_here(self.rank), self._token)
-            roll, tokens = json.loads(self.get("roll").decode())
+            roll, tokens = self.read("roll", 0, _decode_roll)
             if roll != answered and self.rank < len(tokens) and tokens[self.rank] == self._token:
                 self.publish(f"{roll}/heard/{self.rank}", "")
                 answered = roll
@@ -104,6 +104,13 @@ class PrefixMeeting(StoreMeeting):
     def _missing(self) -> str:
         absent = self.absent(_here, self.others)
         return not_come(absent) if absent else "rank 0 gave up"
+
+
+def _decode_roll(data: bytes) -> tuple[str, list[str]]:
+    match json.loads(data):
+        case [str() as roll, [*tokens]]:
+            return roll, tokens
+    raise ValueError("no roll with its tokens")
 
 
 def _here(rank: int) -> str:

@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from impl import errors
 from impl.transport.base import Deadline
+
+T = TypeVar("T")
 
 _STORE_CLOCK_S = 0.05  # stores count whole milliseconds, on a clock of their own
 
@@ -58,6 +60,17 @@ class StoreMeeting:
     def get(self, key: str) -> bytes:
         with self._store_works():
             return self._store.get(key)
+
+    def read(self, key: str, rank: int, decode: Callable[[bytes], T]) -> T:
+        """What `rank` has put there. Raises CommunicationError if `decode` raises ValueError."""
+        data = self.get(key)
+        try:
+            return decode(data)
+        except ValueError as error:
+            raise errors.CommunicationError(
+                f"{self.where}, rank {self.rank} of {self.world_size}: what rank {rank} has"
+                f" published as {key!r} is malformed: {error}"
+            ) from error
 
     def are_there(self, keys: Sequence[str]) -> bool:
         with self._store_works():

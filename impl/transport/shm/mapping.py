@@ -83,14 +83,15 @@ class Mapping:
         """Raises SharingRefused if the offer leads to no file, or to another one."""
         path, _, nonce = offer.rpartition(" ")
         try:
+            told = _MAGIC + bytes.fromhex(nonce)
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             raise SharingRefused(f"cannot open {path}: {error.strerror}") from error
+        except ValueError as error:  # no hexadecimal digits, or no path
+            raise SharingRefused(f"{offer!r} is no offer: {error}") from error
         try:
             # in another process namespace the path may lead to a stranger's descriptor
-            if os.pread(fd, len(_MAGIC) + NONCE_NBYTES, MappingLayout.nonce_offset) != (
-                _MAGIC + bytes.fromhex(nonce)
-            ):
+            if os.pread(fd, len(_MAGIC) + NONCE_NBYTES, MappingLayout.nonce_offset) != told:
                 raise SharingRefused(f"{path} is not the file that was offered")
             if os.fstat(fd).st_size != nbytes:
                 raise SharingRefused(f"{path} has another layout")

@@ -16,14 +16,17 @@ that finished the meeting can tell at once when another one dies.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from impl.transport.base import Deadline
 from impl.transport.meeting.store import KeyValueStore, StoreMeeting, not_come
 from impl.transport.shm import words
 from impl.transport.shm.layout import MappingLayout
 from impl.transport.shm.mapping import Mapping, SharedFile, SharingRefused
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ def meet(
         host = rank
         why_apart = why_not
         for candidate in range(rank + 1) if own_file is not None else ():
-            offer = _read(at_store, "offer", candidate)
+            offer = _read(at_store, "offer", candidate, bytes.decode)
             try:
                 mapping = _join(offer, rank, nbytes)
                 host = candidate
@@ -70,7 +73,7 @@ def meet(
             except SharingRefused as refused:
                 why_apart = why_apart or str(refused)
         at_store.publish(f"host/{rank}", str(host))
-        hosts = [int(_read(at_store, "host", other)) for other in range(world_size)]
+        hosts = [_read(at_store, "host", other, int) for other in range(world_size)]
     except BaseException:
         if mapping is not None:
             mapping.close()
@@ -116,7 +119,7 @@ def _join(offer: str, rank: int, nbytes: int) -> Mapping:
     return mapping
 
 
-def _read(at_store: StoreMeeting, kind: str, rank: int) -> str:
+def _read(at_store: StoreMeeting, kind: str, rank: int, decode: Callable[[bytes], T]) -> T:
     """What `rank` has put there, once it has."""
 
     def key_of(other: int) -> str:
@@ -126,4 +129,4 @@ def _read(at_store: StoreMeeting, kind: str, rank: int) -> str:
         return not_come(at_store.absent(key_of, range(at_store.world_size)) or [rank])
 
     at_store.wait_for([key_of(rank)], missing)
-    return at_store.get(key_of(rank)).decode()
+    return at_store.read(key_of(rank), rank, decode)

@@ -65,7 +65,8 @@ class TcpCommunicator(SocketCommunicator):
         """Agree on a secret, listen at the addresses and connect to all peers."""
         if self.rank == 0:
             meeting.publish(_SECRET_KEY, secrets.token_hex(SECRET_NBYTES).encode())
-        secret = bytes.fromhex(meeting.published(lambda _: _SECRET_KEY, [0])[0].decode())
+        meeting.published(lambda _: _SECRET_KEY, [0])
+        secret = meeting.read(_SECRET_KEY, 0, _decode_secret)
         listening = []
         for device, address in enumerate(addresses):
             member = Credentials(secret, self.rank, self.world_size, device)
@@ -83,6 +84,13 @@ class TcpCommunicator(SocketCommunicator):
 
     def _before_messages(self, peers: Sequence[int], until: Deadline) -> None:
         """All connections are there from the beginning."""
+
+
+def _decode_secret(data: bytes) -> bytes:
+    secret = bytes.fromhex(data.decode())
+    if len(secret) != SECRET_NBYTES:
+        raise ValueError(f"{len(secret)} bytes instead of {SECRET_NBYTES}")
+    return secret
 
 
 def _address_key(device: int, rank: int) -> str:

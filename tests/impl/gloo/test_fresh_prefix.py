@@ -60,6 +60,14 @@ def test_ranks_that_do_not_come_are_named() -> None:
         assert "Timed out waiting 500ms for rendezvous operation to complete" in message
 
 
+@pytest.mark.parametrize("roll", ["", "{}", '["a"]', "[1, []]", '["a", "bc"]'])
+def test_a_malformed_roll_is_told(roll: str) -> None:
+    store = dist.HashStore()
+    store.set("roll", roll)
+    with pytest.raises(errors.CommunicationError, match="what rank 0 has published as 'roll' is"):
+        PrefixMeeting(store, 1, 2, "g", soon(30)).agree()
+
+
 def test_a_rank_that_came_to_an_earlier_attempt_only_is_named() -> None:
     store = dist.HashStore()
     store.set("here/1", "dead")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from impl.transport.agreement import REMEMBERED_CALLS, Agreement, Statement, call_number
 from impl.transport.base import CallInfo
 
@@ -92,6 +94,16 @@ def test_statements_survive_the_wire() -> None:
     assert Statement.decode("") is None
     assert Statement.decode("x\x1fall_reduce\x1f0\x1f\x1f") is None
     assert Statement.decode("1\x1fall_reduce\x1fx\x1f\x1f") is None
+
+
+@pytest.mark.parametrize("index", ["", "x", "--5", "5" * 5000, "\u0665", " 5"])
+def test_what_is_no_statement_is_recognised(index: str) -> None:
+    for text in (
+        index,
+        "\x1f".join((index, "all_reduce", "1", "", "")),
+        f"1\x1fa\x1f{index}\x1f\x1f",
+    ):
+        assert Statement.decode(text) is None
 
 
 def test_nobody_waits_for_a_group_that_was_given_up() -> None:

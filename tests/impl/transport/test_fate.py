@@ -17,7 +17,10 @@ def test_what_a_rank_tells_is_what_the_others_hear(cause: EndCause, lost: tuple[
     assert Fate.decode(4, fate.encode()) == fate
 
 
-@pytest.mark.parametrize("said", ["", "LOST", "of another version\x1f7", "LOST\x1fnobody\x1f-1,x"])
+@pytest.mark.parametrize(
+    "said",
+    ["", "LOST", "of another version\x1f7", "LOST\x1fnobody\x1f-1,x", "LOST\x1f" + "5" * 5000],
+)
 def test_what_cannot_be_understood_still_ends_the_group(said: str) -> None:
     fate = Fate.decode(4, said)
     assert (fate.lost, fate.text) == ((), "")

@@ -48,6 +48,12 @@ def test_a_file_that_may_not_be_as_large_is_refused_and_closed(
     assert os.listdir("/proc/self/fd") == before
 
 
+@pytest.mark.parametrize("offer", ["", "/dev/null", "/dev/null xyz", "/dev/nu\0ll 00"])
+def test_what_is_no_offer_is_refused(offer: str) -> None:
+    with pytest.raises(SharingRefused):
+        Mapping(offer, 4096)
+
+
 def test_something_else_under_the_offered_path_is_recognised() -> None:
     mine, other = SharedFile(NBYTES), SharedFile(NBYTES)
     path = mine.offer.split(" ")[0]

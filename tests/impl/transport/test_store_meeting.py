@@ -36,6 +36,14 @@ def test_what_others_published_is_read() -> None:
     assert not gathering(store).are_there(["a"])
 
 
+@pytest.mark.parametrize("data", ["\udc80", "five", "5" * 5000])
+def test_what_is_malformed_names_who_published_it(data: str) -> None:
+    some = gathering(dist.HashStore())
+    some.publish("host/2", data.encode(errors="surrogateescape"))
+    with pytest.raises(errors.CommunicationError, match=r"rank 1 of 3: what rank 2 .* 'host/2' is"):
+        some.read("host/2", 2, int)
+
+
 def test_those_who_did_not_come_are_named() -> None:
     store = dist.HashStore()
     store.set("here/1", "")
