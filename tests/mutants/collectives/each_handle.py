@@ -20,7 +20,10 @@ class WaitsHaveNoTimeout(Relaying):
             return super().wait()
 
 
-@breaks("reduce_scatter/wait-timeout", says=r"wait for reduce_scatter_tensor ended with 'returned'")
+@breaks(
+    "reduce_scatter/wait-timeout",
+    says=r"wait for reduce_scatter_tensor of 2 ranks ended with 'returned'",
+)
 class TheWaitForOneScatterReturnsAtItsTimeout(Relaying):
     """That of reduce_scatter_tensor, which fills one tensor."""
 
@@ -38,7 +41,10 @@ class _Forgiving(Relayed):
             return False
 
 
-@breaks("reduce_scatter/failure-is-told", says=r"reduce_scatter failed, and is_success is true")
+@breaks(
+    "reduce_scatter/failure-is-told",
+    says=r"reduce_scatter of 2 ranks failed, and is_success is true",
+)
 class FailuresAreSuccesses(Relaying):
     """is_success is true, and exception None, as of a reduce_scatter in torch."""
 

@@ -14,7 +14,7 @@ from tests.mutants.collectives.kit import OfOne, Relaying
 from tests.mutants.kit import breaks
 
 
-@breaks("work/wait-after-timeout", says=r"second wait for all_reduce ended with")
+@breaks("work/wait-after-timeout", says=r"second wait for all_reduce of 2 ranks ended with")
 class CannotBeWaitedForAfterATimeout(Relaying):
     class handle(Relayed):  # noqa: N801
         error: RuntimeError | None = None
@@ -29,7 +29,7 @@ class CannotBeWaitedForAfterATimeout(Relaying):
                 raise
 
 
-@breaks("work/wait-timeout", says=r"wait for all_reduce ended with 'returned'")
+@breaks("work/wait-timeout", says=r"wait for all_reduce of 2 ranks ended with 'returned'")
 class WaitReturnsAtItsTimeout(Relaying):
     class handle(Relayed):  # noqa: N801
         def wait(self, timeout: timedelta | None = None) -> bool:
@@ -39,14 +39,14 @@ class WaitReturnsAtItsTimeout(Relaying):
                 return False
 
 
-@breaks("work/failure-is-told", says=r"all_reduce failed, and exception is None")
+@breaks("work/failure-is-told", says=r"all_reduce of 2 ranks failed, and exception is None")
 class NeverHasAnException(Relaying):
     class handle(Relayed):  # noqa: N801
         def exception(self) -> Any:
             return None
 
 
-@breaks("work/failed-future", says=r"all_reduce failed, and its future is not done")
+@breaks("work/failed-future", says=r"all_reduce of 2 ranks failed, and its future is not done")
 class FuturesOfFailuresNeverEnd(Relaying):
     class handle(Relayed):  # noqa: N801
         def get_future(self) -> Any:
@@ -60,7 +60,7 @@ class FuturesOfFailuresNeverEnd(Relaying):
             return future
 
 
-@breaks("work/group-timeout", says=r"wait for all_reduce ended with 'returned'")
+@breaks("work/group-timeout", says=r"wait for all_reduce of 2 ranks ended with 'returned'")
 @breaks("work/peer-gone", says=r"wait ended well without the last rank")
 class WaitHidesFailures(Relaying):
     class handle(Relayed):  # noqa: N801
@@ -71,7 +71,7 @@ class WaitHidesFailures(Relaying):
                 return True
 
 
-@breaks("work/wait-timeout", says=r"wait for scatter ended with 'returned'")
+@breaks("work/wait-timeout", says=r"wait for scatter of 2 ranks ended with 'returned'")
 class TheWaitForAScatterReturnsAtItsTimeout(OfOne):
     method = "scatter"
     handle = WaitReturnsAtItsTimeout.handle
@@ -97,25 +97,31 @@ class _Impatient(Relayed):
         return super().wait(min(timeout or timedelta(minutes=5), timedelta(milliseconds=5)))
 
 
-@breaks("work/wait-timeout", says=r"reduce, waited for up to a minute: rank 0 is wrong")
+@breaks(
+    "work/wait-timeout",
+    says=r"waited for up to a minute: rank 0 is wrong|raised .*timed out",
+)
 class TheWaitForAReduceIsCutShort(OfOne):
     method = "reduce"
     handle = _Impatient
 
 
-@breaks("work/wait-after-timeout", says=r"second wait for broadcast ended with '.*[Tt]imed out")
+@breaks(
+    "work/wait-after-timeout",
+    says=r"second wait for broadcast of 2 ranks ended with '.*[Tt]imed out",
+)
 class ABroadcastIsLostAfterATimeout(OfOne):
     method = "broadcast"
     handle = CannotBeWaitedForAfterATimeout.handle
 
 
-@breaks("work/group-timeout", says=r"wait for all_to_all ended with 'returned'")
+@breaks("work/group-timeout", says=r"wait for all_to_all of 2 ranks ended with 'returned'")
 class TheWaitForAnExchangeHidesFailures(OfOne):
     method = "alltoall"
     handle = WaitHidesFailures.handle
 
 
-@breaks("work/failure-is-told", says=r"all_gather failed, and exception is None")
+@breaks("work/failure-is-told", says=r"all_gather of 2 ranks failed, and exception is None")
 class AllGatherNeverHasAnException(OfOne):
     method = "allgather"
     handle = NeverHasAnException.handle
@@ -126,13 +132,13 @@ class _AlwaysSucceeds(Relayed):
         return True
 
 
-@breaks("work/failure-is-told", says=r"barrier failed, and is_success is true")
+@breaks("work/failure-is-told", says=r"barrier of 2 ranks failed, and is_success is true")
 class BarriersAlwaysSucceed(OfOne):
     method = "barrier"
     handle = _AlwaysSucceeds
 
 
-@breaks("work/failed-future", says=r"gather failed, and its future is not done")
+@breaks("work/failed-future", says=r"gather of 2 ranks failed, and its future is not done")
 class TheFutureOfAFailedGatherNeverEnds(OfOne):
     method = "gather"
     handle = FuturesOfFailuresNeverEnd.handle
