@@ -1,4 +1,4 @@
-"""Was this process started as one of several ranks, by torchrun, MPI's mpirun or Slurm's srun?
+"""Finds out whether this process is one of several ranks that torchrun, mpirun or srun started.
 
 Each launcher says so in the environment. How rank 0 is found differs too: torchrun has a store;
 under the others rank 0 makes one at MASTER_ADDR and MASTER_PORT if they are set, and otherwise

@@ -1,4 +1,4 @@
-"""Are ranks that have raised fit for the next case? Asked of a world of their own."""
+"""Proves that ranks that have raised are fit for the next case, in a world of their own."""
 
 from __future__ import annotations
 

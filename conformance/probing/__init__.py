@@ -1,4 +1,4 @@
-"""What does a backend have? Each capability is tried once, with a small call of known result.
+"""Finds out what a backend has: each capability is tried once, by a small call of known result.
 
 findings, and then calls and features, are what is asked and what the answers mean; prober asks the
 ranks; target_file writes down what was found.

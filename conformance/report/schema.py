@@ -1,4 +1,4 @@
-"""Does a document have the form that certificate.schema.json describes?"""
+"""Checks that a document has the form that certificate.schema.json describes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a certificate whole, and does it agree with itself, with the suite and with JUnit's record?
+"""Checks that a certificate is whole, and agrees with itself, the suite and JUnit's record.
 
 Pure, apart from the reading of JUnit's file. Nothing here proves who made a certificate: the digest
 shows damage and editing by hand, not forgery.

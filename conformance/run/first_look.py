@@ -1,4 +1,4 @@
-"""The first look at a target, before anything starts: is everything there that it names?"""
+"""The first look at a target, before anything starts: everything that it names must be there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a failure repeat on ranks that have run nothing else? Only then it is the target's fault."""
+"""Repeats a failed case on new ranks: only what fails there, too, is the target's fault."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _GRADIENTS_MAX = _MEASURED_STEPS / 2
 
 
 def growth(me: Me, wrapped: Callable[[nn.Module], Any]) -> float:
-    """By how many gradients' sizes memory grows in some steps of one layer, after the first ones.
+    """How much memory grows in some steps of one layer, after the first: in sizes of a gradient.
 
     wrapped: makes of the layer what trains it.
     """

@@ -1,4 +1,4 @@
-"""Which parameters does DDP manage, and under which names?"""
+"""The parameters that DDP manages, and their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When did an iteration's forward, backward and communication begin and end?
+"""Measures when an iteration's forward, backward and communication begin and end.
 
 Sampled: the first ten iterations, then one in a hundred. Moments are named as in torch's Timer.
 """

@@ -124,7 +124,7 @@ class DeviceHandle(Protocol):
         ...
 
     def pinned(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """(numel,): host memory that copies need not wait for. Kept and given out again."""
+        """(numel,): a pinned tensor of the host, for asynchronous copies; its memory is reused."""
         ...
 
     def copy_from_host(self, host: torch.Tensor, target: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Where are a unit, its parameters and its gradient? Three tables say what may come next.
+"""The phases of a unit, its parameters and its gradient: three tables of what may come next.
 
 The unit (`UnitPhase`) goes through a pass:
 

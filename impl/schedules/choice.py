@@ -1,4 +1,4 @@
-"""Which algorithm serves a tensor of this size in a world of this size best?
+"""Chooses the algorithm that serves a tensor of a size best in a world of a size.
 
 The answer depends on nothing but the arguments, so all ranks come to the same one without
 talking. It is the algorithm whose predicted time (`cost.py`) is the smallest. The schedules that

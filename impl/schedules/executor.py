@@ -1,4 +1,4 @@
-"""Run any schedule over anything that can move messages.
+"""Runs a schedule, as a generator that yields each transfer that must end before it can go on.
 
 [Note: when the executor waits]
 Transfers are started in program order and end in the background. Before a step touches memory, the
@@ -49,7 +49,7 @@ class Port(Protocol):
     def receive(self, source: int, into: memoryview) -> Pending: ...
 
     def flush(self) -> None:
-        """Something slow follows: put everything on its way that waits for company."""
+        """Send what is held back to be sent with more: a long computation follows."""
 
 
 class RankMemory(Protocol):

@@ -1,4 +1,4 @@
-"""Functional collectives: results instead of outputs, waited for when they are used."""
+"""Functional collectives: they return new tensors, which are waited for on first use."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_reduce_scatter_tensor(ranks: Ranks, dim: int) -> None:
 
 
 def splits(rank: int, world_size: int) -> list[int]:
-    """Rows that a rank sends to each: 0, 1, 2, ... from itself on. What it gets is others."""
+    """Rows that a rank sends to each: none to itself, 1 to the next one, and so on."""
     return [(to - rank) % world_size for to in range(world_size)]
 
 
@@ -303,8 +303,8 @@ def test_inputs_stay(ranks: Ranks) -> None:
 
 
 def used_and_waited(me: Me) -> tuple[bool, bool, Tensor]:
-    """Whether the result is one to be waited for, and after waiting a plain tensor; and its double,
-    computed without waiting."""
+    """Whether the result is an AsyncCollectiveTensor, and a plain tensor after wait_tensor; and its
+    double, computed without an explicit wait."""
     result = functional.all_reduce(mine(me), "sum", everyone())
     is_async = isinstance(result, functional.AsyncCollectiveTensor)
     doubled = result * 2

@@ -112,7 +112,7 @@ def test_scatter_with_the_neg_bit(ranks: Ranks, side: str) -> None:
 @world_sizes(2, 3)
 @pytest.mark.parametrize("op", ["all_reduce", *ops("reduce", "broadcast"), *READING])
 def test_outputs_with_the_neg_bit(ranks: Ranks, op: str) -> None:
-    """The greatest of values lies on the least of memory; sums would not tell."""
+    """By MAX: negation turns the greatest value into the least in memory; a sum would not tell."""
     check_with_bit(ranks, op, "float32", "taken", "max")
 
 

@@ -1,4 +1,5 @@
-"""Further features of DDP: optimizers inside backward, changes of the group, transforms."""
+"""DDP with optimizers in backward or sharded, with a replaced process group, and under torch.func;
+its type and the signature of its constructor."""
 
 from __future__ import annotations
 
@@ -118,9 +119,6 @@ def test_zero_redundancy(ranks: Ranks) -> None:
     assert_stepped(ranks, "zero", torch.optim.SGD, {})
 
 
-# ---- copies
-
-
 # ---- another group
 
 
@@ -203,8 +201,8 @@ class RaisingBackward(torch.autograd.Function):
 
 
 def go_on_after_an_error(me: Me, options: Options) -> list[Any]:
-    """Gradients, or None, after each of some steps; before them backward raised on every rank, when
-    all parameters had their gradients, of which the steps leave the last."""
+    """Gradients, or None, after each of some steps that do not use the last branch. Before them, a
+    backward pass that used all branches raised on every rank."""
     module = Recipe(Branching)(seed=me.rank).to(me.device)
     model = me.ddp(module, find_unused_parameters=True, **options)
     refused: Any = RaisingBackward.apply
@@ -240,9 +238,6 @@ def test_another_group_after_an_error(ranks: Ranks, view: bool) -> None:
             for j, param in enumerate(module.parameters()):
                 grads = [steps[i][j] for steps in got]
                 assert_grads(grads, param.grad, f"gradient {j} in step {i + 1}")
-
-
-# ---- logging data
 
 
 # ---- transforms of torch.func

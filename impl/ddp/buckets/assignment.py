@@ -1,4 +1,4 @@
-"""Which bucket does each gradient belong to? The limits, and the assignment itself.
+"""Assigns gradients to buckets: the limits of a bucket's size, and the assignment itself.
 
 Pure: nothing here communicates or touches memory. Gradients of one dtype on one device are laid end
 to end until a size limit is reached; then the next bucket of that kind begins. Sparse gradients

@@ -1,4 +1,4 @@
-"""Where does each gradient lie in its bucket?
+"""The place of each gradient in its bucket's flat buffer, and the view by which it is seen.
 
 A bucket is one flat buffer. Each gradient owns a slot of it, and is seen through a view whose
 strides are those that autograd gives to the gradient itself (the *gradient layout contract*,

@@ -1,4 +1,4 @@
-"""How does the reducer learn that a gradient is complete?
+"""The autograd hooks by which the reducer learns that a gradient is complete.
 
 Every leaf that requires a gradient has an AccumulateGrad node, which adds what backward delivers
 to `.grad`. A hook on that node runs afterwards: the gradient in `.grad` is then complete for this

@@ -1,4 +1,4 @@
-"""Where is the reducer between two forward passes? One table says what may come next.
+"""The reducer's states between two forward passes, and one table of what may come next.
 
     IDLE        between passes: hooks have no effect
     EXPECTING   forward is over; no gradient has been marked yet

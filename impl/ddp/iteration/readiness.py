@@ -1,4 +1,4 @@
-"""Which gradients are still missing, and which buckets may therefore be reduced?
+"""Keeps account of the gradients that are still missing, and so of the buckets that may be reduced.
 
 Pure: counters and flags, no tensors. A backward pass is a walk through this table:
 

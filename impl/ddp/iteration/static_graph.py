@@ -1,4 +1,4 @@
-"""How often must a parameter's hook fire before its gradient is final?
+"""For static graphs: how often a parameter's hook fires before its gradient is final.
 
 With a static graph the answer is counted once, in the first synchronised backward pass, and holds
 for all others. A layer that runs under reentrant checkpointing twice accumulates twice, each time

@@ -1,4 +1,4 @@
-"""When and how do buffers become the same on all ranks?
+"""Makes buffers the same on all ranks, before forward or after it.
 
 By default before each forward pass that synchronises, by broadcast from rank 0. A buffer hook can
 do something else in place of the broadcast, and can do it after forward.

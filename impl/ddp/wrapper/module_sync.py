@@ -1,4 +1,4 @@
-"""How do parameters and buffers become the same on all ranks?
+"""Broadcasts parameters and buffers, so that they are the same on all ranks.
 
 By broadcast from one rank, coalesced: tensors of one dtype and device are laid end to end up to a
 size limit, and one message carries them.

@@ -1,4 +1,4 @@
-"""Which tensors did forward return, and how does the reducer learn that backward has reached them?
+"""Finds the tensors that forward returned, and tells the reducer when backward has reached them.
 
 Forward's result is a freeform object. The tensors in it are needed for two things: to search the
 graph behind them, and to notice when a backward pass comes through:

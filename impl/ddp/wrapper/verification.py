@@ -1,4 +1,4 @@
-"""Is the model the same on all ranks? If not, every rank must say so, and none may hang.
+"""Verifies that the model is the same on all ranks; if not, every rank says so, and none hangs.
 
 torch asks in two steps, and so does this module, so that a job may mix both implementations:
 

@@ -1,4 +1,4 @@
-"""Which ranks share an instance's parameters, and which replicate them?"""
+"""The process groups over which an instance's parameters are sharded, and replicated."""
 
 from __future__ import annotations
 

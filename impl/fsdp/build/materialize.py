@@ -1,4 +1,5 @@
-"""Before flattening: which device, do parameters exist yet, are they the same on all ranks?"""
+"""Prepares a module for flattening: chooses its device, materializes meta parameters, moves it, and
+broadcasts rank 0's values."""
 
 from __future__ import annotations
 

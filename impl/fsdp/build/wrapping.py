@@ -1,4 +1,4 @@
-"""Which submodules become instances of their own? (auto-wrapping with torch's policies)"""
+"""Auto-wrapping: the submodules that become instances of their own, by torch's policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which kind of state dict do instances make and take?"""
+"""The kind of state dict that instances make and take, and its settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which dtype are buffers? (buffer mixed precision; buffers are never sharded)"""
+"""Mixed precision of buffers, which are never sharded: casts them, and back for state dicts."""
 
 from __future__ import annotations
 

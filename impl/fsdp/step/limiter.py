@@ -1,4 +1,4 @@
-"""How far may the host run ahead of the device with all-gathers?"""
+"""Limits how far the host may run ahead of the device with all-gathers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which order do units run, which one should be gathered early, and did the order change?
+"""Records the order in which units run, for prefetching the next, and notices that it has changed.
 
 Pure bookkeeping over unit numbers (the position of a unit's handle among all handles of the root,
 the same on every rank). The runtime records, asks, and acts.

@@ -1,4 +1,4 @@
-"""Which communicator does a group get? Decided in one place, by trying.
+"""Chooses a group's transport, by trying, and makes its communicator.
 
 The TCP communicators are imported only when they are needed.
 """

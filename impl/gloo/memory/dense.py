@@ -1,4 +1,4 @@
-"""How does a caller's tensor become flat memory that a communicator can use, and back?
+"""Makes flat memory of a caller's tensor, which a communicator can use, and copies results back.
 
 [Note: raw memory] Torch's own gloo writes to the tensors' memory behind autograd's back: no
 gradient is recorded, and no version counter moves. Programs rely on it (FSDP refills a parameter's

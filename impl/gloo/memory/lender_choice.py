@@ -1,4 +1,4 @@
-"""Which lender serves these tensors: the CPU's, or that of their device?"""
+"""Chooses the lender of memory for some tensors: the CPU's, or that of their device."""
 
 from __future__ import annotations
 

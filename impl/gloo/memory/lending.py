@@ -1,4 +1,4 @@
-"""What memory does a collective work on, for tensors of any layout and device?
+"""Lends a collective the memory that it works on, for tensors of any layout and device.
 
 A `Lender` takes the caller's tensors, lends flat contiguous CPU memory for each, and brings results
 back. For contiguous CPU tensors the memory is their own.

@@ -1,4 +1,4 @@
-"""Which reduction does a call ask for, and how do the ranks describe it to each other?
+"""The reduction that a call asks for, and the words by which ranks compare it.
 
 Answers are kept: programs reduce the same few shapes again and again, and to work one out takes
 longer than a small all_reduce.

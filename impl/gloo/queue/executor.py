@@ -1,4 +1,4 @@
-"""In which order do a group's collectives run, and on which thread?
+"""Runs a group's collectives one after another, on the caller's thread or on one of its own.
 
 In the order in which they were issued, one at a time. A synchronous collective runs on its caller's
 thread when nothing is queued or running, which saves two thread switches; everything else runs on a

@@ -1,4 +1,4 @@
-"""How is one operation issued? What all methods of the process group have in common."""
+"""Issues one operation: what all methods of the process group have in common."""
 
 from __future__ import annotations
 

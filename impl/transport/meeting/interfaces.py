@@ -1,4 +1,4 @@
-"""Where does a rank listen? Interfaces and host names, as torch's gloo understands them.
+"""The addresses at which a rank listens, by interface or host name, as in torch's gloo.
 
 [Note: devices] Each address that a rank listens on is a *device*. Usually there is one. A list of
 interfaces, GLOO_SOCKET_IFNAME=eth0,eth1, gives one for each, and collectives take turns on them.

@@ -1,4 +1,5 @@
-"""Frames: what travels on a connection between two ranks, for both modes.
+"""The wire format of a connection between two ranks: headers, opcodes, and which frames are valid
+in the mode that talks to C++ Gloo and in the authenticated mode.
 
 [Note: Gloo's preamble]
 Every frame begins with six little-endian 64-bit numbers (gloo/transport/tcp/pair.h):

@@ -1,4 +1,5 @@
-"""One rank's connections on one device, and their messages. No waiting, no threads.
+"""Routes frames between one rank's connections on one network interface and its posted sends and
+receives, without an event loop or threads.
 
 A hub ties the parts without I/O together: for each peer a reader, a queue and a stream, and one
 exchange for all. Others say when a stream is ready: the event loop, or a simulation.
@@ -6,8 +7,8 @@ exchange for all. Others say when a stream is ready: the event loop, or a simula
 [Note: changes that are broken off]
 A signal's handler may raise (Ctrl-C) between any two lines of a change to what a hub or its
 exchange knows. Then the group ends, and all that wait must hear of it, whatever is half changed: a
-message may have left one list and not arrived in the next. So `fail_messages` expects no more of
-the lists than that they are lists, and goes by `PostedMessage.under_way`, too.
+message may have left one list and not arrived in the next. So `fail_messages` does not
+rely on the lists being consistent, and goes by `PostedMessage.under_way`, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The collectives that move elements unchanged, over shared memory."""
+"""The collectives that move elements unchanged, over shared memory, and barrier."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Copying:
         sizes = _digest(expected) if agreed else 0
         rounds.announce(call, sizes)
         self._slots.write_table([input.numel(), *expected])
-        # a rank that contradicts itself takes part in the round that shows it to all, and no more
+        # where its input differs from its own slot, it runs the round that shows this to all ranks
         count = span_count(max(expected), room) if agreed else 1
         number = 0
         while number < count:

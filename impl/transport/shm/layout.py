@@ -1,4 +1,4 @@
-"""Where does everything lie in a group's shared mapping? Pure arithmetic.
+"""The layout of a group's shared mapping, in bytes. Pure arithmetic.
 
     +--------------------+  offset 0: magic and nonce of the mapping, the group's fate
     | front              |

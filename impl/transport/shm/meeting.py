@@ -1,4 +1,4 @@
-"""Which ranks share memory? They find out by trying.
+"""The ranks of a group find out, by trying, which of them share memory.
 
 Each rank creates a shared file and offers it through the store. Each rank then looks for its
 *host*: the lowest rank whose file it can open and recognise. Ranks with one host form an *island*.

@@ -1,8 +1,8 @@
-"""On which processors do the ranks of a group wait for each other?
+"""Moves a rank to a less crowded processor when several ranks of the group run on its own.
 
 [Note: crowded processors] A scheduler that looks for the cheapest place for a woken process may put
-two ranks on one processor and leave another one idle, and as long as they hand it to each other by
-`sched_yield` it sees nothing to mend. A collective then takes the sum of the ranks' times instead
+two ranks on one processor and leave another one idle. As each calls `sched_yield` in turn, its load
+balancer does not notice for some time. A collective then takes the sum of the ranks' times instead
 of the longest; balancing the load comes round to it after some 30 ms. So a rank writes down where
 it runs, every few rounds and whenever it has to wait, and one that finds more ranks on its
 processor than need be, and still finds them there a little later (what the others wrote down may be

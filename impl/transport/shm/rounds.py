@@ -1,4 +1,4 @@
-"""How do the ranks of a group keep in step? See [Note: rounds and halves] in layout.py.
+"""Keeps the ranks of a group in step: see [Note: rounds and halves] in layout.py.
 
 `Rounds` publishes this rank's step, waits for the others', compares what the ranks announced, and
 turns deadlines, dead peers and aborts into errors on every rank. It moves no tensor data.

@@ -1,4 +1,4 @@
-"""How is a tensor cut to fit through the slots? Pure arithmetic, in elements.
+"""Cuts a tensor to fit through the slots. Pure arithmetic, in elements.
 
 A *segment* is what one round moves. Within a segment that is reduced, rank r owns *chunk* r: it
 alone reduces those elements, so all ranks copy the same bits.

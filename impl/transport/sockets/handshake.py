@@ -1,4 +1,4 @@
-"""The handshake on a new connection: which rank calls, and is it one of the group?
+"""The handshake on a new connection, which shows the caller's rank and that it is a member.
 
 Bytes in, bytes out: nothing here reads or writes a socket.
 

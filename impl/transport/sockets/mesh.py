@@ -1,4 +1,5 @@
-"""Connections between all ranks: accept, dial, shake hands, in parallel and until the deadline.
+"""One rank's connections, made on its event loop: accepts callers, dials peers until they answer,
+and keeps those that complete the handshake.
 
 [Note: strangers]
 The port of a rank is open to every program that finds it. A connection counts for nothing until its
