@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import socket
 import threading
 from typing import Any
 
@@ -15,10 +14,6 @@ import torch.distributed as dist
 from impl import errors
 from impl.transport.base import ANY_SOURCE, Communicator
 from impl.transport.meeting import interfaces as devices
-from impl.transport.meeting.addresses import Address
-from impl.transport.sockets.handshake import GlooCaller, GlooListener
-from impl.transport.sockets.loop import EventLoop
-from impl.transport.sockets.mesh import Mesh
 from tests.impl.transport.combines import SUM, assert_is_sum, random_floats
 from tests.impl.transport.ranks import (
     SINGLE,
@@ -374,30 +369,6 @@ def test_lazy_ranks_connect_when_they_need_each_other(monkeypatch: pytest.Monkey
         return y[0].item()
 
     assert run_group("gloo", 3, program) == [3.0] * 3
-
-
-def test_a_peer_is_dialled_once_for_a_message_and_a_collective_at_the_same_time() -> None:
-    listener, _ = devices.listen(Address(socket.AF_INET, "127.0.0.1", 0))
-    peers_listener, address = devices.listen(Address(socket.AF_INET, "127.0.0.1", 0))
-    loop = EventLoop("test")
-    connected: list[socket.socket] = []
-    with loop.lock:
-        mesh = Mesh(
-            loop, listener, 1, lambda: GlooListener(0, 2), lambda _, s: connected.append(s), ""
-        )
-        for _ in range(2):
-            mesh.dial(1, address, lambda: GlooCaller(1, 0))
-        wanted = mesh.want({1})
-    assert loop.run_until(wanted, soon().at_s)
-    peers_listener.accept()[0].close()
-    with pytest.raises(BlockingIOError):
-        peers_listener.accept()
-    with loop.lock:
-        mesh.close()
-    loop.close()
-    peers_listener.close()
-    (sock,) = connected
-    sock.close()
 
 
 # Ends
