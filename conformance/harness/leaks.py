@@ -121,8 +121,7 @@ def _descriptors() -> Counter[str]:
 
 
 def _shared_memory() -> Counter[str]:
-    mapped = _SHARED_MAPPING.findall(Path("/proc/self/maps").read_text())
-    return Counter(mapped)
+    return Counter(_SHARED_MAPPING.findall(Path("/proc/self/maps").read_text()))
 
 
 def _children() -> dict[int, str]:

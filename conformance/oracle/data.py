@@ -43,8 +43,8 @@ def sample(shape: Sequence[int], dtype: str, rank: int, salt: int = 0) -> Tensor
     salt: tells apart several tensors of one rank.
     Returns a CPU tensor.
     """
-    make = _small_sample if numel_of(shape) <= _SMALL else _sample
-    return make(tuple(shape), dtype, rank, salt)
+    which = (tuple(shape), dtype, rank, salt)
+    return _kept_sample(*which).clone() if numel_of(shape) <= _SMALL else _sample(*which)
 
 
 def _sample(shape: tuple[int, ...], dtype: str, rank: int, salt: int) -> Tensor:
@@ -60,12 +60,7 @@ def _sample(shape: tuple[int, ...], dtype: str, rank: int, salt: int) -> Tensor:
     return mixed.remainder_(count).add_(smallest).to(kind).reshape(shape)
 
 
-_kept_sample = functools.lru_cache(maxsize=1024)(_sample)
-
-
-def _small_sample(shape: tuple[int, ...], dtype: str, rank: int, salt: int) -> Tensor:
-    """As `_sample`. Cases ask for the same ones again and again."""
-    return _kept_sample(shape, dtype, rank, salt).clone()
+_kept_sample = functools.lru_cache(maxsize=1024)(_sample)  # cases ask for the same ones again
 
 
 def factors(shape: Sequence[int], dtype: str, rank: int, salt: int = 0) -> Tensor:
@@ -136,7 +131,7 @@ def noisy_factors(shape: Sequence[int], dtype: str, rank: int, salt: int = 0) ->
 
 def _mixed(numel: int, rank: int, salt: int) -> Tensor:
     """Numbers without any pattern that a collective could keep by mistake, the same every time."""
-    mixed = torch.arange(numel, dtype=torch.int64)
+    mixed = torch.arange(numel, dtype=torch.int64, device="cpu")  # whatever the default device is
     mixed.mul_(2654435761).add_(rank * 40503 + salt * 97_003 + 7)
     mixed.bitwise_xor_(mixed >> 15).mul_(2246822519)
     return mixed.bitwise_right_shift_(11).bitwise_and_(0x7FFFFFFF)

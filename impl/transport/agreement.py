@@ -23,8 +23,7 @@ from impl.transport.base import CallInfo, exchange_of
 
 REMEMBERED_CALLS = 64  # how late a frame of an earlier call may come and still be compared
 _FIELDS = "\x1f"  # separates the parts of a statement; occurs in no operation or signature
-
-_WHOLE = re.compile("-?[0-9]{1,20}")  # what a rank writes of 64 bits
+_WHOLE = re.compile("-?[0-9]{1,20}")  # a number of 64 bits, in decimal digits
 
 
 def call_number(index: int, call: CallInfo) -> int:

@@ -17,14 +17,14 @@ from conformance.spec.collectives.perform import (
     REDUCE_OPS,
     Placement,
     Seen,
-    assert_nothing_else,
-    assert_taken,
+    assert_all_of,
     issue,
     seen_around,
     views_of,
 )
 from conformance.spec.collectives.strategies import (
     calls,
+    members,
     offsets,
     placements,
     shapes,
@@ -85,15 +85,13 @@ def once(
 
 @st.composite
 def situations(draw: st.DrawFn, ranks: Ranks, way: Way) -> Situation:
-    everyone = range(ranks.world_size)
-    some = st.sets(st.sampled_from(everyone), min_size=2).map(sorted)
-    members = draw(st.one_of(some, st.just(everyone)))
-    first = draw(calls(way.op, ranks.target, len(members)))
+    group = draw(members(ranks.world_size))
+    first = draw(calls(way.op, ranks.target, len(group)))
     of_any_shape = ANY_SHAPE if way.op == "all_reduce" else shapes_with_rows
     more = draw(st.lists(of_any_shape, max_size=MOST_CALLS))
     made = (first, *(replace(first, shape=s, salt=20 * i) for i, s in enumerate(more, 1)))
     times = draw(st.sampled_from([1, 4]))
-    return Situation(made, tuple(members), draw(st.booleans()), times)
+    return Situation(made, group, draw(st.booleans()), times)
 
 
 def check(ranks: Ranks, way: Way, data: st.DataObject, *, around: bool) -> None:
@@ -104,11 +102,8 @@ def check(ranks: Ranks, way: Way, data: st.DataObject, *, around: bool) -> None:
     got = ranks.run_each(coalesced, [(way, now, placement) for placement in kinds])
     for index, call in enumerate(at(now.times - 1, now)):
         seen = [got[rank][index] for rank in now.members]
-        if around:
-            of_members = [kinds[rank] for rank in now.members]
-            assert_nothing_else(call, seen, of_members, ranks=now.members)
-        else:
-            assert_taken(call, seen, ranks=now.members)
+        of_members = [kinds[rank] for rank in now.members]
+        assert_all_of(call, seen, of_members, around=around, ranks=now.members)
 
 
 @chapter.must(

@@ -16,13 +16,19 @@ from conformance.oracle.layout import Layout, place
 from conformance.spec.collectives.perform import (
     Placement,
     Seen,
-    assert_nothing_else,
-    assert_taken,
+    assert_all_of,
     issue,
     seen_around,
     views_of,
 )
-from conformance.spec.collectives.strategies import ROOTED, calls, offsets, placements, strides
+from conformance.spec.collectives.strategies import (
+    ROOTED,
+    calls,
+    members,
+    offsets,
+    placements,
+    strides,
+)
 from conformance.spec.parameters import ops
 from conformance.spec.polling import within_patience
 
@@ -84,13 +90,11 @@ def one_call(
 def situations(
     draw: st.DrawFn, ranks: Ranks, op: str, more_dimensions: st.SearchStrategy[tuple[int, ...]]
 ) -> Situation:
-    everyone = range(ranks.world_size)
-    some = st.sets(st.sampled_from(everyone), min_size=2).map(sorted)
-    members = draw(st.one_of(some, st.just(everyone)))
-    call = draw(calls(op, ranks.target, len(members)))
+    group = draw(members(ranks.world_size))
+    call = draw(calls(op, ranks.target, len(group)))
     shape = (*call.shape, *draw(more_dimensions))
     times = draw(st.sampled_from([1, 12]))
-    return Situation(replace(call, shape=shape), tuple(members), draw(st.booleans()), times)
+    return Situation(replace(call, shape=shape), group, draw(st.booleans()), times)
 
 
 def check(
@@ -111,11 +115,8 @@ def check(
     got = ranks.run_each(in_a_situation, [(now, placement) for placement in kinds])
     seen = [got[rank] for rank in now.members]
     last = replace(now.call, salt=now.times - 1)
-    if around:
-        of_members = [kinds[rank] for rank in now.members]
-        assert_nothing_else(last, seen, of_members, ranks=now.members)
-    else:
-        assert_taken(last, seen, ranks=now.members)
+    of_members = [kinds[rank] for rank in now.members]
+    assert_all_of(last, seen, of_members, around=around, ranks=now.members)
 
 
 @chapter.must(

@@ -73,11 +73,10 @@ def left_for_rank_0(kind: str, world_size: int) -> list[Tensor]:
     return [] if kind == "barrier" else list(after(call_of(kind), 0, world_size).taken)
 
 
-def begin_after_others(me: Me, kind: str, group: Any = None) -> Begun:
-    """The third call of a group, whose first two have succeeded on rank 0."""
+def succeed_twice(me: Me, kind: str, group: Any) -> None:
+    """Two calls of all members, so that the next one is the group's third."""
     for _ in range(2):
         begin(me, kind, group).work.wait()
-    return begin(me, kind, group)
 
 
 def sizes_of_groups(world_size: int) -> Sequence[int]:
@@ -166,16 +165,15 @@ def wait_briefly(me: Me, kind: str) -> dict[int, Waited]:
     for n, group in groups.items():
         if me.rank >= n:
             continue
+        succeed_twice(me, kind, group)
         over = f"gave up in {n}"
         if me.rank:
-            for _ in range(2):
-                begin(me, kind, group).work.wait()
             me.store.wait([over])
             with contextlib.suppress(RuntimeError):  # rank 0 may have left it
                 begin(me, kind, group).work.wait()
             continue
         try:
-            begun = begin_after_others(me, kind, group)
+            begun = begin(me, kind, group)
             briefly = outcome(begun.work.wait, timedelta(milliseconds=30))
         finally:
             me.store.set(over, "")
@@ -280,16 +278,16 @@ def alone_in_each(
     timeout = timedelta(seconds=_GROUP_TIMEOUT_S)
     tried = [(n, kind) for n in sizes_of_groups(me.world_size) for kind in kinds]
     groups = [dist.new_group(list(range(n)), timeout=timeout) for n, _ in tried]
+    # All of these first: a backend with one thread cannot go on behind an operation that waits.
+    for (n, kind), group in zip(tried, groups, strict=True):
+        if me.rank < n:
+            succeed_twice(me, kind, group)
     if me.rank:
-        for (n, kind), group in zip(tried, groups, strict=True):
-            for _ in range(2 if me.rank < n else 0):
-                begin(me, kind, group).work.wait()
         me.store.wait(["over"])
         return {}
     try:
         works = [
-            begin_after_others(me, kind, group).work
-            for (_, kind), group in zip(tried, groups, strict=True)
+            begin(me, kind, group).work for (_, kind), group in zip(tried, groups, strict=True)
         ]
         futures = [work.get_future() for work in works] if with_futures else []
         waits = [outcome(work.wait) for work in works]

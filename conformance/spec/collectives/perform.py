@@ -181,6 +181,21 @@ def assert_nothing_else(
     )
 
 
+def assert_all_of(
+    call: Call,
+    seen: Sequence[Seen],
+    placements: Sequence[Placement],
+    *,
+    around: bool,
+    ranks: Sequence[int],
+) -> None:
+    """around: judge what must not change (`assert_nothing_else`), or the results."""
+    if around:
+        assert_nothing_else(call, seen, placements, ranks=ranks)
+    else:
+        assert_taken(call, seen, ranks=ranks)
+
+
 def _blanked(placed: Placed) -> Tensor:
     memory = placed.memory
     placed.view.copy_(blank(placed.view.shape, name_of(memory.dtype)))

@@ -75,6 +75,13 @@ def split_tables(world_size: int) -> st.SearchStrategy[tuple[tuple[int, ...], ..
     return st.lists(row, min_size=world_size, max_size=world_size).map(tuple)
 
 
+def members(world_size: int) -> st.SearchStrategy[tuple[int, ...]]:
+    """All ranks, or two at least of them, in their order."""
+    everyone = range(world_size)
+    some = st.sets(st.sampled_from(everyone), min_size=2).map(sorted)
+    return st.one_of(some, st.just(everyone)).map(tuple)
+
+
 # Dense in the usual order, but not at the start of its memory.
 offsets = st.builds(Layout, before=st.integers(0, 5), after=st.integers(0, 3))
 

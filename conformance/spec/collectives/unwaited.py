@@ -152,8 +152,8 @@ def barrier_of_one_who_waits_later(me: Me) -> bool:
     work = dist.barrier(async_op=True)
     me.store.set("issued", "")
     try:
-        everybody = [f"rank {rank} has passed" for rank in range(1, me.world_size)]
-        me.store.wait(everybody, timedelta(seconds=PATIENCE_S))
+        others = [f"rank {rank} has passed" for rank in range(1, me.world_size)]
+        me.store.wait(others, timedelta(seconds=PATIENCE_S))
         passed = True
     except dist.DistStoreError:
         passed = False

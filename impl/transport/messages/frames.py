@@ -82,7 +82,7 @@ TCP_RULES = FrameRules(
 )
 
 
-class ProtocolError(Exception):
+class ProtocolError(ValueError):
     """A peer sent bytes that violate the protocol. Only its connection is closed."""
 
 

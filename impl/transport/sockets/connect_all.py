@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from impl import errors
 from impl.transport.meeting.addresses import Address, PublishedAddress, connects_first, decode_value
 from impl.transport.meeting.store import StoreMeeting, not_come
 from impl.transport.messages.frames import ProtocolError
 from impl.transport.sockets.mesh import Mesh
+
+T = TypeVar("T")
 
 
 class SocketOptions(Protocol):
@@ -29,9 +31,12 @@ class AddressMeeting(StoreMeeting):
     def where(self) -> str:
         return f"connecting group {self.group!r}"
 
-    def published(self, key_of: Callable[[int], str], ranks: Sequence[int]) -> dict[int, bytes]:
-        """What these ranks have published. Raises `CollectiveTimeout` that names missing ranks."""
-        found: dict[int, bytes] = {}
+    def published(
+        self, key_of: Callable[[int], str], ranks: Sequence[int], decode: Callable[[bytes], T]
+    ) -> dict[int, T]:
+        """What these ranks have published. Raises `CollectiveTimeout` that names missing ranks, and
+        `CommunicationError` as `read` does."""
+        found: dict[int, T] = {}
 
         def missing() -> str:
             awaited = [rank for rank in ranks if rank not in found]
@@ -39,23 +44,14 @@ class AddressMeeting(StoreMeeting):
 
         for rank in ranks:
             self.wait_for([key_of(rank)], missing)
-            found[rank] = self.get(key_of(rank))
+            found[rank] = self.read(key_of(rank), rank, decode)
         return found
 
     def addresses(
         self, key_of: Callable[[int], str], ranks: Sequence[int]
     ) -> dict[int, PublishedAddress]:
         """The decoded values of these ranks."""
-        values = {}
-        for rank, data in self.published(key_of, ranks).items():
-            try:
-                values[rank] = decode_value(data, self.world_size)
-            except ProtocolError as error:
-                raise errors.CommunicationError(
-                    f"{self.where}, rank {self.rank} of {self.world_size}: what rank {rank} has"
-                    f" published is no address: {error}"
-                ) from error
-        return values
+        return self.published(key_of, ranks, lambda data: decode_value(data, self.world_size))
 
     def to_dial(
         self, own: Address, values: Mapping[int, PublishedAddress]

@@ -5,7 +5,7 @@ and keeps those that complete the handshake.
 The port of a rank is open to every program that finds it. A connection counts for nothing until its
 handshake is complete: it may be silent for HANDSHAKE_LIMIT_S, there may be HALF_OPEN_MAX of them,
 and whatever goes wrong with one costs that one, with one line in the log, up to LOGGED_MAX. When
-all ranks are connected, nobody may join any more, and the port is closed.
+all ranks are connected, the port is closed.
 """
 
 from __future__ import annotations
@@ -244,8 +244,9 @@ class Mesh:
         on_connected: Callable[[int, socket.socket], None],
         label: str,
     ) -> None:
-        """
-        peers: how many there are to be connected.
+        """Accept connections from now on, until all peers are connected.
+
+        peers: how many there are.
         label: begins the lines in the log: "rank 1 of group 'dp'".
         """
         self.loop = loop

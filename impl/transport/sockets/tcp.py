@@ -65,8 +65,7 @@ class TcpCommunicator(SocketCommunicator):
         """Agree on a secret, listen at the addresses and connect to all peers."""
         if self.rank == 0:
             meeting.publish(_SECRET_KEY, secrets.token_hex(SECRET_NBYTES).encode())
-        meeting.published(lambda _: _SECRET_KEY, [0])
-        secret = meeting.read(_SECRET_KEY, 0, _decode_secret)
+        secret = meeting.published(lambda _: _SECRET_KEY, [0], _decode_secret)[0]
         listening = []
         for device, address in enumerate(addresses):
             member = Credentials(secret, self.rank, self.world_size, device)
