@@ -25,7 +25,7 @@ from impl.schedules.ring import (
     ring_reduce_scatter,
 )
 from impl.schedules.steps import Schedule
-from impl.schedules.tree import binomial_broadcast, binomial_reduce, bruck_all_gather
+from impl.schedules.logarithmic import binomial_broadcast, binomial_reduce, bruck_all_gather
 
 GROUP_SIZES = (2, 4, 8)  # how many ranks may meet in one round of a cube
 NETWORK = NetworkCost()

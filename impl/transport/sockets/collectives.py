@@ -22,7 +22,7 @@ from impl.schedules.ring import (
     ring_reduce_scatter,
 )
 from impl.schedules.steps import Schedule
-from impl.schedules.tree import binomial_broadcast
+from impl.schedules.logarithmic import binomial_broadcast
 from impl.transport.base import Combine
 from impl.transport.memory import overlap
 from impl.transport.messages.frames import SlotPrefix

@@ -26,7 +26,7 @@ from impl.schedules.ring import (
     ring_reduce_scatter,
 )
 from impl.schedules.steps import Receive, Schedule, Send, Traffic, traffic
-from impl.schedules.tree import binomial_broadcast, bruck_all_gather
+from impl.schedules.logarithmic import binomial_broadcast, bruck_all_gather
 
 MIB = 1 << 20
 WORLDS = range(1, 33)

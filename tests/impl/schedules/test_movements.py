@@ -14,7 +14,7 @@ from impl.schedules.pairwise import (
 )
 from impl.schedules.ring import chain_broadcast, ring_all_gather, ring_all_gather_v
 from impl.schedules.steps import Fence, Receive, Send
-from impl.schedules.tree import binomial_broadcast, bruck_all_gather
+from impl.schedules.logarithmic import binomial_broadcast, bruck_all_gather
 from tests.impl.schedules.groups import (
     EMPTY,
     WORLDS,
