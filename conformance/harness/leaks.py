@@ -149,7 +149,7 @@ def adopt_orphans() -> None:
 
 
 def children_by_parent() -> dict[int, list[int]]:
-    """The processes that this one can see, by number: those of each parent."""
+    """The number of each process that can be seen -> those of its children."""
     found: dict[int, list[int]] = {}
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended since

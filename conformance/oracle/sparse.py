@@ -1,4 +1,4 @@
-"""Sums of sparse tensors, by way of dense ones in one process."""
+"""One rank's sparse tensor as plain lists, and the sum of several, computed by dense tensors."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """A chapter is a module of cases, whatever it is called. Of a named file, pytest sees to it."""
+    """A chapter is a module of cases, whatever its name. Pytest itself collects named files."""
     if not is_chapter(file_path) or parent.session.isinitpath(file_path):
         return None
     made: pytest.Collector | None = parent.ihook.pytest_pycollect_makemodule(
@@ -60,7 +60,7 @@ def pytest_make_collect_report(
     collector.config.stash[FOUND] += items
     try:
         for item in items:
-            adopt_own(item)  # others may rest on requirements that come with a case left out
+            adopt_own(item)  # a case may rest on a rule of which no case was selected
     except UsageError as error:
         collector.config.stash[BOARD].note_usage_error(str(error))
     return report

@@ -51,10 +51,11 @@ class UnitEvent(Enum):
     OUTPUT_GRADIENT_CAME: the first of the pre-backward hooks.
     GRADIENT_COMPLETE: the post-backward hook.
     INPUT_GRADIENTS_COMPLETE: the same for a frozen unit, whose backward may have had no hook.
-    LEFT_BEHIND: a backward is over, or has failed, that did not complete the unit.
+    LEFT_BEHIND: a backward ended or failed before it completed the unit.
     BACKWARD_ENDED: the whole backward is over, for all units.
     EXPOSED, RESTORED: around work on full parameters.
-    SUMMONED, SUMMONED_READ_ONLY, RELEASED: around what the user does with them, inside the former.
+    SUMMONED, SUMMONED_READ_ONLY, RELEASED: around what the user does with them; they come between
+        EXPOSED and RESTORED.
     """
 
     FORWARD_BEGAN = auto()

@@ -15,6 +15,7 @@ from impl.schedules import cost
 from impl.schedules.arithmetic import factors_of
 from impl.schedules.bcube import bcube_all_reduce, exchange_all_reduce
 from impl.schedules.cost import Cost, NetworkCost, predicted_s
+from impl.schedules.logarithmic import binomial_broadcast, binomial_reduce, bruck_all_gather
 from impl.schedules.pairwise import direct_all_gather, direct_reduce_scatter
 from impl.schedules.ring import (
     chain_broadcast,
@@ -25,7 +26,6 @@ from impl.schedules.ring import (
     ring_reduce_scatter,
 )
 from impl.schedules.steps import Schedule
-from impl.schedules.logarithmic import binomial_broadcast, binomial_reduce, bruck_all_gather
 
 GROUP_SIZES = (2, 4, 8)  # how many ranks may meet in one round of a cube
 NETWORK = NetworkCost()

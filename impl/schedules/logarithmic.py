@@ -1,4 +1,6 @@
-"""Trees: log2 N rounds, every message the whole tensor. Best while latency outweighs bandwidth.
+"""Schedules of log2 N rounds: binomial broadcast and reduce, and Bruck's all_gather.
+
+They are best while latency outweighs bandwidth.
 
 [Note: virtual ranks]
 Trees are described for root 0. Other roots shift all ranks: virtual rank = (rank - root) modulo N.

@@ -76,7 +76,7 @@ def parts_of(rank: int, world_size: int, numel: int) -> list[Tensor]:
 
 
 def reduce_scattered_in_place(me: Me, numel: int, shift: int) -> list[Tensor]:
-    """The output is the rank's own tensor of the list, or one so many behind it."""
+    """The output is element (rank + shift) modulo N of the list of inputs."""
     inputs = [x.to(me.device) for x in parts_of(me.rank, me.world_size, numel)]
     dist.reduce_scatter(inputs[(me.rank + shift) % me.world_size], inputs)
     return inputs

@@ -1,4 +1,8 @@
-"""Changes and extra passes between a forward pass and its backward pass."""
+"""What users do around a forward pass and its backward pass.
+
+Further forward passes, hooks of parameters, cleared gradients, errors, and outputs that are kept,
+changed or dropped.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Memory: parameters and gradients that are moved, and objects that are freed."""
+"""Parameters and gradients that users move to other memory or another memory format.
+
+Also: wrappers that are freed, and memory that does not grow from step to step.
+"""
 
 from __future__ import annotations
 

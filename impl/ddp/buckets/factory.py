@@ -35,7 +35,7 @@ def build_buckets(
         assignment: parameter indices, bucket by bucket.
         expect_sparse: by parameter index, whether its gradient is sparse.
         group: may have memory that it communicates from faster.
-        dtype: of the buffers of real parameters, if not theirs (mixed precision).
+        dtype: of the buckets of real parameters, if not that of the parameters (mixed precision).
         large_at_once: whether large gradients are copied without waiting for the small ones.
 
     Raises:

@@ -87,7 +87,7 @@ class Reducer(BackwardPass):
     # ---- buckets
 
     def _should_rebuild(self) -> bool:
-        """Once, from the order of the first iteration; never if each has another graph."""
+        """Whether to: once, after the first backward; not where each may have another graph."""
         searches = self.find_unused_parameters and self._static is None
         return not searches and not self.has_rebuilt_buckets
 

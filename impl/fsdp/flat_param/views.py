@@ -133,8 +133,8 @@ class OrigParamViews(AttributeViews):
     def show_backward_tensors(self, flat: Tensor) -> None:
         """Show the tensors of the forward again, with the data of the unsharded `flat`.
 
-        They are forgotten if this is not the first backward since: new ones do then, as there is
-        no post-backward hook any more that would have to fire.
+        Only the first backward after a forward needs the same objects, for their post-backward
+        hooks. Those have fired by the time of a second one, which gets new tensors.
         """
         shown: list[Tensor] = []
         for view, tensor in zip(self.metadata.unflatten(flat), self.forward_tensors, strict=True):

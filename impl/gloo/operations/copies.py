@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed import Work
 
-from impl.gloo.memory import dense
+from impl.gloo.memory import aliasing
 from impl.gloo.memory.lender_choice import lender_for
 from impl.gloo.operations import flattening
 from impl.gloo.queue.issuing import Described, GroupCore, as_list, as_lists, joined
@@ -53,7 +53,7 @@ class Copies(GroupCore):
         is_root = asked.root == self._rank
         source = given[asked.root_tensor]
         targets = [tensor for tensor in given if not is_root or tensor is not source]
-        dense.check_writable(method, dense.distinct(targets))
+        aliasing.check_writable(method, aliasing.distinct(targets))
         described = _described(source.dtype, source.shape, f" root={asked.root}")
         lender = lender_for(given)
         memory = lender.read(source) if is_root else lender.room(source)
@@ -106,7 +106,7 @@ class Copies(GroupCore):
         else:
             validation.check_like(method, every_output, inputs[0])
         validation.check_device(method, [*inputs, *every_output])
-        dense.check_writable(method, every_output)
+        aliasing.check_writable(method, every_output)
         if len({output.numel() for output in every_output}) > 1:
             return self._allgather_uneven(lists[0], inputs[0], asked)
         extra = f" inputs={len(inputs)}" if len(inputs) > 1 else ""
@@ -143,7 +143,7 @@ class Copies(GroupCore):
         )
         lender = lender_for(outputs)
         rooms = [lender.room(output) for output in outputs]
-        source = dense.without_overlap(lender.read(given), rooms, rooms[self._rank])
+        source = aliasing.without_overlap(lender.read(given), rooms, rooms[self._rank])
 
         def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:
             comm.all_gather_v(rooms, source, call, until)
@@ -179,12 +179,12 @@ class Copies(GroupCore):
         validation.check_device(method, [*outputs, *inputs])
         for output, given in zip(outputs, inputs, strict=True):
             validation.check_gathered_numel(method, output, given, self._size)
-        dense.check_writable(method, outputs)
+        aliasing.check_writable(method, outputs)
         described = joined(_described(given.dtype, given.shape) for given in inputs)
         lender = lender_for(inputs)
         rooms = [lender.room(output) for output in outputs]
         sources = [
-            dense.without_overlap(source, rooms, room, -self._rank * source.nbytes)
+            aliasing.without_overlap(source, rooms, room, -self._rank * source.nbytes)
             for source, room in zip(map(lender.read, inputs), rooms, strict=True)
         ]
 
@@ -229,7 +229,7 @@ class Copies(GroupCore):
         every_output = [output for outputs in lists for output in outputs]
         validation.check_dense(method, inputs)
         validation.check_device(method, [*inputs, *every_output])
-        dense.check_writable(method, every_output)
+        aliasing.check_writable(method, every_output)
         described = joined(_described(given.dtype, given.shape) for given in inputs)
         lender = lender_for(inputs)
         sources = [lender.read(given) for given in inputs]
@@ -272,14 +272,14 @@ class Copies(GroupCore):
             validation.check_list_on_root(method, lists, "output", self._size)
             outputs = lists[0]
             validation.check_like(method, outputs, inputs[0])
-            dense.check_writable(method, outputs)
+            aliasing.check_writable(method, outputs)
         else:
             validation.check_no_list_off_root(method, lists, "output")
         validation.check_device(method, [*inputs, *outputs])
         described = _described(inputs[0].dtype, inputs[0].shape, f" root={asked.root}")
         lender = lender_for(inputs)
         rooms = [lender.room(output) for output in outputs]
-        source = dense.without_overlap(
+        source = aliasing.without_overlap(
             lender.read(inputs[0]), rooms, rooms[self._rank] if rooms else None
         )
 
@@ -313,12 +313,14 @@ class Copies(GroupCore):
         else:
             validation.check_no_list_off_root(method, lists, "input")
         validation.check_device(method, [*outputs, *inputs])
-        dense.check_writable(method, outputs)
+        aliasing.check_writable(method, outputs)
         described = _described(outputs[0].dtype, outputs[0].shape, f" root={asked.root}")
         lender = lender_for(outputs)
         room = lender.room(outputs[0])
         sources = [
-            dense.without_overlap(lender.read(given), [room], room if rank == self._rank else None)
+            aliasing.without_overlap(
+                lender.read(given), [room], room if rank == self._rank else None
+            )
             for rank, given in enumerate(inputs)
         ]
 

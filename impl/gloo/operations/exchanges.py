@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed import Work
 
-from impl.gloo.memory import dense
+from impl.gloo.memory import aliasing
 from impl.gloo.memory.lender_choice import lender_for
 from impl.gloo.queue.issuing import Described, GroupCore
 from impl.gloo.requests import validation
@@ -53,7 +53,7 @@ class Exchanges(GroupCore):
         output_rows = validation.integers("output_split_sizes", output_split_sizes)
         sent = validation.row_splits(method, "input", input_rows, input, size)
         received = validation.row_splits(method, "output", output_rows, output, size)
-        dense.check_writable(method, [output])
+        aliasing.check_writable(method, [output])
         plain = validation.plain_dtype(input.dtype)
         shares = input_rows or "equal"
         described = Described(
@@ -61,7 +61,7 @@ class Exchanges(GroupCore):
         )
         lender = lender_for(tensors)
         room = lender.room(output)
-        source = dense.without_overlap(lender.read(input), [room])
+        source = aliasing.without_overlap(lender.read(input), [room])
         reals = 2 if input.is_complex() else 1
 
         def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:
@@ -106,7 +106,7 @@ class Exchanges(GroupCore):
         dtype = inputs[0].dtype
         for tensors in (inputs, outputs):
             validation.check_dtypes(method, tensors, dtype)
-        dense.check_writable(method, outputs)
+        aliasing.check_writable(method, outputs)
         plain = validation.plain_dtype(dtype)
         described = Described(f"dtype={plain}", f"{plain} {[tuple(each.shape) for each in inputs]}")
         lender = lender_for(every)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed import Work
 
-from impl.gloo.memory import dense
+from impl.gloo.memory import aliasing
 from impl.gloo.memory.lender_choice import lender_for
 from impl.gloo.operations import monitored_barrier
 from impl.gloo.queue.issuing import GroupCore, as_list
@@ -55,7 +55,7 @@ class PointToPoint(GroupCore):
         return self._receive("recv_anysource", tensor, ANY_SOURCE, tag)
 
     def _receive(self, operation: str, tensor: Tensor, source: int, tag: int) -> Work:
-        dense.check_writable(operation, [tensor])
+        aliasing.check_writable(operation, [tensor])
         lender = lender_for([tensor])
         memory = lender.room(tensor)
         call = CallInfo(operation, -1, "", "")

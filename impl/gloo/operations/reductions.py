@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.distributed import Work
 
-from impl.gloo.memory import dense
+from impl.gloo.memory import aliasing, dense
 from impl.gloo.memory.lender_choice import lender_for
 from impl.gloo.operations import flattening, sparse
 from impl.gloo.operations.reduction_choice import choose, choose_all_reduce, choose_each
@@ -70,7 +70,7 @@ class Reductions(GroupCore):
         lender = lender_for(given)
         receives = asked.root == self._rank
         if receives:
-            dense.check_writable(method, given)
+            aliasing.check_writable(method, given)
         memory = lender.update(tensor) if receives else lender.read(tensor)
 
         def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:
@@ -165,7 +165,7 @@ class Reductions(GroupCore):
             "all_reduce", asked.op, [first for first, *_ in bundles], self._widens
         )
         for bundle in bundles:
-            dense.check_writable(operation, dense.distinct(bundle))
+            aliasing.check_writable(operation, aliasing.distinct(bundle))
         lender = lender_for(outputs)
         memories = [[lender.update(tensor) for tensor in bundle] for bundle in bundles]
         pace = None
@@ -228,8 +228,8 @@ class Reductions(GroupCore):
         validation.check_device(method, given)
         if given[0].layout is not torch.strided:
             validation.refuse(method, "unsupported layout")
-        firsts = dense.first_uses(given)
-        dense.check_writable(method, list(itertools.compress(given, firsts)))
+        firsts = aliasing.first_uses(given)
+        aliasing.check_writable(method, list(itertools.compress(given, firsts)))
         # a tensor's second place is reduced as well, for the ranks where it is another tensor, but
         # in a copy: the result is the same, and adding twice to one memory would not be
         bundles = [
@@ -266,7 +266,7 @@ class Reductions(GroupCore):
         validation.check_device(method, [output, *inputs])
         validation.check_like(method, [inputs[self._rank]], output, self._rank)
         validation.check_dtypes(method, inputs, output.dtype)
-        dense.check_writable(method, outputs)
+        aliasing.check_writable(method, outputs)
         if len({given.numel() for given in inputs}) > 1:
             return self._reduce_scatter_uneven(output, inputs, asked)
         chosen, described = choose(method, asked.op, output.dtype, output.shape, "", self._widens)
@@ -364,12 +364,14 @@ class Reductions(GroupCore):
         validation.check_device(method, [*outputs, *inputs])
         for output, given in zip(outputs, inputs, strict=True):
             validation.check_gathered_numel(method, given, output, self._size)
-        dense.check_writable(method, outputs)
+        aliasing.check_writable(method, outputs)
         chosen, described = choose_each(method, asked.op, inputs, self._widens)
         lender = lender_for(outputs)
         memories = [lender.room(output) for output in outputs]
         sources = [
-            dense.without_overlap(lender.read(given), memories, memory, self._rank * memory.nbytes)
+            aliasing.without_overlap(
+                lender.read(given), memories, memory, self._rank * memory.nbytes
+            )
             for given, memory in zip(inputs, memories, strict=True)
         ]
 

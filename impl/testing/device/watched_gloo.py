@@ -1,13 +1,13 @@
-"""`impl.gloo` on the simulated device: every tensor counts as one of the device.
+"""Runs `impl.gloo` on the simulated device, and records which host memory it touches.
 
     device = SimulatedDevice()
     with simulated_gloo(device), device:
         group = watched(ProcessGroupGloo(...), device)
         group.allreduce([x]).wait()
 
-Product code runs unchanged; what is replaced is the device handle. Three things are added around
-it: worker threads are seen, waiting for a work orders the waiting thread after the worker, and the
-communicator's accesses to host memory are noted.
+Every tensor counts as one of the device. Product code runs unchanged; what is replaced is the
+device handle. Three things are added around it: worker threads are seen, waiting for a work orders
+the waiting thread after the worker, and the communicator's accesses to host memory are noted.
 """
 
 from __future__ import annotations

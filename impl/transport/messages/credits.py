@@ -10,8 +10,8 @@ side (pair.cc and context.cc of gloo/transport):
     send posted           a credit is left                          use it; SEND_READY, DATA
                           otherwise                                 queue it; SEND_READY
     receive posted        a SEND_READY is left                      use it; queue; RECV_READY
-                          otherwise                                 expect one; queue; RECV_READY
-    SEND_READY arrives    one is expected                           that was it
+                          otherwise                                 one is due; queue; RECV_READY
+    SEND_READY arrives    one is due                                it is not due any more
                           someone receives from anyone              queue that; RECV_READY
                           otherwise                                 keep it, in order of arrival
     RECV_READY arrives    a send is queued                          DATA

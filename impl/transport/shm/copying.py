@@ -94,7 +94,7 @@ class Copying:
         sizes = _digest(expected) if agreed else 0
         rounds.announce(call, sizes)
         self._slots.write_table([input.numel(), *expected])
-        # where its input differs from its own slot, it runs the round that shows this to all ranks
+        # A rank whose input does not fit its own output still runs one round: all see it and raise.
         count = span_count(max(expected), room) if agreed else 1
         number = 0
         while number < count:

@@ -1,8 +1,8 @@
-"""What lies in the slots: addresses to copy from and to, views to reduce, tables of sizes.
+"""One rank's access to the slots of all: their addresses, views of them, tables of sizes in them.
 
-The collectives (`reducing.py`, `copying.py`) are loops over segments of: write into its own slot,
-meet, read from the others'. The first round of each also compares what the ranks announced, before
-any tensor changes.
+Each collective (`reducing.py`, `copying.py`) is a loop over segments. For each segment a rank
+writes into its own slot, waits until all have written, and reads the other slots. The first round
+also compares what the ranks announced, before any tensor changes.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from impl.schedules import choice
 from impl.schedules.barrier import dissemination_barrier
+from impl.schedules.logarithmic import binomial_broadcast
 from impl.schedules.pairwise import direct_gather, direct_scatter, pairwise_all_to_all
 from impl.schedules.ring import (
     ring_all_gather,
@@ -22,7 +23,6 @@ from impl.schedules.ring import (
     ring_reduce_scatter,
 )
 from impl.schedules.steps import Schedule
-from impl.schedules.logarithmic import binomial_broadcast
 from impl.transport.base import Combine
 from impl.transport.memory import overlap
 from impl.transport.messages.frames import SlotPrefix

@@ -1,4 +1,4 @@
-"""A group of the authenticated mode: ranks compare their calls and report how it ends.
+"""A group over authenticated TCP: ranks compare their calls, and tell why the group ends.
 
 [Note: who is lost] A rank that ends in good order says FAREWELL first; the others can finish what
 does not need it. A connection that ends without FAREWELL is a lost rank, and the group is over:

@@ -17,9 +17,9 @@ from conformance.target import Target, load_target
 from impl.gloo.connect.transports import GroupPlace, connect
 from impl.gloo.options import Options
 from impl.gloo.queue.issuing import GroupCore
-from impl.testing.device.watched_gloo import WatchedCommunicator, simulated_gloo
 from impl.testing.device.schedule import Drawn
 from impl.testing.device.simulated import SimulatedDevice, SimulatedStream
+from impl.testing.device.watched_gloo import WatchedCommunicator, simulated_gloo
 
 
 class SimulatedStreams:

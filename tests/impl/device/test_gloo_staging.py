@@ -19,9 +19,9 @@ from torch import Tensor
 from impl.errors import PeerLost
 from impl.gloo import Options, ProcessGroupGloo
 from impl.gloo.memory import cuda_staging
-from impl.testing.device.watched_gloo import simulated_gloo, watched
 from impl.testing.device.schedule import Drawn, Eager
 from impl.testing.device.simulated import SimulatedDevice
+from impl.testing.device.watched_gloo import simulated_gloo, watched
 from tests.impl.device.left_out import (
     Program,
     assert_right,

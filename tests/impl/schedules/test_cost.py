@@ -10,6 +10,7 @@ from impl.schedules import choice, cost
 from impl.schedules.barrier import dissemination_barrier
 from impl.schedules.bcube import bcube_all_reduce, exchange_all_reduce
 from impl.schedules.cost import Cost
+from impl.schedules.logarithmic import binomial_broadcast, bruck_all_gather
 from impl.schedules.pairwise import (
     direct_all_gather,
     direct_gather,
@@ -26,7 +27,6 @@ from impl.schedules.ring import (
     ring_reduce_scatter,
 )
 from impl.schedules.steps import Receive, Schedule, Send, Traffic, traffic
-from impl.schedules.logarithmic import binomial_broadcast, bruck_all_gather
 
 MIB = 1 << 20
 WORLDS = range(1, 33)

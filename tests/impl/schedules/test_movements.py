@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from impl.schedules.barrier import dissemination_barrier
+from impl.schedules.logarithmic import binomial_broadcast, bruck_all_gather
 from impl.schedules.pairwise import (
     direct_all_gather,
     direct_gather,
@@ -14,7 +15,6 @@ from impl.schedules.pairwise import (
 )
 from impl.schedules.ring import chain_broadcast, ring_all_gather, ring_all_gather_v
 from impl.schedules.steps import Fence, Receive, Send
-from impl.schedules.logarithmic import binomial_broadcast, bruck_all_gather
 from tests.impl.schedules.groups import (
     EMPTY,
     WORLDS,

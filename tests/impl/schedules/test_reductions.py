@@ -9,10 +9,10 @@ import pytest
 
 from impl.schedules import choice
 from impl.schedules.bcube import bcube_all_reduce, cube_groups, exchange_all_reduce
+from impl.schedules.logarithmic import binomial_reduce
 from impl.schedules.pairwise import direct_reduce_scatter
 from impl.schedules.ring import ring_all_reduce, ring_reduce, ring_reduce_scatter
 from impl.schedules.steps import Schedule
-from impl.schedules.logarithmic import binomial_reduce
 from tests.impl.schedules.groups import (
     WORLDS,
     Array,
