@@ -39,7 +39,9 @@ class Options(BackendOptions):
         the same. Default: PYGLOO_TRANSPORT in the environment, else "auto".
     interface, hostname
         Where TCP listens: a network interface, several separated by commas, or a name or address of
-        this host. Default: as torch's gloo (GLOO_SOCKET_IFNAME, else the host's name).
+        this host. Default: as torch's gloo (GLOO_SOCKET_IFNAME, else the host's name). Connections
+        are authenticated with the secret in PYGLOO_SECRET or in the file PYGLOO_SECRET_FILE, if one
+        is set, and otherwise with one that lies in the store.
     segment_nbytes
         How many bytes one round through shared memory moves for a rank.
     """

@@ -16,6 +16,7 @@ what we need.
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import struct
 from dataclasses import dataclass
@@ -50,6 +51,11 @@ class Address:
         if self.family == socket.AF_INET6:
             return (self.host, self.port, 0, self.scope_id)
         return (self.host, self.port)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this host can reach it."""
+        return ipaddress.ip_address(self.host).is_loopback
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

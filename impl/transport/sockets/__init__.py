@@ -1,5 +1,6 @@
 """Groups over TCP: of this project's own protocol, or beside ranks of C++ Gloo.
 
+secret                    the secret of a group, and who can know it
 handshake                 who calls, and does it know the group's secret?
 loop                      the event loop
 mesh, connect_all         connections between all ranks

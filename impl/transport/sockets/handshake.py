@@ -29,7 +29,6 @@ from typing import Protocol
 MAGIC = b"pygloo1\n"
 NONCE_NBYTES = 32
 MAC_NBYTES = 32
-SECRET_NBYTES = 32
 
 _GREETING = struct.Struct("<q")
 _RANKS = struct.Struct("<QQQ")

@@ -1,14 +1,13 @@
 """Connects ranks on different hosts over TCP, authenticated by a shared secret.
 
-Rank 0 makes up a secret and publishes it in the store, every rank publishes where it listens, and
-for each pair the one with the greater address calls the other. The connections are authenticated
+The ranks agree on a secret (`secret.py`), every rank publishes where it listens, and for each pair
+the one with the greater address calls the other. The connections are authenticated
 (`handshake.py`); what travels over them is in `tcp_group.py` and `eager.py`.
 """
 
 from __future__ import annotations
 
 import functools
-import secrets
 from collections.abc import Sequence
 
 from impl.transport.base import Deadline
@@ -18,15 +17,13 @@ from impl.transport.meeting.store import KeyValueStore
 from impl.transport.sockets.communicator import SocketCommunicator
 from impl.transport.sockets.connect_all import AddressMeeting, SocketOptions, own_value
 from impl.transport.sockets.handshake import (
-    SECRET_NBYTES,
     AuthenticatedCaller,
     AuthenticatedListener,
     Credentials,
 )
 from impl.transport.sockets.loop import EventLoop
+from impl.transport.sockets.secret import agree_on_secret, users_secret, warn_if_reachable
 from impl.transport.sockets.tcp_group import TcpGroup
-
-_SECRET_KEY = "tcp/secret"
 
 
 def connect_tcp(
@@ -40,7 +37,8 @@ def connect_tcp(
     """Connect all ranks of a group. `store` holds no keys of an earlier group.
 
     Raises `CollectiveTimeout` if ranks do not come in time, `DeviceError` if there is nowhere to
-    listen, `CommunicationError` if the store fails.
+    listen, `CommunicationError` if the store fails or not all have the same secret, ValueError if
+    `PYGLOO_SECRET` or `PYGLOO_SECRET_FILE` holds none.
     """
     addresses = choose_addresses(options.interface, options.hostname) if world_size > 1 else []
     communicator = TcpCommunicator(rank, world_size, group, max(len(addresses), 1))
@@ -63,9 +61,10 @@ class TcpCommunicator(SocketCommunicator):
 
     def meet(self, meeting: AddressMeeting, addresses: Sequence[Address]) -> None:
         """Agree on a secret, listen at the addresses and connect to all peers."""
-        if self.rank == 0:
-            meeting.publish(_SECRET_KEY, secrets.token_hex(SECRET_NBYTES).encode())
-        secret = meeting.published(lambda _: _SECRET_KEY, [0], _decode_secret)[0]
+        own_secret = users_secret()
+        secret = agree_on_secret(meeting, own_secret)
+        if own_secret is None:
+            warn_if_reachable(meeting, addresses)
         listening = []
         for device, address in enumerate(addresses):
             member = Credentials(secret, self.rank, self.world_size, device)
@@ -83,13 +82,6 @@ class TcpCommunicator(SocketCommunicator):
 
     def _before_messages(self, peers: Sequence[int], until: Deadline) -> None:
         """All connections are there from the beginning."""
-
-
-def _decode_secret(data: bytes) -> bytes:
-    secret = bytes.fromhex(data.decode())
-    if len(secret) != SECRET_NBYTES:
-        raise ValueError(f"{len(secret)} bytes instead of {SECRET_NBYTES}")
-    return secret
 
 
 def _address_key(device: int, rank: int) -> str:
