@@ -37,6 +37,7 @@ from torch.distributed import PrefixStore, Store
 
 from impl import errors
 from impl.transport.base import CallInfo, Combine, Communicator, Deadline, Transfer
+from impl.transport.meeting.store import others_are_told
 from impl.transport.shm import Meeting, ShmCommunicator
 from impl.transport.sockets.connect_all import SocketOptions
 from impl.transport.sockets.tcp import connect_tcp
@@ -61,6 +62,7 @@ def connect_mixed(
     """Connect the islands that a meeting has found. `store` holds no keys of an earlier group."""
     islands = meeting.islands
     members = next(members for members in islands if rank in members)
+    world_store = PrefixStore("world", store)
     opened: list[Communicator] = []
     try:
         island: Communicator | None = None
@@ -76,16 +78,18 @@ def connect_mixed(
             opened.append(island)
         leaders: Communicator | None = None
         if rank == members[0]:
-            leaders = connect_tcp(
-                PrefixStore("leaders", store),
-                islands.index(members),
-                len(islands),
-                f"{group}, leaders",
-                options,
-                until,
-            )
+            # those who lead no island are waiting on the world's store
+            with others_are_told(world_store, rank):
+                leaders = connect_tcp(
+                    PrefixStore("leaders", store),
+                    islands.index(members),
+                    len(islands),
+                    f"{group}, leaders",
+                    options,
+                    until,
+                )
             opened.append(leaders)
-        world = connect_tcp(PrefixStore("world", store), rank, world_size, group, options, until)
+        world = connect_tcp(world_store, rank, world_size, group, options, until)
     except BaseException:
         for communicator in opened:
             communicator.close()

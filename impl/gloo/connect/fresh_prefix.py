@@ -37,14 +37,19 @@ class PrefixMeeting(StoreMeeting):
     ) -> None:
         super().__init__(store, rank, world_size, group, until)
         self._token = secrets.token_hex(8)
+        self._roll_before = b""  # the roll that was there when this rank came
 
     def agree(self) -> str:
         """A prefix for keys, new and the same on all ranks.
 
         Raises `CollectiveTimeout`, naming the ranks that have not come.
         """
+        if self.rank == 0:
+            self.publish(_here(0), self._token)
+            return self._call()
+        self._roll_before = self._roll()
         self.publish(_here(self.rank), self._token)
-        return self._call() if self.rank == 0 else self._answer()
+        return self._answer()
 
     def _call(self) -> str:
         """Rank 0: call until every rank that is here has answered."""
@@ -102,8 +107,21 @@ class PrefixMeeting(StoreMeeting):
             pause_s = min(2 * pause_s, longest_s)
 
     def _missing(self) -> str:
+        if self._formed_without():
+            return f"the group formed with another process as rank {self.rank}"
         absent = self.absent(_here, self.others)
         return not_come(absent) if absent else "rank 0 gave up"
+
+    def _formed_without(self) -> bool:
+        """Whether a roll was complete, since this rank came, with another process in its place."""
+        if self.rank == 0 or self._roll() in (b"", self._roll_before):
+            return False
+        roll, tokens = self.read("roll", 0, _decode_roll)
+        is_own = self.rank < len(tokens) and tokens[self.rank] == self._token
+        return not is_own and self.are_there([f"{roll}/go"])
+
+    def _roll(self) -> bytes:
+        return self.get("roll") if self.are_there(["roll"]) else b""
 
 
 def _decode_roll(data: bytes) -> tuple[str, list[str]]:

@@ -1,7 +1,10 @@
 """How the ranks of a group that is about to form find each other: through a store.
 
-A rank waits here until one deadline, and is told whether the others did not come or the
-store itself failed.
+A rank waits here until one deadline, and is told whether the others did not come, one of them
+failed, or the store itself did.
+
+    store key     value                   set by
+    failed        "rank <r>: <its error>" a rank that fails after it has come (`others_are_told`)
 """
 
 from __future__ import annotations
@@ -17,7 +20,11 @@ from impl.transport.base import Deadline
 
 T = TypeVar("T")
 
+LOOK_S = 1.0  # how often a rank that waits looks whether another one has failed
+
 _STORE_CLOCK_S = 0.05  # stores count whole milliseconds, on a clock of their own
+_FAILED_KEY = "failed"
+_TOLD_MAX = 1000  # characters of another rank's error
 
 
 class KeyValueStore(Protocol):
@@ -28,6 +35,23 @@ class KeyValueStore(Protocol):
     def wait(self, keys: list[str], timeout: timedelta) -> None: ...
     def check(self, keys: list[str]) -> bool: ...
     def delete_key(self, key: str) -> bool: ...
+
+
+@contextmanager
+def others_are_told(store: KeyValueStore, rank: int) -> Iterator[None]:
+    """An error in the block is one of the other ranks as well, which meet this one on `store`.
+
+    A timeout is none: the others see for themselves who has not come.
+    """
+    try:
+        yield
+    except errors.CollectiveTimeout:
+        raise
+    except BaseException as error:
+        with suppress(Exception):
+            if not store.check([_FAILED_KEY]):
+                store.set(_FAILED_KEY, f"rank {rank}: {type(error).__name__}: {error}")
+        raise
 
 
 class StoreMeeting:
@@ -83,13 +107,27 @@ class StoreMeeting:
 
     def wait_for(self, keys: Sequence[str], missing: Callable[[], str]) -> None:
         """Wait until all keys are set. The error of a timeout ends with what `missing` returns."""
-        left_s = max(self.until.at_s - time.monotonic(), 0.0)
-        try:
-            self._store.wait(list(keys), timedelta(seconds=left_s + _STORE_CLOCK_S))
-        except Exception as error:
-            if time.monotonic() < self.until.at_s:
-                raise self._store_failed(error) from error
-            raise self.timed_out(missing()) from error
+        while True:
+            now_s = time.monotonic()
+            look_at_s = min(max(self.until.at_s, now_s), now_s + LOOK_S)
+            try:
+                self._store.wait(list(keys), timedelta(seconds=look_at_s - now_s + _STORE_CLOCK_S))
+                return
+            except Exception as error:
+                if time.monotonic() < look_at_s:
+                    raise self._store_failed(error) from error
+                if time.monotonic() >= self.until.at_s:
+                    raise self.timed_out(missing()) from error
+                self.check_others()
+
+    def check_others(self) -> None:
+        """Raises CommunicationError if another rank has failed."""
+        if self.are_there([_FAILED_KEY]):
+            told = self.get(_FAILED_KEY).decode(errors="replace")
+            raise errors.CommunicationError(
+                f"{self.where}, rank {self.rank} of {self.world_size}: another rank could not"
+                f" join: {told[:_TOLD_MAX]}"
+            )
 
     def absent(self, key_of: Callable[[int], str], ranks: Sequence[int]) -> list[int]:
         """Those of `ranks` whose keys are not there; all of them if that cannot be found out."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from impl.transport.base import Deadline
-from impl.transport.meeting.store import KeyValueStore, StoreMeeting, not_come
+from impl.transport.meeting.store import KeyValueStore, StoreMeeting, not_come, others_are_told
 from impl.transport.shm import words
 from impl.transport.shm.layout import MappingLayout
 from impl.transport.shm.mapping import Mapping, SharedFile, SharingRefused
@@ -50,7 +50,8 @@ def meet(
     """Find the islands of a group, and map this rank's shared memory.
 
     Every rank of the group calls it, with a store that holds no keys of an earlier meeting. Raises
-    `CollectiveTimeout`, naming the ranks that did not come.
+    `CollectiveTimeout`, naming the ranks that did not come, or `CommunicationError` if another
+    rank failed.
     """
     # the file must hold an island of any size, which is known only at the end; unused pages are
     # free
@@ -61,19 +62,20 @@ def meet(
     own_file, why_not = _offer(nbytes)
     mapping: Mapping | None = None
     try:
-        at_store.publish(f"offer/{rank}", own_file.offer if own_file is not None else "")
-        host = rank
-        why_apart = why_not
-        for candidate in range(rank + 1) if own_file is not None else ():
-            offer = _read(at_store, "offer", candidate, bytes.decode)
-            try:
-                mapping = _join(offer, rank, nbytes)
-                host = candidate
-                break
-            except SharingRefused as refused:
-                why_apart = why_apart or str(refused)
-        at_store.publish(f"host/{rank}", str(host))
-        hosts = [_read(at_store, "host", other, int) for other in range(world_size)]
+        with others_are_told(store, rank):
+            at_store.publish(f"offer/{rank}", own_file.offer if own_file is not None else "")
+            host = rank
+            why_apart = why_not
+            for candidate in range(rank + 1) if own_file is not None else ():
+                offer = _read(at_store, "offer", candidate, bytes.decode)
+                try:
+                    mapping = _join(offer, rank, nbytes)
+                    host = candidate
+                    break
+                except SharingRefused as refused:
+                    why_apart = why_apart or str(refused)
+            at_store.publish(f"host/{rank}", str(host))
+            hosts = [_read(at_store, "host", other, int) for other in range(world_size)]
     except BaseException:
         if mapping is not None:
             mapping.close()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from impl import errors
+from impl.schedules.executor import Pending
 from impl.transport.meeting.addresses import Address, PublishedAddress, connects_first, decode_value
-from impl.transport.meeting.store import StoreMeeting, not_come
+from impl.transport.meeting.store import LOOK_S, StoreMeeting, not_come
 from impl.transport.messages.frames import ProtocolError
+from impl.transport.sockets.loop import EventLoop
 from impl.transport.sockets.mesh import Mesh
 
 T = TypeVar("T")
@@ -74,16 +77,25 @@ class AddressMeeting(StoreMeeting):
 
     def connect_all(self, meshes: Sequence[Mesh], peers: Sequence[int]) -> None:
         """Wait until every mesh has a connection to all `peers`, which are being dialled."""
-        loop = meshes[0].loop
         for mesh in meshes:
-            with loop.lock:
+            with mesh.loop.lock:
                 wanted = mesh.want(set(peers))
-            if not loop.run_until(wanted, self.until.at_s):
-                with loop.lock:
+            if not self._wait(mesh.loop, wanted):
+                with mesh.loop.lock:
                     missing = sorted(wanted.peers)
                     complaints = [mesh.complaints[p] for p in missing if p in mesh.complaints]
                 detail = f" ({'; '.join(complaints)})" if complaints else ""
                 raise self.timed_out(f"{errors.list_ranks(missing)} cannot be reached{detail}")
+
+    def _wait(self, loop: EventLoop, wanted: Pending) -> bool:
+        """Whether it is done by the deadline. Raises CommunicationError if another rank failed."""
+        while True:
+            look_at_s = min(self.until.at_s, time.monotonic() + LOOK_S)
+            if loop.run_until(wanted, look_at_s):
+                return True
+            if time.monotonic() < look_at_s or look_at_s == self.until.at_s:
+                return False
+            self.check_others()
 
 
 def own_value(address: Address, pair_identifiers: Sequence[int] = ()) -> PublishedAddress:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from impl.transport.base import Deadline
 from impl.transport.meeting.addresses import Address, encode_value
 from impl.transport.meeting.interfaces import choose_addresses
-from impl.transport.meeting.store import KeyValueStore
+from impl.transport.meeting.store import KeyValueStore, others_are_told
 from impl.transport.sockets.communicator import SocketCommunicator
 from impl.transport.sockets.connect_all import AddressMeeting, SocketOptions, own_value
 from impl.transport.sockets.handshake import (
@@ -37,18 +37,19 @@ def connect_tcp(
     """Connect all ranks of a group. `store` holds no keys of an earlier group.
 
     Raises `CollectiveTimeout` if ranks do not come in time, `DeviceError` if there is nowhere to
-    listen, `CommunicationError` if the store fails or not all have the same secret, ValueError if
-    `PYGLOO_SECRET` or `PYGLOO_SECRET_FILE` holds none.
+    listen, `CommunicationError` if the store fails, another rank does, or not all have the same
+    secret, and ValueError if `PYGLOO_SECRET` or `PYGLOO_SECRET_FILE` holds none.
     """
-    addresses = choose_addresses(options.interface, options.hostname) if world_size > 1 else []
-    communicator = TcpCommunicator(rank, world_size, group, max(len(addresses), 1))
-    try:
-        if world_size > 1:
-            meeting = AddressMeeting(store, rank, world_size, group, until)
-            communicator.meet(meeting, addresses)
-    except BaseException:
-        communicator.close()
-        raise
+    if world_size == 1:
+        return TcpCommunicator(rank, world_size, group, device_count=1)
+    with others_are_told(store, rank):
+        addresses = choose_addresses(options.interface, options.hostname)
+        communicator = TcpCommunicator(rank, world_size, group, len(addresses))
+        try:
+            communicator.meet(AddressMeeting(store, rank, world_size, group, until), addresses)
+        except BaseException:
+            communicator.close()
+            raise
     return communicator
 
 

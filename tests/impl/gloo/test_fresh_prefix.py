@@ -84,6 +84,37 @@ def test_attempts_after_a_failed_one_succeed() -> None:
     agree(store, 2)
 
 
+def test_a_second_process_with_a_rank_is_told_that_the_group_formed() -> None:
+    store = dist.HashStore()
+    overtaken = threading.Event()
+
+    class First(PrefixMeeting):
+        """A process that comes as rank 1; the other one's token takes the place of its own."""
+
+        def publish(self, key: str, value: str | bytes) -> None:
+            super().publish(key, value)
+            overtaken.set()
+
+    def run(process: int) -> str:
+        if process == 2:
+            with pytest.raises(errors.CollectiveTimeout) as caught:
+                First(store, 1, 2, "g", soon(0.5)).agree()
+            return str(caught.value)
+        overtaken.wait(30)
+        return PrefixMeeting(store, process, 2, "g", soon()).agree()
+
+    prefix, same, message = on_threads(3, run)
+    assert prefix == same
+    assert "the group formed with another process as rank 1" in message
+
+
+def test_a_group_that_formed_before_says_nothing_of_this_one() -> None:
+    store = dist.HashStore()
+    agree(store, 2)
+    with pytest.raises(errors.CollectiveTimeout, match=r"rank 0 has not come"):
+        PrefixMeeting(store, 1, 2, "g", soon(0.2)).agree()
+
+
 def test_a_token_that_was_tidied_away_is_renewed() -> None:
     """As when rank 0 is late in tidying up after an earlier attempt."""
     store = dist.HashStore()

@@ -9,6 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from impl import errors
+from impl.transport.meeting.store import StoreMeeting
 from impl.transport.shm import Meeting, meeting
 from impl.transport.shm.mapping import SharedFile, SharingRefused
 from tests.impl.threads import on_threads
@@ -98,3 +99,15 @@ def test_a_rank_that_never_comes_is_named() -> None:
     # nothing is left for a later attempt to stumble over
     assert not store.check(["offer/0"])
     assert not store.check(["host/0"])
+
+
+def test_a_rank_that_fails_is_told_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def join(offer: str, rank: int, nbytes: int) -> Any:
+        raise MemoryError("nothing left")
+
+    monkeypatch.setattr(meeting, "_join", join)
+    store = dist.HashStore()
+    with pytest.raises(MemoryError):
+        meeting.meet(store, 0, 3, group="g", segment_nbytes=4096, until=soon())
+    with pytest.raises(errors.CommunicationError, match="rank 0: MemoryError: nothing left"):
+        StoreMeeting(store, 1, 3, "g", soon()).check_others()

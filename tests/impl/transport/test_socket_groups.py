@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from impl.transport.base import ANY_SOURCE, Communicator
 from impl.transport.meeting import interfaces as devices
 from tests.impl.transport.combines import SUM, assert_is_sum, random_floats
 from tests.impl.transport.ranks import (
+    PATIENCE_S,
     SINGLE,
     Calls,
     Loopback,
@@ -434,6 +436,27 @@ def test_a_rank_that_never_comes_is_named() -> None:
     for text in run_ranks(2, rank_function):
         assert "rank 2 has not come" in text
         assert "Timed out waiting 1000ms" in text
+
+
+def test_a_rank_that_cannot_join_is_told_to_the_others() -> None:
+    store = dist.HashStore()
+
+    def rank_function(rank: int) -> tuple[str, float]:
+        began_s = time.monotonic()
+        options = Loopback(interface="no such" if rank == 2 else None)
+        with (
+            pytest.raises(RuntimeError) as caught,
+            connected("tcp", store, rank, 3, options),
+        ):
+            pass
+        return str(caught.value), time.monotonic() - began_s
+
+    *others, (its_own, _) = run_ranks(3, rank_function)
+    assert "no such" in its_own
+    for text, seconds in others:
+        assert "another rank could not join: rank 2: " in text
+        assert its_own in text
+        assert seconds < PATIENCE_S / 2
 
 
 def test_a_store_that_fails_is_reported() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch.distributed as dist
 
 from impl import errors
 from impl.transport.base import Deadline
-from impl.transport.meeting.store import StoreMeeting, not_come
+from impl.transport.meeting.store import StoreMeeting, not_come, others_are_told
 
 
 class BrokenStore:
@@ -82,3 +83,41 @@ def test_a_store_that_fails_when_the_time_is_up_hides_nobody() -> None:
     with pytest.raises(errors.CollectiveTimeout, match="ranks 0, 2 have not come"):
         some.wait_for(["a"], lambda: not_come([0, 2]))
     some.forget("a")
+
+
+def test_who_waits_is_told_what_another_rank_failed_of() -> None:
+    store = dist.HashStore()
+    with pytest.raises(ValueError, match="no such"), others_are_told(store, 2):
+        raise ValueError("no such interface")
+    began_s = time.monotonic()
+    with pytest.raises(errors.CommunicationError) as caught:
+        gathering(store, timeout_s=30).wait_for(["here/2"], str)
+    assert time.monotonic() - began_s < 15
+    assert str(caught.value) == (
+        "rendezvous on group 'g', rank 1 of 3: another rank could not join: rank 2: ValueError: "
+        "no such interface"
+    )
+
+
+def test_the_first_failure_is_told() -> None:
+    store = dist.HashStore()
+    for rank in (2, 0):
+        with pytest.raises(KeyError), others_are_told(store, rank):
+            raise KeyError(rank)
+    with pytest.raises(errors.CommunicationError, match=r"rank 2: KeyError: 2$"):
+        gathering(store).check_others()
+
+
+def test_a_timeout_and_success_are_not_told() -> None:
+    store = dist.HashStore()
+    with pytest.raises(errors.CollectiveTimeout), others_are_told(store, 2):
+        raise errors.CollectiveTimeout("rank 0 has not come")
+    with others_are_told(store, 2):
+        pass
+    gathering(store).check_others()
+
+
+def test_an_error_stays_the_error_if_the_store_fails_too() -> None:
+    broken: Any = BrokenStore()
+    with pytest.raises(ValueError, match="no such"), others_are_told(broken, 2):
+        raise ValueError("no such interface")
