@@ -220,8 +220,13 @@ def _with_this_torch(target: Target) -> Target:
 
 
 def _about_this_torch(one: Absence | Deviation) -> bool:
-    version = importlib.metadata.version("torch")
-    return SpecifierSet(one.torch).contains(version, prereleases=True)
+    return _is_this_torch(one.torch)
+
+
+@cache
+def _is_this_torch(versions: str) -> bool:
+    installed = importlib.metadata.version("torch")
+    return SpecifierSet(versions).contains(installed, prereleases=True)
 
 
 def with_front_end(target: Target) -> Target:

@@ -19,6 +19,7 @@ from typing import Any
 from conformance.harness.devices import DRIVER_FILES, THREADS_FOR_LIFE
 
 _SETTLE_S = 3.0
+_PAUSE_S = (0.001, 0.1)  # between looks: from, doubling, up to
 _PR_SET_CHILD_SUBREAPER = 36  # of <sys/prctl.h>
 _SHOWN_OF_COMMAND = 80
 _SHARED_MAPPING = re.compile(r" ((?:/dev/shm/|/memfd:).*)$", re.MULTILINE)  # of proc(5), maps
@@ -73,12 +74,14 @@ def still_alive(watched: Sequence[tuple[str, weakref.ref[Any]]]) -> tuple[str, .
 def _settled(look: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
     """What is still seen when looking again for up to `_SETTLE_S`; () as soon as nothing is."""
     give_up_at = time.monotonic() + _SETTLE_S
+    pause_s, longest_s = _PAUSE_S
     while True:
         seen = look()
         if not seen or time.monotonic() > give_up_at:
             return seen
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, longest_s)
         gc.collect()
-        time.sleep(0.01)
 
 
 def _difference(before: Holdings, now: Holdings) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Generator
 from dataclasses import replace
 from functools import partial
@@ -156,13 +157,15 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Attach what the case says of each requirement, and give pytest the outcome that follows."""
-    report = yield
     error = call.excinfo.value if call.excinfo else None
     if error is None and call.when != "call":
-        return report
+        return (yield)
     settings = item.config.stash[SETTINGS]
     judgement = judgement_of(item, error)
     judgement = replace(judgement, reason=plain(judgement.reason))
+    if judgement.verdicts:
+        item.repr_failure = _as_python_shows_it  # type: ignore[method-assign]
+    report = yield
     if call.when == "call":
         item.stash[FAILED] = error is not None or not judgement.worked
     if DIAGNOSED in item.stash:
@@ -177,6 +180,11 @@ def pytest_runtest_makereport(
         text = failure_text(failed_case(item, judgement, error, settings, script))
         report.sections.append(("ranks", text))
     return report
+
+
+def _as_python_shows_it(excinfo: pytest.ExceptionInfo[BaseException], style: object = None) -> str:
+    """The traceback; pytest's own would parse every file on it, and `show` has another text."""
+    return "".join(traceback.format_exception(excinfo.value))
 
 
 def _record(

@@ -97,6 +97,12 @@ def known_targets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def no_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts have tests of their own, and take as long as the rest of the report."""
+    monkeypatch.setattr("conformance.session.failures.write_script", lambda *_: "none")
+
+
+@pytest.fixture(autouse=True)
 def unshrunk() -> Iterator[None]:
     """The first example that fails is as good as the smallest one, and comes much sooner."""
     before = settings.get_current_profile_name()
