@@ -86,22 +86,29 @@ def test_attempts_after_a_failed_one_succeed() -> None:
 
 def test_a_second_process_with_a_rank_is_told_that_the_group_formed() -> None:
     store = dist.HashStore()
-    overtaken = threading.Event()
+    came = [threading.Event() for _ in range(3)]
 
-    class First(PrefixMeeting):
-        """A process that comes as rank 1; the other one's token takes the place of its own."""
+    class Process(PrefixMeeting):
+        def __init__(self, number: int, rank: int) -> None:
+            super().__init__(store, rank, 2, "g", soon())
+            self.number = number
 
         def publish(self, key: str, value: str | bytes) -> None:
             super().publish(key, value)
-            overtaken.set()
+            came[self.number].set()
 
-    def run(process: int) -> str:
-        if process == 2:
+    processes = [Process(number, rank) for number, rank in enumerate((0, 1, 1))]
+
+    def run(number: int) -> str:
+        """Process 2 comes first, as rank 1; process 1 takes its place; then rank 0 comes."""
+        if number == 2:
             with pytest.raises(errors.CollectiveTimeout) as caught:
-                First(store, 1, 2, "g", soon(0.5)).agree()
+                processes[2].agree()
             return str(caught.value)
-        overtaken.wait(30)
-        return PrefixMeeting(store, process, 2, "g", soon()).agree()
+        came[number + 1].wait(30)
+        prefix = processes[number].agree()
+        processes[2].until = soon(0)  # its time is over, now that there is a group
+        return prefix
 
     prefix, same, message = on_threads(3, run)
     assert prefix == same
