@@ -114,7 +114,8 @@ class EagerExchange:
         self._anyone = AnySource()
         self._gone: dict[int, Exception] = {}  # peers that have left or died
         self._in_flight: dict[int, int] = {}  # peer -> bytes of its window that we have used
-        self._consumed: dict[int, int] = {}  # peer -> bytes that it has not been told of
+        self._held: dict[int, int] = {}  # peer -> bytes of our window that it has used
+        self._consumed: dict[int, int] = {}  # peer -> bytes of these that it can have back
         self.call = 0  # the call number that our own frames carry
         self.told: set[int] = set()  # peers that have got a frame with this number
 
@@ -194,8 +195,21 @@ class EagerExchange:
         consumed = self._consumed.get(peer, 0) + eager_cost(nbytes)
         if consumed >= WINDOW_NBYTES // 4:
             self._put(peer, Opcode.CONSUMED, slot, consumed)
+            self._held[peer] -= consumed
             consumed = 0
         self._consumed[peer] = consumed
+
+    def _hold(self, peer: int, slot: int, nbytes: int) -> None:
+        """An eager message comes. Raises ProtocolError if the peer has no room for it left."""
+        if slot == COLLECTIVE_SLOT:
+            return
+        held = self._held.get(peer, 0) + eager_cost(nbytes)
+        if held > WINDOW_NBYTES:
+            raise ProtocolError(
+                f"{nbytes} bytes on slot {slot:#x} without asking, which makes {held} that are not"
+                f" consumed; {WINDOW_NBYTES} is the most"
+            )
+        self._held[peer] = held
 
     def _ask(self, peer: int, slot: int, receive: PendingReceive) -> None:
         self._put(peer, Opcode.RECV_READY, slot, receive.nbytes)
@@ -251,6 +265,8 @@ class EagerExchange:
     def on_payload_begins(self, peer: int, frame: Preamble) -> memoryview | None:
         if frame.slot == COLLECTIVE_SLOT:
             self._on_call(peer, frame.offset << 32 | frame.roffset)
+        if frame.opcode == Opcode.EAGER:
+            self._hold(peer, frame.slot, frame.length)
         talk = self._conversation(peer, frame.slot)
         if frame.opcode == Opcode.DATA:
             if not talk.asked:

@@ -214,6 +214,25 @@ def test_a_receiver_gives_room_back_in_few_frames(tcp: Desk) -> None:
     assert {opcode for opcode, _ in returned} == {"CONSUMED"}
 
 
+def test_a_peer_that_sends_more_than_its_window_is_refused(tcp: Desk) -> None:
+    data = bytes(EAGER_NBYTES_MAX)
+    fitting = WINDOW_NBYTES // eager_cost(len(data))
+    for _ in range(fitting):
+        tcp.hear_data(1, 5, data, Opcode.EAGER)
+    tcp.hear_data(1, COLLECTIVE_SLOT, data, Opcode.EAGER)
+    tcp.hear_data(2, 5, data, Opcode.EAGER)
+    with pytest.raises(ProtocolError, match=r"32768 bytes on slot 0x6 without asking, which"):
+        tcp.hear_data(1, 6, data, Opcode.EAGER)
+
+
+def test_room_that_was_given_back_may_be_used_again(tcp: Desk) -> None:
+    data = bytes(EAGER_NBYTES_MAX)
+    fitting = WINDOW_NBYTES // eager_cost(len(data))
+    for _ in range(3 * fitting):
+        tcp.hear_data(1, 5, data, Opcode.EAGER)
+        tcp.receive(1, 5, len(data))
+
+
 def test_a_peer_that_returns_more_than_it_got_is_refused(tcp: Desk) -> None:
     with pytest.raises(ProtocolError, match="consumed"):
         tcp.hear(1, Opcode.CONSUMED, 5, 1)
