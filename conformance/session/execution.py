@@ -164,7 +164,7 @@ def pytest_runtest_makereport(
     judgement = judgement_of(item, error)
     judgement = replace(judgement, reason=plain(judgement.reason))
     if judgement.verdicts:
-        item.repr_failure = _as_python_shows_it  # type: ignore[method-assign]
+        item.repr_failure = _as_python_shows_it  # type: ignore[method-assign]  # pytest has no hook
     report = yield
     if call.when == "call":
         item.stash[FAILED] = error is not None or not judgement.worked

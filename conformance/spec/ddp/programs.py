@@ -43,7 +43,7 @@ class Pass:
 class OptimizerStep:
     """Passes whose gradients add up, the last one synchronised, and a step of the optimizer.
 
-    before: "evaluate" (a forward pass without gradients), "drop" (one whose output nobody uses),
+    before: "evaluate" (a forward pass without gradients), "drop" (one whose output is not used),
         "save" and "load" (the state dict that was saved last, at first the initial one).
     frozen: branches.
     zero: how gradients are cleared before: "none", "zeros", or "keep", for not at all.
@@ -202,6 +202,7 @@ def optimizer_steps(draw: st.DrawFn, kind: str, world_size: int) -> OptimizerSte
         "ddp/no-sync/every-parameter",
         "ddp/unused/another-graph-each-step",
         "ddp/unused/forward-without-backward",
+        "ddp/unused/frozen-later",
         "ddp/unused/kept-from-step-to-step",
     ),
 )

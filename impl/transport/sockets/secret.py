@@ -1,10 +1,10 @@
 """The secret by which the ranks of a group know each other over TCP.
 
-[Note: who can get in] Rank 0 makes up random bytes for each group and publishes them in the store.
-Without more, they are the secret, and it is as secret as the store: torch's TCPStore lets everybody
-in who can reach its port. A secret of the users' own never passes through the store. Then the
-published bytes only make each group's key another one, so that an answer overheard in one group, or
-in an earlier group of this name, is of no use in the next.
+[Note: who can get in] Rank 0 publishes random bytes for each group in the store. By default they
+are the secret, which is then readable by every client of the store, and torch's TCPStore has no
+authentication. A secret configured by the user never passes through the store: each group's key is
+derived from it and from the published bytes, so that an answer recorded in one group is of no use
+in another one, or in a later one of the same name.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ def warn_if_reachable(meeting: AddressMeeting, addresses: Sequence[Address]) -> 
 @functools.cache
 def _warn_once(group: str, hosts: str) -> None:
     _log.warning(
-        "group %r listens at %s, and its secret lies in the store, where everybody can read it who "
-        "can reach the store. Set %s or %s to a secret of your own.",
+        "group %r listens at %s, and its secret is readable in the store, without authentication. "
+        "Set %s or %s to a secret of your own.",
         *(group, hosts, SECRET_VARIABLE, FILE_VARIABLE),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -24,13 +25,16 @@ class LoadingScalesGradientsThatAreKept(DDPMutant):
     patched = afterwards(nn.Module, "load_state_dict", _halve_gradients)
 
 
+_frozen_before: WeakKeyDictionary[Reducer, set[int]] = WeakKeyDictionary()
+
+
 def _clear_what_thawed(reducer: Reducer, *_: Any) -> None:
     frozen = {i for i, param in enumerate(reducer.params) if not param.requires_grad}
-    for index in getattr(reducer, "_frozen_before", set()) - frozen:
+    for index in _frozen_before.get(reducer, set()) - frozen:
         grad = reducer.params[index].grad
         if grad is not None:
             grad.zero_()
-    reducer._frozen_before = frozen  # type: ignore[attr-defined]
+    _frozen_before[reducer] = frozen
 
 
 @breaks("ddp/any-order", says=r"gradient of .* is wrong")
