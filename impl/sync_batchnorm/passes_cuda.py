@@ -31,6 +31,8 @@ def normalise(x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor, bias: Ten
 
 def gradient_sums(dy: Tensor, x: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
     centre, rest = round_mean(mean, x.dtype)
+    # Of half types the kernel rounds its sums to them, which is more than the result may be.
+    dy, x = dy.to(centre.dtype), x.to(centre.dtype)
     one = torch.ones_like(centre)  # for invstd and weight, which do not enter these two sums
     total, product, _, _ = torch.batch_norm_backward_reduce(
         dy, x, centre, one, one, True, False, False

@@ -60,7 +60,10 @@ def batch_norm_backward_reduce(
     dims = [dim for dim in range(x.dim()) if dim != 1]
     (centre,) = _columns(x, mean)
     product = dy.double() * (x.double() - centre.double())
-    return dy.double().sum(dims).to(mean.dtype), product.sum(dims).to(mean.dtype), None, None
+    total, product = (  # rounded to the batch's type, as seen with torch 2.11 on an H200
+        each.sum(dims).to(x.dtype).to(mean.dtype) for each in (dy.double(), product)
+    )
+    return total, product, None, None
 
 
 def batch_norm_backward_elemt(
