@@ -386,6 +386,10 @@ class FlatParamHandle:
 
     def reshard(self, *, free: bool) -> None:
         """Let the flat parameter be the shard again; `free` also frees the unsharded one."""
+        device = self.device_handle
+        if self.config.offload_params and not self.config.uses_sharding:
+            # A copy, allocated on the pre-unshard stream and read on this one.
+            device.record_stream(self.flat_param, device.current_stream())
         # In this order: nothing the user can reach may point to freed memory, not for a moment.
         self._use_sharded()
         if free:
