@@ -354,12 +354,15 @@ def _copy_of(error: Exception) -> Exception:
         return error
 
 
-def fail_future(future: torch.futures.Future[Any], error: Exception) -> None:
-    """`future.set_exception(error)`, which C++ code notices too. Not for a future with devices.
+def fail_future(
+    future: torch.futures.Future[Any], error: Exception, *, has_devices: bool = False
+) -> None:
+    """`future.set_exception(error)`, which C++ code notices too.
 
     `set_exception` makes the error the result, and leaves it to the future's Python methods to
     raise it. C++ code, such as the Reducer of torch's DDP, looks for tensors in the result, which
     means to pickle it; in an exception it finds none, and takes the first of them all the same.
+    A future with devices looks for them itself when it gets its result, and must not find an error.
 
     What the future keeps is never raised, and so has no traceback: a wait for the future
     holds it, and a circle that goes through C++ is never freed.
@@ -370,7 +373,7 @@ def fail_future(future: torch.futures.Future[Any], error: Exception) -> None:
         raise _copy_of(kept)
 
     future._set_unwrap_func(raise_error)
-    future.set_result(_Failure(kept))
+    future.set_result(kept if has_devices else _Failure(kept))
 
 
 def begin_profiler_range(name: str, inputs: Sequence[torch.Tensor]) -> torch.futures.Future[None]:

@@ -20,6 +20,10 @@ class Event(Protocol):
         """The host waits for it."""
         ...
 
+    def query(self) -> bool:
+        """Whether the device has got there."""
+        ...
+
 
 class Stream(Protocol):
     """A queue of kernels and copies."""

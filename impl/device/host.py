@@ -123,8 +123,11 @@ class HostEvent:
         self._ordinal = ordinal
 
     def synchronize(self) -> None:
-        if self._stream._completed < self._ordinal:
+        if not self.query():
             self._stream.complete()
+
+    def query(self) -> bool:
+        return self._stream._completed >= self._ordinal
 
 
 class HostHandle:

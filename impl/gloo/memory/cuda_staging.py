@@ -13,6 +13,7 @@
 * The host exchanges what has been fetched; it waits for that event alone.
 * Waiting for the operation, on whatever stream is current then, makes that stream wait for the last
   copy to the device (`arrived`). The caller's stream never waits for the host.
+* The operation is completed when the device has passed `arrived`, a little after `wait` may return.
 * Callbacks of the operation's future run with `up` as the current stream.
 * The allocator learns of each tensor that a side stream uses, so the caller may drop it at once.
 
@@ -188,6 +189,9 @@ class CudaLender(Lender):
         return torch.empty(host.shape, dtype=host.dtype, device=like.device).copy_(
             pinned, non_blocking=True
         )
+
+    def has_arrived(self) -> bool:
+        return self._arrived is None or bool(self._arrived.query())
 
     def synchronize(self) -> None:
         if self._arrived is None:

@@ -141,7 +141,7 @@ class Executor:
         Raises:
             RuntimeError: the thread is in the middle of a collective that comes before it.
         """
-        while not work.is_completed():
+        while not work.is_over():
             with self._lock:
                 if self._is_busy():
                     if self._is_this_threads():

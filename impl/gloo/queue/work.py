@@ -117,10 +117,7 @@ class GlooWork(Work):
             return
         if not isinstance(error, Exception):
             error = RuntimeError(f"{self.where()} was interrupted: {error!r}")
-        if self._lender is None or not self._lender.has_streams:
-            fail_future(future, error)
-        else:
-            future.set_exception(error)
+        fail_future(future, error, has_devices=self._lender is not None)
 
     def _await(self, timeout_s: float | None) -> bool:
         """Block until done, or for `timeout_s`; whether it is done."""
@@ -151,8 +148,15 @@ class GlooWork(Work):
             self._lender.synchronize()
         return True
 
-    def is_completed(self) -> bool:
+    def is_over(self) -> bool:
+        """Whether the host is done with it; copies of the results to a device may be under way."""
         return self._is_done
+
+    def is_completed(self) -> bool:
+        """Whether it has failed, or the tensors hold the results, also those on a device."""
+        if not self.is_over():
+            return False
+        return self._error is not None or self._lender is None or self._lender.has_arrived()
 
     def is_success(self) -> bool:
         return self.is_completed() and self._error is None
@@ -169,7 +173,7 @@ class GlooWork(Work):
         self.wait()
 
     def result(self) -> list[Any]:
-        if not self.is_completed():
+        if not self.is_over():
             raise RuntimeError(
                 "Work needs to be completed before calling result(). "
                 "Should call wait() before result()."
@@ -206,7 +210,7 @@ class GlooWork(Work):
         return errors.describe_call(self._call.operation, self._call.sequence, self._group)
 
     def __repr__(self) -> str:
-        if not self.is_completed():
+        if not self.is_over():
             state = "running"
         else:
             state = "done" if self._error is None else f"failed: {self._error}"
@@ -294,7 +298,7 @@ class TransferWork(GlooWork):
         self._on_done()  # the thread that finished the transfer may not have got here yet
         return True
 
-    def is_completed(self) -> bool:
+    def is_over(self) -> bool:
         if not self._is_done and self._transfer.is_done():
             self._on_done()
         return self._is_done

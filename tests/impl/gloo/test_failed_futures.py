@@ -29,9 +29,10 @@ def wait_in_vain(future: torch.futures.Future[Any], error: Exception) -> weakref
     return weakref.ref(group)
 
 
-def test_it_raises_the_error_each_time() -> None:
+@pytest.mark.parametrize("has_devices", [False, True])
+def test_it_raises_the_error_each_time(has_devices: bool) -> None:
     future: torch.futures.Future[Any] = torch.futures.Future()
-    fail_future(future, ERROR)
+    fail_future(future, ERROR, has_devices=has_devices)
     assert future.done()
     for ask in (future.wait, future.wait, future.value):
         with pytest.raises(CollectiveTimeout, match=r"all_reduce #1 on group 'dp': Timed out$"):
@@ -49,10 +50,11 @@ def test_an_error_that_cannot_be_copied_is_raised_itself() -> None:
         future.wait()
 
 
-def test_nobody_who_waited_is_held() -> None:
+@pytest.mark.parametrize("has_devices", [False, True])
+def test_what_a_waiting_caller_holds_is_freed(has_devices: bool) -> None:
     future: torch.futures.Future[Any] = torch.futures.Future()
     error = CollectiveTimeout("Timed out")
-    fail_future(future, error)
+    fail_future(future, error, has_devices=has_devices)
     group = wait_in_vain(future, error)
     del future, error
     gc.collect()
