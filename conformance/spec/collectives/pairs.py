@@ -25,6 +25,7 @@ from conformance.spec.collectives.programs import run_program
 from conformance.spec.collectives.strategies import ROOTED
 from conformance.spec.collectives.waits import appears, tick, wait_for_ticks
 from conformance.spec.parameters import ops
+from conformance.spec.polling import let_the_device_finish
 
 chapter = Chapter("collectives", source="derived")
 
@@ -175,6 +176,7 @@ def passed_a_barrier(me: Me, kind: str, gated: bool) -> tuple[list[bool], list[T
         if gated and not is_late:
             tick(me.store, "issued", of=me.world_size - 1)
     dist.barrier()
+    let_the_device_finish(me)
     seen = [work.is_completed() for work in begun.works], [x.clone() for x in begun.taken]
     begun.waited()
     return seen

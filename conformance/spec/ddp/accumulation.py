@@ -86,7 +86,8 @@ def gradients_of(me: Me, way: str, options: Options, steps: int = 2) -> list[Ten
     grads = []
     for i in range(steps):
         model.zero_grad()
-        WAYS[way](model, [normal((2, WIDTH), 50 * i + 10 * j + me.rank) for j in range(3)])
+        xs = [normal((2, WIDTH), 50 * i + 10 * j + me.rank).to(me.device) for j in range(3)]
+        WAYS[way](model, xs)
         grad = module.get_parameter("layers.0.weight").grad
         assert grad is not None
         grads.append(grad.detach().clone())

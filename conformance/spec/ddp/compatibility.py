@@ -169,11 +169,11 @@ def test_two_wrappers_in_one_join(ranks: Ranks, options: Options) -> None:
 
 
 class Normalising(nn.Module):
-    """A layer and batch norm."""
+    """A layer and batch norm, which takes away what a bias of the layer would add."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(WIDTH, 3).double()
+        self.layer = nn.Linear(WIDTH, 3, bias=False).double()
         self.norm = nn.BatchNorm1d(3).double()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -21,7 +21,9 @@ Options = dict[str, Any]
 
 
 def wrap(me: Me, module: nn.Module, implementation: str = "target", **options: Any) -> Any:
-    """The module in the target's DDP, or in torch's."""
+    """The module in the target's DDP, in torch's, or bare."""
+    if implementation == "bare":
+        return module
     return TorchDDP(module, **options) if implementation == "torch" else me.ddp(module, **options)
 
 

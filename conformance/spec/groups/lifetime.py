@@ -31,6 +31,7 @@ from conformance.spec.collectives.waits import appears
 from conformance.spec.groups.membership_sums import mark, sum_marks, sum_of_marks
 from conformance.spec.groups.starting import start, wait_until_all_have
 from conformance.spec.groups.stores import tcp_store
+from conformance.spec.polling import let_the_device_finish
 from conformance.torch_private import tables_with_entries
 
 C10D = "torch/distributed/distributed_c10d.py of torch 2.13"
@@ -318,6 +319,7 @@ def ask_handles_afterwards(me: Me) -> list[Any]:
     ]
     for work in works:
         work.wait()
+    let_the_device_finish(me)
     dist.destroy_process_group(group)
     dist.destroy_process_group()
     return [

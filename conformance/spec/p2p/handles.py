@@ -23,7 +23,7 @@ from conformance import (
 )
 from conformance.oracle.messages import content
 from conformance.spec.p2p.posting import post
-from conformance.spec.polling import rounds_of_messages
+from conformance.spec.polling import let_the_device_finish, rounds_of_messages
 
 chapter = Chapter("p2p")
 
@@ -216,6 +216,7 @@ def look_at_the_handle(me: Me, waits: int) -> list[object]:
     work = post(x, 1 - me.rank, is_send=me.rank == 0)
     for _ in range(waits):
         work.wait()
+    let_the_device_finish(me)
     return [work.is_completed(), work.is_success(), work.exception(), x]
 
 
