@@ -6,7 +6,7 @@
     PYTHON=/opt/torch/bin/python ci/gpu
 
 Each target is a run of its own, of some minutes; where the time for a command is limited, name one
-at a time. A run that is cut off leaves no certificate.
+at a time. What a run that is interrupted has found is in its folder, under `interrupted`.
 
 Uses the Python that runs it, with the torch that it has (2.11 or later); the network is not needed.
 Packages of the suite that are missing beside torch (pytest and the like) are installed into
@@ -40,6 +40,7 @@ VENV = ROOT / ".venv-gpu"
 
 TORCH_OLDEST = (2, 11)
 CANNOT_RUN = 2
+INTERRUPTED = 130
 
 # Module -> what to install for it.
 NEEDED = {
@@ -80,7 +81,11 @@ def main(given: Sequence[str]) -> int:
     except CannotRun as reason:
         print(f"ci/gpu: {reason}", file=sys.stderr)
         return CANNOT_RUN
-    codes = {run.name: certify(run, given) for run in runs}
+    codes: dict[str, int] = {}
+    for run in runs:
+        codes[run.name] = certify(run, given)
+        if codes[run.name] == INTERRUPTED:
+            break
     for name, code in codes.items():
         print(f"ci/gpu: {name}: {words_for(code)}; {ROOT / CERTIFICATES / name}")
     return worst(list(codes.values()))
@@ -156,11 +161,11 @@ def planned(
         Run("torch_gloo", ("--target", "torch", "--device", "cuda", *workers)),
     ]
     if has_nccl:
-        # NCCL refuses two ranks on one device
+        # NCCL refuses two ranks on one device, and groups of several ranks wait for each other on it
         sizes = ",".join(str(size) for size in range(1, min(device_count, 8) + 1))
-        runs.append(
-            Run("torch_nccl", ("--target", "torch_nccl", "--world-sizes", sizes, "-n", "1"))
-        )
+        at_once = workers if device_count == 1 else ("-n", "1")
+        target = ("--target", "torch@torch_nccl", "--world-sizes", sizes)
+        runs.append(Run("torch_nccl", (*target, *at_once)))
     return runs
 
 
@@ -180,7 +185,13 @@ def certify(run: Run, given: Sequence[str]) -> int:
     command += ["--certificate", folder, *given]
     print(f"ci/gpu: {run.name}: {' '.join(command[1:])}", flush=True)
     started = time.monotonic()
-    code = subprocess.run(command, cwd=ROOT, env=environment(), check=False).returncode
+    process = subprocess.Popen(command, cwd=ROOT, env=environment())
+    while True:
+        try:
+            code = process.wait()
+            break
+        except KeyboardInterrupt:  # it got the signal too, and writes down how far it came
+            continue
     print(f"ci/gpu: {run.name}: {time.monotonic() - started:.0f} s", flush=True)
     return code
 
@@ -198,14 +209,14 @@ def words_for(code: int) -> str:
         1: "not conformant",
         2: "could not be run",
         3: "the harness failed",
-        130: "was interrupted",
+        INTERRUPTED: "was interrupted",
     }
     return known.get(code, f"ended with {code}")
 
 
 def worst(codes: Sequence[int]) -> int:
     """The exit code of several runs: what says least of the targets comes first."""
-    for code in (130, 3, 2, 1):
+    for code in (INTERRUPTED, 3, 2, 1):
         if code in codes:
             return code
     return 0 if not any(codes) else 3

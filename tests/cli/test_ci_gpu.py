@@ -80,7 +80,7 @@ def test_what_is_certified_with_one_device() -> None:
     runs = {run.name: run.arguments for run in gpu.planned(1, 79.2, True, cpu_count=16)}
     assert list(runs) == ["impl", "torch_gloo", "torch_nccl"]
     assert runs["impl"] == ("--target", "impl", "--device", "cuda", "-n", "6")
-    assert runs["torch_nccl"][2:4] == ("--world-sizes", "1")
+    assert runs["torch_nccl"][2:] == ("--world-sizes", "1", "-n", "6")
     assert [run.name for run in gpu.planned(1, 8.0, False)] == ["impl", "torch_gloo"]
     assert gpu.planned(1, 8.0, False)[0].arguments[-1] == "1"
     assert gpu.planned(1, 79.2, False, cpu_count=2)[0].arguments[-1] == "4"
@@ -99,7 +99,7 @@ def test_targets_can_be_chosen() -> None:
 
 def test_nccl_gets_a_rank_for_each_device() -> None:
     [nccl] = [run for run in gpu.planned(3, 40.0, True) if run.name == "torch_nccl"]
-    assert nccl.arguments[2:4] == ("--world-sizes", "1,2,3")
+    assert nccl.arguments[2:] == ("--world-sizes", "1,2,3", "-n", "1")
 
 
 def test_every_target_that_is_named_exists() -> None:
@@ -107,19 +107,38 @@ def test_every_target_that_is_named_exists() -> None:
         load_target(run.arguments[run.arguments.index("--target") + 1])
 
 
-def test_each_run_is_told_and_the_worst_code_is_returned(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    commands: list[list[str]] = []
-    codes = iter([0, 1, 0])
+class Started:
+    """A run that ends with one code after another, the next one each time it is waited for."""
 
-    def run(command: list[str], **how: Any) -> Any:
+    def __init__(self, *codes: int | type[BaseException]) -> None:
+        self._codes = iter(codes)
+
+    def wait(self) -> int:
+        code = next(self._codes)
+        if isinstance(code, int):
+            return code
+        raise code
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Those of runs on one device, of which the second does not conform."""
+    commands: list[list[str]] = []
+    runs = iter([Started(0), Started(1), Started(0)])
+
+    def start(command: list[str], **how: Any) -> Started:
         commands.append(command)
         assert how["env"]["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
-        return subprocess.CompletedProcess(command, next(codes))
+        return next(runs)
 
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "Popen", start)
     monkeypatch.setattr(gpu, "look_for_devices", lambda: (1, 80.0, True))
+    return commands
+
+
+def test_each_run_is_told_and_the_worst_code_is_returned(
+    commands: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert gpu.main(["--profile", "cuda"]) == 1
     assert [command[1:4] for command in commands] == [["-m", "conformance", "certify"]] * 3
     assert all(command[-2:] == ["--profile", "cuda"] for command in commands)
@@ -128,6 +147,15 @@ def test_each_run_is_told_and_the_worst_code_is_returned(
     said = capsys.readouterr().out
     assert "ci/gpu: torch_gloo: not conformant" in said
     assert "ci/gpu: impl: conformant" in said
+
+
+def test_an_interrupted_run_writes_down_what_it_has_and_is_the_last(
+    commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = iter([Started(0), Started(KeyboardInterrupt, KeyboardInterrupt, 130)])
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **_: next(runs))
+    assert gpu.main([]) == 130
+    assert next(runs, None) is None
 
 
 @pytest.mark.parametrize(
