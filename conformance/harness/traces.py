@@ -48,7 +48,7 @@ class RecordingGroup(ForwardingGroup):
         self.trace: list[Issued] = []
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's name
-        return _BACKEND
+        return self.inner.name()  # torch's SyncBatchNorm avoids with one backend what it lacks
 
     def forward(self, method: str, *args: Any, **kwargs: Any) -> Any:
         tensors = tuple(_tensors((*args, *kwargs.values())))

@@ -17,7 +17,7 @@ from conformance.oracle.collectives import Call, after, before
 from conformance.spec.collectives.perform import issue
 from conformance.spec.collectives.waits import tick, wait_for_ticks
 from conformance.spec.parameters import ops
-from conformance.spec.polling import rounds_of_messages
+from conformance.spec.polling import let_the_device_finish, rounds_of_messages
 
 chapter = Chapter("collectives")
 
@@ -178,6 +178,7 @@ def test_it_is_not_complete_before_all_have_joined_in(ranks: Ranks) -> None:
 def success(me: Me, op: str) -> tuple[bool, object]:
     work, _ = start(me, op)
     work.wait()
+    let_the_device_finish(me)
     return work.is_success(), work.exception()
 
 
