@@ -161,7 +161,7 @@ def planned(
         Run("torch_gloo", ("--target", "torch", "--device", "cuda", *workers)),
     ]
     if has_nccl:
-        # NCCL refuses two ranks on one device, and groups of several ranks wait for each other on it
+        # NCCL refuses two ranks on one device; several groups of several ranks may block each other
         sizes = ",".join(str(size) for size in range(1, min(device_count, 8) + 1))
         at_once = workers if device_count == 1 else ("-n", "1")
         target = ("--target", "torch@torch_nccl", "--world-sizes", sizes)
