@@ -7,7 +7,7 @@
 
 Reading order: buckets.assignment, buckets.layout, iteration.readiness (what is decided), then
 iteration.backward_pass (when), iteration.reduction and iteration.grad_copy (what is done), then
-iteration.reducer (what torch can ask of it) and wrapper.api.
+iteration.reducer (what torch can ask of it, and whether buckets are rebuilt) and wrapper.api.
 """
 
 from impl.ddp.buckets.assignment import compute_bucket_assignment_by_size

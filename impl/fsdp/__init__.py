@@ -9,7 +9,7 @@ Reading order (each imports only from those above it):
     common, phases                words; where a unit is, and what may come next
     collectives                   the collectives of a step
     flat_param/                   one flat parameter: sharded, gathered, freed
-    step/                         the hooks of a training step, and the order of units
+    step/                         the hooks of a training step; step.order: which unit comes early
     build/                        the constructor
     checkpoint/                   state dicts of models and optimizers
     api                           FullyShardedDataParallel

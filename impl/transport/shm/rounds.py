@@ -1,7 +1,8 @@
 """Keeps the ranks of a group in step: see [Note: rounds and halves] in layout.py.
 
 `Rounds` publishes this rank's step, waits for the others', compares what the ranks announced, and
-turns deadlines, dead peers and aborts into errors on every rank. It moves no tensor data.
+turns deadlines, dead peers (`PeerLost`) and aborts into errors on every rank. It moves no tensor
+data.
 
 [Note: waiting] A waiting rank looks at the word a few times, then lets other threads run between
 looks (`sched_yield`), then sleeps in the kernel. Looking is cheapest while the peer runs on another
