@@ -194,18 +194,26 @@ def _load(spec: str, folder: Path = Path(), extended_by: tuple[Path, ...] = ()) 
     folder: where paths begin.
     extended_by: the files that extend each other up to this one.
     """
-    built_in = BUILT_IN / f"{spec}.toml"
-    if spec.isidentifier() and built_in.exists():
-        return _from_file(built_in, extended_by)
+    if spec in _names_built_in():
+        return _built_in(spec)
     if spec.endswith(".toml"):
         return _from_file(folder / spec, extended_by)
     if _is_reference(spec):
         return _from_object(spec)
-    names = sorted(p.stem for p in BUILT_IN.glob("*.toml"))
     raise TargetError(
-        f"--target {spec}: not one of {', '.join(names)}, nor a path that ends in .toml, "
-        "nor module:attribute"
+        f"--target {spec}: not one of {', '.join(_names_built_in())}, nor a path that ends in "
+        ".toml, nor module:attribute"
     )
+
+
+@cache
+def _names_built_in() -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in BUILT_IN.glob("*.toml")))
+
+
+@cache
+def _built_in(name: str) -> Target:
+    return _from_file(BUILT_IN / f"{name}.toml")
 
 
 def _with_this_torch(target: Target) -> Target:

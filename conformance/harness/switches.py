@@ -13,6 +13,7 @@ import locale
 import logging
 import math
 import multiprocessing
+import operator
 import os
 import random
 import resource
@@ -78,6 +79,7 @@ def changed_since(before: Switches) -> tuple[str, ...]:
     objects = (
         f"{place}{name}"
         for place, names in before.objects.items()
+        if not _begins_with(now.objects[place], names)
         for name, value in names.items()
         if now.objects[place].get(name) is not value and _is_for_good(place, value)
     )
@@ -144,6 +146,17 @@ def _objects() -> Iterator[tuple[str, Mapping[str, object]]]:
     yield _MODULES, dict(sys.modules)
     for place in _PATCHED:
         yield f"{place.__name__}.", dict(vars(place))
+
+
+def _begins_with(now: Mapping[str, object], before: Mapping[str, object]) -> bool:
+    """Whether the very same objects come first, in the same order: as good as always, and known
+    ten times faster than by asking for each name.
+    """
+    return (
+        len(now) >= len(before)
+        and all(map(operator.is_, before, now))
+        and all(map(operator.is_, before.values(), now.values()))
+    )
 
 
 def _is_for_good(place: str, value: object) -> bool:

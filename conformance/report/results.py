@@ -301,7 +301,9 @@ def judge(
             verdict, reason = not_exercised.get(id, (Verdict.NOT_EXERCISED, _NONE_SELECTED))
             if verdict is Verdict.NOT_EXERCISED and id in left_out:
                 reason = "its cases were left out"
-        root = next((r for r in catalogue.roots(id) if seen.get(r) in FAILURES), "")
+        root = ""
+        if verdict in FAILURES or verdict is Verdict.BLOCKED:
+            root = next((r for r in catalogue.roots(id) if seen.get(r) in FAILURES), "")
         if root and verdict in FAILURES:
             # The case ran before it was known that what it rests on is broken.
             verdict = Verdict.BLOCKED

@@ -117,14 +117,12 @@ def why_not_exercised(
     """
     reasons = {}
     for id, requirement in catalogue().items():
-        part = missing_part(settings.target, requirement.profile)
-        lacks = settings.target.lacks(catalogue().needs(id))
         if not settings.selects(id):
             reasons[id] = Verdict.NOT_EXERCISED, "not selected"
-        elif part:
+        elif part := missing_part(settings.target, requirement.profile):
             said = f"not claimed: the target has no {part} of its own"
             reasons[id] = Verdict.NOT_CLAIMED, said
-        elif lacks:
+        elif lacks := settings.target.lacks(catalogue().needs(id)):
             said = f"not claimed: it needs {', '.join(lacks)}, and cannot be probed"
             reasons[id] = Verdict.NOT_CLAIMED, said
         elif id in unclaimed:
