@@ -1,4 +1,4 @@
-"""Errors about disagreements and failures between ranks, and how their messages are built.
+"""Exceptions for lost peers, timeouts, aborts and mismatched collectives, and their messages.
 
 Mistakes of one caller (a bad root, a wrong shape) keep torch's exception types and words and are
 raised where they are found, before anything is sent. The types here are for failures that involve a

@@ -1,4 +1,4 @@
-"""The private names of torch's dispatcher and of dynamo that `impl` cannot do without.
+"""Wrappers of torch's private names for dispatch modes, `torch.func` transforms and dynamo.
 
 Checked with torch 2.13.0, 2.11.0 and 2.15.0.
 """

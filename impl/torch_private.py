@@ -1,4 +1,4 @@
-"""The private names of torch that `impl` cannot do without, each with its reason.
+"""Wrappers of torch's private names (c10d, DDP, FSDP, autograd, profiler), each with its reason.
 
 Checked with torch 2.13.0 and 2.11.0; names that differ are looked up in a way that works with both.
 """

@@ -1,4 +1,4 @@
-"""The parameters that DDP manages, and their names."""
+"""The parameters that DDP manages: collection, names, sparse gradients, a warning if replaced."""
 
 from __future__ import annotations
 

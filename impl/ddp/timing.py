@@ -1,4 +1,4 @@
-"""Measures when an iteration's forward, backward and communication begin and end.
+"""Timers and iteration counts of DDP: when forward, backward and communication begin and end.
 
 Sampled: the first ten iterations, then one in a hundred. Moments are named as in torch's Timer.
 """

@@ -1,6 +1,6 @@
-"""All uses of devices in impl: streams, events, futures, deferred work, pinning, storage, time.
+"""Device abstraction (CPU, CUDA): streams, events, futures, pinned memory, storages, time marks.
 
-    storage       room for a tensor's elements, given and taken
+    storage       frees and allocates a tensor's storage in place
     handle        `DeviceHandle`: what the rest of impl asks of a device
     host          the CPU, on which streams hold collectives that go on in the background
     accelerator   CUDA, and every device with streams like its own

@@ -1,4 +1,4 @@
-"""Devices with streams of their own, reached as `torch.<type>`.
+"""`DeviceHandle` of CUDA and other accelerators (`torch.<type>`): streams, events, pinned memory.
 
 `AcceleratorHandle` hands out torch's streams and events. A kernel that is put on a stream is
 asynchronous anyway, so `enqueue` simply calls the function, and a collective runs on the current

@@ -1,4 +1,4 @@
-"""The process's handle of each device."""
+"""Lookup of the process's `DeviceHandle` of a device or tensor, and its substitution for tests."""
 
 from __future__ import annotations
 

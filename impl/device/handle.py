@@ -1,4 +1,4 @@
-"""What the rest of impl asks of a device: `DeviceHandle`, its streams, events and marks in time."""
+"""Interface of a device: the protocols `DeviceHandle`, `Stream`, `Event` and `TimeMark`."""
 
 from __future__ import annotations
 

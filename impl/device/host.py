@@ -1,4 +1,4 @@
-"""The host as a device: collectives that go on in the background, and streams that order them.
+"""`DeviceHandle` of the CPU: emulated streams and events, so that collectives run asynchronously.
 
 [Note: Streams on the host]
 On CPU torch has no streams, and a plain port runs every collective to its end before computation

@@ -1,4 +1,4 @@
-"""Room for the elements of a tensor, which is given and taken while the tensor lives."""
+"""Freeing and reallocating a tensor's storage in place, with checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`FullyShardedDataParallel`: the module that users put around theirs."""
+"""`FullyShardedDataParallel`: constructor, forward, `summon_full_params`, `no_sync`, clipping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The three collectives of a training step, and how gradients are averaged around them.
+"""All-gather, reduce-scatter and all-reduce of a training step, and division of gradients.
 
 Each puts its collective on the current stream of `device`; the result is there for code that waits
 for that stream.

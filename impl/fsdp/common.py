@@ -1,4 +1,4 @@
-"""Names, states and properties of strategies that every layer of impl.fsdp shares.
+"""Shared by all of FSDP: vocabulary, constants, `TrainingState`, kinds of strategies, name helpers.
 
 [Note: Vocabulary]
 - *flat parameter*: the one-dimensional parameter that holds all parameters of one FSDP instance.

@@ -1,4 +1,4 @@
-"""The phases of a unit, its parameters and its gradient: three tables of what may come next.
+"""State machines of a unit (an FSDP instance), of its flat parameter's data, and of its gradient.
 
 The unit (`UnitPhase`) goes through a pass:
 

@@ -4,7 +4,7 @@
     dist.init_process_group("pygloo", ...)
 
     options        what a user can choose about a group
-    requests/      what callers may ask, and what is refused
+    requests/      arguments of a call: checks, options, ReduceOps, dispatch
     memory/        from tensors of any layout and device to flat memory, and back
     connect/       from a store to connected ranks
     queue/         order, threads, and the `Work` that callers hold

@@ -1,4 +1,4 @@
-"""Options of a process group that a user can choose."""
+"""`Options` of a process group: transport, timeout, network interface, segment size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process group: construction, what it reports to torch about itself, and its end."""
+"""`ProcessGroupGloo`: construction, properties that torch reads, split, abort and shutdown."""
 
 from __future__ import annotations
 

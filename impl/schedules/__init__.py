@@ -1,4 +1,4 @@
-"""Collectives as arithmetic: who sends which bytes to whom, in which order, and what is summed.
+"""Algorithms of collectives, as schedules of sends, receives and reductions; their cost and choice.
 
 Nothing here opens a socket or knows a tensor.
 

@@ -1,4 +1,4 @@
-"""Small computations that several schedules share."""
+"""Integer helpers of the schedules: rounding, offsets of blocks, log2, factors of a world size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Barrier: no rank leaves before all ranks have come."""
+"""Dissemination barrier: rounds of empty messages over doubling distances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hypercubes of mixed radix: few rounds, in each of which a rank talks to a handful of others.
+"""All-reduce on a mixed-radix hypercube (bcube; recursive doubling is a special case).
 
 [Note: groups of a cube]
 The world size is written as a product of factors f0 x f1 x ... and every rank as a number with

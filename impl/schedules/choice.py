@@ -1,4 +1,4 @@
-"""Chooses the algorithm that serves a tensor of a size best in a world of a size.
+"""Choice of the fastest algorithm of each collective, by tensor size and world size.
 
 The answer depends on nothing but the arguments, so all ranks come to the same one without
 talking. It is the algorithm whose predicted time (`cost.py`) is the smallest. The schedules that

@@ -1,4 +1,4 @@
-"""What a schedule costs, by formula, and how long that takes on a network of given speed.
+"""Cost model of each collective algorithm: predicted messages, bytes and time by world size.
 
 Every formula is for the busiest rank. Tests compare the formulas with the schedules themselves
 for all worlds from 1 to 32; the scaling report (`python -m impl.testing`) and the choice between

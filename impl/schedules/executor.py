@@ -1,4 +1,4 @@
-"""Runs a schedule, as a generator that yields each transfer that must end before it can go on.
+"""Execution of a schedule: starts sends and receives, reduces, copies, and waits where it must.
 
 [Note: when the executor waits]
 Transfers are started in program order and end in the background. Before a step touches memory, the

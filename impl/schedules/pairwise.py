@@ -1,4 +1,4 @@
-"""Direct exchanges: every rank talks to every other (or all to one), and nothing is forwarded.
+"""Direct algorithms (one round) for all-to-all, gather, scatter, all-gather and reduce-scatter.
 
 One round, N-1 messages a rank: the fewest bytes and the least delay while N is small.
 """

@@ -1,4 +1,4 @@
-"""Rings: every rank talks to its two neighbours only, and the network carries as little as it can.
+"""Ring algorithms for all-reduce, reduce, reduce-scatter, all-gather, and a chain broadcast.
 
 [Note: the geometry of Gloo's rings]
 `ring_all_reduce` and `ring_reduce` are Gloo's, segment for segment (gloo/allreduce.cc and

@@ -1,4 +1,4 @@
-"""The parts of a schedule: regions of memory, and a few kinds of step.
+"""Parts of a schedule: buffer regions, steps (send, receive, accumulate, copy), traffic counts.
 
 [Note: a schedule is a straight program]
 A schedule lists, for one rank, the steps of a collective in program order. It means what it would

@@ -1,4 +1,4 @@
-"""The SyncBatchNorm layer as a module: state, synchronisation, conversion of models."""
+"""The `SyncBatchNorm` module: forward, running statistics, checks, and conversion of models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The passes that a rank makes over its batch: one implementation for each device.
+"""Interface of the per-device kernels: local moments, normalise, gradient sums, input gradient.
 
 Two forward, two backward; passes_cpu and passes_cuda implement them. Batches (x, dy) are (N, C, *),
 not empty, both contiguous or both channels-last. Vectors hold C numbers and are float64, whatever a

@@ -1,4 +1,4 @@
-"""The passes over a batch on CPU.
+"""CPU kernels over a batch: moments, normalisation, gradient sums, input gradient.
 
 torch has no fused kernels for CPU that take moments from outside. But two kernels can be put to
 that use, being up to ten times faster than what one would write first (torch.var_mean): the eval

@@ -1,4 +1,4 @@
-"""The passes over a batch on CUDA: torch's fused kernels, fed with moments from outside.
+"""CUDA kernels over a batch: moments, normalisation and gradients by torch's fused kernels.
 
 The kernels want vectors in the batch's compute type. They subtract the mean first, so no digits
 cancel; what rounding took from the mean is made up for in the other vectors. Nothing here makes the

@@ -1,4 +1,4 @@
-"""Groups without a network: simulations that one seed decides, and predictions for any world size.
+"""Simulations of groups, networks and devices, decided by a seed; predicted scaling of algorithms.
 
 simulation  a whole group in one process
 network     streams of bytes between simulated ranks

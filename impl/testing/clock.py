@@ -1,4 +1,4 @@
-"""A clock that jumps: simulated time passes only when nothing else can happen."""
+"""Simulated clock and timers: time jumps to the next call when nothing else can happen."""
 
 from __future__ import annotations
 

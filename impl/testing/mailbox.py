@@ -1,4 +1,4 @@
-"""Runs a schedule on all ranks of a group in one thread, with whole messages.
+"""Simulation of a single schedule: all ranks in one thread, whole messages, numpy buffers.
 
 This is the quickest check of a schedule: no frames, no sockets, no torch. A `random.Random`
 decides which rank runs next and which message arrives next. The network is as unhelpful as a

@@ -1,4 +1,4 @@
-"""How the algorithms scale: messages, bytes and predicted time, for worlds of any size.
+"""Scaling report: predicted messages, bytes and time of each algorithm, by world and tensor size.
 
 The numbers of messages and bytes are those of the schedules themselves (`impl.schedules.cost` is
 tested against them for every world up to 32). The time comes from a latency-bandwidth model whose

@@ -1,4 +1,4 @@
-"""A whole group in one process, decided by one seed.
+"""Simulation of a whole group in one process, with faults of ranks and links, decided by one seed.
 
 Every rank runs the real thing, from the schedules through the executor and the exchange to the
 frames; only sockets, threads and time are replaced. A rank is a generator: it yields while it

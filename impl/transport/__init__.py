@@ -1,4 +1,4 @@
-"""How the ranks of a group reach each other: shared memory, TCP, or both.
+"""Transports that connect the ranks of a group: shared memory, TCP, or both.
 
     base        the `Communicator` protocol: whole collectives on flat CPU memory
     agreement   do all ranks mean the same collective?

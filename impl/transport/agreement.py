@@ -1,4 +1,4 @@
-"""Checks that all ranks make the same collective call, from numbers that every frame carries.
+"""Detection of mismatched collectives over TCP: call numbers in frames, statements of every rank.
 
 [Note: call numbers]
 Collectives of a group are counted. A *call number* has the count in its upper bits and, in the

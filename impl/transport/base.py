@@ -1,4 +1,4 @@
-"""What a transport offers to the process group: whole collectives on flat, dense CPU tensors.
+"""Interface of transports: the protocols `Communicator`, `Transfer`, `Combine`, `Pace`; deadlines.
 
 `impl.gloo` validates the caller's arguments, flattens what is not dense, decides the order in which
 operations run, and then hands each one to a `Communicator`. How the bytes travel (shared memory,

@@ -1,4 +1,4 @@
-"""How a group ends, and how every rank comes to raise the same error.
+"""Reason for the end of a group (timeout, lost peer, abort): encoded for peers, and as an error.
 
 The first rank that gives up (a timeout, a lost peer, an abort) tells all others why. Every rank
 raises an error of the same type, whatever it was waiting for, and keeps raising it.

@@ -1,4 +1,4 @@
-"""The buffers of one collective as tensors: bytes for the network, elements for the reductions."""
+"""Buffers of a schedule, made of tensors: views as bytes or elements, staging, scratch memory."""
 
 from __future__ import annotations
 

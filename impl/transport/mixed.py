@@ -1,4 +1,4 @@
-"""Ranks on several hosts: shared memory inside each, TCP between them.
+"""Hierarchical communicator for several hosts: shared memory inside each host, TCP between leaders.
 
 Each island of ranks that share memory has a leader, its lowest rank. Reductions and gathers collect
 inside the island first, exchange between the leaders, and spread inside the island again, so every

@@ -1,4 +1,4 @@
-"""One message on its way: the state that a transport's engine completes and a caller waits for."""
+"""Base class of point-to-point transfers: completion, waiting, callbacks, errors."""
 
 from __future__ import annotations
 

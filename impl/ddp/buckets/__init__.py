@@ -1,4 +1,5 @@
-"""Buckets of gradients: arithmetic and memory. Nothing is communicated here, but for one agreement.
+"""Buckets of gradients: assignment by size limit, layout of the flat buffers, allocation, and the
+broadcast of rank 0's assignment, which is all that is communicated here.
 
 assignment  which bucket does each gradient belong to?
 layout      where does each gradient lie in its bucket?

@@ -1,8 +1,8 @@
-"""Rank 0 tells all ranks which buckets to use, so that they are the same everywhere.
+"""Broadcast of rank 0's bucket assignment, encoded in two messages, so that all ranks use the same.
 
 Gradients become ready in an order of their own on each rank: it depends on timing and on the
 rank's data. Buckets that are rebuilt from that order must still be the same everywhere, or
-reductions would add up different parameters. So rank 0 broadcasts its assignment:
+reductions would add up different parameters. So rank 0 sends:
 
     1. all parameter indices, bucket after bucket, then the number of buckets: (params + 1,) int32
     2. the size of each bucket: (buckets,) int32

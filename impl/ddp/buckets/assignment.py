@@ -1,4 +1,4 @@
-"""Assigns gradients to buckets: the limits of a bucket's size, and the assignment itself.
+"""Assignment of gradients to buckets by size limit (`bucket_cap_mb`), initially and in ready order.
 
 Pure: nothing here communicates or touches memory. Gradients of one dtype on one device are laid end
 to end until a size limit is reached; then the next bucket of that kind begins. Sparse gradients

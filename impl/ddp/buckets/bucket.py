@@ -1,4 +1,4 @@
-"""Buckets of gradients: the reducer's own `Bucket`, and the `GradBucket` that hooks receive."""
+"""The reducer's `Bucket` of gradients, and the `GradBucket` that communication hooks receive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns an assignment of parameters to buckets into buckets with memory."""
+"""Construction of buckets from an assignment: checks, flat buffers, empty sparse gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The place of each gradient in its bucket's flat buffer, and the view by which it is seen.
+"""Layout of a bucket's flat buffer: offset and strides of each gradient, and the views of them.
 
 A bucket is one flat buffer. Each gradient owns a slot of it, and is seen through a view whose
 strides are those that autograd gives to the gradient itself (the *gradient layout contract*,

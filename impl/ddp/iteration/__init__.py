@@ -1,4 +1,4 @@
-"""One iteration of the reducer: from the end of forward to averaged gradients.
+"""One iteration of the reducer: hooks fire, buckets are reduced during backward, `.grad` is set.
 
 autograd_hooks, distributed_autograd  how a gradient's arrival is noticed
 graph_search, used_map                which parameters take no part

@@ -1,4 +1,4 @@
-"""The autograd hooks by which the reducer learns that a gradient is complete.
+"""Autograd hooks on AccumulateGrad nodes, which report ready gradients to the reducer.
 
 Every leaf that requires a gradient has an AccumulateGrad node, which adds what backward delivers
 to `.grad`. A hook on that node runs afterwards: the gradient in `.grad` is then complete for this

@@ -1,4 +1,4 @@
-"""The iteration of the reducer: gradients are averaged while the backward pass still runs.
+"""Core of the reducer: hooks mark gradients ready, complete buckets are reduced during backward.
 
 It puts four questions together, each answered elsewhere:
 

@@ -1,4 +1,4 @@
-"""How is a bucket reduced: communication hooks, built in or the user's.
+"""Communication hooks: default all-reduce, built-in hooks, running and checking the user's hook.
 
 A hook receives a `GradBucket` and returns a future of the tensor that takes the bucket's place. The
 reducer waits for it when the backward pass is over. Without a hook the bucket, divided beforehand,

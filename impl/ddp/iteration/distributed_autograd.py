@@ -1,4 +1,4 @@
-"""Gradients of `torch.distributed.autograd`, which are kept in a context and not in `.grad`.
+"""Distributed autograd (RPC): gradients of its context stand in for `.grad` during the reduction.
 
 A backward pass over RPC leaves each parameter's gradient in the context that forward ran in. While
 the reducer works on such a pass, the gradients are lent to `param.grad`, so that everything else

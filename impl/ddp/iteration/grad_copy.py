@@ -1,4 +1,4 @@
-"""Copies gradients into a bucket, scaled, and back out of it.
+"""Copies of gradients into buckets, divided by the world size, and back out (or left as views).
 
 In: `gradient / world_size`, as torch computes it, so that results agree bit for bit: a gradient
 that is copied is multiplied by the reciprocal, one that already lives in the bucket is divided in

@@ -1,4 +1,4 @@
-"""Searches the autograd graph behind some outputs for parameters that take no part in it.
+"""Unused parameters: traversal of the autograd graph from forward's outputs.
 
 A parameter takes part if its AccumulateGrad node can be reached from an output. The search starts
 at the outputs' `grad_fn`s and follows `next_functions`; a node is visited once, however many paths

@@ -1,4 +1,4 @@
-"""The reducer's states between two forward passes, and one table of what may come next.
+"""State machine of the reducer: phases, events, and the table of transitions.
 
     IDLE        between passes: hooks have no effect
     EXPECTING   forward is over; no gradient has been marked yet

@@ -1,4 +1,4 @@
-"""Keeps account of the gradients that are still missing, and so of the buckets that may be reduced.
+"""Counts of missing gradients per bucket, and the complete buckets that are reduced next, in order.
 
 Pure: counters and flags, no tensors. A backward pass is a walk through this table:
 

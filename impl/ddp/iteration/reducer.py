@@ -1,7 +1,7 @@
-"""The reducer's interface, as torch has it: settings and queries between iterations.
+"""`Reducer`, with the methods of torch's: comm hooks, bucket rebuilding, `join()`, used parameters,
+settings and statistics.
 
-Settings, registration of hooks, what hooks and `join()` call back, statistics. The iteration itself
-is `backward_pass`.
+The iteration itself is in its base class, in `backward_pass`.
 """
 
 from __future__ import annotations

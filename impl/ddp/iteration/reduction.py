@@ -1,4 +1,4 @@
-"""Fill a bucket, reduce it, hand out the result.
+"""Reduction of one bucket: fill it, start its hook or all-reduce, wait, write the gradients.
 
 When to do what is the reducer's decision. A bucket passes through here in one direction:
 

@@ -1,6 +1,6 @@
-"""For static graphs: how often a parameter's hook fires before its gradient is final.
+"""`static_graph=True`: counts how often each parameter's hook fires before its gradient is final.
 
-With a static graph the answer is counted once, in the first synchronised backward pass, and holds
+With a static graph the number is counted once, in the first synchronised backward pass, and holds
 for all others. A layer that runs under reentrant checkpointing twice accumulates twice, each time
 firing the hook; a parameter that did not fire at all is unused for good.
 

@@ -1,4 +1,4 @@
-"""The map of parameters that any rank has used, reduced over all ranks.
+"""Map of used parameters (for `find_unused_parameters`), all-reduced over the ranks.
 
 Only asked if parameters may go unused. Each rank marks the parameters that received a gradient
 since the last synchronised backward pass, also inside `no_sync`, and the marks are added over all

@@ -1,4 +1,4 @@
-"""The wrapper: the module that users put around theirs.
+"""The module `DistributedDataParallel`: constructor, forward, buffers, hooks, join, logging data.
 
 api                                  `DistributedDataParallel`
 options                              what the constructor's arguments mean

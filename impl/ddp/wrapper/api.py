@@ -1,4 +1,4 @@
-"""`DistributedDataParallel`: a module whose gradients are averaged over all ranks.
+"""`DistributedDataParallel`: construction, forward, `no_sync` and `join`; its bases have the rest.
 
 This module puts the pieces together. Forward runs the user's module between two steps:
 

@@ -1,4 +1,4 @@
-"""Makes buffers the same on all ranks, before forward or after it.
+"""Synchronisation of module buffers around forward: broadcast, or a buffer communication hook.
 
 By default before each forward pass that synchronises, by broadcast from rank 0. A buffer hook can
 do something else in place of the broadcast, and can do it after forward.

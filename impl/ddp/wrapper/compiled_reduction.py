@@ -1,4 +1,4 @@
-"""Gradients are averaged by compiled code: `torch._dynamo.config.optimize_ddp = "python_reducer"`.
+"""Gradient averaging in compiled backward passes, for dynamo's `optimize_ddp = "python_reducer"`.
 
 Compiled autograd traces the hooks below into the backward graph, where the compiler may fuse the
 reductions. The reducer stands by.

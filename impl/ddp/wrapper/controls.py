@@ -1,4 +1,4 @@
-"""Methods of DDP besides forward: settings, copies, logging data."""
+"""DDP's methods besides forward: settings, logging data, ignored parameters, pickling, scatter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters whose gradients are reduced together, when another parameter's gradient is there.
+"""Delayed all-reduce of chosen parameters' gradients in one buffer, when another one's is ready.
 
 The user names the parameters (`delay_all_reduce_named_params`) and the one whose gradient means
 that theirs are complete (`param_to_hook_all_reduce`). They bypass the reducer: their gradients are

@@ -1,4 +1,4 @@
-"""How users change what happens to a bucket: communication hooks and overlapped optimizers."""
+"""Registration of communication hooks, built-in hooks, and fused or in-backward optimizers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""join(): ranks that have run out of input keep taking part, so that the others can continue.
+"""Uneven inputs, `join()`: the join hook, and the collectives that joined ranks mirror with zeros.
 
-Under `join()`, a rank without input repeats the collectives of the other ranks' iterations, in
-their order, with contributions that change nothing:
+A rank without input repeats the collectives of the other ranks' iterations, in their order, with
+contributions that change nothing:
 
     other ranks                                 a joined rank
     Join: who still has input? (all_reduce)     the same, with 0

@@ -1,4 +1,4 @@
-"""The fields of `_get_ddp_logging_data()`, under torch's names.
+"""DDP's `Logger`, which collects the fields of `_get_ddp_logging_data()` under torch's names.
 
 Fields fall into three groups: what is fixed at construction, what the last sampled iteration was
 like, and whether something went wrong.

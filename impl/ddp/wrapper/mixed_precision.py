@@ -1,4 +1,4 @@
-"""Native mixed precision: computation and gradients' communication in low precision.
+"""DDP's `mixed_precision`: low-precision parameters, cast buffers, and reduction in `reduce_dtype`.
 
 What lives where, for a parameter of a floating dtype:
 

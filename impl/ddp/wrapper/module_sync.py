@@ -1,7 +1,7 @@
-"""Broadcasts parameters and buffers, so that they are the same on all ranks.
+"""Coalesced broadcast of module states (parameters, buffers), and descriptions to compare them.
 
-By broadcast from one rank, coalesced: tensors of one dtype and device are laid end to end up to a
-size limit, and one message carries them.
+Tensors of one dtype and device are laid end to end up to a size limit, and one message carries
+them.
 """
 
 from __future__ import annotations

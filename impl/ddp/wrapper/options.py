@@ -1,4 +1,4 @@
-"""The constructor's arguments: their meaning, and the errors about wrong ones.
+"""Constructor arguments of DDP: process group or mesh, devices, buffer policy, and their errors.
 
 Nothing here communicates. A wrong argument raises torch's exception with torch's words.
 """

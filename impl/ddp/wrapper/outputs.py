@@ -1,4 +1,4 @@
-"""Finds the tensors that forward returned, and tells the reducer when backward has reached them.
+"""Tensors in forward's output: finds them, and hooks them to tell the reducer that backward begins.
 
 Forward's result is a freeform object. The tensors in it are needed for two things: to search the
 graph behind them, and to notice when a backward pass comes through:

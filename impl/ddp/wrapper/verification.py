@@ -1,4 +1,4 @@
-"""Verifies that the model is the same on all ranks; if not, every rank says so, and none hangs.
+"""Verification that parameters match on all ranks in shape, strides and dtype; if not, all raise.
 
 torch asks in two steps, and so does this module, so that a job may mix both implementations:
 

@@ -1,7 +1,7 @@
-"""The constructor: from a module to a unit with a sharded flat parameter.
+"""FSDP's constructor: process groups, ignored modules, materialisation, auto-wrapping, sharding.
 
 groups       which ranks share, and which replicate
-ignored      what a unit leaves alone
+ignored      ignored modules and parameters; the managed ones
 materialize  device, meta parameters, the same values on all ranks
 wrapping     which submodules become units
 construct    puts it together

@@ -1,4 +1,4 @@
-"""From the constructor's arguments to an `FSDPState` with a sharded flat parameter."""
+"""Construction of an FSDP unit's state: checks, sharding strategy, flattening, nested units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process groups over which an instance's parameters are sharded, and replicated."""
+"""Process groups to shard and replicate over (hybrid sharding), also from a device mesh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an instance leaves alone, and which parameters it therefore manages."""
+"""Ignored modules, parameters and buffers; the parameters that FSDP manages, and checks of them."""
 
 from __future__ import annotations
 

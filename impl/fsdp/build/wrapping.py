@@ -1,4 +1,4 @@
-"""Auto-wrapping: the submodules that become instances of their own, by torch's policies."""
+"""Auto-wrapping of submodules by a policy; full-precision exceptions; frozen-parameter checks."""
 
 from __future__ import annotations
 

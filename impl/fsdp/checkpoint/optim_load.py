@@ -1,4 +1,4 @@
-"""Optimizer state by original parameters, back into the form of this rank's optimizer."""
+"""Loading of optimizer state dicts: broadcast, flattened and sharded for this rank's optimizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names and keys of optimizer state: which parameter is which, for the model and the optimizer.
+"""Parameter names and keys in optimizer state, matched between model, optimizer and ranks.
 
 An optimizer numbers its parameters; with FSDP they are flat parameters, or shards of original ones.
 State dicts that outlive a job use the names of the original parameters.

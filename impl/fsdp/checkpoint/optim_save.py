@@ -1,4 +1,4 @@
-"""Optimizer state by original parameters: full, or sharded by rows.
+"""Saving of optimizer state dicts: gathered, unflattened by original parameter, full or sharded.
 
 State with dimensions has the shape of the shard that it belongs to. It is gathered like the
 parameter, once for each kind of state (Adam: twice), and cut into the original parameters. Scalars

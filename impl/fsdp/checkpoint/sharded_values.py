@@ -1,4 +1,4 @@
-"""Values of sharded state dicts: `ShardedTensor` or `DTensor`, split along dimension 0.
+"""Sharding and unsharding of state dict values by rows, as `ShardedTensor` or `DTensor`.
 
 The split is by rows of the original parameter, not by the flat parameter's chunks: that is what
 other parallelisms and other world sizes understand.

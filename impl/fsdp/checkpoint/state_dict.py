@@ -1,4 +1,4 @@
-"""State dicts of the model: full, sharded or local, through `nn.Module`'s own hooks.
+"""Saving and loading of model state dicts (full, sharded, local) by `nn.Module`'s own hooks.
 
 `module.state_dict()` of a tree runs, for each instance: a hook before it collects the instance's
 entries, which unshards, and a hook afterwards, which turns what was collected into the wanted form

@@ -1,4 +1,4 @@
-"""The kind of state dict that instances make and take, and its settings."""
+"""`set_state_dict_type` and `state_dict_type`: full, sharded or local state dicts; configs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters that tensor parallelism has sharded already (`DTensor`s), and values on a mesh.
+"""FSDP over tensor parallelism: flattening of `DTensor` parameters, state dict values on a mesh.
 
 The instance's mesh is then a slice of a larger one, `mesh["dp"]` of ("dp", "tp") say. Flattened is
 the local part of a parameter, so that each tensor parallel rank shards its own part further. What

@@ -1,4 +1,4 @@
-"""Where the gradient of a flat parameter is, from the backward pass to the optimizer.
+"""Gradient of a flat parameter: `no_sync` sums, the reduced shard, its views, unshard and reshard.
 
 Autograd accumulates the unsharded gradient of the local batch into `flat_param.grad`. The
 post-backward hook takes it away, reduces it, and leaves this rank's part in `saved_grad_shard`

@@ -1,4 +1,4 @@
-"""The life of one flat parameter: sharded, unsharded for computation, sharded again.
+"""`FlatParamHandle`: allocates, unshards and reshards one flat parameter, in both precisions.
 
 [Note: Tensors of a handle]
 With a sharded strategy:

@@ -1,4 +1,4 @@
-"""Where each original parameter lies in the flat parameter, and which part of it a rank holds.
+"""Offsets of original parameters in a flat parameter, its padding, and each rank's shard of it.
 
 Pure arithmetic on element counts: no tensors, no process groups. The results are torch's, so that
 ranks which run torch's FSDP and ranks which run this one can share a job.

@@ -1,4 +1,4 @@
-"""Notices optimizer steps that write shards whose unsharded copy is still in memory."""
+"""Optimizer step hook that notifies handles whose unsharded copy of parameters may be outdated."""
 
 from __future__ import annotations
 

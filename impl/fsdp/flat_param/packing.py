@@ -1,4 +1,4 @@
-"""Which original parameters make up a flat parameter, and how tensors go in and come out of it.
+"""Flattening and unflattening of parameters, and metadata of original and shared parameters.
 
 `describe_params` walks the module once, when the unit is built, and notes every place that holds a
 parameter. What it returns never changes afterwards: `flatten` and `unflatten` are the two

@@ -1,4 +1,4 @@
-"""What the user's modules show: parameters in full or as shards, and their gradients.
+"""Sets module attributes to views of the flat parameter, unsharded or sharded, and their gradients.
 
 A module attribute such as `linear.weight` is one of three things, depending on the phase:
 

@@ -1,4 +1,4 @@
-"""Copies back parameters and gradients that the user has replaced (use_orig_params).
+"""Write-back of replaced parameters and gradients into the flat parameter (`use_orig_params`).
 
 The optimizer works on the original parameters, the runtime on the flat parameter that they view.
 An assignment such as `linear.weight.data = ...` or `linear.weight.grad = ...` separates the two. So

@@ -1,4 +1,4 @@
-"""A training step: gather before computing, free afterwards, average gradients.
+"""Training step of FSDP: unshard before computing, reshard afterwards, prefetch, reduce gradients.
 
 order, limiter         which unit comes next, and how far the host may run ahead
 state                  what an instance knows, and what instances under one root share

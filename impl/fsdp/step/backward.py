@@ -1,4 +1,4 @@
-"""Around the backward of a unit: gather before it, reduce and free after it, clean up at the end.
+"""Pre- and post-backward hooks of a unit: unshard, reshard, reduce; final callback, error recovery.
 
     pre-backward      a hook on the forward's outputs; gathers, and prefetches the next unit
     (autograd)        computes the gradient of the flat parameter

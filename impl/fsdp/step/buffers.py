@@ -1,4 +1,4 @@
-"""Mixed precision of buffers, which are never sharded: casts them, and back for state dicts."""
+"""Mixed precision of buffers: casts for computation, and back for eval or state dicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Around the forward of a unit: gather before it, free after it, arm the backward hooks."""
+"""Pre- and post-forward of a unit: cast inputs, unshard, reshard, register the backward hooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The norm of a gradient that is spread over ranks, and clipping by it."""
+"""`clip_grad_norm_`: norm of the sharded gradients over all ranks, and clipping by it."""
 
 from __future__ import annotations
 

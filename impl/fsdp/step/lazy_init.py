@@ -1,4 +1,4 @@
-"""What happens at the first forward (or state dict, or summon): the root takes charge.
+"""Lazy initialisation at first use: decides the root, checks settings, makes streams and tensors.
 
 Only then is it known which instance is the root, and only then have parameters their final device
 and dtype. The root initialises all instances below it; on those, laziness is a no-op.

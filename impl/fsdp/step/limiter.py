@@ -1,4 +1,4 @@
-"""Limits how far the host may run ahead of the device with all-gathers."""
+"""Rate limiter of all-gathers (`limit_all_gathers`): a queue of the events of pending frees."""
 
 from __future__ import annotations
 

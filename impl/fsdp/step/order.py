@@ -1,4 +1,4 @@
-"""Records the order in which units run, for prefetching the next, and notices that it has changed.
+"""Execution order of units: recording, checks for changes or mismatches, next unit to prefetch.
 
 Pure bookkeeping over unit numbers (the position of a unit's handle among all handles of the root,
 the same on every rank). The runtime records, asks, and acts.

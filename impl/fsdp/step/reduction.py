@@ -1,4 +1,4 @@
-"""From the unsharded gradient of the local batch to the averaged gradient of this rank's shard.
+"""Gradient reduction of a unit: reduce-scatter, all-reduce, comm hook, casts, offload, summing up.
 
 All of it runs on the post-backward stream (hybrid sharding: its second half on the all-reduce
 stream) while the backward pass goes on. So each step writes into a tensor that exists beforehand,

@@ -1,4 +1,4 @@
-"""Unshard and reshard one unit on the right streams, and gather the next one early."""
+"""Unshard and reshard of one unit on the right streams, and prefetch of the next."""
 
 from __future__ import annotations
 

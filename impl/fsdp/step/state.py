@@ -1,4 +1,4 @@
-"""What an FSDP instance knows about itself, and what the instances under one root share.
+"""`FSDPState` of an instance, the context and streams shared under a root, lookup in module trees.
 
 The wrapper module (`api.py`) holds one `FSDPState` and is otherwise an ordinary `nn.Module`. All
 layers below work on states; they find the states of a module tree with `states_in`.

@@ -1,4 +1,4 @@
-"""Tensors inside the arguments and results of a forward: find them, replace them.
+"""Tensors in nested containers (inputs and outputs of forward): find, map, cast, move.
 
 Containers that are searched: lists, tuples, named tuples, dicts, sets, dataclasses and packed
 sequences, nested. What holds no tensor to be replaced is returned as it is, so that a forward's

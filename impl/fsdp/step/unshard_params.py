@@ -1,4 +1,4 @@
-"""Full parameters outside computation: `summon_full_params`, `apply`, state dicts."""
+"""Full parameters outside of a step (`summon_full_params`), and exposing the flat parameter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ranks of a group agree on a prefix of the store's keys that is new to all of them.
+"""Agreement of all ranks on a prefix of store keys that no earlier group or attempt has used.
 
 Stores never forget: a group that is destroyed and made again on one store, or that failed to form
 and is tried again, would read the addresses of the earlier attempt. Counting attempts does not

@@ -1,4 +1,4 @@
-"""Chooses a group's transport, by trying, and makes its communicator.
+"""Choice of transport (shared memory, TCP, both, Gloo) and construction of the communicator.
 
 The TCP communicators are imported only when they are needed.
 """

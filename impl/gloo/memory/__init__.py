@@ -1,4 +1,4 @@
-"""The memory that a collective works on, and how results come back to the caller's tensors.
+"""Buffers of an operation: flat CPU memory, or pinned memory for CUDA tensors, and copying back.
 
 dense          any layout as flat memory on the CPU
 aliasing       tensors of one call that share memory

@@ -1,4 +1,4 @@
-"""Tensors of one call that share memory: which are equal, refused or copied."""
+"""Tensors of one call that overlap in memory: duplicates, errors for outputs, copies of inputs."""
 
 from __future__ import annotations
 

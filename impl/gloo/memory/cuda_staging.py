@@ -1,4 +1,4 @@
-"""Tensors on a GPU: through pinned memory on the host, on side streams, ordered by events.
+"""Staging of CUDA tensors through pinned host memory, on side streams, with events and segments.
 
     caller's stream    ...kernels --+                                        +-- wait --> kernels...
                                     | issued                                 | arrived

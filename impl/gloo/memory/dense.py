@@ -1,4 +1,4 @@
-"""Makes flat memory of a tensor, which a communicator can use, and copies results back.
+"""Flat contiguous memory of a tensor (its own, or a copy), and copying results back.
 
 [Note: raw memory] Torch's own gloo writes to the tensors' memory behind autograd's back: no
 gradient is recorded, and no version counter moves. Programs rely on it (FSDP refills a parameter's

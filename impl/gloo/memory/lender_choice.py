@@ -1,4 +1,4 @@
-"""Chooses the lender of memory for some tensors: the CPU's, or that of their device."""
+"""Choice by device between CPU memory (`Lender`) and pinned memory for CUDA (`CudaLender`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lends a collective the memory that it works on, for tensors of any layout and device.
+"""Staging of CPU tensors for one operation (`Lender`), and the base class of CUDA staging.
 
 A `Lender` takes the caller's tensors, lends flat contiguous CPU memory for each, and brings results
 back. For contiguous CPU tensors the memory is their own.

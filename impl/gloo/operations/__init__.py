@@ -1,4 +1,4 @@
-"""The operations of the process group: what the caller gives, and what is communicated.
+"""Methods of the process group: reductions, copies, all-to-all, point to point, monitored barrier.
 
 reductions         allreduce, reduce, reduce_scatter
 reduction_choice   which reduction a call asks for, and how it is described

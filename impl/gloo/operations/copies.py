@@ -1,4 +1,4 @@
-"""broadcast, gathers, scatter, barrier: operations that move elements unchanged."""
+"""Methods of the process group: broadcast, all_gather in all forms, gather, scatter, barrier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""all-to-all: every rank sends something to every rank."""
+"""Methods of the process group for all-to-all: `all_to_all_single` and `alltoall`."""
 
 from __future__ import annotations
 

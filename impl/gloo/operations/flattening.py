@@ -1,4 +1,4 @@
-"""On Gloo's wire a coalesced operation is one operation on one flat tensor.
+"""Coalesced all_reduce and all_gather as one operation on one flat tensor, on Gloo's wire.
 
 Elsewhere each tensor goes by itself, which saves two copies; C++ ranks expect the flat form.
 """

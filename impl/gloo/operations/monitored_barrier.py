@@ -1,4 +1,4 @@
-"""monitored_barrier: rank 0 hears from every rank, and answers when it has heard from all.
+"""monitored_barrier: rank 0 awaits a message of every rank, names missing ranks, and answers all.
 
 The messages carry tags that users cannot give, so they never meet a user's message (in torch's gloo
 an `isend` with tag 0 can be swallowed by the barrier).

@@ -1,4 +1,4 @@
-"""The reduction that a call asks for, and the words by which ranks compare it.
+"""Cached choice of the reduction for a call's op and dtype, with its signature to compare on ranks.
 
 Answers are kept: programs reduce the same few shapes again and again, and to work one out takes
 longer than a small all_reduce.

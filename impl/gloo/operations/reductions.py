@@ -1,4 +1,4 @@
-"""allreduce, reduce, reduce_scatter: what the caller gives, and what is communicated.
+"""Methods of the process group: allreduce, reduce, reduce_scatter, also coalesced and sparse.
 
 Each method asks four questions and then waits for its turn; `reduce` shows it best:
 

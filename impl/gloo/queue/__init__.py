@@ -1,4 +1,4 @@
-"""The order of a group's operations, the threads that run them, and what the caller holds.
+"""A group's operations: issuing, queue and worker threads, `Work`, re-entrancy, profiling.
 
 issuing       how one operation is issued: its number, its turn, its deadline
 executor      the queue of a group and its worker thread

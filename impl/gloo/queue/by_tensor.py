@@ -1,5 +1,5 @@
-"""Waiting by tensor: inside of `allow_inflight_collective_as_graph_input_ctx`, `wait_tensor` on an
-output waits for the call that writes it. torch finds the work in a registry, by storage."""
+"""Registration of works by their output tensors, so that `wait_tensor` waits for them inside of
+`allow_inflight_collective_as_graph_input_ctx`. torch finds the work in a registry, by storage."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Runs a group's collectives one after another, on the caller's thread or on one of its own.
+"""A group's queue: runs collectives on the caller's thread or on workers, and callbacks of futures.
 
-In the order in which they were issued, one at a time. A synchronous collective runs on its caller's
-thread when nothing is queued or running, which saves two thread switches; everything else runs on a
-worker thread of the group.
+Collectives run one at a time, in the order in which they were issued. A synchronous one runs on its
+caller's thread when nothing is queued or running, which saves two thread switches; everything else
+runs on a worker thread of the group.
 
 [Note: callbacks that wait] A future's callbacks may issue a collective and wait for it (torch's
 PowerSGD hook does). A worker that resolves a future therefore gives up its turn first, and if no

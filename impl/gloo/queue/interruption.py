@@ -1,4 +1,5 @@
-"""Detects code that interrupts an operation of a group, such as a signal handler or a `__del__`.
+"""Re-entrancy: detects from the call stack that a signal handler or `__del__` has interrupted an
+operation, and runs jobs on another thread.
 
 A signal's handler runs on the main thread, between any two steps. What it interrupted may hold
 locks and have changed half of its state, and goes on only when the handler has returned. The same

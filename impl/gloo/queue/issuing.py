@@ -1,4 +1,4 @@
-"""Issues one operation: what all methods of the process group have in common."""
+"""Base class of the process group: issues operations, with sequence number, deadline and `Work`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handles of running operations: two kinds of `torch.distributed.Work`.
+"""`torch.distributed.Work` of collectives and of point-to-point messages: waiting, futures, errors.
 
 C++ code (DDP's Reducer, functional collectives) holds them through torch's trampoline, which calls
 `wait` and `get_future`; Python code calls anything.

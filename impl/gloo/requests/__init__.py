@@ -1,4 +1,4 @@
-"""The arguments of a call: what the caller asks for, and what is refused before sending.
+"""Arguments of a call: validation, torch's option objects, ReduceOps, and torch's dispatcher.
 
 validation   torch's checks, in torch's words
 settings     what the options of a call say: timeout, root, asynchronous or not

@@ -1,4 +1,4 @@
-"""Which calls must go through torch's dispatcher, and how they do.
+"""Calls through torch's dispatcher, for tensor subclasses, modes, fake tensors and `torch.func`.
 
 [Note: through the dispatcher] A group in C++ issues its operations through torch's dispatcher, as
 operators `c10d::...`. Modes and subclasses take them before the kernel: a tensor subclass unwraps

@@ -1,4 +1,4 @@
-"""The arguments of a call besides the tensors: torch's option objects as one value.
+"""Options of a call (op, root, timeout, async): torch's option objects and short forms as one type.
 
 Torch's process groups take an options object (`AllreduceOptions` and so on) or, in the short forms,
 a root, an operation or a timeout in its place. Here they become one value.

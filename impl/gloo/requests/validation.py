@@ -1,4 +1,4 @@
-"""Refusals before anything is sent, with the messages of torch's gloo.
+"""Validation of arguments before anything is sent, with the error messages of torch's gloo.
 
 Every function raises RuntimeError unless it says otherwise. Messages begin with
 `ProcessGroupGloo::<method>:` and the words that torch's users match on; more may follow, and in the

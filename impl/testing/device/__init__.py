@@ -1,4 +1,4 @@
-"""A simulated device: streams, events and pinned copies over CPU memory.
+"""Simulated device on CPU memory (streams, events, pinned memory) that reports unordered accesses.
 
 [Note: Simulated device]
 Code that runs on an accelerator says in which order things happen: by the stream that work is put

@@ -1,4 +1,4 @@
-"""The simulated device behind the interface that the product code uses."""
+"""`DeviceHandle` of the simulated device, for `impl` to use in place of CUDA."""
 
 from __future__ import annotations
 

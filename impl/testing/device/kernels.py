@@ -1,4 +1,4 @@
-"""Every torch operation on memory of the device becomes a kernel on the current stream.
+"""Dispatch mode that intercepts torch operations and defers them as kernels on simulated streams.
 
 [Note: How an operation is deferred]
 Its results must have shapes before it is executed. So it runs once, at once, on whatever the memory

@@ -1,4 +1,4 @@
-"""Vector clocks of host threads and streams, which tell the accesses that nothing orders.
+"""Vector clocks of host threads and streams, and detection of unordered accesses to memory (races).
 
 An *actor* is a host thread or a stream: what it does is ordered. Each of its steps has a tick. A
 clock says, for every actor, up to which tick everything has happened before. Whoever waits for an

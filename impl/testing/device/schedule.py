@@ -1,4 +1,4 @@
-"""The order in which work on the simulated device's streams is executed.
+"""Execution order of kernels on simulated streams: eager, lazy, random, or side streams first.
 
 Within a stream in order; across streams, in any order that the waits permit. A `KernelSchedule`
 decides: as soon as possible, as late as possible, or by lot.

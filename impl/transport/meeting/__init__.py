@@ -1,4 +1,4 @@
-"""How ranks find each other before they are connected.
+"""Rendezvous of the ranks of a group: the store, published addresses, network interfaces.
 
 store       publish something in the store, and wait for what the others publish
 addresses   what a rank publishes: its addresses, in Gloo's binary form

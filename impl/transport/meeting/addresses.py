@@ -1,4 +1,4 @@
-"""What a rank publishes in the store so that the others find it, in Gloo's binary form.
+"""Addresses that ranks publish in the store (Gloo's binary form), and which rank connects to which.
 
 [Note: what Gloo's ranks publish]
 Little-endian (gloo/transport/tcp/context.cc, class Rank, and address.h):

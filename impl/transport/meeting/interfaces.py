@@ -1,4 +1,4 @@
-"""The addresses at which a rank listens, by interface or host name, as in torch's gloo.
+"""Listening addresses of a rank, by network interface or host name, and listening sockets.
 
 [Note: devices] Each address that a rank listens on is a *device*. Usually there is one. A list of
 interfaces, GLOO_SOCKET_IFNAME=eth0,eth1, gives one for each, and collectives take turns on them.

@@ -1,4 +1,4 @@
-"""How the ranks of a group that is about to form find each other: through a store.
+"""Rendezvous through a store: publish, wait until a deadline, name missing or failed ranks.
 
 A rank waits here until one deadline, and is told whether the others did not come, one of them
 failed, or the store itself did.

@@ -1,4 +1,4 @@
-"""Messages between ranks as data: bytes in, frames out. The simulation runs the same code.
+"""Message protocols without I/O: frames, matching, eager and credit-based. Simulations run them.
 
 frames        what travels on a connection
 streams       bytes to frames and back

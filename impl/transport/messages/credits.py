@@ -1,4 +1,4 @@
-"""Gloo's message protocol: nothing is sent before its receiver has asked for it.
+"""Gloo's credit-based message protocol (rendezvous): data are sent after the receiver is ready.
 
 [Note: credits]
 For each (peer, slot) two ranks keep each other informed by frames without payload. A posted send

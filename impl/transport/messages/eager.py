@@ -1,4 +1,4 @@
-"""The authenticated mode's protocol: small messages go at once, large ones when they are wanted.
+"""The eager and rendezvous protocols of messages over authenticated TCP.
 
 [Note: eager and announced messages]
 A message of up to EAGER_NBYTES_MAX bytes is sent without asking, as long as the receiver has

@@ -1,4 +1,4 @@
-"""Messages between ranks: which send meets which receive. Common to both modes, without I/O.
+"""Matching of posted sends and receives: interface and helpers of both protocols. Without I/O.
 
 [Note: what an exchange is]
 A `MessageExchange` knows the messages that one rank wants to send or receive, and what its peers

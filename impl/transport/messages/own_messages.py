@@ -1,4 +1,4 @@
-"""Messages from a rank to itself. No connection carries them, so they are handed over at once."""
+"""Messages from a rank to itself: sends matched with receives and copied, without a connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes in, frames out; frames in, bytes out. No sockets: the same code runs in simulations.
+"""Frame parser and send queue of a connection. No sockets: the same code runs in simulations.
 
 [Note: who owns the memory]
 A reader does not collect bytes and hand them over: it says where the next bytes should go. Small

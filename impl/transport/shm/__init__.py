@@ -1,4 +1,4 @@
-"""Shared memory between ranks on one host.
+"""Shared-memory transport of ranks on one host: membership, collectives, point-to-point messages.
 
 Reading order: layout, words, mapping, fate, meeting, membership (the memory, and who shares it);
 placement, rounds, segments, slots, reducing, copying (collectives); ring, matching, mailbox

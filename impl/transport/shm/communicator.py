@@ -1,4 +1,4 @@
-"""The shared-memory communicator: collectives and mailbox over one mapping."""
+"""`ShmCommunicator`: collectives and point to point over one shared mapping, abort and close."""
 
 from __future__ import annotations
 

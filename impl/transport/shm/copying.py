@@ -1,4 +1,4 @@
-"""The collectives that move elements unchanged, over shared memory, and barrier."""
+"""Broadcast, all-gather, gather, scatter, all-to-all and barrier over shared memory."""
 
 from __future__ import annotations
 

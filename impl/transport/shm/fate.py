@@ -1,4 +1,4 @@
-"""Where ranks that share memory learn how their group has ended (see `transport.fate`).
+"""Record in shared memory of how the group has ended (see `transport.fate`).
 
 The first rank that gives up writes the group's fate into shared memory, once, and wakes all ranks.
 """

@@ -1,4 +1,4 @@
-"""The layout of a group's shared mapping, in bytes. Pure arithmetic.
+"""Byte offsets in the shared mapping: words, announcements, slots, rings. Pure arithmetic.
 
     +--------------------+  offset 0: magic and nonce of the mapping, the group's fate
     | front              |

@@ -1,4 +1,4 @@
-"""Point to point over shared memory: posting, moving bytes, waiting.
+"""Point-to-point messages over shared memory: posting, moving bytes, waiting, helper thread.
 
 A thread that waits for a transfer moves bytes for all of them (*drives*). While transfers are
 pending and no thread waits, a helper thread drives; it is started by the first transfer that cannot

@@ -1,4 +1,4 @@
-"""The memory that a group's ranks share, and how they know that a rank still lives.
+"""The shared memory file (memfd) and its mapping, and detection of dead ranks by file locks.
 
 The memory is an anonymous file (`memfd_create`) that its creator offers as `/proc/<pid>/fd/<fd>`.
 It has no name in any file system, so a crash at any moment leaves nothing behind, and it does not

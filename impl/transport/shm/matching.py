@@ -1,4 +1,4 @@
-"""Matches receives with messages. Pure bookkeeping, one per rank.
+"""Matching of receives with messages by source and tag. Pure bookkeeping, one per rank.
 
 A message goes to the earliest posted receive that accepts its source and tag. A receive takes the
 earliest message, arrived or arriving, that it accepts. So messages of one (source, tag) are

@@ -1,4 +1,4 @@
-"""The ranks of a group find out, by trying, which of them share memory.
+"""Discovery through the store of the ranks that can share memory, and mapping of it.
 
 Each rank creates a shared file and offers it through the store. Each rank then looks for its
 *host*: the lowest rank whose file it can open and recognise. Ranks with one host form an *island*.

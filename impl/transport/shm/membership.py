@@ -1,4 +1,4 @@
-"""Who is in a group that shares memory, who of them is gone, and how the group ends."""
+"""Members of a shared-memory group: which have left or died, and how the group ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One direction between two ranks: a ring of bytes with one writer and one reader.
+"""Ring buffer of messages in shared memory from one rank to another (one writer and one reader).
 
 A message is a header (tag, bytes) and its payload; both occupy multiples of the header's size, so a
 header never wraps. Messages may be larger than the ring: they pass through in pieces.

@@ -1,8 +1,8 @@
-"""Keeps the ranks of a group in step: see [Note: rounds and halves] in layout.py.
+"""Step-by-step synchronisation of the ranks: waiting, timeouts, dead peers, mismatched calls.
 
 `Rounds` publishes this rank's step, waits for the others', compares what the ranks announced, and
 turns deadlines, dead peers (`PeerLost`) and aborts into errors on every rank. It moves no tensor
-data.
+data. See [Note: rounds and halves] in layout.py.
 
 [Note: waiting] A waiting rank looks at the word a few times, then lets other threads run between
 looks (`sched_yield`), then sleeps in the kernel. Looking is cheapest while the peer runs on another

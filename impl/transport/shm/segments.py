@@ -1,4 +1,4 @@
-"""Cuts a tensor to fit through the slots. Pure arithmetic, in elements.
+"""Splits a tensor into segments (one slot) and chunks (one per rank). Pure arithmetic, in elements.
 
 A *segment* is what one round moves. Within a segment that is reduced, rank r owns *chunk* r: it
 alone reduces those elements, so all ranks copy the same bits.

@@ -1,4 +1,4 @@
-"""One rank's access to the slots of all: their addresses, views of them, tables of sizes in them.
+"""Access to all ranks' slots in shared memory: addresses, tensor views, tables of sizes.
 
 Each collective (`reducing.py`, `copying.py`) is a loop over segments. For each segment a rank
 writes into its own slot, waits until all have written, and reads the other slots. The first round

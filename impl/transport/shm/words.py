@@ -1,4 +1,4 @@
-"""Shared 32-bit words, and the futexes by which one rank wakes another that waits for a change.
+"""Atomic 32-bit words in shared memory: fetch-and-add, memory order, futex sleep and wake.
 
 Every piece of shared state that changes hands is guarded by a 32-bit *word*. The writer fills plain
 memory first and then adds to the word; a reader that sees the new value may read that memory.

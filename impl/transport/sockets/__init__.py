@@ -1,4 +1,4 @@
-"""Groups over TCP: of this project's own protocol, or beside ranks of C++ Gloo.
+"""TCP transport: this project's authenticated protocol, and C++ Gloo's wire protocol.
 
 secret                    the secret of a group, and who can know it
 handshake                 who calls, and does it know the group's secret?

@@ -1,4 +1,4 @@
-"""A collective, step by step, without the waiting: the same for sockets and for simulations.
+"""Running a collective's schedule on message hubs, in both protocols, for sockets and simulations.
 
 A core turns a `Collective` into messages on its hubs. It is a generator like the executor: it
 yields what must happen before it can go on. `GlooCore` does what C++ Gloo does; `TcpCore` makes

@@ -1,4 +1,4 @@
-"""From the calls of the `Communicator` protocol to schedules on tensors. Nothing is sent here.
+"""Schedule and tensors for each collective of a `Communicator`. Nothing is sent here.
 
 `Plans` is a family of schedules: `impl.schedules.choice` picks the quickest for a size;
 `GlooPlans` are those of C++ Gloo.

@@ -1,4 +1,4 @@
-"""All collectives of a group over sockets, which both wire protocols share.
+"""`SocketCommunicator`: collectives and point to point over sockets, shared by both wire protocols.
 
 `tcp.py` and `gloo_wire.py` say how the ranks meet. What happens once they have met is in
 `group.py`.

@@ -1,4 +1,4 @@
-"""A group on Gloo's wire: its tags, and what its ranks can know about each other.
+"""A group on Gloo's wire: its tags and slots, lost connections, and its end.
 
 [Note: what this mode cannot do] Gloo's protocol has no way to tell other ranks of a failure, and
 the end of a connection may mean that a peer has died or that it has finished. So only ranks that

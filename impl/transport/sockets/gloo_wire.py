@@ -1,4 +1,4 @@
-"""How a rank joins a group in which others run torch's C++ ProcessGroupGloo.
+"""`GlooCommunicator`, for groups with ranks of torch's C++ ProcessGroupGloo; eager or lazy set-up.
 
 [Note: what the peers must not notice] Keys and values in the store, who connects, the first eight
 bytes, the frames, the number, sizes and order of messages on each slot, the tags: all are Gloo's

@@ -1,4 +1,4 @@
-"""A group of ranks, connected by hubs: how collectives run in it, how it ends. No sockets.
+"""Base class of a TCP group, without sockets: runs collectives, turns failures into errors, ends.
 
 `TcpGroup` and `GlooGroup` are the two kinds. A communicator adds sockets and a loop that waits; the
 simulation adds streams of its own.

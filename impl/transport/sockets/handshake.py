@@ -1,4 +1,4 @@
-"""The handshake on a new connection, which shows the caller's rank and that it is a member.
+"""Handshake of a new connection: Gloo's rank number, or HMAC challenge and response with a secret.
 
 Bytes in, bytes out: nothing here reads or writes a socket.
 

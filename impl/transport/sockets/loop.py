@@ -1,4 +1,4 @@
-"""The event loop: a thread that waits drives it, or a helper thread when none waits.
+"""Event loop (epoll and timers), driven by a thread that waits, or by a helper thread.
 
 [Note: who drives]
 A thread that waits for a message would only be slowed down by another thread that reads the

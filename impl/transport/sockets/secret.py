@@ -1,4 +1,4 @@
-"""The secret by which the ranks of a group know each other over TCP.
+"""A group's shared secret over TCP: the user's or one in the store, and the key derived from it.
 
 [Note: who can get in] Rank 0 publishes random bytes for each group in the store. By default they
 are the secret, which is then readable by every client of the store, and torch's TCPStore has no

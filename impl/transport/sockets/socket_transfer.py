@@ -1,4 +1,4 @@
-"""A point-to-point message over sockets: posted, waited for, or without a wait."""
+"""A posted send or receive over sockets: waiting, timeout, completion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connects ranks on different hosts over TCP, authenticated by a shared secret.
+"""`TcpCommunicator`: connects all ranks over TCP, authenticated by a shared secret.
 
 The ranks agree on a secret (`secret.py`), every rank publishes where it listens, and for each pair
 the one with the greater address calls the other. The connections are authenticated
