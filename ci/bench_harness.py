@@ -1,4 +1,4 @@
-"""What does one multi-rank case cost here, and what does it cost in torch's own test harness?
+"""Benchmark: time of one multi-rank case in this harness and in torch's own test harness.
 
 Runs the same two cases, one that does nothing and one all_reduce, on 4 ranks with torch's gloo:
 once on the warm ranks of this project and once in torch's MultiProcessTestCase, by turns. Prints

@@ -1,4 +1,4 @@
-"""Does an asynchronous all_reduce leave the caller's thread free to compute?
+"""Benchmark: how far an asynchronous all_reduce overlaps with computation, `impl` and torch's gloo.
 
 Two ranks, one thread each: 25 MiB are reduced, matrices are multiplied, and both at once. Prints
 the medians, and what both at once take as a part of what they take one after the other, for

@@ -1,4 +1,4 @@
-"""What does synchronised batch norm cost beside plain batch norm, on the same rank?
+"""Benchmark: time of synchronised batch norm against plain batch norm on the same rank.
 
 Times forward and backward of both layers on 2 ranks with one thread each, by turns, in one run: the
 ranks meet before every turn, so that both layers find the machine alike. A turn lasts as long as

@@ -1,4 +1,4 @@
-"""Certify on a machine with CUDA: `ci/gpu`.
+"""`ci/gpu`: installs missing packages and certifies several targets on a machine's CUDA devices.
 
     ci/gpu                              # all targets, all profiles
     ci/gpu impl torch_gloo              # these targets

@@ -1,4 +1,4 @@
-"""Shows whether a certificate depends on the plugins of pytest that are installed.
+"""Checks that other pytest plugins do not change a certificate, by a run with and one without them.
 
 Runs the suite on one target in this environment and in another one, which has the plugins, and
 compares what the two runs say of every requirement and every case. The exit code is 1 if there is a

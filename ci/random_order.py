@@ -1,4 +1,4 @@
-"""A pytest plugin that runs the cases in a random order, roots not first.
+"""A pytest plugin that shuffles the cases of a run, by the seed of its option `--order-seed`.
 
 pytest -p ci.random_order --order-seed 1 conformance
 """

@@ -1,4 +1,4 @@
-"""Shows whether a certificate depends on the order of cases, the number of workers, or the load.
+"""Checks that order of cases, number of workers and load do not change a certificate, by many runs.
 
 Runs the suite on one target in one way after another, and compares what each run says of every
 requirement and every case with what the first run says. Prints a row for each run as it ends. The

@@ -1,4 +1,4 @@
-"""Which transport does each pair of ranks use? A table, for a job that torchrun started.
+"""Prints a table of the transport between each pair of ranks, in a job started by torchrun.
 
 torchrun --nproc-per-node 4 -m ci.transports
 """

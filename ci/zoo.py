@@ -1,4 +1,4 @@
-"""Shows whether every verdict on the backends of strangers is true.
+"""Checks the suite's verdicts on the example backends of `tests/zoo`, both correct and buggy ones.
 
 Runs the suite on each backend of tests/zoo that is right in what it claims, and on its twin with
 one bug. Prints two rows for each: what holds, what is held against the honest one, and the first

@@ -1,4 +1,5 @@
-"""An executable specification of torch's distributed semantics. See README.md in this folder."""
+"""An executable specification of `torch.distributed`; exports the API for writing rules and cases.
+See README.md in this folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m conformance`, also installed as `c10d-conformance`."""
+"""The command line and its subcommands: `python -m conformance` or `c10d-conformance`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The vocabulary of capabilities: what a target may have or lack.
+"""Capabilities: the known operations, dtypes, reduce ops and features, and which a target claims.
 
 A capability is written "kind:name", for example "op:all_to_all" or "dtype:uint16". A target lists
 names by kind; whatever it does not list is probed instead of certified.

@@ -1,4 +1,4 @@
-"""A chapter: the rules of one subject, each written on the case that checks it."""
+"""`Chapter`: decorators (must, should, may) that state rules of one subject on their test cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decorators with which a case says what it checks and under which conditions it runs."""
+"""Decorators (pytest marks) for cases: rules covered, world sizes, capabilities, deadline, GPUs."""
 
 from __future__ import annotations
 

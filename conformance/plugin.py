@@ -1,4 +1,4 @@
-"""The plugin of pytest: options and settings, what a run starts and ends, the fixtures of ranks.
+"""The pytest plugin: options, start and end of a run, and the fixtures `ranks` and `bare_ranks`.
 
 The hooks of collection and those around a case are in `conformance.session`.
 """

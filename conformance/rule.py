@@ -1,4 +1,4 @@
-"""What a rule (a requirement) is, what those of a chapter share, and how one is looked up."""
+"""Rules (requirements): fields, levels, profiles, defaults of a chapter, and a catalogue by id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a target is, and where it comes from: a built-in name, a TOML file or a Python object."""
+"""`Target`, the implementation under test: its fields, and loading by name, TOML file or object."""
 
 from __future__ import annotations
 

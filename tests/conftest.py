@@ -1,4 +1,4 @@
-"""Settings for all tests: Hypothesis profiles, and how ranks are started."""
+"""Settings for all tests: Hypothesis profile, fork server, slow files first, warnings as errors."""
 
 from __future__ import annotations
 

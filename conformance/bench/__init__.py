@@ -1,4 +1,4 @@
-"""Benchmarks that compare the speed of two targets in one run, taking turns.
+"""Benchmarks that compare the speed and memory of several targets in one run, taking turns.
 
 Nothing here is a test: a timing decides no verdict.
 """

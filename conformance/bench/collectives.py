@@ -1,4 +1,4 @@
-"""The rank's side of the benchmark of collectives: each operation through `torch.distributed`."""
+"""What ranks run in the benchmark of collectives: making groups, and timing each operation."""
 
 from __future__ import annotations
 

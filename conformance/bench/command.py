@@ -1,4 +1,4 @@
-"""The subcommand `bench`: options, and what runs for them."""
+"""The subcommand `bench`: options, and running benchmarks of collectives, DDP, FSDP and memory."""
 
 from __future__ import annotations
 

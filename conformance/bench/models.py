@@ -1,4 +1,4 @@
-"""The models of the step benchmarks."""
+"""Models for the DDP and FSDP benchmarks: many small parameters, few large ones, a transformer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Benchmarks of the same collectives through mpi4py, where it and an MPI are installed.
+"""The benchmark of collectives through mpi4py: starts mpirun, and is the program of its ranks.
 
 Started by `mpirun`, this module is one rank: it reads a plan as JSON from its argument, and rank 0
 prints the latency of every call.

@@ -1,4 +1,5 @@
-"""The plan of a benchmark: what is measured, and how often. Pure."""
+"""Benchmark points (operation, size, world size), iterations per round, sizes as text, and how
+latency is computed. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The result of a benchmark: as a table, as JSON, and as a picture."""
+"""Benchmark results as a table, as JSON, and as a plot of time against size."""
 
 from __future__ import annotations
 

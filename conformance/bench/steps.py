@@ -1,4 +1,4 @@
-"""The rank's side of the step benchmarks: forward, backward and an SGD step under a wrapper."""
+"""What ranks run in the DDP and FSDP benchmarks: timing training steps, and their peak memory."""
 
 from __future__ import annotations
 

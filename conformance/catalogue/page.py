@@ -1,4 +1,4 @@
-"""A page of all rules, with links to the lines of their cases and mutants."""
+"""Renders RULES.md: all rules in Markdown, with links to the lines of their cases and mutants."""
 
 from __future__ import annotations
 

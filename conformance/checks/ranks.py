@@ -1,4 +1,4 @@
-"""Assertions about the values that all ranks returned."""
+"""Assertions for cases about the values that all ranks returned, and their error `CheckFailed`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The subcommand `ask`: what several targets do where a rule is checked, side by side."""
+"""The subcommand `ask`: runs a rule's cases on several targets and compares their results."""
 
 from __future__ import annotations
 

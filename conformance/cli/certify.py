@@ -1,4 +1,4 @@
-"""The subcommand `certify`: pytest on the suite's cases, the same in a checkout and installed."""
+"""The subcommand `certify`: runs pytest on the suite's cases, with workers or under a launcher."""
 
 from __future__ import annotations
 

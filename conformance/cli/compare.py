@@ -1,4 +1,4 @@
-"""The subcommand `compare`: what changed from one certificate to another."""
+"""The subcommand `compare`: shows what changed between two certificates, as tables or Markdown."""
 
 from __future__ import annotations
 

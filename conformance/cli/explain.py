@@ -1,4 +1,4 @@
-"""The subcommand `explain`: one rule, what it stands on, what checks it and what proves that."""
+"""The subcommand `explain`: a rule's source, needs, dependencies, deviations, cases and mutants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output for a person on a terminal, or for a program behind a pipe."""
+"""Prints tables on a terminal, tab-separated lines to a pipe, and JSON; colours of verdicts."""
 
 from __future__ import annotations
 

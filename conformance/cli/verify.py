@@ -1,4 +1,4 @@
-"""The subcommand `verify`: whether a certificate is whole and consistent."""
+"""The subcommand `verify`: checks a certificate, and that required profiles are conformant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that a launcher started, on one host or several, in place of ranks of our own.
+"""Rank processes under a launcher, on one host or several: an agent per rank, driven by rank 0.
 
 torchrun and mpirun start one process a rank. The one of rank 0 collects and judges the cases; every
 other one becomes an agent: it keeps a warm rank process beside it and passes messages between that

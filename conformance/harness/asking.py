@@ -1,4 +1,4 @@
-"""Which capabilities a call of `torch.distributed` asks of its backend."""
+"""The capabilities (operation, dtype, reduce op) that a call of `torch.distributed` needs."""
 
 from __future__ import annotations
 

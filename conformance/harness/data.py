@@ -1,4 +1,4 @@
-"""Which values come from a rank to its parent, and how the parent reads them.
+"""Restricted pickling of a rank's results: which values its parent gets, and reading them safely.
 
 A rank runs the target's code, which may be broken or worse, and can write any bytes to its parent:
 nothing of it is run here. Plain values, tensors, arrays, records and exceptions are copied; any

@@ -1,4 +1,5 @@
-"""What the suite asks of a device, whatever its type. No other module of the harness names one.
+"""Functions for devices of any type (CPU, CUDA, XPU, ...): availability, placement, seeds, memory,
+streams. No other module of the harness names one.
 
 A type is what `torch.device` takes: "xpu", or "npu" once the package is imported that brings it.
 Its module is `torch.<type>`, as `torch.get_device_module` gives it. A module need not have all that

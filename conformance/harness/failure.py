@@ -1,4 +1,4 @@
-"""The failure of a run from which not every rank came back."""
+"""`RanksFailed`, raised if not every rank returned; which of its errors mean 'not supported'."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process group in Python that hands every operation to another one.
+"""`ForwardingGroup`, a process group in Python that forwards every operation to another group.
 
 The base of groups that watch operations (see traces.py) or that change one of them. It works from
 Python and through the C++ interface, which torch's Reducer uses: C++ calls the methods below by

@@ -1,4 +1,4 @@
-"""Messages between a parent and a rank, as frames: a mark, a length, and that many bytes.
+"""Framing of messages between parent and rank (mark, length, bytes), non-blocking for the parent.
 
 The parent must not wait for a rank: one that is stopped in the middle of an answer, or that does
 not read, would stop the run with it. So the parent's end reads and writes what goes at the moment.

@@ -1,4 +1,5 @@
-"""Finds out whether this process is one of several ranks that torchrun, mpirun or srun started.
+"""Runs under torchrun, mpirun or srun: detects rank and world size, starts the launcher, and lets
+ranks find rank 0 (rendezvous).
 
 Each launcher says so in the environment. How rank 0 is found differs too: torchrun has a store;
 under the others rank 0 makes one at MASTER_ADDR and MASTER_PORT if they are set, and otherwise

@@ -1,4 +1,4 @@
-"""What a rank process holds, so that what a case left behind can be noticed and named."""
+"""Finds leaks of a case in a rank process: threads, descriptors, shared memory, child processes."""
 
 from __future__ import annotations
 

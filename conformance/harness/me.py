@@ -1,4 +1,4 @@
-"""What a rank's function is told about where it runs."""
+"""`Me`, the argument of functions that ranks run: rank, device, store, seed, target's wrappers."""
 
 from __future__ import annotations
 

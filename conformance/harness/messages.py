@@ -1,4 +1,4 @@
-"""What a parent and a rank say to each other, and how a function and its values travel.
+"""Commands and answers between a parent and a rank, and how functions and tensors are pickled.
 
 Everything travels by value, through plain pickling into bytes. torch's own reducers for
 multiprocessing share memory with the sender instead, which is gone when a rank is.

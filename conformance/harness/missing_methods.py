@@ -1,4 +1,4 @@
-"""Explains torch's words where a process group in Python lacks what torch asks of it."""
+"""Explains torch's error where a process group in Python lacks a method that torch calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of each rank of a run, and which verdict that makes."""
+"""Outcomes of ranks (returned, raised, died, still running), their verdict, and text for hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pool of warm rank processes, and the loop that waits for all of them and judges each."""
+"""A pool of reused rank processes: joins worlds, runs calls with a deadline, judges, replaces."""
 
 from __future__ import annotations
 

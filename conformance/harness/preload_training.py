@@ -1,4 +1,4 @@
-"""What ranks that train models need beside what `preload` imports.
+"""What the fork server also imports if ranks train models: FSDP, optimizers, state dicts.
 
 It takes as long as torch itself, so a fork server imports it only if such ranks are to come.
 """

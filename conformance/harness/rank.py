@@ -1,4 +1,4 @@
-"""The parent's side of one rank process: start it, ask it, look into it, end it."""
+"""The parent's side of a rank process: fork server, starting, commands, stacks, output, killing."""
 
 from __future__ import annotations
 

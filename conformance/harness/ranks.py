@@ -1,4 +1,4 @@
-"""The fixture `ranks`: a world of ranks for one case."""
+"""`Ranks`, the object behind the fixture `ranks`: runs functions on all ranks of a case's world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which collective a rank is in: noted where `torch.distributed` is called, read from outside.
+"""Records each rank's last call of `torch.distributed` in shared memory, to explain hangs.
 
 Each public operation of `torch.distributed` is wrapped once per rank process. Before and after
 every call the wrapper writes one short line into a page that the parent maps too, so the note

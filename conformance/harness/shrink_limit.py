@@ -1,4 +1,4 @@
-"""Keeps a property that fails from being tried for minutes.
+"""Limits how long Hypothesis shrinks a failing example, and records the values that it drew.
 
 Hypothesis makes a failing example smaller by trying hundreds of others. Each costs a run of the
 ranks; ranks that raise also cost a new world, and ranks that die or hang cost new processes, or a

@@ -1,4 +1,4 @@
-"""Proves that ranks that have raised are fit for the next case, in a world of their own."""
+"""A small collective that checks whether ranks can be reused after one of them raised an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a rank process is set up, so that what a case changed for good can be noticed.
+"""A rank's process-wide state (signals, torch's modes, patched functions): what a case has changed.
 
 Little of it is put back one by one: a process that is not as it was is replaced.
 """

@@ -1,4 +1,4 @@
-"""Which collectives a wrapper issues: a process group that notes each one and hands it on.
+"""Records which collectives a wrapper issues, by a process group that notes and forwards each one.
 
 `record` gives a group of the target's own backend, seen through a `RecordingGroup`. A wrapper such
 as DDP is given that group. Traces of two implementations can then be compared, and ranks that run

@@ -1,4 +1,4 @@
-"""A rank process: joins a world, runs what it is told, and goes back to how it was.
+"""The main loop of a rank process: joins a world, runs functions, restores process-wide state.
 
 The process is forked from a server that has torch imported and has no threads. It talks to its
 parent over one pipe; its standard output and error go into a file, its last collective into a page,

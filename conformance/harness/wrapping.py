@@ -1,4 +1,4 @@
-"""Which arguments a wrapper is called with: those of a case, without torch's defaults."""
+"""Chooses the arguments for a target's DDP or FSDP, which may lack some of torch's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch norm of all ranks' batches as one batch, in one process and in float64.
+"""Expected results of SyncBatchNorm, with error bounds: batch norm of all ranks' batches at once.
 
 [Note: how far off]
 Let eps be the distance from 1 to the next number in the type that a batch is computed in: float64

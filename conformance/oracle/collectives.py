@@ -1,4 +1,5 @@
-"""What each collective must leave in every rank's tensors. Pure: no ranks, no groups.
+"""`Call`, a collective as data: its input tensors and its expected results on every rank. Pure: no
+ranks, no groups.
 
 [Note: given and taken]
 A call has, on each rank, tensors that are *given* (only read) and tensors that are *taken*

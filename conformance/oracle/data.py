@@ -1,4 +1,4 @@
-"""What ranks contribute: values that differ between ranks and elements, and whose sums are exact.
+"""Input tensors of ranks: with exact sums or products, random floats, raw bits; dtypes by name.
 
 A constant would hide most mistakes of a collective, and a random fraction makes its right result a
 matter of rounding. So contributions are small whole numbers, mixed well: whatever the order in

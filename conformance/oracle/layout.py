@@ -1,4 +1,4 @@
-"""Where a tensor's elements lie in memory, and what lies around and between them."""
+"""Memory layouts of test tensors: strides and offset in larger memory, which shows stray writes."""
 
 from __future__ import annotations
 

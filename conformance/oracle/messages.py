@@ -1,4 +1,4 @@
-"""Which receive gets which message, and what every message holds.
+"""Sends and receives as data: what each rank posts, and what each of its receives must get.
 
 A program of messages is written as what each rank posts, in its order. Messages between two ranks
 under one tag form a channel, and a channel is a queue: its k-th receive gets its k-th send.

@@ -1,4 +1,4 @@
-"""Programs of collectives over several groups, and what they leave when run in one process.
+"""Programs of collectives over several groups, as data, and their expected results on every rank.
 
 [Note: a program]
 Every rank has a few registers, tensors of `NUMEL` integers. A program is one list of steps for all

@@ -1,4 +1,4 @@
-"""What a reduction of several contributions must give. Pure: numpy, no ranks.
+"""Expected results of reductions, exact or with error bounds. Pure: numpy, no ranks.
 
 [Note: which results are exact]
 Integers and bool have one right result, also where it wraps around. MIN, MAX and the bitwise

@@ -1,4 +1,5 @@
-"""How many elements of a flat parameter each rank holds. Plain arithmetic, without the target.
+"""Expected sizes of FSDP's flat parameters: elements on each rank, and padding. Plain arithmetic,
+without the target.
 
 A unit lays its parameters out one behind another, cuts that into one chunk a rank, all of the same
 size, and pads the last ones. With original parameters, each parameter begins at a multiple of 16

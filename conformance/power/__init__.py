@@ -1,4 +1,4 @@
-"""The power of the suite: how many backends with one systematic bug each it rejects.
+"""Mutation testing of the suite: how many generated backends with one bug each it rejects.
 
 handles.py      what a call returns: handles that relay another one, but for one thing
 calls.py        one call of an operation, as a bug sees it: what it reads, what it writes

@@ -1,4 +1,4 @@
-"""One call of an operation of a process group, as a bug sees it: what it reads, what it writes."""
+"""One call of a process group's operation, as defects use it: its inputs, results and options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The subcommand `power`: how many systematic bugs of a backend the suite rejects."""
+"""The subcommand `power`: runs the suite on generated mutants in parallel, and prints the score."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a bug shows: a table of circumstances that small tests may never meet."""
+"""Conditions under which a mutant's bug shows: a table of predicates on a call or its tensors."""
 
 from __future__ import annotations
 

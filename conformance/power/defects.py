@@ -1,4 +1,4 @@
-"""What goes wrong in an operation: a table of bugs that backends have had, or might have.
+"""Defects of generated mutants: a table of bugs in operations that backends had, or might have.
 
 Each is a function of a call that carries it out wrongly and returns its handle.
 """

@@ -1,4 +1,4 @@
-"""Handles from which mutants derive: one that is done at once, and some that relay another."""
+"""Handles (`Work`) for mutants: done at once, relaying another, never completed, acting late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the suite on one mutant after another, each until something is held against it."""
+"""Runs the cases about a mutant's operation until one fails; splits mutants among processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All bugs that make sense, as targets: operation, defect and condition.
+"""Generated mutants of a backend (operation, defect and condition), as targets and process groups.
 
 `--target conformance.power.mutants:all_reduce__misses_the_last__of_odd_numel` is torch's gloo with
 that bug.

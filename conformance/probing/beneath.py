@@ -1,4 +1,4 @@
-"""Whether a backend holds a group of a backend of torch, and so may have its flaws."""
+"""Whether a backend wraps one of torch's built-in backends, and so may share its defects."""
 
 from __future__ import annotations
 

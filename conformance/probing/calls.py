@@ -1,4 +1,4 @@
-"""A small call of each operation by two ranks, and what each of them must have afterwards."""
+"""Probes of operations, reductions and dtypes: small calls by two ranks, and expected results."""
 
 from __future__ import annotations
 

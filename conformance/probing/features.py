@@ -1,4 +1,4 @@
-"""Probes of features, as far as a small call by two ranks can tell."""
+"""Probes of features (coalescing, timeouts, futures, ...) by two ranks; features not probed."""
 
 from __future__ import annotations
 

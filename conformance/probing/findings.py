@@ -1,4 +1,4 @@
-"""What a probe asks, and what the ranks' answers say of the capability. Pure: no processes."""
+"""`Probe`, a call with expected results, and what its outcomes say of a capability. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which probes are asked, in which order, and of which ranks."""
+"""Runs all probes on two ranks of a target, in order; returns a finding for each capability."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line that runs exactly one case again."""
+"""Builds the pytest command line that runs exactly one case again."""
 
 from __future__ import annotations
 

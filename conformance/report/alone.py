@@ -1,4 +1,4 @@
-"""What runs a case in a stand-alone script: the text of this module, cut to need, is part of each.
+"""Code that stand-alone scripts copy as far as needed: a small `Ranks`, assertions, and `main`.
 
 Its names are those that the case knows, and stand for the same in fewer words. What ends in a
 comment such as `#: ddp` is there if the script needs that, see `script_driver.py`.

@@ -1,4 +1,4 @@
-"""What a failed case carries to the certificate, as plain data."""
+"""A failed case's record in the certificate: cause, bounded texts and commands, as plain data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Broken requirements by cause, that which matters most first. Pure."""
+"""Groups broken requirements by the cause of their failure, the most important first. Pure."""
 
 from __future__ import annotations
 

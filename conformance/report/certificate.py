@@ -1,4 +1,4 @@
-"""The certificate: who was tested, with what, and every verdict.
+"""Makes and writes the certificate: the target, its environment, and every verdict.
 
 `certificate_of` decides what it says, `seal` adds a digest over all of it, and `write_certificate`
 puts it into a folder, with a report for reading beside it. `certificate.schema.json` in this

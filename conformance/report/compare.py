@@ -1,4 +1,4 @@
-"""What changed from one certificate to another. Pure: two documents in, changes out."""
+"""Compares two certificates: changed verdicts by kind, and other circumstances. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run proves: which profiles, whole and by name, the target conforms to. Pure.
+"""Decides from verdicts whether the target is conformant, in each profile and as a whole. Pure.
 
 "Conformant" is said of a profile of which every case ran that applies to the target. Of a
 selection, and of a run that did not end, there is no conclusion.

@@ -1,4 +1,4 @@
-"""Where a run took place: what a certificate says of the machine and of the software on it."""
+"""The environment in a certificate: versions of software, processor and devices."""
 
 from __future__ import annotations
 

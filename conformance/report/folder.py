@@ -1,4 +1,4 @@
-"""The folder of a certificate: results are written aside, and moved in place at the end.
+"""A certificate's folder: locking, moving results in place at the end of a run, finding the newest.
 
     DIR/                certificate.json, report.html, junit.xml, alone/ of the last whole run
     DIR/partial/        the same of the last selection

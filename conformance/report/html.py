@@ -1,4 +1,4 @@
-"""A certificate as a page for reading: one file, nothing fetched, of use without JavaScript too.
+"""Renders a certificate as one HTML file: nothing fetched, of use without JavaScript too.
 
 What ranks said is escaped, and only the page's own script may run, by its digest.
 """

@@ -1,4 +1,4 @@
-"""What the page shows of a certificate, in the order in which it is read. Pure."""
+"""Contents of the HTML report: failures by cause, cases that hold, requirements by reason. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts of ranks on their way to a reader: what an exception says may hold anything."""
+"""Escapes control characters in texts that come from ranks, and shortens them for summaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the verdicts of cases to those of requirements, and to whether the target conforms."""
+"""Merges cases' verdicts into a run's results: requirements, deviations, conclusion and blame."""
 
 from __future__ import annotations
 

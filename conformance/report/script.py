@@ -1,4 +1,4 @@
-"""A stand-alone script that shows what a failing case showed, with torch and the target alone.
+"""Writes a stand-alone script that reproduces a failing case with torch and the target alone.
 
 It has two parts: what each rank does and what must come of it; and what runs that, of the text of
 `alone.py` as much as it needs. It ends with PASS or FAIL, and exit code 0 or 1.

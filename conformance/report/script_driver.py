@@ -1,4 +1,4 @@
-"""The part of every stand-alone script that runs the case: the text of `alone.py`, cut to need.
+"""Extracts from the source of `alone.py` what a stand-alone script needs to run its case.
 
 [Note: what a script needs]
 A line that ends in `#: word`, and the statement that begins in it, needs that word: a name or an

@@ -1,4 +1,4 @@
-"""Which source text a function needs to run elsewhere: its helpers, classes, constants, imports.
+"""Collects the source that a function needs to run elsewhere: helpers, classes, constants, imports.
 
 [Note: what is copied]
 Names are followed from a function through the modules that will not be there: those that

@@ -1,4 +1,4 @@
-"""Values as source text: readable where that is exact, and pickled where it is not."""
+"""Writes values as Python source: readable where that is exact, and pickled where it is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The summary at the end of a run, profile by profile. Pure: results in, lines out."""
+"""The terminal summary of a run: blame, a table of profiles, broken rules by cause. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--budget`: a run that ends after some time, and checks as many rules as it can until then."""
+"""Orders cases for `--budget`: a run of limited time then checks as many rules as it can."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a case is about, as kinds and values: what blame is sought among."""
+"""What a case is about (operation, dtype, world size, rule), to find what failing cases share."""
 
 from __future__ import annotations
 

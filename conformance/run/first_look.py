@@ -1,4 +1,4 @@
-"""The first look at a target, before anything starts: everything that it names must be there."""
+"""Checks before a run that a target's imports, classes, backend and devices exist; its versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How pytest is called for the suite's cases, the same in a checkout and installed."""
+"""Pytest's arguments for running the suite's cases, the same in a checkout and installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the way a case ended to its verdicts. Pure: it decides, and touches no ranks."""
+"""Decides a case's verdicts from its exception, and the target's claims and deviations. Pure."""
 
 from __future__ import annotations
 

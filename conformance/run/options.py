@@ -1,4 +1,4 @@
-"""The options of a run: pytest takes them, and so does `python -m conformance certify`."""
+"""Table of a run's command line options, for pytest and for `python -m conformance certify`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is known of a case before it runs: what it covers, whether it is a probe, when it comes."""
+"""Plans a run from pytest marks: what each case covers and lacks, which cases run or only probe, in
+which order."""
 
 from __future__ import annotations
 

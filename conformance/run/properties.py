@@ -1,4 +1,4 @@
-"""How Hypothesis runs cases that draw their inputs: a profile, registered by importing this."""
+"""The Hypothesis profile (settings) for property-based cases, registered by importing this."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which cases a run leaves out, whatever left them out: -k, --deselect, --lf, a path, -x."""
+"""Which cases and files a run selects or leaves out, by the suite's options, -k, paths or -x."""
 
 from __future__ import annotations
 

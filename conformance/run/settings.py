@@ -1,4 +1,4 @@
-"""The options of a run, checked."""
+"""`Settings`, the parsed and checked options of a run with defaults; `UsageError` for bad ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pytest workers of one run tell each other and the controller."""
+"""Files that pytest-xdist workers and controller share: broken rules, failed groups, the plan."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What pytest's session carries for the plugin: items, failures, the certificate at its end."""
+"""Pytest hooks of the plugin: collecting and running cases, progress, failures, the certificate."""

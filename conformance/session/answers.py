@@ -1,4 +1,4 @@
-"""A plugin of pytest that notes what came of the ranks in each case, for the subcommand `ask`."""
+"""A pytest plugin that records what the ranks did in each case, for the subcommand `ask`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gathers what all cases of a run say, judges it, and writes the certificate."""
+"""A pytest plugin that gathers all cases' results, and writes the certificate and the summary."""
 
 from __future__ import annotations
 

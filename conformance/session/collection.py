@@ -1,4 +1,4 @@
-"""Hooks of pytest's collection: which files are read, which cases are run, what is planned."""
+"""Pytest's collection hooks: files to read, world sizes, cases to run, and what was planned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which blocked cases run nevertheless, to tell the causes of a broken root apart."""
+"""Chooses a few blocked cases to run nevertheless, to tell why the rule they rest on is broken."""
 
 from __future__ import annotations
 

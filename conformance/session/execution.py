@@ -1,4 +1,4 @@
-"""Hooks around a case: whether it runs, again if it fails, and what its end says."""
+"""Pytest's hooks around a case: skip, run, repeat a failure on new ranks, and report verdicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a failed case shows on the terminal, writes beside the certificate and carries to it."""
+"""Reports a failed case: terminal text, stand-alone script, and its entry in the certificate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the plugin keeps with pytest's items and its config, and how a case's end is judged."""
+"""Stash keys of pytest's items and config; from them a case's judgement and Hypothesis example."""
 
 from __future__ import annotations
 

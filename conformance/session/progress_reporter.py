@@ -1,4 +1,4 @@
-"""Tells on the terminal how far a run is, and each failure as it comes."""
+"""A pytest plugin that shows a run's progress on the terminal, and each failure as it comes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ranks that a case runs on, and what they leave behind."""
+"""What the fixtures of ranks do: make a case's `Ranks` on its device, and fail it if ranks leak."""
 
 from __future__ import annotations
 

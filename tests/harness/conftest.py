@@ -1,4 +1,4 @@
-"""Fixtures of the tests that run pytest itself; see kit.py."""
+"""Fixtures that run pytest with the plugin, in its own process or in this one; see kit.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run of pytest with the plugin is started from a test, outside of this process or in it.
+"""Runs pytest with the plugin from a test, in its own process or in this one; reads the results.
 
 [Note: marked processes]
 A run outside carries a marker in its environment, which all of its descendants inherit, however

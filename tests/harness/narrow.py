@@ -1,4 +1,4 @@
-"""A backend that claims few capabilities, and refuses everything else on every rank."""
+"""Targets whose backend claims few capabilities, and raises for everything else on every rank."""
 
 from __future__ import annotations
 

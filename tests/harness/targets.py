@@ -1,4 +1,4 @@
-"""Targets for tests of the harness: torch's gloo, with more or less declared about it."""
+"""Targets for tests of the harness: gloo, plain, with deviations, without a group, or wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks as threads of this process, with a deadline."""
+"""Runs a function on ranks that are threads of this process, with a deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of ranks for tests of stand-alone scripts: each needs something else around it."""
+"""Functions that ranks run, each with other dependencies, for tests of stand-alone scripts."""
 
 from __future__ import annotations
 

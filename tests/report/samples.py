@@ -1,4 +1,4 @@
-"""Runs written by hand: results and certificates for tests of the reports."""
+"""Hand-written runs, results and certificates for tests of the reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The strangers of the zoo: what each claims, which bug its twin has, and how it must be blamed."""
+"""Table of the zoo's backends: what each claims, its buggy twin's bug, and the expected blame."""
 
 from __future__ import annotations
 

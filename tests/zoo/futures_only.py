@@ -1,4 +1,4 @@
-"""Everything is a future: a thread sets it, and torch makes the handle of an operation from it.
+"""A backend whose handles are futures that threads set; its buggy twin swaps messages of two tags.
 
 python -m conformance certify --target tests.zoo.futures_only:TARGET
 """

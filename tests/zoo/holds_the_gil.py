@@ -1,5 +1,4 @@
-"""Like an extension in C that keeps the interpreter's lock: while one thread of the process waits
-for data, no other Python thread runs.
+"""A backend that holds the GIL while it waits for data; its buggy twin adds up float16 in bfloat16.
 
 python -m conformance certify --target tests.zoo.holds_the_gil:TARGET
 """

@@ -1,4 +1,4 @@
-"""torch's gloo without one operation, dtype or reduction, which is refused at once and not claimed.
+"""Targets of gloo without one operation, dtype or reduction, which raises and is not claimed.
 
     python -m conformance certify --target tests.zoo.lacking:without_send
 

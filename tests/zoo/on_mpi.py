@@ -1,4 +1,4 @@
-"""A backend on MPI, which works only in processes that mpirun started.
+"""Targets for the MPI backend of `on_mpi_backend`, which works only under mpirun.
 
 mpirun -n 3 python -m conformance certify --target tests.zoo.on_mpi:TARGET
 

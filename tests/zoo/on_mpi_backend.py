@@ -1,4 +1,5 @@
-"""torch.distributed on MPI. Importing this module starts MPI; mpi4py ends it with the process."""
+"""A backend on MPI (mpi4py), and its buggy twin, for which uint8 is signed. Importing this module
+starts MPI; mpi4py ends it with the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No threads: an operation makes progress when its handle is asked, or when the next one begins.
+"""A backend without threads, whose handles progress when polled; its buggy twin ignores strides.
 
 python -m conformance certify --target tests.zoo.own_work:TARGET
 """

@@ -1,4 +1,4 @@
-"""One daemon thread for the whole process makes progress for all groups, and lives on after them.
+"""A backend with one daemon thread for all groups; its buggy twin misorders all_gather.
 
 python -m conformance certify --target tests.zoo.progress_engine:TARGET
 """

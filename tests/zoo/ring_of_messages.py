@@ -1,4 +1,4 @@
-"""Collectives as messages around a ring; messages themselves are not for users.
+"""A backend with ring collectives, but no send; its buggy twin does not reduce the remainder.
 
 Of a send, of a scatter and of a gather, one rank knows that they are not implemented and says so;
 its partners wait for it.

@@ -1,4 +1,4 @@
-"""Every call takes 200 ms, as over a link of very long delay. The data goes through files.
+"""A backend whose calls take 200 ms, through files; its buggy twin has a barrier that leaves early.
 
 python -m conformance certify --target tests.zoo.slow:TARGET
 """

@@ -1,4 +1,4 @@
-"""A star: rank 0 collects what all have, and tells it to all. What it cannot do is a ValueError.
+"""A backend of sockets to rank 0, with ValueError for the rest; its buggy twin sums for MAX.
 
 python -m conformance certify --target tests.zoo.star_of_sockets:TARGET
 """

@@ -1,4 +1,4 @@
-"""Everything goes through the store: all_reduce, broadcast and barrier, on numpy.
+"""A backend on the store: all_reduce, broadcast, barrier; its buggy twin reduces int64 as floats.
 
 python -m conformance certify --target tests.zoo.store_based:TARGET
 """

@@ -1,4 +1,4 @@
-"""A worker thread for each group: a call puts a job in its queue. Ranks talk over plain TCP.
+"""A backend with a worker thread and queue per group, over TCP; its buggy twin divides AVG twice.
 
 python -m conformance certify --target tests.zoo.thread_queue:TARGET
 """

@@ -1,4 +1,4 @@
-"""Three operations of torch's gloo, and no method at all for the rest.
+"""A backend with three operations of gloo alone; its buggy twin broadcasts from a wrong root.
 
 python -m conformance certify --target tests.zoo.three_operations:TARGET
 """

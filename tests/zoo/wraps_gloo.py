@@ -1,4 +1,4 @@
-"""Wraps torch's gloo, and waits for each collective before it hands the work back.
+"""A backend that wraps gloo and waits in each collective's call; its buggy twin never waits.
 
 python -m conformance certify --target tests.zoo.wraps_gloo:TARGET
 """

@@ -1,4 +1,4 @@
-"""Fixtures of the DDP tests."""
+"""Fixtures of the DDP tests: two rank processes, or a group of one rank in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures of the FSDP tests."""
+"""Fixtures of the FSDP tests: two or four rank processes, or one rank in this process."""
 
 from __future__ import annotations
 

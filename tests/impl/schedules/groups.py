@@ -1,4 +1,4 @@
-"""Whole groups for the tests of schedules: their inputs, and how they are run."""
+"""Runs the schedules of all ranks of a group in one process, in place or not; input arrays."""
 
 from __future__ import annotations
 

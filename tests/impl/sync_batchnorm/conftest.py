@@ -1,4 +1,4 @@
-"""One thread for torch: its pool waits busily, which is slow next to other test processes."""
+"""A fixture that gives torch one thread, as its busy waiting slows other test processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A group of ranks as threads of one process: what SyncBatchNorm exchanges, without a backend."""
+"""SyncBatchNorm on ranks that are threads of one process, with exchanges but no backend."""
 
 from __future__ import annotations
 

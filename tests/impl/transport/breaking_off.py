@@ -1,4 +1,4 @@
-"""Raises in a signal handler at any point of a change where Python may run one."""
+"""Raises, like a signal handler, at each point of the transports' code where Python may run one."""
 
 from __future__ import annotations
 

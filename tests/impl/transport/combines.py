@@ -1,4 +1,4 @@
-"""Reductions and inputs for the tests of transports, without the process group."""
+"""A sum, random inputs and a check of sums for tests of transports, without the process group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank's message exchange in a test that plays all of its peers."""
+"""A rank's message exchange (`impl.transport.messages`) in a test that plays all of its peers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One scenario for C++ Gloo and for us: every operation of ProcessGroupGloo, with awkward inputs.
+"""Runs every operation of ProcessGroupGloo in groups that mix ranks of C++ Gloo and `impl.gloo`.
 
 A scenario runs on one rank of a group and records every tensor that it ends with. It uses nothing
 but the methods that torch's process group and ours share, so it does not know on whose rank it

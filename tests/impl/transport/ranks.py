@@ -1,4 +1,4 @@
-"""Ranks as threads of one process: sockets, threads and time are real, processes are not needed."""
+"""Runs programs on transports over sockets, with ranks that are threads of one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared-memory communicators whose ranks are threads of this process."""
+"""Runs functions on shared-memory communicators, with ranks that are threads of this process."""
 
 from __future__ import annotations
 
