@@ -1,4 +1,4 @@
-"""Parameters of cases that are capabilities: a case runs only with those that are claimed."""
+"""Pytest parameters that need a capability (dtype, op or reduce op), which a target must claim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waits for a condition by checking it again and again."""
+"""Waiting helpers: poll with a timeout, synchronize the device, make round trips to the store."""
 
 from __future__ import annotations
 

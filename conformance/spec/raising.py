@@ -1,4 +1,4 @@
-"""Checks for cases in which ranks are expected to raise or to die."""
+"""Checks for cases in which ranks should raise or die: the errors, and what the others return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks what a group keeps of complete operations: their tensors, and memory."""
+"""Measures what a group keeps of complete operations: tensors that are alive, memory in use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares results, allowing for rounding."""
+"""Compares tensors of all ranks with expected values, allowing for rounding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The target's wrappers, or torch's where the target has none, for cases about something else."""
+"""The target's DDP, FSDP and SyncBatchNorm, or torch's, for cases about something else."""
 
 from __future__ import annotations
 

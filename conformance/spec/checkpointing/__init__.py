@@ -1,1 +1,1 @@
-"""Activation checkpointing under DistributedDataParallel, and saving and resuming."""
+"""Activation checkpointing under DDP, and saving and resuming DDP training with state dicts."""

@@ -1,4 +1,4 @@
-"""Checkpoints with several backward passes per step, and checkpoints that differ between ranks."""
+"""Activation checkpointing under DDP: no_sync, ranks that differ, and gradients of inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpointed layers that run once in a forward pass, and again in backward."""
+"""Activation checkpointing under DDP of layers that run once: nested, frozen, unused, segments."""
 
 from __future__ import annotations
 

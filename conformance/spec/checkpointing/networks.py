@@ -1,4 +1,4 @@
-"""Networks with checkpointed layers, which are recomputed in backward."""
+"""Small networks with activation checkpoints around chosen layers, for cases under DDP."""
 
 from __future__ import annotations
 

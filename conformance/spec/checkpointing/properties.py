@@ -1,4 +1,4 @@
-"""Randomly drawn checkpoints around any layers, with any options that are compatible."""
+"""Random networks with activation checkpoints around any parts, trained under DDP."""
 
 from __future__ import annotations
 

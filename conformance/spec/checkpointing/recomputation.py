@@ -1,4 +1,4 @@
-"""What a recomputation repeats of the first run: random numbers, dtypes, statistics."""
+"""Recomputation of activation checkpoints under DDP: RNG, autocast, SyncBatchNorm, containers."""
 
 from __future__ import annotations
 

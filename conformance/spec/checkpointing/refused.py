@@ -1,4 +1,4 @@
-"""Uses of reentrant checkpoints that a wrapper may refuse, and the messages of its errors.
+"""Uses of reentrant activation checkpoints under DDP that may raise, and training after the error.
 
 torch refuses it. A target that trains as if there were no checkpoints is as good.
 """

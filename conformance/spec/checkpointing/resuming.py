@@ -1,4 +1,4 @@
-"""Training that stops, and resumes from files."""
+"""Resuming DDP training from files: bit for bit, across DDP implementations, with more ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model for the cases about saving and resuming, and steps of its training."""
+"""A small model with its optimizer, training step and RNG state, for cases of saving, resuming."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State dicts of wrapped modules: what is in them, and what they can be loaded into."""
+"""DDP state dicts of models and optimizers: keys, strict loading, exchange with other wrappers."""
 
 from __future__ import annotations
 

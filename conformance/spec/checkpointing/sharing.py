@@ -1,4 +1,4 @@
-"""Checkpointed layers that run several times per forward pass, share weights or alternate."""
+"""Activation checkpoints under DDP: reused, tied or alternating layers, and what steps exchange."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training steps of a checkpointed network under the target's DDP, and their expected results."""
+"""Trains a network with activation checkpoints under DDP, and compares it with one process."""
 
 from __future__ import annotations
 

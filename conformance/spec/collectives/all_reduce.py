@@ -1,4 +1,4 @@
-"""all_reduce: the sum, its bits and its rounding."""
+"""all_reduce with SUM: its values, the same bits on every rank, and its rounding error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""all_to_all and all_to_all_single: what each delivers."""
+"""all_to_all and all_to_all_single: results with even and uneven splits, and types of splits."""
 
 from __future__ import annotations
 

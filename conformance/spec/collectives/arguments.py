@@ -1,4 +1,4 @@
-"""Wrong arguments of collectives, which every rank refuses."""
+"""Invalid arguments of collectives: errors on every rank, and the group stays usable."""
 
 from __future__ import annotations
 

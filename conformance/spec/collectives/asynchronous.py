@@ -1,4 +1,4 @@
-"""async_op: the call returns before other ranks have joined, and wait when the result is there."""
+"""async_op=True in each collective: the call does not block, and wait() gives the result."""
 
 from __future__ import annotations
 

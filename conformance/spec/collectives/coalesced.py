@@ -1,4 +1,4 @@
-"""Coalesced collectives: several tensors in one operation, and the coalescing manager."""
+"""all_reduce_coalesced, all_gather_coalesced and the coalescing manager: results and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Coalesced calls that combine what other chapters vary one at a time."""
+"""Random coalesced collectives: any shapes, dtypes, offsets, groups, and ways to wait."""
 
 from __future__ import annotations
 

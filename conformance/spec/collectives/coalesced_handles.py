@@ -1,4 +1,4 @@
-"""Coalesced collectives that are asynchronous: what their handles say, and when."""
+"""Work objects of asynchronous coalesced collectives: nonblocking calls, completion and results."""
 
 from __future__ import annotations
 

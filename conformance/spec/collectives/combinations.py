@@ -1,4 +1,4 @@
-"""Calls that combine what other chapters vary one at a time, all sizes, and all world sizes."""
+"""Collectives with random combinations of options, sizes near powers of two, and more ranks."""
 
 from __future__ import annotations
 

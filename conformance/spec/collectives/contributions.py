@@ -1,4 +1,4 @@
-"""What the ranks of an example contribute: one small matrix each, all different."""
+"""Sample inputs of collectives: a small matrix for each rank, all different, and their sum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients through collectives in any group and of any layout, and functional collectives alike.
+"""Autograd through collectives in any group and layout, also averages; any functional collective.
 
 A collective that adds or moves is linear, and its gradient is its adjoint: over all ranks together,
 the products of results with the gradients that are given for them, and of inputs with the gradients

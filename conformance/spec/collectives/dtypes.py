@@ -1,4 +1,4 @@
-"""Every dtype: moved bit by bit, and reduced."""
+"""Every dtype: collectives that move data keep each bit of it, and those that reduce support it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one operation's handle promises, the handles of all the others do.
+"""Work objects of every collective: completion, wait timeouts, failures, futures and threads.
 
 Rules of other chapters, whose first cases are of all_reduce. In these cases rank 0 waits, in each
 operation, for something that the other ranks bring.

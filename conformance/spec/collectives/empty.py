@@ -1,4 +1,4 @@
-"""Tensors without elements."""
+"""Collectives on tensors without elements."""
 
 from __future__ import annotations
 

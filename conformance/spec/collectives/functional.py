@@ -1,4 +1,4 @@
-"""Functional collectives: they return new tensors, which are waited for on first use."""
+"""Functional collectives: results, waiting on first use, unchanged inputs, and torch.compile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""all_gather and all_gather_into_tensor: what each delivers."""
+"""all_gather and all_gather_into_tensor: results, uneven sizes, concatenated or stacked outputs."""
 
 from __future__ import annotations
 

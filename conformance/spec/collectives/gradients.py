@@ -1,4 +1,4 @@
-"""Gradients through collectives.
+"""Autograd through each functional collective and each one of torch.distributed.nn.functional.
 
 Each rank weighs the elements of its result by numbers of its own, so its loss has these weights for
 a gradient, and what arrives at an input says which ranks' weights came back to it, and to where.

@@ -1,4 +1,4 @@
-"""Outputs that are also inputs, in the collectives that take lists."""
+"""In-place gather, scatter and reduce_scatter: an output that is also one of the inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kinds of operations by their names, with the capabilities that each needs."""
+"""Collectives by name as parameters of cases, each with the capabilities that it needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large tensors, for which transports often use other algorithms, pieces or buffers."""
+"""Collectives on large tensors, to 64 MiB and more: any dtype, views, groups, several at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Views: tensors that start in the middle of their memory, have gaps, or lie in another order."""
+"""Collectives on strided and offset views; memory that must not change; in-place all_gather."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors that hold other values than their memory: torch's neg bit and conj bit."""
+"""Collectives on tensors with torch's neg bit or conj bit, such as lazy x.conj() and its imag."""
 
 from __future__ import annotations
 

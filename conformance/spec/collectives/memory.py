@@ -1,4 +1,4 @@
-"""Complete collectives keep no memory: neither their tensors nor anything else."""
+"""Memory after complete collectives: groups keep none of their tensors, and use does not grow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors for ranks that make different calls.
+"""Errors for ranks whose calls differ in size, dtype, op or root, also at debug level DETAIL.
 
 torch asks callers never to do this, and its backends hang, crash or mix the bytes. A target that
 claims `feature:mismatch_errors` tells every rank instead; nothing of this is asked of any other.

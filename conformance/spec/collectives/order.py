@@ -1,4 +1,4 @@
-"""Several collectives at once or in a row: their order, groups beside each other, groups of one."""
+"""Order of collectives: many pending or in a row, several groups, reused memory, groups of one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two operations of any kinds, one behind the other: which is complete when, and who reads what.
+"""Two collectives of any kinds back to back: completion, reused tensors and chained results.
 
 Every ordered pair of operations is tried. Ranks do not arrive together: the last one comes when the
 others have issued what they can without it.

@@ -1,4 +1,4 @@
-"""How a rank carries out any collective of the oracle, and what it shows of its tensors."""
+"""Runs any collective on tensors of any layout, and checks results and surrounding memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounding of reductions of random numbers, in each call that reduces."""
+"""Rounding error of floating-point reductions: plain, coalesced, managed and functional calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ranges that a profiler records of collectives and messages."""
+"""Profiler ranges of collectives, sends and receives: names, input shapes and duration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the reduce operations mean, in each of the collectives that reduce."""
+"""ReduceOp semantics in all collectives: MIN, bitwise, AVG, PREMUL_SUM; integers, NaN, bool."""
 
 from __future__ import annotations
 

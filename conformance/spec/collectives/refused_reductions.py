@@ -1,4 +1,4 @@
-"""Reductions that have no meaning for a dtype, and what is no reduction, are refused."""
+"""Reductions that raise: bitwise of floats, MIN or MAX of complex, and ops that are no ReduceOp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""broadcast, reduce, gather and scatter: what each delivers."""
+"""broadcast, reduce, gather and scatter: results for every root, other ranks, default roots."""
 
 from __future__ import annotations
 

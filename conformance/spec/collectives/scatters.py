@@ -1,4 +1,4 @@
-"""reduce_scatter and reduce_scatter_tensor: what each delivers."""
+"""reduce_scatter and reduce_scatter_tensor: results; uneven, concatenated or stacked inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every shape, dtype, reduce operation, root and table of splits that a target claims."""
+"""Random calls of each collective: any shape, dtype, reduce op, root and split sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for the cases of the collectives."""
+"""Hypothesis strategies for collectives: calls, splits, group members, offsets and strides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of some ranks: rank 0 is not among them, and their order is not that of the world."""
+"""Collectives in subgroups without rank 0, with roots as global ranks or group ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process around a group: state that a group must not change, and that must not affect it."""
+"""Process state and groups: RNG, defaults, grad and inference mode, signals, descriptors, fork."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads of one rank, each in a collective of a group of its own."""
+"""Threads of one rank in collectives at the same time, each in a process group of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations without a wait: what polling shows, and what happens if handles are dropped."""
+"""Async collectives without wait(): polling is_completed, dropped Work objects, and barriers."""
 
 from __future__ import annotations
 

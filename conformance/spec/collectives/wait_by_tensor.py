@@ -1,4 +1,4 @@
-"""Calls that are waited for by `wait_tensor` on an output instead of by their handle."""
+"""wait_tensor on outputs of async collectives instead of Work.wait; torch's registry of works."""
 
 from __future__ import annotations
 

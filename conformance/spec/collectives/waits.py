@@ -1,4 +1,4 @@
-"""Ways for the ranks of a case to wait for each other without the operations under test."""
+"""Lets the ranks of a case wait for each other through the store, without collectives."""
 
 from __future__ import annotations
 

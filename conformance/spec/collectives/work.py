@@ -1,4 +1,4 @@
-"""Work: the handle of a collective that was issued with async_op."""
+"""Work objects of async collectives: wait, completion, result, futures, callbacks, threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations that fail: what wait, the handle and its future report."""
+"""Work objects of collectives that time out or fail: wait, exception, futures, a dead rank."""
 
 from __future__ import annotations
 

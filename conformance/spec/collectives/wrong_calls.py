@@ -1,4 +1,4 @@
-"""Functions that make one wrong call each, the same on every rank.
+"""Invalid calls of collectives, a function for each: wrong types, dtypes, roots, lists and splits.
 
 `Any` where the type of an argument is what is wrong.
 """

@@ -1,1 +1,1 @@
-"""Communication hooks: how users of DDP change the way in which a bucket is reduced."""
+"""DDP communication hooks: user functions that take over the reduction of gradient buckets."""

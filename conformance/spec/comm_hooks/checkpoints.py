@@ -1,4 +1,4 @@
-"""Hooks of models with activation checkpoints, whose gradients come in several parts."""
+"""DDP communication hooks with activation checkpointing, also with a static graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training with a communication hook, and hooks that record the buckets that they get."""
+"""Trains under DDP with a communication hook and returns gradients; helpers to write hooks."""
 
 from __future__ import annotations
 

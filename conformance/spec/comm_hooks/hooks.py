@@ -1,4 +1,4 @@
-"""Communication hooks: the buckets that they get, and the futures that they return."""
+"""DDP communication hooks: when they are called, GradBucket contents, and returned futures."""
 
 from __future__ import annotations
 

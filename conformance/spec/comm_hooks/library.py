@@ -1,4 +1,4 @@
-"""torch's own hooks, unchanged, on the target's DDP."""
+"""torch's own communication hooks on the target's DDP: fp16, bf16, PowerSGD, local SGD, builtin."""
 
 from __future__ import annotations
 

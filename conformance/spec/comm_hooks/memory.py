@@ -1,4 +1,4 @@
-"""Memory: a wrapper with a hook is freed, and its training needs no more and more."""
+"""Memory of DDP with a communication hook: the wrapper is freed, and use does not grow."""
 
 from __future__ import annotations
 

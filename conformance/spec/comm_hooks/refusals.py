@@ -1,4 +1,4 @@
-"""Hooks that are refused, and hooks that fail."""
+"""Errors of DDP communication hooks: invalid registration, wrong results, exceptions in hooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch's hooks that step a sharded optimizer inside of the backward pass.
+"""torch's hook_with_zero_step hooks, which step a ZeroRedundancyOptimizer in DDP's backward.
 
 With several buckets they broadcast parameters from callbacks while backward issues other
 collectives. Only the stream of a device gives both one order on all ranks, so the model here has

@@ -1,4 +1,4 @@
-"""Values and refusals of collectives on CUDA tensors."""
+"""Collectives and messages on CUDA tensors: values, views, sparse sums, mixed or other devices."""
 
 from __future__ import annotations
 

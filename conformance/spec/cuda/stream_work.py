@@ -1,4 +1,4 @@
-"""Puts work on streams: of an accelerator, of a simulated device, or on a host without streams.
+"""Streams for cases, with delayed kernels: of an accelerator, a simulated device, or none (CPU).
 
 A case about stream order makes work late on purpose: what must wait for it then has something to
 wait for. On a host everything is done at once, and a case only shows that it can be followed.

@@ -1,4 +1,4 @@
-"""Stream order: which kernels a collective on CUDA tensors comes after, and which before."""
+"""CUDA stream order of collectives: kernels before and after, reused or dropped inputs, futures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DDP, FSDP, SyncBatchNorm and checkpointing on devices, against one process on the CPU."""
+"""DDP, FSDP, SyncBatchNorm and activation checkpointing on CUDA, compared with the CPU."""
 
 from __future__ import annotations
 

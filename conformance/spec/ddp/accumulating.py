@@ -1,4 +1,4 @@
-"""Optimizer steps after several backward passes, of which not all are synchronised."""
+"""Accumulates gradients under DDP, with and without no_sync, and compares with one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backward passes of all kinds: several, repeated, in another thread, with a graph."""
+"""DDP backward passes: accumulated, repeated, create_graph, autograd.grad, errors, two wrappers."""
 
 from __future__ import annotations
 

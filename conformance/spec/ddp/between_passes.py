@@ -1,4 +1,4 @@
-"""What users do around a forward pass and its backward pass.
+"""DDP around one forward and backward: what users do to gradients, parameters, hooks and outputs.
 
 Further forward passes, hooks of parameters, cleared gradients, errors, and outputs that are kept,
 changed or dropped.

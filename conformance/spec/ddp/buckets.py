@@ -1,4 +1,4 @@
-"""Which gradients are reduced together, as communication hooks see it."""
+"""DDP gradient buckets: order, dtypes, size limits, rebuilding, and when each one is reduced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffers: which rank's values they get, and when."""
+"""DDP buffers: broadcast from rank 0, buffer hooks, ignored ones, and options such as init_sync."""
 
 from __future__ import annotations
 

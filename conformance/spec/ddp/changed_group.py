@@ -1,4 +1,4 @@
-"""DDP whose process group is replaced between steps, also after an error in backward."""
+"""DDP's _update_process_group: another group between steps, also after an error in backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DDP together with transforms, compilers, other joinables and packed sequences."""
+"""DDP with torch.func, torch.compile, a shared Join, inference mode and packed sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of a wrapper: pickled and loaded, or deep copies."""
+"""Copies of a DDP wrapper by pickle or deepcopy: averaging, options and communication hooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients as tensors: their memory, strides and norm."""
+"""Gradients under DDP: strides, bucket views, accumulation, clipping norm, delayed all-reduce."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wrapper as seen from outside: its type, attributes and signature, and torch.func on it."""
+"""The DDP wrapper's type, attributes and constructor signature, and torch.func on it."""
 
 from __future__ import annotations
 

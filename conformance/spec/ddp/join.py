@@ -1,4 +1,4 @@
-"""join(): ranks that run out of input at different times."""
+"""DDP's join(): uneven inputs, early termination, and hooks and buffers of joined ranks."""
 
 from __future__ import annotations
 

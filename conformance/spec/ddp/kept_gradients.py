@@ -1,4 +1,4 @@
-"""Gradients that stay from one backward pass to the next, and passes that do not change them."""
+"""DDP backward in special cases: recomputed layers, skipped buckets, autograd.grad, penalties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a wrapper that has trained holds on to, and how memory grows while it trains."""
+"""Measures whether a DDP wrapper is freed after training, and whether its memory use grows."""
 
 from __future__ import annotations
 

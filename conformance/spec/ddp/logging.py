@@ -1,4 +1,4 @@
-"""Logging data: what a wrapper records of its construction and of its steps."""
+"""DDP's logging data (_get_ddp_logging_data): construction, steps, sample rate and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters and gradients that users move to other memory or another memory format.
+"""DDP and memory: tensors that users move to other memory or formats, and what the wrapper keeps.
 
 Also: wrappers that are freed, and memory that does not grow from step to step.
 """

@@ -1,4 +1,4 @@
-"""Computation and reduction in lower precision, by DDP itself."""
+"""DDP's mixed_precision option: dtypes in forward, averaging, accumulation and communication."""
 
 from __future__ import annotations
 

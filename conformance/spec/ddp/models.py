@@ -1,4 +1,4 @@
-"""Small models whose graph a case can choose, and a loss for them."""
+"""Small models for DDP cases (branching, convolutional, of several dtypes), and a loss for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wrapper as an nn.Module: modes, state dict metadata, and arguments."""
+"""The DDP wrapper as an nn.Module: train and eval modes, state dict metadata, None arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""no_sync: passes whose gradients add up on each rank."""
+"""DDP's no_sync(): gradient accumulation without collectives, unused parameters, and hooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DDP with optimizers that step in backward, that are fused, or whose state is sharded."""
+"""DDP with optimizers in backward, with fused optimizers, and with ZeroRedundancyOptimizer."""
 
 from __future__ import annotations
 

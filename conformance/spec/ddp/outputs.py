@@ -1,4 +1,4 @@
-"""What forward returns, and that gradients of all of it are averaged."""
+"""Outputs of DDP's forward in containers, dataclasses or other objects, and their gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sparse gradients of embeddings."""
+"""Sparse gradients of embeddings under DDP: averaging, unused ones, buckets, known rows."""
 
 from __future__ import annotations
 

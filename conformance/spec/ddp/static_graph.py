@@ -1,4 +1,4 @@
-"""static_graph: a graph that is declared not to change."""
+"""DDP's static_graph: averaging, unused parameters, no_sync, and errors if the graph changes."""
 
 from __future__ import annotations
 

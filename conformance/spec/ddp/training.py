@@ -1,4 +1,4 @@
-"""Training on all ranks, compared with training in one process."""
+"""DDP basics: averaging as in one process, initial state, groups, arguments, parameter kinds."""
 
 from __future__ import annotations
 

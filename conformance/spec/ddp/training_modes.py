@@ -1,4 +1,4 @@
-"""Training together with evaluation, autocast, module hooks and conversions."""
+"""DDP with evaluation, autocast, module hooks, functional_call and converted modules."""
 
 from __future__ import annotations
 

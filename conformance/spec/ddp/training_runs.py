@@ -1,4 +1,4 @@
-"""Training under the target's DDP on all ranks, and its expected result."""
+"""Trains under the target's DDP on all ranks, and compares each step with one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters that a loss does not use."""
+"""Unused parameters in DDP: find_unused_parameters, skipped buckets, and errors without it."""
 
 from __future__ import annotations
 

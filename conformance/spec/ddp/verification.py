@@ -1,4 +1,4 @@
-"""Models that differ between ranks, and modules that cannot be wrapped, are refused."""
+"""Errors of DDP's constructor: models that differ between ranks, invalid modules or arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What abort of a group does to what waits in it, and to the group."""
+"""Abort of a process group: pending and later operations raise, and other groups keep working."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timeouts that must not be too short: after a short one, for late ranks, and of days."""
+"""Timeouts that must not fire too early: after a shorter one, for late ranks, and of days."""
 
 from __future__ import annotations
 

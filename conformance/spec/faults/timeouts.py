@@ -1,4 +1,4 @@
-"""Timeouts of groups, calls and handles.
+"""Timeouts of groups, collectives, messages, wait() and joining; set_timeout; recovery.
 
 None of these cases is probed: a target without timeouts waits for ever.
 """

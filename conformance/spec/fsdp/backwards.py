@@ -1,4 +1,4 @@
-"""Several backward passes in an iteration."""
+"""Several FSDP backward passes in a step: several forwards, a retained graph, late zero_grad."""
 
 from __future__ import annotations
 

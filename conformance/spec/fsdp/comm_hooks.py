@@ -1,4 +1,4 @@
-"""Communication hooks of FSDP."""
+"""Communication hooks of FSDP: custom ones, NO_SHARD, and torch's default hooks."""
 
 from __future__ import annotations
 

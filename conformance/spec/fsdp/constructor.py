@@ -1,4 +1,4 @@
-"""Arguments of the constructor, and attributes, inputs and outputs that the wrapper passes on."""
+"""FSDP's constructor: ignored and meta modules, sync_module_states, meshes; attributes, inputs."""
 
 from __future__ import annotations
 

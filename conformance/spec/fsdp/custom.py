@@ -1,4 +1,4 @@
-"""Training of models whose units are wrapped one by one, in passes that a case defines."""
+"""Trains models that a case wraps in FSDP itself, and compares them with the bare module."""
 
 from __future__ import annotations
 

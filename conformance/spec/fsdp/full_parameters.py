@@ -1,4 +1,4 @@
-"""summon_full_params, apply, clip_grad_norm_ and no_sync."""
+"""FSDP's methods summon_full_params, apply, clip_grad_norm_ and no_sync."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exceptions, evaluation and changes of the model between forwards, backwards and steps."""
+"""FSDP after exceptions, evaluation, freezing, dtype changes and other events between passes."""
 
 from __future__ import annotations
 

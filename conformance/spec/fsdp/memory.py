@@ -1,4 +1,4 @@
-"""When units are gathered and freed, as the sizes of storages in the middle of a step show."""
+"""When FSDP units are unsharded and resharded, seen from storages; freed models; memory growth."""
 
 from __future__ import annotations
 

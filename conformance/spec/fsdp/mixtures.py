@@ -1,4 +1,4 @@
-"""Units that differ in their settings, hybrid sharding, meshes, and groups of some ranks."""
+"""FSDP with mixed strategies and dtypes, hybrid sharding, meshes, and their sharded state dicts."""
 
 from __future__ import annotations
 

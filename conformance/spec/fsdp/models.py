@@ -1,4 +1,4 @@
-"""Models as plain data: their units, each rank's inputs, and the loss of a rank's batch."""
+"""Networks for FSDP cases as plain data: units, each rank's inputs, and the loss of a batch."""
 
 from __future__ import annotations
 

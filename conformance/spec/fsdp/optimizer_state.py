@@ -1,4 +1,4 @@
-"""Optimizer state dicts: full or sharded, keyed by names or numbers, and their exchange."""
+"""FSDP optimizer state dicts: full or sharded, loading, exchange, and distributed checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forward and backward passes in unusual orders, and units that are not used as expected."""
+"""FSDP passes in unusual orders: reused, unused or recomputed units, evaluation, small groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixed precision and CPU offloading."""
+"""FSDP's mixed precision (dtypes of parameters, inputs and buffers) and CPU offloading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training of randomly drawn models, wrapped and trained in any way."""
+"""Randomly drawn models, wrapped and trained in any way, train under FSDP like the bare module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the wrapper refuses, with which message, and that no rank hangs."""
+"""Errors of FSDP: invalid arguments, wrapping, settings and hooks, with the message of each."""
 
 from __future__ import annotations
 

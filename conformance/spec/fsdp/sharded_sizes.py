@@ -1,4 +1,4 @@
-"""Sizes of parameters, gradients and optimizer state between iterations."""
+"""Sizes of FSDP's sharded parameters, gradients and optimizer state between iterations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of two or three units, the passes of a step, and the expected results."""
+"""Models of two or three FSDP units, the passes of a step, and the expected results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State dicts: entries other than parameters, and the times at which they may be taken."""
+"""FSDP state dicts: buffers, extra state, hooks, saving between passes, optimizer entries."""
 
 from __future__ import annotations
 

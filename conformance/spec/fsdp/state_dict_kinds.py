@@ -1,4 +1,4 @@
-"""The kinds of state dicts of models and optimizers, and functions that save and load them."""
+"""Kinds of FSDP state dicts, and helpers that save, load and compare optimizer state."""
 
 from __future__ import annotations
 

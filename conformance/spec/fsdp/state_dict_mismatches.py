@@ -1,4 +1,4 @@
-"""Loading state dicts that do not fit the model."""
+"""Loading FSDP state dicts with missing or unexpected keys, or wrong shapes; strict=False."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Model state dicts of every kind: what is in them, and what they can be loaded into."""
+"""FSDP model state dicts (full, sharded, local): contents, loading, exchange, state_dict_type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of a model that are frozen or ignored, and inner units by themselves."""
+"""FSDP with frozen or ignored submodules, and inner units that are summoned or evaluate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The collectives of training, compared with those of torch's FSDP and with plain arithmetic."""
+"""FSDP's collectives compared with torch's: order, sizes, dtypes, prefetching, differing ranks."""
 
 from __future__ import annotations
 

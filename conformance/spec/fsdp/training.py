@@ -1,4 +1,4 @@
-"""Training step by step, compared with that of the bare module."""
+"""FSDP training compared with the bare module: each strategy, Adam, tied, frozen, nested units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training under the target's FSDP, and the same training of the bare module in one process."""
+"""Trains under the target's FSDP, trains the bare module in one process, and compares them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which modules become units: by policies, annotations and names."""
+"""Which modules become FSDP units: auto-wrap policies, enable_wrap and wrap, shared modules."""
 
 from __future__ import annotations
 

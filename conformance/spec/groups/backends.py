@@ -1,4 +1,4 @@
-"""Backends: registering one, naming several, and groups written in Python."""
+"""Backends: register_backend, backend strings, creator arguments, process groups in Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environment variables that groups read, such as the debug level."""
+"""Debug level (TORCH_DISTRIBUTED_DEBUG) and node-local rank (LOCAL_RANK) from the environment."""
 
 from __future__ import annotations
 

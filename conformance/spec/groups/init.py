@@ -1,4 +1,4 @@
-"""Making the default group: stores, URLs, and mistakes that are refused."""
+"""init_process_group: stores, URLs, errors, the barrier after it, and the store's timeout."""
 
 from __future__ import annotations
 

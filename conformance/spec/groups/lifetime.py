@@ -1,4 +1,4 @@
-"""Destroying groups, and making them again."""
+"""destroy_process_group: what is freed, other groups, callbacks; and making groups again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sum that shows which ranks have contributed to it."""
+"""Sums that show which ranks have contributed, each with a power of two of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""new_group: members, names, and what is refused."""
+"""new_group: members, errors, backends, use_local_synchronization, names and counts."""
 
 from __future__ import annotations
 

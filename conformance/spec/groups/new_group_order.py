@@ -1,4 +1,4 @@
-"""The order of the ranks of a new group: sorted, or as the list has it."""
+"""The order of ranks in a new group: sorted, or as listed with sort_ranks=False."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks and roots that are not in the group."""
+"""Calls from ranks outside the group, roots outside it, and roots as global or group ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank translation, and what groups report about themselves."""
+"""Rank translation, get_backend, group.WORLD, and the error for mixed dtypes in a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions for cases that make the default group themselves."""
+"""Helpers of cases that call init_process_group themselves, and wait until all ranks have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores on which cases make groups."""
+"""Stores on which cases make groups: file, TCP, prefix, and stores written in Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""all_gather_object, and what holds for the objects of every object collective."""
+"""all_gather_object, and rules for all object collectives: pickling, copies, tensors in between."""
 
 from __future__ import annotations
 

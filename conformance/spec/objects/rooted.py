@@ -1,4 +1,4 @@
-"""gather_object, broadcast_object_list and scatter_object_list."""
+"""gather_object, broadcast_object_list and scatter_object_list: results, roots, wrong lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""send_object_list and recv_object_list."""
+"""send_object_list and recv_object_list: delivery, batches, subgroups and wrong peers."""
 
 from __future__ import annotations
 

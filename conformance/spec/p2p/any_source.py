@@ -1,4 +1,4 @@
-"""recv without a source."""
+"""recv and irecv without a source: the sender's rank, order, tags and subgroups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""batch_isend_irecv and P2POp."""
+"""batch_isend_irecv and P2POp: results, order, subgroups and invalid arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large messages, and tensors whose values do not lie in memory in order."""
+"""Messages of 64 MiB, of non-contiguous tensors, and of tensors with the neg bit or conj bit."""
 
 from __future__ import annotations
 

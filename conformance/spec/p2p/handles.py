@@ -1,4 +1,4 @@
-"""The handles of isend and irecv: completion, wait and future."""
+"""Work objects of isend and irecv: nonblocking calls, completion, wait timeouts, futures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages that have arrived keep no memory."""
+"""Memory after messages have arrived: none of their tensors is kept, and use does not grow."""
 
 from __future__ import annotations
 

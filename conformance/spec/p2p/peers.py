@@ -1,4 +1,4 @@
-"""Peers: how they are named, subgroups, the rank itself, and peers that do not exist."""
+"""Peers of messages: global or group ranks, the rank itself, invalid peers, tags and sizes."""
 
 from __future__ import annotations
 

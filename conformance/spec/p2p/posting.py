@@ -1,4 +1,4 @@
-"""isend and irecv that return a handle, which is never None."""
+"""Posts isend or irecv in the default group and returns its Work, which is never None."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""send and recv: what arrives, and where."""
+"""send and recv: dtypes, shapes, views, empty messages, reuse of the tensor, returned source."""
 
 from __future__ import annotations
 

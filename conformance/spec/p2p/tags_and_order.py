@@ -1,4 +1,4 @@
-"""Which receive gets which message: tags, order, groups, and whole programs of messages."""
+"""Which receive gets which message: tags, order, many pending, groups, collectives, threads."""
 
 from __future__ import annotations
 

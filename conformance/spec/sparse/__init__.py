@@ -1,1 +1,1 @@
-"""Reductions of sparse tensors."""
+"""Sparse tensors: all_reduce of them, and what other collectives do with them."""

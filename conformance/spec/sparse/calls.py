@@ -1,4 +1,4 @@
-"""How sparse reductions are used: groups, handles, other operations, ranks that disagree."""
+"""all_reduce of sparse tensors: async, subgroups, gradients; other ops; ranks that differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values, indices and dtypes of a sum of sparse tensors."""
+"""all_reduce of sparse COO tensors: values, indices, dtypes, strides, hybrid or uncoalesced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients of a SyncBatchNorm layer in training."""
+"""Gradients of SyncBatchNorm: input, weight and bias; layouts, in-place changes, second passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ranks take part in SyncBatchNorm, and what they exchange."""
+"""Which ranks take part in SyncBatchNorm (groups, eval), and which collectives it issues."""
 
 from __future__ import annotations
 

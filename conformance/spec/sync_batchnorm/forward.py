@@ -1,4 +1,4 @@
-"""The output of a SyncBatchNorm layer in training."""
+"""Output of SyncBatchNorm in training: uneven or empty batches, layouts, dtypes and options."""
 
 from __future__ import annotations
 

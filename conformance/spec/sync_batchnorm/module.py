@@ -1,4 +1,4 @@
-"""The layer as a module: signature, errors, state dicts and copies."""
+"""SyncBatchNorm as an nn.Module: signature, errors for inputs, state dicts, copies, lifetime."""
 
 from __future__ import annotations
 

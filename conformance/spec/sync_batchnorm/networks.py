@@ -1,4 +1,4 @@
-"""Networks with batch norm in them, and their gradients: on all ranks, and of the whole batch."""
+"""Networks with batch norm, and their parameter gradients: over all ranks, and in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Randomly drawn batches, divided among ranks in any way, with any options."""
+"""SyncBatchNorm on random batches, split among ranks in any way, with random options."""
 
 from __future__ import annotations
 

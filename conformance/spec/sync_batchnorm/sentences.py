@@ -1,4 +1,4 @@
-"""Checks a dictionary of statements about a layer, each of which must be true."""
+"""Asserts that each named statement in every rank's dictionary of booleans is true."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running statistics, and eval mode."""
+"""Running statistics of SyncBatchNorm, options that change them, and eval mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training steps of one layer on every rank, and their expected results."""
+"""Trains one SyncBatchNorm layer on every rank, and computes the expected results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SyncBatchNorm under DistributedDataParallel."""
+"""SyncBatchNorm under DDP: training as on the whole batch, also with empty batches."""
 
 from __future__ import annotations
 
