@@ -46,8 +46,12 @@ def target_file(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in BUILT_IN.glob("*.toml")))
 def test_built_in_targets_load_by_name(name: str) -> None:
-    target = load_target(name)
-    assert target.name == name
+    assert load_target(name).name == name
+
+
+@pytest.mark.parametrize("spec", ["impl", "torch", "torch@torch_nccl"])
+def test_built_in_targets_have_wrappers(spec: str) -> None:
+    target = load_target(spec)
     assert target.ddp
     assert target.fsdp
     assert target.sync_batchnorm

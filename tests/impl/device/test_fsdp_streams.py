@@ -105,6 +105,13 @@ program(
     mixed_precision=MixedPrecision(param_dtype=LOW),
 )
 program("offload", on_host=True, cpu_offload=CPUOffload(offload_params=True))
+program(
+    "no_shard_offload",
+    on_host=True,
+    sharding_strategy=ShardingStrategy.NO_SHARD,
+    use_orig_params=True,
+    cpu_offload=CPUOffload(offload_params=True),
+)
 program("prefetch", forward_prefetch=True, backward_prefetch=BackwardPrefetch.BACKWARD_POST)
 program("accumulate", accumulate=True)
 program(
