@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from conformance.run.properties import PROFILE
+from conformance.run.hypothesis_profile import PROFILE
 
 
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:

@@ -31,11 +31,11 @@ from conformance.harness.ranks import Ranks
 from conformance.markers import DOCUMENTED
 from conformance.report.certificate import JUNIT
 from conformance.report.folder import CertificateFolder, FolderInUse, aside
-from conformance.run import properties
+from conformance.run import hypothesis_profile
 from conformance.run.options import OPTIONS
 from conformance.run.selection import trains_models
 from conformance.run.settings import Settings, UsageError, check_python, read_settings
-from conformance.run.worker_messages import Board
+from conformance.run.worker_files import Board
 from conformance.session import collection, execution
 from conformance.session.certifier import Certifier, Settler, usage_error
 from conformance.session.collection import named_paths
@@ -165,7 +165,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(execution, "conformance-execution")
     _start_fork_server(config)
     config.stash[FOUND] = []
-    properties.use_unless_chosen()
+    hypothesis_profile.use_unless_chosen()
 
 
 def _start_fork_server(config: pytest.Config) -> None:

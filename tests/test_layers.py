@@ -76,14 +76,14 @@ IMPL = {
 # Package -> what lies in it, folders and modules; each imports only from those before it.
 ROOMS = {
     "conformance.catalogue": "chapters rules cases mutants page",
-    "conformance.power": "handles calls defects conditions mutants judging command",
-    "conformance.run": "invocation properties repetition first_look settings options "
-    "worker_messages plan budget facets judgement selection",
+    "conformance.power": "handles calls defects conditions generated_mutants judging command",
+    "conformance.run": "invocation hypothesis_profile repetition first_look settings options "
+    "worker_files plan budget facets judgement selection",
     "conformance.session": "diagnosis items worlds failures certifier collection execution "
     "progress_reporter answers",
     "impl.device": "storage handle host accelerator choice __init__",
-    "impl.transport": "base fate transfer background agreement memory messages meeting shm sockets "
-    "mixed",
+    "impl.transport": "base end_cause transfer background mismatch_detection memory messages "
+    "meeting shm sockets mixed",
     "impl.gloo": "options requests memory connect queue operations process_group __init__",
     "impl.ddp": "messages parameters timing buckets iteration wrapper __init__",
     "impl.fsdp": "common phases collectives flat_param step build checkpoint api __init__",

@@ -13,10 +13,10 @@ import torch
 from conformance.exit_codes import EXIT_HARNESS_FAULT
 from conformance.harness.failure import RanksFailed
 from conformance.harness.rank import HarnessFault
-from conformance.probing.beneath import holds_a_group_of
 from conformance.probing.findings import Finding, Seen
 from conformance.probing.prober import DEADLINE_S, asking, find_all
 from conformance.probing.target_file import left_out, name_for, target_file
+from conformance.probing.wrapped_backends import holds_a_group_of
 from conformance.run.first_look import look_at
 from conformance.run.settings import UsageError, check_python
 from conformance.target import Target, load_target

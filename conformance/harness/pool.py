@@ -15,7 +15,6 @@ from textwrap import indent
 import torch.distributed as dist
 
 from conformance.harness.agents import Crew, RemoteRank
-from conformance.harness.data import unpack_from_rank
 from conformance.harness.frames import wait_for
 from conformance.harness.messages import (
     Answer,
@@ -43,9 +42,10 @@ from conformance.harness.outcome import (
     StillRunning,
     message_of,
 )
+from conformance.harness.process_state import OwnChanges
 from conformance.harness.rank import HarnessFault, RankProcess
-from conformance.harness.soundness import exchange, is_sound
-from conformance.harness.switches import OwnChanges
+from conformance.harness.restricted_pickle import unpack_from_rank
+from conformance.harness.reuse_check import exchange, is_sound
 from conformance.target import Target
 from conformance.verdict import Verdict
 

@@ -19,12 +19,12 @@ from multiprocessing.context import ForkServerContext
 from pickle import UnpicklingError
 from typing import IO, Any
 
-from conformance.harness.data import unpack_from_rank
 from conformance.harness.frames import BrokenFrame, ParentEnd
 from conformance.harness.leaks import children_by_parent
 from conformance.harness.messages import Answer, Begun, Command, Garbled, pack
 from conformance.harness.outcome import Died
 from conformance.harness.recorder import PAGE_BYTES, LastCollective, Page
+from conformance.harness.restricted_pickle import unpack_from_rank
 
 _PRELOAD = "conformance.harness.preload"
 FOR_TRAINING = "conformance.harness.preload_training"

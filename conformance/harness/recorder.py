@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from conformance.checks.compare import describe
-from conformance.harness.asking import needs_of_call
+from conformance.harness.call_needs import needs_of_call
 from conformance.harness.missing_methods import explain_missing_method
 from conformance.harness.outcome import NOTHING_REFUSED, Refusal, message_of, type_name
 from conformance.torch_private import registered_name

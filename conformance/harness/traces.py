@@ -48,7 +48,9 @@ class RecordingGroup(ForwardingGroup):
         self.trace: list[Issued] = []
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's name
-        return self.inner.name()  # torch's SyncBatchNorm avoids with one backend what it lacks
+        # torch's SyncBatchNorm avoids what gloo lacks, and knows it by its name
+        name: str = self.inner.name()
+        return name
 
     def forward(self, method: str, *args: Any, **kwargs: Any) -> Any:
         tensors = tuple(_tensors((*args, *kwargs.values())))

@@ -32,7 +32,6 @@ import torch
 import torch.distributed as dist
 
 from conformance.harness import devices
-from conformance.harness.data import pack_for_parent
 from conformance.harness.frames import RankEnd
 from conformance.harness.leaks import adopt_orphans, find_leaks, still_alive, take_census
 from conformance.harness.me import Me
@@ -53,8 +52,9 @@ from conformance.harness.messages import (
 )
 from conformance.harness.missing_methods import explain_missing_method
 from conformance.harness.outcome import message_of, type_name
+from conformance.harness.process_state import changed_since, stop_timers, take_switches
 from conformance.harness.recorder import Page, Recorder
-from conformance.harness.switches import changed_since, stop_timers, take_switches
+from conformance.harness.restricted_pickle import pack_for_parent
 from conformance.target import Target, resolve
 from conformance.torch_private import forget_group_count, on_new_group
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from conformance.exit_codes import EXIT_HARNESS_FAULT
 from conformance.power.defects import DEFECTS, OPERATIONS
+from conformance.power.generated_mutants import CONTROL, Mutant, all_mutants
 from conformance.power.judging import Judged, judge_all, shares
-from conformance.power.mutants import CONTROL, Mutant, all_mutants
 from conformance.run.settings import UsageError, read_settings
 
 _PROFILES = "collectives,p2p,faults"

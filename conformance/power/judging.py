@@ -14,8 +14,8 @@ import pytest
 from hypothesis import Phase, settings
 
 from conformance.harness.pool import SHARED_POOL
-from conformance.power.mutants import Mutant
-from conformance.run import properties
+from conformance.power.generated_mutants import Mutant
+from conformance.run import hypothesis_profile
 from conformance.run.facets import facets_of
 from conformance.run.invocation import suite_arguments
 from conformance.session.certifier import Certifier
@@ -125,7 +125,7 @@ def judge_all(
         os.dup2(nowhere.fileno(), 1)  # what pytest says of each run
         os.dup2(nowhere.fileno(), 2)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    profile = settings.get_profile(properties.PROFILE)
+    profile = settings.get_profile(hypothesis_profile.PROFILE)
     phases = [Phase.explicit, Phase.generate]
     settings.register_profile(_UNSHRUNK, profile, phases=phases)
     owner = object()

@@ -1,7 +1,7 @@
 """Writes a stand-alone script that reproduces a failing case with torch and the target alone.
 
 It has two parts: what each rank does and what must come of it; and what runs that, of the text of
-`alone.py` as much as it needs. It ends with PASS or FAIL, and exit code 0 or 1.
+`script_runtime.py` as much as it needs. It ends with PASS or FAIL, and exit code 0 or 1.
 
 What must come of it is the case's own function; or, where that is shorter, the values that it
 wants, as an oracle may be long.
@@ -31,7 +31,7 @@ from conformance.harness.outcome import Outcome, Returned
 from conformance.harness.ranks import LastRun, Ranks
 from conformance.harness.shrink_limit import Draws
 from conformance.oracle.near import Near
-from conformance.report import alone, script_driver
+from conformance.report import script_driver, script_runtime
 from conformance.report.certificate import write_whole
 from conformance.report.script_source import CannotStandAlone, Sources
 from conformance.report.script_values import Values, in_lines
@@ -47,7 +47,7 @@ _CASE = "case"
 _TRAINING = frozenset({"ddp", "fsdp", "sync_batchnorm", "optim"})
 _NEEDED_FOR_TRAINING = "torch._dynamo"
 
-# What `alone.py` has in place of the harness: module -> names.
+# What `script_runtime.py` has in place of the harness: module -> names.
 _GIVEN = {
     "conformance.checks.compare": ("first_difference",),
     "conformance.checks.ranks": (
@@ -297,10 +297,10 @@ def _header(example: Example) -> str:
 
 
 def _facts(example: Example, asked: Set[str]) -> dict[str, object]:
-    """What of the script's world is not as in `alone.TARGET`."""
+    """What of the script's world is not as in `script_runtime.TARGET`."""
     spec, target = example.run.spec, example.run.spec.target
     facts = {}
-    for name, default in vars(alone.TARGET).items():
+    for name, default in vars(script_runtime.TARGET).items():
         owner: object = next(o for o in (spec, target, example) if hasattr(o, name))
         value = getattr(owner, name)
         value = dict(value) if isinstance(value, Mapping) else value
@@ -313,7 +313,7 @@ def _facts(example: Example, asked: Set[str]) -> dict[str, object]:
 
 def _world(facts: Mapping[str, object], used: Set[str], values: Values) -> str:
     """The statement that makes `TARGET`."""
-    world = {**vars(alone.TARGET), **facts}
+    world = {**vars(script_runtime.TARGET), **facts}
     if unknown := used - set(world):
         raise CannotStandAlone(f"it looks at me.target.{min(unknown)}")
     words = {n: values.text(v) for n, v in world.items() if n in used and n != "capabilities"}

@@ -1,11 +1,11 @@
-"""Extracts from the source of `alone.py` what a stand-alone script needs to run its case.
+"""Extracts from the source of `script_runtime.py` what a stand-alone script needs to run its case.
 
 [Note: what a script needs]
 A line that ends in `#: word`, and the statement that begins in it, needs that word: a name or an
 attribute that the case uses (`ranks.x` is an x of its ranks), or `with_x` or `without_x`, as the
-script's target has an x other than that of `alone.TARGET`, or has not. `#: not word` needs that the
-script does without. Of definitions, those are there that others need; and of methods, those that
-are looked up by their name.
+script's target has an x other than that of `script_runtime.TARGET`, or has not. `#: not word` needs
+that the script does without. Of definitions, those are there that others need; and of methods,
+those that are looked up by their name.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator, Set
 
-from conformance.report import alone
+from conformance.report import script_runtime
 
 MAIN = "main"
 _WRITTEN_ANEW = {"WORLD_SIZE", "TARGET", "case"}
 _MARK = re.compile(r"  #: (not )?([\w.]+)$")
 _FOR_CHECKERS = re.compile(r"  # (type: ignore|noqa)\S*(  # .*?)?(?=  #:|$)", re.MULTILINE)
-_SOURCE = _FOR_CHECKERS.sub("", inspect.getsource(alone))
+_SOURCE = _FOR_CHECKERS.sub("", inspect.getsource(script_runtime))
 _TREE = ast.parse(_SOURCE)
 _BODY = _TREE.body[1:]  # without the docstring
 _STARTS = {node.lineno: node for node in ast.walk(_TREE) if isinstance(node, ast.stmt)}
 
 
 def import_lines() -> Iterator[str]:
-    """Those of `alone.py`, one for each name."""
+    """Those of `script_runtime.py`, one for each name."""
     for statement in _BODY:
         if isinstance(statement, ast.Import):
             yield from (f"import {ast.unparse(alias)}" for alias in statement.names)
@@ -37,7 +37,7 @@ def import_lines() -> Iterator[str]:
 
 
 def names() -> frozenset[str]:
-    """What `alone.py` defines."""
+    """What `script_runtime.py` defines."""
     return frozenset(map(_name, _BODY)) - {""}
 
 
@@ -45,9 +45,9 @@ def definitions(roots: Iterable[str], words: Set[str], facts: Set[str]) -> list[
     """Source texts of these names, of `main`, which comes last, and of what they need.
 
     words: the names and attributes that the case uses, see `Sources.words`.
-    facts: which of its facts are not those of `alone.TARGET`.
+    facts: which of its facts are not those of `script_runtime.TARGET`.
     """
-    given = {f"with_{f}" if f in facts else f"without_{f}" for f in vars(alone.TARGET)}
+    given = {f"with_{f}" if f in facts else f"without_{f}" for f in vars(script_runtime.TARGET)}
     needed = {MAIN, *roots}
     lines = _cut({*words, *given})
     body = [s for s in ast.parse("\n".join(lines)).body if _name(s) not in _WRITTEN_ANEW]
@@ -70,7 +70,7 @@ def definitions(roots: Iterable[str], words: Set[str], facts: Set[str]) -> list[
 
 
 def _cut(needs: Set[str]) -> list[str]:
-    """The lines of `alone.py` without those that need something else, and without marks."""
+    """The lines of `script_runtime.py` that need nothing else, without marks."""
     lines = _SOURCE.splitlines()
     kept = dict(enumerate(lines, 1))
     for number, line in enumerate(lines, 1):

@@ -29,7 +29,7 @@ from conformance.rule import Requirement
 from conformance.run.first_look import FirstLook, look_at, versions_of
 from conformance.run.plan import why_not_exercised
 from conformance.run.settings import Settings
-from conformance.run.worker_messages import Board, Planned
+from conformance.run.worker_files import Board, Planned
 
 _WIDTH_MAX = 100  # of the summary: longer lines are hard to read
 

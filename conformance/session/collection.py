@@ -18,7 +18,7 @@ from conformance.run.selection import (
     without_a_claim,
 )
 from conformance.run.settings import UsageError
-from conformance.run.worker_messages import Planned
+from conformance.run.worker_files import Planned
 from conformance.session.items import BOARD, FOUND, PLAN, SETTINGS
 
 

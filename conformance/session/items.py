@@ -16,7 +16,7 @@ from conformance.report.folder import CertificateFolder
 from conformance.run.judgement import Judgement, judge_end
 from conformance.run.plan import Plan
 from conformance.run.settings import Settings
-from conformance.run.worker_messages import Board
+from conformance.run.worker_files import Board
 from conformance.session.diagnosis import Diagnoses
 
 SETTINGS = pytest.StashKey[Settings]()

@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterable
 import pytest
 
 from conformance.report.progress import Progress
-from conformance.run.worker_messages import Board
+from conformance.run.worker_files import Board
 from conformance.session.certifier import result_of
 
 _LINE_EVERY_S = 30.0  # of a log

@@ -15,13 +15,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
-from impl.gloo.operations.copies import Copies
+from impl.gloo.operations.data_movement import Copies
 from impl.gloo.operations.exchanges import Exchanges
 from impl.gloo.operations.point_to_point import PointToPoint
 from impl.gloo.operations.reductions import Reductions
 from impl.gloo.options import BACKEND_NAME, Device, Options
 from impl.gloo.queue.executor import Executor
-from impl.gloo.queue.interruption import interrupts_an_operation, run_beside
+from impl.gloo.queue.reentrancy import interrupts_an_operation, run_beside
 from impl.gloo.queue.work import GlooWork
 from impl.gloo.requests import validation
 from impl.torch_private import is_registered

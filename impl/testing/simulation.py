@@ -28,10 +28,10 @@ from impl.schedules.executor import Pending
 from impl.testing.clock import SimulatedClock
 from impl.testing.network import PipeEnd, Weather, connection
 from impl.transport.base import ANY_SOURCE, CallInfo, Combine, Deadline
-from impl.transport.fate import EndCause
+from impl.transport.end_cause import EndCause
 from impl.transport.memory import bytes_of
-from impl.transport.messages.exchange import PostedMessage
 from impl.transport.messages.hub import Link
+from impl.transport.messages.matching import PostedMessage
 from impl.transport.sockets.collective_run import Collective
 from impl.transport.sockets.collectives import CollectiveBuilder
 from impl.transport.sockets.gloo_group import GlooGroup

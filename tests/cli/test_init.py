@@ -25,12 +25,12 @@ from conformance.harness.outcome import (
 )
 from conformance.harness.rank import HarnessFault
 from conformance.oracle.collectives import Call
-from conformance.probing.beneath import names_of_backends
 from conformance.probing.calls import REDUCING, probe_op
 from conformance.probing.features import PROBES, UNTRIED
 from conformance.probing.findings import WORKS, Finding, Probe, Seen, judge
 from conformance.probing.prober import claims_of, find_all
 from conformance.probing.target_file import name_for, target_file
+from conformance.probing.wrapped_backends import names_of_backends
 from conformance.target import Target, load_target
 from tests.zoo.wraps_gloo import WaitingGroup
 

@@ -15,7 +15,7 @@ from conformance.rule import MUST, Requirement
 from conformance.run.plan import adopt_own, make_plan, missing_part, select, why_not_exercised
 from conformance.run.selection import without_a_claim
 from conformance.run.settings import Settings, UsageError, read_settings
-from conformance.run.worker_messages import Board
+from conformance.run.worker_files import Board
 from conformance.target import Target
 from conformance.verdict import Verdict
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from conformance.harness.outcome import Outcome, Raised, Returned
-from conformance.harness.soundness import is_sound
+from conformance.harness.reuse_check import is_sound
 from conformance.report.terminal import summary_lines
 from conformance.run.repetition import describe_taint, repeat
 from conformance.verdict import Verdict

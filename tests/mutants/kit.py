@@ -20,7 +20,7 @@ from typing import ClassVar, TypeVar
 import torch.distributed as dist
 
 from conformance.harness import forwarding
-from conformance.power.mutants import gloo_group
+from conformance.power.generated_mutants import gloo_group
 from conformance.target import Target, load_target
 from conformance.verdict import Verdict
 

@@ -19,8 +19,8 @@ from conformance.power.calls import Call
 from conformance.power.command import chosen, summary
 from conformance.power.conditions import CONDITIONS
 from conformance.power.defects import DEFECTS
+from conformance.power.generated_mutants import CONTROL, Mutant, all_mutants
 from conformance.power.judging import Judged, shares
-from conformance.power.mutants import CONTROL, Mutant, all_mutants
 from conformance.run.settings import UsageError
 from conformance.target import load_target
 
@@ -146,7 +146,7 @@ def test_each_mutant_is_a_target_of_its_own() -> None:
 @pytest.mark.parametrize("name", ["no_such", "send__drops_a_rank__always", "gather__none__never"])
 def test_there_is_no_other_mutant(name: str) -> None:
     with pytest.raises(ValueError, match=f"has no mutant '{name}'"):
-        load_target(f"conformance.power.mutants:{name}")
+        load_target(f"conformance.power.generated_mutants:{name}")
 
 
 def named(patterns: list[str], **more: Any) -> argparse.Namespace:

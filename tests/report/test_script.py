@@ -28,7 +28,7 @@ from conformance.harness.pool import WorldSpec
 from conformance.harness.ranks import LastRun
 from conformance.harness.shrink_limit import Draws
 from conformance.oracle.near import Near
-from conformance.report import alone, script_driver
+from conformance.report import script_driver, script_runtime
 from conformance.report.script import _GIVEN, Example, script_text, write_script
 from conformance.report.script_source import CannotStandAlone
 from conformance.session.items import as_written
@@ -468,7 +468,9 @@ def test_a_script_shows_ranks_that_fail(
 def test_a_script_finds_the_differences_that_the_suite_finds(a: Any, b: Any, ulps: int) -> None:
     for got, want in ((a, b), (a, a)):
         theirs = first_difference(got, want, within_ulps=ulps)
-        mine = alone.comparable(alone.nearest(got, want, ulps)) != alone.comparable(want)
+        mine = script_runtime.comparable(
+            script_runtime.nearest(got, want, ulps)
+        ) != script_runtime.comparable(want)
         assert mine is bool(theirs), theirs
 
 
@@ -484,9 +486,9 @@ def test_a_script_compares_the_parts_that_the_case_compared(ranks: list[int]) ->
     checked(text)
     chosen = "got" if len(ranks) == 2 else "[got[rank] for rank in [1]]"
     assert f"got = [value['losses'][0] for value in {chosen}]" in text
-    alone.assert_near(got[:1], [alone.Near(*near_at(1.0 + ranks[0]))])
+    script_runtime.assert_near(got[:1], [script_runtime.Near(*near_at(1.0 + ranks[0]))])
     with pytest.raises(AssertionError, match="rank 0"):
-        alone.assert_near(got[:1], [alone.Near(*near_at(1.5 + ranks[0]))])
+        script_runtime.assert_near(got[:1], [script_runtime.Near(*near_at(1.5 + ranks[0]))])
 
 
 def near_at(value: float) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:

@@ -10,9 +10,9 @@ import pytest
 import torch.distributed as dist
 
 from conformance import Chapter, Me, Ranks, assert_each_rank, assert_that, world_sizes
-from conformance.spec.collectives.waits import appears, tick, wait_for_ticks
-from conformance.spec.polling import rounds_of_messages
+from conformance.spec.collectives.store_sync import appears, tick, wait_for_ticks
 from conformance.spec.torch_versions import needs_argument
+from conformance.spec.waiting import rounds_of_messages
 
 chapter = Chapter("collectives", source="torch 2.13 docs, barrier")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from conformance import Chapter, Me, Ranks, assert_each_rank, needs, world_sizes
 from conformance.oracle.collectives import Call, after, before
 from conformance.spec.collectives.perform import issue
-from conformance.spec.polling import within_patience
+from conformance.spec.waiting import within_patience
 
 chapter = Chapter("collectives", needs=("feature:coalescing", "feature:nonblocking"))
 

@@ -30,7 +30,7 @@ from conformance.spec.collectives.strategies import (
     strides,
 )
 from conformance.spec.parameters import ops
-from conformance.spec.polling import within_patience
+from conformance.spec.waiting import within_patience
 
 chapter = Chapter("collectives", source="derived")
 

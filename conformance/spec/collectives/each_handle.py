@@ -34,9 +34,9 @@ from conformance import (
 from conformance.oracle.collectives import COLLECTIVES, Call, after, before
 from conformance.spec.collectives.kinds import claimed, each
 from conformance.spec.collectives.perform import issue
-from conformance.spec.collectives.waits import appears
+from conformance.spec.collectives.store_sync import appears
 from conformance.spec.collectives.work import flat
-from conformance.spec.polling import rounds_of_messages, within_patience
+from conformance.spec.waiting import rounds_of_messages, within_patience
 
 chapter = Chapter("collectives")
 

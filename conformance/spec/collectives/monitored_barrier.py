@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conformance import Chapter, Me, Ranks, assert_each_rank, assert_that, not_probed, world_sizes
-from conformance.spec.collectives.waits import tick, wait_for_ticks
+from conformance.spec.collectives.store_sync import tick, wait_for_ticks
 
 chapter = Chapter("collectives", needs="op:monitored_barrier")
 

@@ -22,10 +22,10 @@ from conformance.oracle.programs import BETWEEN, IN_PLACE, Program, Step, run_al
 from conformance.spec.collectives.kinds import COALESCED, claimed, each
 from conformance.spec.collectives.perform import issue
 from conformance.spec.collectives.programs import run_program
+from conformance.spec.collectives.store_sync import appears, tick, wait_for_ticks
 from conformance.spec.collectives.strategies import ROOTED
-from conformance.spec.collectives.waits import appears, tick, wait_for_ticks
 from conformance.spec.parameters import ops
-from conformance.spec.polling import let_the_device_finish
+from conformance.spec.waiting import let_the_device_finish
 
 chapter = Chapter("collectives", source="derived")
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.autograd.profiler import record_function
 
 from conformance import Chapter, Me, Ranks, assert_each_rank, covers, not_probed, world_sizes
-from conformance.spec.collectives.waits import tick, wait_for_ticks
+from conformance.spec.collectives.store_sync import tick, wait_for_ticks
 
 chapter = Chapter(
     "collectives", source="torch, distributed_test.py, call_dist_op and _test_send_recv"

@@ -30,7 +30,7 @@ from conformance import (
 from conformance.oracle.collectives import Call, after, before, receives
 from conformance.spec.collectives.perform import issue
 from conformance.spec.groups.starting import start
-from conformance.spec.polling import rounds_of_messages
+from conformance.spec.waiting import rounds_of_messages
 
 chapter = Chapter("collectives")
 

@@ -13,7 +13,7 @@ from conformance import Chapter, Me, Ranks, assert_each_rank, covers, needs, wor
 from conformance.oracle.collectives import Call, after, before, receives
 from conformance.spec.collectives.perform import issue
 from conformance.spec.parameters import ops
-from conformance.spec.polling import PATIENCE_S, within_patience
+from conformance.spec.waiting import PATIENCE_S, within_patience
 
 chapter = Chapter("collectives", source="derived: p2p/dropped-handles, for collectives")
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from conformance import Chapter, Me, Ranks, assert_each_rank, assert_that, needs, world_sizes
 from conformance.oracle.collectives import Call, after, before
 from conformance.spec.collectives.perform import issue
-from conformance.spec.collectives.waits import tick, wait_for_ticks
+from conformance.spec.collectives.store_sync import tick, wait_for_ticks
 from conformance.spec.parameters import ops
-from conformance.spec.polling import let_the_device_finish, rounds_of_messages
+from conformance.spec.waiting import let_the_device_finish, rounds_of_messages
 
 chapter = Chapter("collectives")
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from conformance import Chapter, Me, Ranks, assert_each_rank, assert_that, loses_ranks, world_sizes
 from conformance.harness.outcome import Died, Raised
-from conformance.spec.collectives.waits import tick, wait_for_ticks
+from conformance.spec.collectives.store_sync import tick, wait_for_ticks
 from conformance.spec.raising import returned
 
 chapter = Chapter("collectives")

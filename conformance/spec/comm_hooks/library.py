@@ -41,8 +41,8 @@ from conformance.spec.ddp.optimizers import (
     hook_then_optimizer,
 )
 from conformance.spec.ddp.training_runs import Options, assert_grads
-from conformance.spec.polling import rounds_of_messages
 from conformance.spec.raising import assert_raised
+from conformance.spec.waiting import rounds_of_messages
 
 DOCS = "torch 2.13 docs, DDP Communication Hooks"
 

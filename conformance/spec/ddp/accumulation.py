@@ -26,7 +26,7 @@ from conformance import (
     world_sizes,
 )
 from conformance.harness.traces import record
-from conformance.spec.ddp.accumulating import accumulate_everywhere, micro_batches
+from conformance.spec.ddp.accumulation_runs import accumulate_everywhere, micro_batches
 from conformance.spec.ddp.models import WIDTH, Perceptron, Recipe, loss_of, normal
 from conformance.spec.ddp.training_runs import Options, assert_grads, batches, train
 from conformance.spec.raising import assert_raised

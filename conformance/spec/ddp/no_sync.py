@@ -20,7 +20,7 @@ from conformance import (
     world_sizes,
 )
 from conformance.harness.traces import record
-from conformance.spec.ddp.accumulating import accumulate_everywhere, micro_batches
+from conformance.spec.ddp.accumulation_runs import accumulate_everywhere, micro_batches
 from conformance.spec.ddp.models import WIDTH, Branching, Perceptron, Recipe, loss_of, normal
 from conformance.spec.ddp.observing import unannotated
 from conformance.spec.ddp.training_runs import Options

@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor, nn
 
 from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_that, world_sizes
-from conformance.spec.ddp.accumulating import accumulate_everywhere, micro_batches
+from conformance.spec.ddp.accumulation_runs import accumulate_everywhere, micro_batches
 from conformance.spec.ddp.models import WIDTH, Branching, Perceptron, Recipe, loss_of, normal
 from conformance.spec.ddp.training_runs import Options, batches, mine, take_steps, train
 from conformance.spec.raising import assert_raised

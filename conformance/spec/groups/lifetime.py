@@ -27,11 +27,11 @@ from conformance import (
     world_sizes,
 )
 from conformance.harness.leaks import find_leaks, still_alive, take_census
-from conformance.spec.collectives.waits import appears
+from conformance.spec.collectives.store_sync import appears
 from conformance.spec.groups.membership_sums import mark, sum_marks, sum_of_marks
 from conformance.spec.groups.starting import start, wait_until_all_have
 from conformance.spec.groups.stores import tcp_store
-from conformance.spec.polling import let_the_device_finish
+from conformance.spec.waiting import let_the_device_finish
 from conformance.torch_private import tables_with_entries
 
 C10D = "torch/distributed/distributed_c10d.py of torch 2.13"

@@ -23,7 +23,7 @@ from conformance import (
 )
 from conformance.oracle.messages import content
 from conformance.spec.p2p.posting import post
-from conformance.spec.polling import let_the_device_finish, rounds_of_messages
+from conformance.spec.waiting import let_the_device_finish, rounds_of_messages
 
 chapter = Chapter("p2p")
 

@@ -8,6 +8,6 @@ hook_registration                    communication hooks and overlapped optimize
 optimizer_in_backward                optimizers that step inside backward
 mixed_precision                      compute and communicate in low precision
 join                                 ranks that have run out of input
-controls, logging_data               settings, copies, statistics
+wrapper_methods, logging_data        settings, copies, statistics
 delayed_all_reduce, compiled_reduction   other ways to average
 """

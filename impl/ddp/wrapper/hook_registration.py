@@ -11,8 +11,8 @@ from torch import Tensor
 
 from impl.ddp.iteration.comm_hooks import CommHook, why_unusable
 from impl.ddp.parameters import has_optimizer
-from impl.ddp.wrapper.controls import WrapperControls
 from impl.ddp.wrapper.optimizer_in_backward import OptimizerInBackward, take_over
+from impl.ddp.wrapper.wrapper_methods import WrapperControls
 from impl.torch_private import overlapped_optimizer
 
 

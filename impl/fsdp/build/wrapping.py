@@ -13,7 +13,7 @@ from torch.distributed.fsdp import MixedPrecision
 from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy
 
 from impl.fsdp.build.ignored import Ignored
-from impl.fsdp.step import tree
+from impl.fsdp.step import nested_tensors
 from impl.fsdp.step.state import state_of
 from impl.torch_private import is_wrap_policy, run_wrap_policy
 
@@ -167,10 +167,10 @@ def _compute_in_float32(module: nn.Module) -> None:
     def before(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         nonlocal input_dtype
         input_dtype = None
-        return tree.map_tensors(up, args)
+        return nested_tensors.map_tensors(up, args)
 
     def after(_: nn.Module, __: tuple[Any, ...], output: Any) -> Any:
-        return tree.cast_floating(output, input_dtype)
+        return nested_tensors.cast_floating(output, input_dtype)
 
     # Behind all other hooks: nothing may see the wrong dtype in between.
     module.register_forward_pre_hook(before)

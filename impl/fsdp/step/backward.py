@@ -30,7 +30,7 @@ from impl.fsdp.common import TrainingState, check, span
 from impl.fsdp.flat_param import gradients
 from impl.fsdp.flat_param.handle import FlatParamHandle
 from impl.fsdp.phases import GradientEvent, UnitEvent, UnitPhase
-from impl.fsdp.step import tree
+from impl.fsdp.step import nested_tensors
 from impl.fsdp.step.lazy_init import lazy_init
 from impl.fsdp.step.reduction import reduce_gradient
 from impl.fsdp.step.sharding import frees_in_backward, prefetch, reshard, settle, unshard
@@ -49,7 +49,9 @@ def arm_pre_backward(state: FSDPState, output: Any) -> None:
     if state.is_root:
         state.shared.final_callback_queued = False
     hook = unserializable_hook(functools.partial(_pre_backward, state))
-    differentiable = [tensor for tensor in tree.tensors_in(output) if tensor.requires_grad]
+    differentiable = [
+        tensor for tensor in nested_tensors.tensors_in(output) if tensor.requires_grad
+    ]
     for tensor in differentiable:
         tensor.register_hook(hook)
     if state.handle is not None:
@@ -82,7 +84,7 @@ def arm_post_backward_of_frozen(state: FSDPState, handle: FlatParamHandle, input
         or handle.flat_param.requires_grad
     ):
         return
-    tensors = [tensor for tensor in tree.tensors_in(inputs) if tensor.requires_grad]
+    tensors = [tensor for tensor in nested_tensors.tensors_in(inputs) if tensor.requires_grad]
     hook = register_multi_grad_hook(tensors, _weakly(_post_backward_of_frozen, state, handle))
     handle.post_backward_hook = (hook,)
 

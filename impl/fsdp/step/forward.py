@@ -12,7 +12,7 @@ from impl.fsdp.common import span
 from impl.fsdp.flat_param import gradients
 from impl.fsdp.flat_param.handle import FlatParamHandle
 from impl.fsdp.phases import DataEvent, UnitEvent, UnitPhase
-from impl.fsdp.step import backward, buffers, tree
+from impl.fsdp.step import backward, buffers, nested_tensors
 from impl.fsdp.step.order import first_disagreement
 from impl.fsdp.step.sharding import prefetch, reshard, unshard
 from impl.fsdp.step.state import FSDPState
@@ -39,12 +39,12 @@ def root_pre_forward(state: FSDPState, args: Args, kwargs: Kwargs) -> tuple[Args
     streams.unshard.wait_stream(compute)
     streams.pre_unshard.wait_stream(compute)
     gradients.reset_if_cleared(context.units)
-    args, kwargs = tree.move((args, kwargs), state.compute_device)
+    args, kwargs = nested_tensors.move((args, kwargs), state.compute_device)
     precision = state.mixed_precision
     forces_full = state.handle is not None and state.handle.forces_full_precision
     in_full_precision_eval = state.uses_full_precision_in_eval and not state.module.training
     if precision.cast_root_forward_inputs and not forces_full and not in_full_precision_eval:
-        args, kwargs = tree.cast_floating((args, kwargs), precision.param_dtype)
+        args, kwargs = nested_tensors.cast_floating((args, kwargs), precision.param_dtype)
     return args, kwargs
 
 
@@ -97,7 +97,7 @@ def _cast_inputs(state: FSDPState, args: Args, kwargs: Kwargs) -> tuple[Args, Kw
     handle, precision = state.handle, state.mixed_precision
     if handle is None or handle.forces_full_precision or not precision.cast_forward_inputs:
         return args, kwargs
-    return tree.cast_floating((args, kwargs), precision.param_dtype)
+    return nested_tensors.cast_floating((args, kwargs), precision.param_dtype)
 
 
 def post_forward(state: FSDPState, output: Any) -> Any:

@@ -1,8 +1,8 @@
 """Buffers of an operation: flat CPU memory, or pinned memory for CUDA tensors, and copying back.
 
-dense          any layout as flat memory on the CPU
-aliasing       tensors of one call that share memory
-lending        lends flat memory for the tensors of one operation
-cuda_staging   lends pinned memory for tensors on a GPU
-lender_choice  which of the two lends
+dense           any layout as flat memory on the CPU
+aliasing        tensors of one call that share memory
+staging         lends flat memory for the tensors of one operation
+cuda_staging    lends pinned memory for tensors on a GPU
+staging_choice  which of the two lends
 """

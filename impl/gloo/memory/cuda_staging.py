@@ -38,7 +38,7 @@ from torch import Tensor
 
 from impl.device import DeviceHandle, Event
 from impl.gloo.memory import dense
-from impl.gloo.memory.lending import Lender
+from impl.gloo.memory.staging import Lender
 
 # Many times what the copy engine moves while the host starts the next copy: 10 us at 20 GB/s.
 SEGMENT_NBYTES = 4 << 20

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed import Work
 
 from impl.gloo.memory import aliasing
-from impl.gloo.memory.lender_choice import lender_for
+from impl.gloo.memory.staging_choice import lender_for
 from impl.gloo.queue.issuing import Described, GroupCore
 from impl.gloo.requests import validation
 from impl.gloo.requests.dispatching import dispatched

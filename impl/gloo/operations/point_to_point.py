@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed import Work
 
 from impl.gloo.memory import aliasing
-from impl.gloo.memory.lender_choice import lender_for
+from impl.gloo.memory.staging_choice import lender_for
 from impl.gloo.operations import monitored_barrier
 from impl.gloo.queue.issuing import GroupCore, as_list
 from impl.gloo.queue.profiling import profiled

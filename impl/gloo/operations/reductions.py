@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed import Work
 
 from impl.gloo.memory import aliasing, dense
-from impl.gloo.memory.lender_choice import lender_for
+from impl.gloo.memory.staging_choice import lender_for
 from impl.gloo.operations import flattening, sparse
 from impl.gloo.operations.reduction_choice import choose, choose_all_reduce, choose_each
 from impl.gloo.queue.issuing import Described, GroupCore, as_list, as_lists

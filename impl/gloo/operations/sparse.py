@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from impl.errors import CollectiveMismatch
-from impl.gloo.memory.lender_choice import lender_for
+from impl.gloo.memory.staging_choice import lender_for
 from impl.gloo.queue.issuing import Described
 from impl.gloo.requests import validation
 from impl.transport.base import CallInfo, Communicator, Deadline

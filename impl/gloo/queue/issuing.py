@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from impl.gloo.connect.transports import GroupPlace, connect
-from impl.gloo.memory.lending import Lender
+from impl.gloo.memory.staging import Lender
 from impl.gloo.options import Options
 from impl.gloo.queue.executor import Executor
 from impl.gloo.queue.profiling import profiled

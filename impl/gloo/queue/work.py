@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed import Work
 
 from impl import errors
-from impl.gloo.memory.lending import Lender
+from impl.gloo.memory.staging import Lender
 from impl.gloo.queue import by_tensor
 from impl.gloo.queue.profiling import ProfiledRange
 from impl.gloo.requests.settings import Timeout, own_timeout_s

@@ -2,7 +2,7 @@
 
 frames        what travels on a connection
 streams       bytes to frames and back
-exchange      which send meets which receive
+matching      which send meets which receive
 eager         the authenticated protocol: small messages go at once
 credits       Gloo's protocol: a message goes when its receiver has asked for it
 own_messages  messages from a rank to itself

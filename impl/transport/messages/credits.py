@@ -33,7 +33,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from impl.transport.messages.exchange import (
+from impl.transport.messages.frames import Opcode, Preamble, ProtocolError, frame_header
+from impl.transport.messages.matching import (
     AnySource,
     PendingReceive,
     PostedMessage,
@@ -44,7 +45,6 @@ from impl.transport.messages.exchange import (
     take_over,
     vacate,
 )
-from impl.transport.messages.frames import Opcode, Preamble, ProtocolError, frame_header
 from impl.transport.messages.streams import SendQueue
 
 

@@ -31,7 +31,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from impl.transport.messages.exchange import (
+from impl.transport.messages.frames import (
+    EAGER_NBYTES_MAX,
+    PREAMBLE_NBYTES,
+    Opcode,
+    Preamble,
+    ProtocolError,
+    frame_header,
+)
+from impl.transport.messages.matching import (
     AnySource,
     PendingReceive,
     PostedMessage,
@@ -41,14 +49,6 @@ from impl.transport.messages.exchange import (
     memory_for,
     take_over,
     vacate,
-)
-from impl.transport.messages.frames import (
-    EAGER_NBYTES_MAX,
-    PREAMBLE_NBYTES,
-    Opcode,
-    Preamble,
-    ProtocolError,
-    frame_header,
 )
 from impl.transport.messages.streams import SendQueue
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from impl.transport.messages.exchange import MessageExchange, PostedMessage
 from impl.transport.messages.frames import (
     CONTROL_NBYTES_MAX,
     FrameRules,
@@ -25,6 +24,7 @@ from impl.transport.messages.frames import (
     ProtocolError,
     frame_header,
 )
+from impl.transport.messages.matching import MessageExchange, PostedMessage
 from impl.transport.messages.streams import FrameReader, Happened, SendQueue
 
 READS_PER_EVENT = 16  # then the other peers get their turn

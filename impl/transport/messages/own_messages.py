@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from impl.transport.messages.exchange import PostedMessage, SizeMismatch
+from impl.transport.messages.matching import PostedMessage, SizeMismatch
 
 
 class OwnMessages:

@@ -11,7 +11,7 @@ from multiprocessing import util
 from torch import Tensor
 
 from impl.transport.base import CallInfo, Deadline
-from impl.transport.fate import EndCause, Fate
+from impl.transport.end_cause import EndCause, Fate
 from impl.transport.shm.copying import Copying
 from impl.transport.shm.layout import MappingLayout
 from impl.transport.shm.mailbox import Mailbox, ShmTransfer

@@ -23,7 +23,7 @@ from torch import Tensor
 from impl import errors
 from impl.transport.background import is_background, work_in_background
 from impl.transport.base import ANY_SOURCE, CallInfo, Deadline
-from impl.transport.fate import EndCause
+from impl.transport.end_cause import EndCause
 from impl.transport.shm import words
 from impl.transport.shm.matching import IncomingMessage, Matcher
 from impl.transport.shm.membership import Membership

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from impl import errors
 from impl.transport.base import CallInfo
-from impl.transport.fate import EndCause, Fate
+from impl.transport.end_cause import EndCause, Fate
 from impl.transport.shm import words
-from impl.transport.shm.fate import FateBoard
+from impl.transport.shm.end_cause import FateBoard
 from impl.transport.shm.layout import MappingLayout
 from impl.transport.shm.mapping import Mapping
 

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from impl import errors
 from impl.transport.background import is_background
 from impl.transport.base import CallInfo, Deadline, exchange_of
-from impl.transport.fate import EndCause
+from impl.transport.end_cause import EndCause
 from impl.transport.shm import words
 from impl.transport.shm.layout import ANNOUNCEMENT_NBYTES
 from impl.transport.shm.membership import Membership

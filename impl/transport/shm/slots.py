@@ -18,7 +18,7 @@ from torch import Tensor
 
 from impl import errors
 from impl.transport.base import CallInfo
-from impl.transport.fate import EndCause
+from impl.transport.end_cause import EndCause
 from impl.transport.shm.membership import Membership
 from impl.transport.shm.rounds import Rounds
 

@@ -17,13 +17,13 @@ from torch import Tensor
 from impl.schedules.barrier import dissemination_barrier
 from impl.schedules.executor import Pending, execute
 from impl.schedules.steps import Schedule
-from impl.transport.agreement import Agreement
 from impl.transport.base import CallInfo, Combine
 from impl.transport.memory import ScratchPool, StagingCache, TensorMemory
 from impl.transport.messages.eager import COLLECTIVE_SLOT, EagerExchange
-from impl.transport.messages.exchange import PostedMessage
 from impl.transport.messages.frames import Opcode, SlotPrefix, collective_slot
 from impl.transport.messages.hub import Hub
+from impl.transport.messages.matching import PostedMessage
+from impl.transport.mismatch_detection import Agreement
 
 STAGED_NBYTES_MAX = 64 << 10
 EVERYBODY_TALKS_MAX = 16  # world size up to which all ranks tell all others their call number
@@ -143,7 +143,7 @@ class Disputed(Exception):
 
 
 class TcpCore:
-    """Collectives of the authenticated mode. See [Note: call numbers] in `agreement.py`.
+    """Collectives of the authenticated mode. See [Note: call numbers] in `mismatch_detection.py`.
 
     [Note: no tensor changes before all agree] A small collective works on copies of its tensors and
     hands it over at the end, when every peer has been heard: the frames with data carry the call

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from impl.transport.base import ANY_SOURCE, CallInfo, Combine, Deadline
-from impl.transport.fate import EndCause
+from impl.transport.end_cause import EndCause
 from impl.transport.meeting.addresses import Address
 from impl.transport.meeting.interfaces import listen
 from impl.transport.memory import bytes_of
-from impl.transport.messages.exchange import PostedMessage
 from impl.transport.messages.hub import Hub
+from impl.transport.messages.matching import PostedMessage
 from impl.transport.messages.own_messages import OwnMessages
 from impl.transport.sockets.collective_run import Collective
 from impl.transport.sockets.collectives import CollectiveBuilder

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from impl import errors
 from impl.schedules.executor import Pending
 from impl.transport.base import CallInfo
-from impl.transport.fate import Fate
+from impl.transport.end_cause import Fate
 from impl.transport.messages.credits import CreditExchange
 from impl.transport.messages.frames import GLOO_RULES, TAG_MAX, Preamble, SlotPrefix
 from impl.transport.messages.hub import Link

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from impl import errors
 from impl.schedules.executor import Pending
 from impl.transport.base import CallInfo, Deadline
-from impl.transport.fate import EndCause, Fate
-from impl.transport.messages.exchange import (
+from impl.transport.end_cause import EndCause, Fate
+from impl.transport.messages.frames import FrameRules, Preamble
+from impl.transport.messages.hub import Hub, Link, PeerGone
+from impl.transport.messages.matching import (
     MessageExchange,
     NobodyLeft,
     PostedMessage,
     SizeMismatch,
 )
-from impl.transport.messages.frames import FrameRules, Preamble
-from impl.transport.messages.hub import Hub, Link, PeerGone
 from impl.transport.messages.own_messages import OwnMessages
 from impl.transport.messages.streams import SendQueue
 from impl.transport.sockets.collective_run import Collective, MessageFailed

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from torch import Tensor
 
 from impl.transport.base import Deadline
-from impl.transport.messages.exchange import PostedMessage
 from impl.transport.messages.hub import Hub
+from impl.transport.messages.matching import PostedMessage
 from impl.transport.messages.own_messages import OwnMessages
 from impl.transport.sockets.group import Expired
 from impl.transport.sockets.loop import EventLoop, Timer

@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterator
 
 from impl import errors
 from impl.schedules.executor import Pending
-from impl.transport.agreement import Statement
 from impl.transport.base import CallInfo
-from impl.transport.fate import EndCause, Fate
+from impl.transport.end_cause import EndCause, Fate
 from impl.transport.messages.eager import EagerExchange
 from impl.transport.messages.frames import TCP_RULES, Opcode, Preamble, frame_header
 from impl.transport.messages.hub import Link
 from impl.transport.messages.own_messages import OwnMessages
 from impl.transport.messages.streams import SendQueue
+from impl.transport.mismatch_detection import Statement
 from impl.transport.sockets.collective_run import Collective, Disputed, TcpCore
 from impl.transport.sockets.collectives import ChosenPlans
 from impl.transport.sockets.group import MessageGroup, ranks_that_wait

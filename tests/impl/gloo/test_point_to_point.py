@@ -13,7 +13,7 @@ from impl import errors
 from impl.gloo import ProcessGroupGloo
 from impl.gloo.operations import monitored_barrier
 from impl.transport.base import Transfer
-from impl.transport.fate import EndCause, Fate
+from impl.transport.end_cause import EndCause, Fate
 from impl.transport.transfer import PostedTransfer
 from tests.impl.gloo.ranks import in_groups
 

@@ -12,7 +12,6 @@ import pytest
 
 from impl.transport.messages.credits import CreditExchange
 from impl.transport.messages.eager import EagerExchange
-from impl.transport.messages.exchange import MessageExchange, PostedMessage
 from impl.transport.messages.frames import (
     EAGER_NBYTES_MAX,
     GLOO_RULES,
@@ -22,9 +21,10 @@ from impl.transport.messages.frames import (
     Preamble,
 )
 from impl.transport.messages.hub import Hub, Link
+from impl.transport.messages.matching import MessageExchange, PostedMessage
 from impl.transport.messages.streams import SendQueue
 from tests.impl.transport.breaking_off import Interrupted, RaisesAt, everywhere
-from tests.impl.transport.desk import Desk
+from tests.impl.transport.played_peers import Desk
 
 SLOT = 5
 LARGE = EAGER_NBYTES_MAX + 1

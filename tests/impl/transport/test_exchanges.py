@@ -9,7 +9,6 @@ import pytest
 
 from impl.transport.messages.credits import CreditExchange
 from impl.transport.messages.eager import COLLECTIVE_SLOT, WINDOW_NBYTES, EagerExchange, eager_cost
-from impl.transport.messages.exchange import NobodyLeft, PostedMessage, SizeMismatch
 from impl.transport.messages.frames import (
     EAGER_NBYTES_MAX,
     PREAMBLE,
@@ -18,7 +17,8 @@ from impl.transport.messages.frames import (
     Preamble,
     ProtocolError,
 )
-from tests.impl.transport.desk import Desk
+from impl.transport.messages.matching import NobodyLeft, PostedMessage, SizeMismatch
+from tests.impl.transport.played_peers import Desk
 
 LARGE = EAGER_NBYTES_MAX + 1
 

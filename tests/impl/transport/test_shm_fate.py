@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from impl import errors
-from impl.transport.fate import EndCause, Fate
+from impl.transport.end_cause import EndCause, Fate
 from impl.transport.shm import words
-from impl.transport.shm.fate import FateBoard
+from impl.transport.shm.end_cause import FateBoard
 from impl.transport.shm.layout import MappingLayout
 from impl.transport.shm.mapping import Mapping
 from impl.transport.shm.membership import Membership

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from impl.ddp.iteration.reducer import Reducer
-from impl.ddp.wrapper.controls import WrapperControls
+from impl.ddp.wrapper.wrapper_methods import WrapperControls
 from tests.mutants.ddp.kit import DDPMutant, afterwards, beforehand, instead, swap
 from tests.mutants.kit import breaks
 

@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 from impl.ddp.wrapper.api import DistributedDataParallel
-from impl.ddp.wrapper.controls import WrapperControls
+from impl.ddp.wrapper.wrapper_methods import WrapperControls
 from tests.mutants.ddp.kit import DDPMutant, afterwards, beforehand, instead
 from tests.mutants.kit import breaks
 

@@ -8,7 +8,7 @@ from impl.ddp.iteration.progress import ReducerEvent
 from impl.ddp.iteration.reducer import Reducer
 from impl.ddp.iteration.static_graph import StaticGraph
 from impl.ddp.wrapper.api import DistributedDataParallel
-from impl.ddp.wrapper.controls import WrapperControls
+from impl.ddp.wrapper.wrapper_methods import WrapperControls
 from tests.mutants.ddp.kit import DDPMutant, beforehand, instead, swap
 from tests.mutants.kit import breaks
 

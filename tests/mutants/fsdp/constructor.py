@@ -12,7 +12,7 @@ from torch import nn
 from impl.fsdp import api
 from impl.fsdp.build import groups, materialize
 from impl.fsdp.flat_param import handle, views
-from impl.fsdp.step import sharding, tree
+from impl.fsdp.step import nested_tensors, sharding
 from tests.mutants.fsdp.kit import Swapped, always
 from tests.mutants.kit import breaks
 
@@ -27,7 +27,7 @@ def _without_dataclasses(inputs: Any) -> Iterator[torch.Tensor]:
 
 @breaks("fsdp/inputs-and-outputs", says="raised")
 class OverlooksDataclasses(Swapped):
-    swaps = ((tree, "tensors_in", lambda _: _without_dataclasses),)
+    swaps = ((nested_tensors, "tensors_in", lambda _: _without_dataclasses),)
 
 
 def _without_names(right: Any) -> Any:
@@ -43,7 +43,7 @@ def _without_names(right: Any) -> Any:
 
 @breaks("fsdp/inputs-and-outputs", says="'tuple' object has no attribute 'x'")
 class NamedTuplesLoseTheirNames(Swapped):
-    swaps = ((tree, "_map", _without_names),)
+    swaps = ((nested_tensors, "_map", _without_names),)
 
 
 def _of_parameters(right: Any) -> Any:
@@ -180,7 +180,7 @@ class LooksForBareTensors(Swapped):
 
     swaps = (
         (
-            tree,
+            nested_tensors,
             "tensors_in",
             lambda _: lambda value: [value] if isinstance(value, torch.Tensor) else [],
         ),

@@ -11,7 +11,7 @@ from impl.fsdp import common
 from impl.fsdp.checkpoint import optim_names, optim_save, sharded_values, state_dict
 from impl.fsdp.flat_param import config, gradients
 from impl.fsdp.flat_param import gradients as gradients_module
-from impl.fsdp.step import buffers, forward, grad_norm, reduction, tree, unshard_params
+from impl.fsdp.step import buffers, forward, grad_norm, nested_tensors, reduction, unshard_params
 from tests.mutants.fsdp.kit import Swapped, as_property, nothing
 from tests.mutants.kit import breaks
 
@@ -78,14 +78,14 @@ class TheRootAloneCastsInputs(Swapped):
 def _of_detached(right: Any) -> Any:
     def wrong(inputs: Any, dtype: Any) -> Any:
         cast = right(inputs, dtype)
-        return tree.map_tensors(torch.Tensor.detach, cast) if dtype is not None else cast
+        return nested_tensors.map_tensors(torch.Tensor.detach, cast) if dtype is not None else cast
 
     return wrong
 
 
 @breaks("fsdp/cast-unit-inputs", says="raised|is wrong")
 class GradientsEndAtTheCast(Swapped):
-    swaps = ((tree, "cast_floating", _of_detached),)
+    swaps = ((nested_tensors, "cast_floating", _of_detached),)
 
 
 def _rounded(right: Any) -> Any:

@@ -8,14 +8,14 @@ from typing import Any
 from impl.fsdp.build import construct as build
 from impl.fsdp.build import wrapping
 from impl.fsdp.flat_param import config, handle
-from impl.fsdp.step import buffers, forward, tree
+from impl.fsdp.step import buffers, forward, nested_tensors
 from tests.mutants.fsdp.kit import Swapped, nothing
 from tests.mutants.kit import breaks
 
 
 @breaks("fsdp/cast-inputs", says="x: float32, want bfloat16|raised")
 class InputsAreNotCast(Swapped):
-    swaps = ((tree, "cast_floating", lambda _: lambda value, dtype: value),)
+    swaps = ((nested_tensors, "cast_floating", lambda _: lambda value, dtype: value),)
 
 
 def _in_full(right: Any) -> Any:
@@ -51,7 +51,7 @@ class CastsParametersOnce(Swapped):
 def _cast_always(right: Any) -> Any:
     def wrong(state: Any, args: Any, kwargs: Any) -> Any:
         moved = right(state, args, kwargs)
-        return tree.cast_floating(moved, state.mixed_precision.param_dtype)
+        return nested_tensors.cast_floating(moved, state.mixed_precision.param_dtype)
 
     return wrong
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from impl.fsdp import api
 from impl.fsdp.flat_param import gradients
-from impl.fsdp.step import backward, forward, grad_norm, tree, unshard_params
+from impl.fsdp.step import backward, forward, grad_norm, nested_tensors, unshard_params
 from impl.fsdp.step.state import states_in
 from impl.torch_private import is_backward_running
 from tests.mutants.fsdp.kit import Swapped
@@ -123,7 +123,7 @@ def _in_every_mode(_: Any) -> Any:
         precision = state.mixed_precision
         if state.handle is None or not precision.cast_forward_inputs:
             return args, kwargs
-        return tree.cast_floating((args, kwargs), precision.param_dtype)
+        return nested_tensors.cast_floating((args, kwargs), precision.param_dtype)
 
     return wrong
 

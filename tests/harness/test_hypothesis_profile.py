@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from conformance.run.properties import PROFILE, use_unless_chosen
+from conformance.run.hypothesis_profile import PROFILE, use_unless_chosen
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch.nn.modules.module import register_module_forward_hook
 
-from conformance.harness.switches import OwnChanges, changed_since, stop_timers, take_switches
+from conformance.harness.process_state import OwnChanges, changed_since, stop_timers, take_switches
 
 
 @contextmanager

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from conformance.checks.compare import first_difference
-from conformance.harness.data import Described, pack_for_parent, unpack_from_rank
 from conformance.harness.messages import FunctionRef, find_function
+from conformance.harness.restricted_pickle import Described, pack_for_parent, unpack_from_rank
 
 
 class Colour(Enum):

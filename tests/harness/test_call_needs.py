@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from conformance.harness.asking import needs_of_call
+from conformance.harness.call_needs import needs_of_call
 
 INT64, FLOAT = torch.ones(2, dtype=torch.int64), torch.ones(2)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed import Work
 
 from impl.gloo.memory import aliasing
-from impl.gloo.memory.lender_choice import lender_for
+from impl.gloo.memory.staging_choice import lender_for
 from impl.gloo.operations import flattening
 from impl.gloo.queue.issuing import Described, GroupCore, as_list, as_lists, joined
 from impl.gloo.requests import validation

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from impl.device import handle_of
 from impl.gloo.memory.cuda_staging import CudaLender
-from impl.gloo.memory.lending import Lender
+from impl.gloo.memory.staging import Lender
 
 
 def lender_for(tensors: Sequence[Tensor]) -> Lender:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from impl.transport.agreement import REMEMBERED_CALLS, Agreement, Statement, call_number
 from impl.transport.base import CallInfo
+from impl.transport.mismatch_detection import REMEMBERED_CALLS, Agreement, Statement, call_number
 
 REDUCE = CallInfo("all_reduce", 0, "op=sum numel=4", "sum float32 (4,)")
 OTHER = CallInfo("all_reduce", 0, "op=sum numel=8", "sum float32 (8,)")

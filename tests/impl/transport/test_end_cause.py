@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from impl.errors import Aborted, CollectiveTimeout, PeerLost
-from impl.transport.fate import EndCause, Fate
+from impl.transport.end_cause import EndCause, Fate
 
 
 @pytest.mark.parametrize("cause", EndCause)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 import time
 
-from impl.transport.fate import Fate
+from impl.transport.end_cause import Fate
 from impl.transport.shm import words
 from impl.transport.shm.layout import MappingLayout
 from impl.transport.shm.mapping import Mapping

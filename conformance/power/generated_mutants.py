@@ -1,7 +1,7 @@
 """Generated mutants of a backend (operation, defect and condition), as targets and process groups.
 
-`--target conformance.power.mutants:all_reduce__misses_the_last__of_odd_numel` is torch's gloo with
-that bug.
+`--target conformance.power.generated_mutants:all_reduce__misses_the_last__of_odd_numel` is torch's
+gloo with that bug.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from impl.transport.messages.credits import CreditExchange
 from impl.transport.messages.eager import EagerExchange
-from impl.transport.messages.exchange import MessageExchange, PostedMessage
 from impl.transport.messages.frames import PREAMBLE, PREAMBLE_NBYTES, Opcode, Preamble
 from impl.transport.messages.hub import Hub
+from impl.transport.messages.matching import MessageExchange, PostedMessage
 from impl.transport.messages.streams import SendQueue
 
 
