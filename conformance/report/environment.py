@@ -1,4 +1,4 @@
-"""The environment in a certificate: versions of software, processor and devices."""
+"""The environment in a certificate: torch and Python versions, platform, CPU count, devices."""
 
 from __future__ import annotations
 

@@ -144,7 +144,8 @@ class Ranks:
 def call(told: bytes, within_s: float) -> bytes:
     """Call a function in a rank."""
     function, args = pickle.loads(told)
-    faulthandler.dump_traceback_later(within_s)  # shows where it hangs
+    # shows where it hangs, one rank after the other
+    faulthandler.dump_traceback_later(within_s + 0.1 * sum(me.rank for me in ME))
     try:
         return pickle.dumps(function(*ME, *args))
     except BaseException as error:
@@ -153,6 +154,8 @@ def call(told: bytes, within_s: float) -> bytes:
         failure.message = str(error)  #: Raised
         failure.bases = [kind.__name__ for kind in type(error).__mro__]  #: Raised
         raise failure from None
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def join(rank: int, port: int) -> None:

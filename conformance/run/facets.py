@@ -1,4 +1,4 @@
-"""What a case is about (operation, dtype, world size, rule), to find what failing cases share."""
+"""Facets of one case (operation, dtype, world size, rule), which `report.blame` compares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares tensors of all ranks with expected values, allowing for rounding."""
+"""`assert_near`: compares each rank's tensor with its expected `Near`, within its error bound."""
 
 from __future__ import annotations
 

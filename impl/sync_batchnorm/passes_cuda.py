@@ -1,4 +1,4 @@
-"""CUDA kernels over a batch: moments, normalisation and gradients by torch's fused kernels.
+"""Batch norm passes on CUDA by torch's fused kernels: moments, output, gradients.
 
 The kernels want vectors in the batch's compute type. They subtract the mean first, so no digits
 cancel; what rounding took from the mean is made up for in the other vectors. Nothing here makes the

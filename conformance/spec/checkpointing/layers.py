@@ -1,4 +1,4 @@
-"""Activation checkpointing under DDP of layers that run once: nested, frozen, unused, segments."""
+"""Activation checkpoints in and around DDP, each layer in one: nested, frozen, unused, segments."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`Reducer`, with the methods of torch's: comm hooks, bucket rebuilding, `join()`, used parameters,
-settings and statistics.
+"""`Reducer`: torch's Reducer API (hooks, rebuild, statistics) on top of `BackwardPass`.
 
 The iteration itself is in its base class, in `backward_pass`.
 """

@@ -1,4 +1,4 @@
-"""Agreement of all ranks on a prefix of store keys that no earlier group or attempt has used.
+"""All ranks agree on a store-key prefix never used before: tokens, and rank 0 calls the roll.
 
 Stores never forget: a group that is destroyed and made again on one store, or that failed to form
 and is tried again, would read the addresses of the earlier attempt. Counting attempts does not

@@ -1,4 +1,4 @@
-"""Allocations on the simulated device and the host, and records of accesses to them.
+"""Simulated storages: `Memory` (bytes, access history), tensors' `Elements`, lookup by tensor.
 
 A `Memory` is one life of a torch storage, from its allocation to its end: the storage is dropped,
 or it is resized to nothing. Kernels that are still to be executed refer to it by `Elements`, so it

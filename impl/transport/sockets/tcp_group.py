@@ -1,4 +1,4 @@
-"""A group over authenticated TCP: detects mismatched calls and lost peers, and tells all ranks.
+"""`TcpGroup`: a group over our TCP protocol; detects mismatched calls and lost peers, tells all.
 
 [Note: who is lost] A rank that ends in good order says FAREWELL first; the others can finish what
 does not need it. A connection that ends without FAREWELL is a lost rank, and the group is over:
