@@ -38,8 +38,9 @@ def test_a_target_file_loads_and_deviates_from_rules_that_exist(path: Path) -> N
 def test_what_a_target_file_names_is_in_the_folder_or_in_torch(path: Path) -> None:
     for module, attribute in references(path):
         tree = ast.parse((TARGETS / f"{module}.py").read_text())
-        functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-        assert not attribute or attribute in functions
+        kinds = (ast.FunctionDef, ast.ClassDef)
+        defined = {node.name for node in tree.body if isinstance(node, kinds)}
+        assert not attribute or attribute in defined
 
 
 def test_the_readme_names_every_target_file() -> None:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torchft.process_group import (
     ErrorSwallowingProcessGroupWrapper,
+    ProcessGroupBabyGloo,
     ProcessGroupGloo,
 )
 
@@ -60,6 +61,10 @@ class Gloo(AsDefaultGroup, ProcessGroupGloo):  # type: ignore[misc]  # torchft m
     """Gloo that can be configured again."""
 
 
+class Baby(AsDefaultGroup, ProcessGroupBabyGloo):  # type: ignore[misc]  # torchft may be missing
+    """Gloo in a process of its own."""
+
+
 class Swallowing(AsDefaultGroup, ErrorSwallowingProcessGroupWrapper):  # type: ignore[misc]  # torchft may be missing
     """Gloo, with all_reduces that never raise."""
 
@@ -69,10 +74,15 @@ def gloo(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
     return Gloo(timeout).join(store, rank, size)
 
 
+def baby(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
+    """The creator that `register_backend` takes."""
+    return Baby(timeout).join(store, rank, size)
+
+
 def swallowing(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
     """The creator that `register_backend` takes."""
     return Swallowing(ProcessGroupGloo(timeout)).join(store, rank, size)
 
 
-for _create in (gloo, swallowing):
+for _create in (gloo, baby, swallowing):
     dist.Backend.register_backend(f"torchft_{_create.__name__}", _create, devices=["cpu"])

@@ -167,6 +167,46 @@ def test_nothing_is_issued(ranks: Ranks, raises: bool) -> None:
         assert_that(issued == wanted, f"collectives of each pass: {counts}", rank)
 
 
+def drop_then_accumulate(me: Me, options: Options) -> list[tuple[int, Tensor, Tensor]]:
+    """In each step: what the pass inside no_sync issued, its gradient, and that of the next pass.
+    Before it comes a forward pass outside, whose output is dropped."""
+    group = record()
+    module = Recipe(Perceptron, ((WIDTH, 1),))().to(me.device)
+    model = me.ddp(module, process_group=group, **options)
+    weight = module.get_parameter("layers.0.weight")
+    seen = []
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.full((1, WIDTH), 9.0).double().to(me.device))
+        group.take()
+        with model.no_sync():
+            model(torch.full((1, WIDTH), 1.0 + me.rank).double().to(me.device)).sum().backward()
+        issued = len(group.take())
+        assert weight.grad is not None
+        accumulated = weight.grad.clone()
+        model(torch.full((1, WIDTH), 3.0 + me.rank).double().to(me.device)).sum().backward()
+        seen.append((issued, accumulated, weight.grad.clone()))
+    return seen
+
+
+@chapter.must(
+    "ddp/no-sync/after-a-dropped-forward",
+    "A backward pass inside no_sync issues no collective either after a forward pass outside of it "
+    "whose output was dropped.",
+    source=f"{DOCS}, no_sync: gradients will be accumulated without synchronisation",
+    rests_on=("ddp/no-sync/silent", "ddp/no-sync/forward-decides"),
+)
+@world_sizes(2)
+@pytest.mark.parametrize("options", [{}, SEARCH, {"gradient_as_bucket_view": True}], ids=str)
+def test_an_output_was_dropped_before(ranks: Ranks, options: Options) -> None:
+    for rank, steps in enumerate(ranks.run(drop_then_accumulate, options)):
+        for i, (issued, accumulated, averaged) in enumerate(steps):
+            assert_that(issued == 0, f"step {i + 1}: {issued} collectives inside no_sync", rank)
+            right = bool((accumulated == 1.0 + rank).all() and (averaged == 5.0).all())
+            values = f"{accumulated.tolist()}, then {averaged.tolist()}"
+            assert_that(right, f"step {i + 1}: gradients {values}", rank)
+
+
 def hook_calls(me: Me, steps: int) -> list[tuple[int, Tensor]]:
     """How often the hook was called in each step, and the gradient after it."""
     module = Recipe(Perceptron, ((WIDTH, 1),))().to(me.device)

@@ -124,6 +124,7 @@ class BackwardPass:
         self._post_backward_futures: list[Any] = []
 
         self._progress = ReducerProgress()
+        self._has_begun = False  # whether the backward pass that is expected has come
         self._final_order: list[int] = []  # gradients of the last pass, as they became ready
         self._static: StaticGraph | None = None
         self._search = UnusedParameterSearch(process_group.rank(), self._names)
@@ -205,6 +206,7 @@ class BackwardPass:
             elif self.wants_outputs:
                 self._search_graph([outputs] if isinstance(outputs, Tensor) else outputs)
             self._expect_backward()
+            self._has_begun = outputs is None  # then nothing will tell
 
     def _take_all_as_used(self) -> None:
         if self._static is not None:
@@ -238,10 +240,26 @@ class BackwardPass:
                 if unused is not None:
                     self.unused_params = list(unused)
                 self._expect_backward()
+            self._has_begun = True
             if len(self.unused_params if unused is None else unused) == len(self.params):
                 # No hook will ever fire on this rank, while other ranks wait for it.
                 self._mark_unused_once()
             self._queue_delayed_all_reduce()
+
+    def backward_of_no_sync_begins(self) -> None:
+        """A backward pass has reached the outputs of a forward pass inside `no_sync`.
+
+        It is not the one that an earlier forward pass, outside, may have made the reducer expect.
+        If that one comes after all, `backward_begins` is called.
+        """
+        with self._lock:
+            if self._progress.is_expecting and not self._has_begun:
+                self._progress.on(ReducerEvent.DROPPED)
+
+    @property
+    def is_expecting(self) -> bool:
+        """Whether a synchronised backward pass is expected, or under way."""
+        return self._progress.is_expecting
 
     def _expect_backward(self) -> None:
         self._progress.on(ReducerEvent.FORWARD_ENDED)

@@ -364,7 +364,7 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
             return output
         self.require_forward_param_sync = self.require_backward_grad_sync
         if not self.require_backward_grad_sync:
-            # The backward may be the one that an earlier forward, outside no_sync, still expects.
+            self._expect_backward_of_no_sync(output)
             return self._pass_through(output)
         return self._expect_backward(output)
 
@@ -390,6 +390,18 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
 
         notify_at(outputs, backward_begins)
         return self._pass_through(output)
+
+    def _expect_backward_of_no_sync(self, output: Any) -> None:
+        """Have its backward averaged by no mistake: an earlier forward may still expect its own."""
+        if self.reducer.is_expecting and not transforms_are_active():
+            reducer_ref = weakref.ref(self.reducer)
+
+            def backward_begins() -> None:
+                reducer = reducer_ref()
+                if reducer is not None:
+                    reducer.backward_of_no_sync_begins()
+
+            notify_at(list(find_tensors(output)), backward_begins)
 
     @property
     def _searches(self) -> bool:

@@ -72,6 +72,15 @@ class SynchronisesAlways(DDPMutant):
     patched = instead(DistributedDataParallel, "no_sync", lambda self: contextlib.nullcontext())
 
 
+@breaks(
+    "ddp/no-sync/after-a-dropped-forward", says="collectives inside no_sync|raised RuntimeError"
+)
+class SynchronisesWhicheverBackwardIsNext(DDPMutant):
+    """A forward pass whose output was dropped makes the next backward pass a synchronised one."""
+
+    patched = instead(Reducer, "backward_of_no_sync_begins", lambda self: None)
+
+
 @contextlib.contextmanager
 def _no_sync(ddp: Any) -> Any:
     ddp.require_backward_grad_sync = False
