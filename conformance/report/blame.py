@@ -30,6 +30,8 @@ _TELLING = (
 )
 # Of a case that made its default group, and of one that got no further.
 MAKES_A_GROUP = ("op", "init_process_group")
+# Of a case after which a rank still held something of its groups.
+LEAVES_SOMETHING = ("rule", "groups/leaves-nothing-behind")
 TELLING = frozenset(facet for fails, holds, _ in _TELLING for facet in (fails, holds))
 _CONJUNCTION_MAX = 3
 # Of a size at which few cases ran, the failing ones are soon all.
@@ -186,7 +188,7 @@ def _is_understood(conjunction: Sequence[Facet]) -> bool:
 
 def _is_concrete(conjunction: Sequence[Facet]) -> bool:
     """Whether it is worth saying of one case alone, beside another explanation."""
-    if MAKES_A_GROUP in conjunction:
+    if MAKES_A_GROUP in conjunction or LEAVES_SOMETHING in conjunction:
         return True
     return len(conjunction) == 1 and conjunction[0][0] in _KINDS
 

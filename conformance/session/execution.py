@@ -14,14 +14,14 @@ from conformance.catalogue.rules import catalogue
 from conformance.harness import devices
 from conformance.harness.pool import SHARED_POOL
 from conformance.harness.ranks import Ranks
-from conformance.report.blame import MAKES_A_GROUP
+from conformance.report.blame import LEAVES_SOMETHING, MAKES_A_GROUP
 from conformance.report.case_failure import Failure
 from conformance.report.failure import failure_text
 from conformance.report.plain import plain
 from conformance.report.results import CaseResult
 from conformance.run.facets import Facets, facets_of
 from conformance.run.first_look import devices_of
-from conformance.run.judgement import Judgement
+from conformance.run.judgement import LEAVES_NOTHING_BEHIND, Judgement
 from conformance.run.plan import world_size_of
 from conformance.run.repetition import describe_taint, repeat
 from conformance.session.certifier import attach
@@ -219,12 +219,16 @@ def _record(
 
 
 def _facets(item: pytest.Item, judgement: Judgement) -> Facets:
-    """What the case tells of: of nothing else, if its ranks could make no default group."""
+    """What the case tells of: of nothing else, if its ranks could make no default group, or left
+    something behind afterwards.
+    """
     plan, world = item.stash[PLAN], item.stash.get(WORLD, None)
     made_group = world.made_default_group if world else None
     if judgement.seen not in FAILURES:
         facets = facets_of(item, plan)
         return (*facets, MAKES_A_GROUP) if made_group else facets
+    if LEAVES_NOTHING_BEHIND in judgement.verdicts and LEAVES_NOTHING_BEHIND not in plan.covers:
+        return (LEAVES_SOMETHING,)
     if made_group is False:
         return (MAKES_A_GROUP, ("world size", str(world_size_of(item))))
     return facets_of(item, plan, smallest_example(item))

@@ -70,6 +70,8 @@ def test_each_rank_is_judged_and_the_next_case_passes(outside: Outside, workers:
     assert run.certificate["harness_faults"] == faults
     assert run.exit_status == ended
     assert run.certificate["conclusion"] == ("unknown" if workers else "not conformant")
+    if not workers:
+        assert f"rule {HYGIENE} does not hold (1 of 1 case fails)" in run.certificate["blames"]
     _check_whole(run.certificate, newest_in(outside.pytester.path / "certificate"))
 
 
