@@ -224,7 +224,8 @@ class Results:
     def blames(self) -> list[str]:
         """What separates the cases that fail from those that pass, a sentence each, the one that
         explains most first. Cases that fail as declared do not count."""
-        cases = {case.case: case for case in self._cases() if case.facets}
+        # One case may say two things: that its rule holds, and that it left something behind.
+        cases = {(case.case, case.facets): case for case in self._cases() if case.facets}
         return sentences_of_blame([o for o in map(_observation, cases.values()) if o])
 
     def _deviation(self, deviation: Deviation) -> DeviationResult:
