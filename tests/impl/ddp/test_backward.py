@@ -95,6 +95,30 @@ def test_no_sync_leaves_the_reducer_alone_and_does_not_pile_up() -> None:
     assert wrapped.reducer.iteration == 1
 
 
+@pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified")
+@pytest.mark.parametrize("order", ["dropped", "later", "first", "together"])
+@pytest.mark.parametrize("find_unused_parameters", [False, True])
+def test_each_backward_belongs_to_its_own_forward(order: str, find_unused_parameters: bool) -> None:
+    """The output of a forward outside no_sync, and what becomes of it beside one inside."""
+    model = nn.Linear(2, 1, bias=False)
+    wrapped = DDP(model, find_unused_parameters=find_unused_parameters)
+    outside = wrapped(X).sum()
+    with wrapped.no_sync():
+        inside = wrapped(X).sum()
+    if order == "together":
+        (outside + inside).backward()
+    elif order == "first":
+        outside.backward()
+        inside.backward()
+    else:
+        inside.backward()
+        assert wrapped.reducer.reduced_bucket_count == 0
+        if order == "later":
+            outside.backward()
+    assert wrapped.reducer.reduced_bucket_count == int(order != "dropped")
+    assert grad_of(model.weight).tolist() == [[1, 2] if order == "dropped" else [2, 4]]
+
+
 # ---- models that change, wrappers that go
 
 
