@@ -22,6 +22,7 @@ Nothing but the standard library is imported here before it is known to be there
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import itertools
@@ -185,15 +186,16 @@ def certify(run: Run, given: Sequence[str]) -> int:
     command += ["--certificate", folder, *given]
     print(f"ci/gpu: {run.name}: {' '.join(command[1:])}", flush=True)
     started = time.monotonic()
-    process = subprocess.Popen(command, cwd=ROOT, env=environment())
-    while True:
-        try:
-            code = process.wait()
-            break
-        except KeyboardInterrupt:  # it got the signal too, and writes down how far it came
-            continue
+    code = wait_for(subprocess.Popen(command, cwd=ROOT, env=environment()))
     print(f"ci/gpu: {run.name}: {time.monotonic() - started:.0f} s", flush=True)
     return code
+
+
+def wait_for(process: subprocess.Popen[bytes]) -> int:
+    """The exit code. After Ctrl-C, which reaches the process too, it writes down its results."""
+    while True:
+        with contextlib.suppress(KeyboardInterrupt):
+            return process.wait()
 
 
 def environment() -> dict[str, str]:

@@ -219,8 +219,8 @@ def _record(
 
 
 def _facets(item: pytest.Item, judgement: Judgement) -> Facets:
-    """What the case tells of: of nothing else, if its ranks could make no default group, or left
-    something behind afterwards.
+    """What the case tells of. If its ranks could make no default group, or left something behind,
+    it tells of that alone.
     """
     plan, world = item.stash[PLAN], item.stash.get(WORLD, None)
     made_group = world.made_default_group if world else None

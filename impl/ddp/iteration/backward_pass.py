@@ -206,7 +206,7 @@ class BackwardPass:
             elif self.wants_outputs:
                 self._search_graph([outputs] if isinstance(outputs, Tensor) else outputs)
             self._expect_backward()
-            self._has_begun = outputs is None  # then nothing will tell
+            self._has_begun = outputs is None  # no output will tell when it begins
 
     def _take_all_as_used(self) -> None:
         if self._static is not None:

@@ -392,7 +392,7 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
         return self._pass_through(output)
 
     def _expect_backward_of_no_sync(self, output: Any) -> None:
-        """Have its backward averaged by no mistake: an earlier forward may still expect its own."""
+        """An earlier forward outside no_sync may expect its backward still: this is another."""
         if self.reducer.is_expecting and not transforms_are_active():
             reducer_ref = weakref.ref(self.reducer)
 

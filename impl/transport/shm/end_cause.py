@@ -1,4 +1,4 @@
-"""Record in shared memory of how the group has ended (see `transport.fate`).
+"""Record in shared memory of how the group has ended (see `transport.end_cause`).
 
 The first rank that gives up writes the group's fate into shared memory, once, and wakes all ranks.
 """
