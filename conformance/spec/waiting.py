@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from conformance import Me
 from conformance.harness import devices
 
 PATIENCE_S = 5.0  # stands for ever: each operation takes less than a thousandth of that
+_UNTIL_FREED_S = 0.5
 
 
 def within_patience(done: Callable[[], bool], patience_s: float = PATIENCE_S) -> bool:
@@ -24,6 +28,17 @@ def within_patience(done: Callable[[], bool], patience_s: float = PATIENCE_S) ->
 def let_the_device_finish(me: Me) -> None:
     """On a device a wait may return earlier than the work is done; on the host nothing happens."""
     devices.synchronize(me.device.type)
+
+
+def is_freed(ref: weakref.ref[Any]) -> bool:
+    """Whether what it referred to is gone, or goes in a moment: on a device, the thread that ran a
+    backward pass may hold the pass a little longer than it lasts."""
+
+    def gone() -> bool:
+        gc.collect()
+        return ref() is None
+
+    return within_patience(gone, _UNTIL_FREED_S)
 
 
 def rounds_of_messages(me: Me, limit: int) -> Iterator[int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +20,7 @@ from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_tha
 from conformance.spec.ddp.models import WIDTH, Branching, Perceptron, Recipe, loss_of, normal
 from conformance.spec.ddp.training_runs import Options, assert_grads
 from conformance.spec.raising import assert_raised
+from conformance.spec.waiting import is_freed
 
 DOCS = "torch 2.13 docs, DistributedDataParallel"
 OBSERVED = "observed, torch 2.13.0"
@@ -330,8 +330,7 @@ def graphs_alive(me: Me, options: Options) -> list[bool]:
         if i != 2:
             loss_of(output).backward()
         del mark, output
-        gc.collect()
-        seen.append(alive() is not None)
+        seen.append(not is_freed(alive))
     return seen
 
 

@@ -282,7 +282,7 @@ class TheWaitForABarrierSaysFalse(OfOne):
     handle = WaitSaysFalse.handle
 
 
-@breaks("work/success", says=r"rank 0 is wrong\nat \[3\]: got False")
+@breaks("work/success", says=r"rank 0 is wrong\nat \[1\]: got False")
 class BarriersNeverSucceed(OfOne):
     method = "barrier"
     handle = NeverSucceeds.handle
