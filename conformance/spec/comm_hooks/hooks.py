@@ -505,6 +505,3 @@ def test_several_collectives(ranks: Ranks) -> None:
         for j, parameter in enumerate(module.parameters()):
             mine = [grads[i][j] for grads in got]
             assert_grads(mine, parameter.grad, f"gradient {j} of step {i + 1}", within=1e-4)
-
-
-# ---- what is refused

@@ -1,8 +1,4 @@
-"""DDP around one forward and backward: what users do to gradients, parameters, hooks and outputs.
-
-Further forward passes, hooks of parameters, cleared gradients, errors, and outputs that are kept,
-changed or dropped.
-"""
+"""DDP steps with gradients cleared, hooked or NaN, frozen parameters, changed outputs, errors."""
 
 from __future__ import annotations
 

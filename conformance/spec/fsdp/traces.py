@@ -1,4 +1,4 @@
-"""FSDP's collectives compared with torch's: order, sizes, dtypes, prefetching, differing ranks."""
+"""FSDP's collectives, as torch's and as documented: order, sizes, dtypes, prefetch, wrong order."""
 
 from __future__ import annotations
 

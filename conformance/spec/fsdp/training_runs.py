@@ -89,6 +89,13 @@ def wrap(me: Me, module: nn.Module, cls: Any = None, **kwargs: Any) -> Any:
     return cls(module, **{"device_id": me.device, **kwargs})
 
 
+def inner_unit(me: Me) -> Any:
+    """One below the root, of a model that has run forward and backward."""
+    model = Recipe().wrapped(me)
+    Net().loss(model, me.rank, 0, me.device).backward()
+    return type(model).fsdp_modules(model)[1]
+
+
 def both(me: Me) -> tuple[Any, Any]:
     """The target's FSDP class (None stands for it) and torch's."""
     return None, TorchFSDP

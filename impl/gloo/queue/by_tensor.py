@@ -1,5 +1,8 @@
-"""Registration of works by their output tensors, so that `wait_tensor` waits for them inside of
-`allow_inflight_collective_as_graph_input_ctx`. torch finds the work in a registry, by storage."""
+"""Registers works by their output tensors, so that torch's `wait_tensor` waits for them.
+
+This is inside of `allow_inflight_collective_as_graph_input_ctx`. torch finds the work in a
+registry, by storage.
+"""
 
 from __future__ import annotations
 

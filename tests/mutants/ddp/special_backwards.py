@@ -1,4 +1,4 @@
-"""Mutants of conformance/spec/ddp/kept_gradients.py."""
+"""Mutants of conformance/spec/ddp/special_backwards.py."""
 
 from __future__ import annotations
 
