@@ -15,13 +15,14 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from conformance.catalogue.chapters import module_of
 from conformance.exit_codes import EXIT_HARNESS_FAULT
 from conformance.harness.agents import Crew, serve
 from conformance.harness.launcher import LauncherError, Place, place
@@ -33,7 +34,7 @@ from conformance.report.certificate import JUNIT
 from conformance.report.folder import CertificateFolder, FolderInUse, aside
 from conformance.run import hypothesis_profile
 from conformance.run.options import OPTIONS
-from conformance.run.selection import trains_models
+from conformance.run.selection import chapters_asked_for, train_models
 from conformance.run.settings import Settings, UsageError, check_python, read_settings
 from conformance.run.worker_files import Board
 from conformance.session import collection, execution
@@ -173,10 +174,23 @@ def _start_fork_server(config: pytest.Config) -> None:
     if config.option.collectonly:
         return
     distributes = getattr(config.option, "numprocesses", None) and not _is_worker(config)
-    trains = trains_models(named_paths(config), config.stash[SETTINGS])
-    if trains is not None:
+    settings = config.stash[SETTINGS]
+    chapters = chapters_asked_for(named_paths(config), settings)
+    if chapters is not None:
         with contextlib.suppress(HarnessFault):  # the cases will say so
-            fork_server_context([FOR_TRAINING] if trains and not distributes else [])
+            fork_server_context([] if distributes else _needed_by_ranks(chapters, settings.target))
+
+
+def _needed_by_ranks(chapters: Sequence[Path], target: Target) -> list[str]:
+    """Names of modules that a fork server may import, of those that ranks are going to need."""
+    of_target = target.imports if target.preload and not target.env else ()
+    wrappers = [w.partition(":")[0] for w in (target.ddp, target.fsdp, target.sync_batchnorm) if w]
+    return [
+        *(FOR_TRAINING if train_models(chapters) else ()),
+        *of_target,
+        *(wrappers if of_target and train_models(chapters) else ()),
+        *map(module_of, chapters),
+    ]
 
 
 def _take_sigterm_for_ctrl_c(config: pytest.Config) -> None:

@@ -106,6 +106,8 @@ class Target:
     activate: "module:attribute" of a callable without arguments that returns a context manager;
         it is entered in every rank before its group is made and left after the group is gone.
     env: environment variables of the ranks.
+    preload: whether the imports start no thread and open nothing, so that they can be done once,
+        in the process that all ranks are forked from.
     launch: the command that starts the ranks, such as "mpirun -n 4", if they must be started so.
     simulation: "module:attribute" of a callable without arguments that returns a text: how the
         backend would scale to many ranks, by its own reckoning.
@@ -127,6 +129,7 @@ class Target:
     activate: str = ""
     simulation: str = ""
     launch: str = ""
+    preload: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
     distributions: tuple[str, ...] = ()
     arguments: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -354,7 +357,11 @@ def _from_table(table: Mapping[str, object], base: Target | None) -> Target:
 
 
 def _extended(base: Target, values: dict[str, Any]) -> Target:
-    """Own deviations come first: the first one that covers a requirement speaks for it."""
+    """Own deviations come first: the first one that covers a requirement speaks for it.
+
+    What the base's imports do says nothing of those of another target.
+    """
+    values.setdefault("preload", False)
     for key in ("absences", "deviations"):
         values[key] = (*values.get(key, ()), *getattr(base, key))
     return replace(base, **values)
@@ -421,6 +428,8 @@ def _known_keys(
             value = _words(f"{where}{key}", value)
         elif types[key] == "str" and not isinstance(value, str):
             raise ValueError(f"{where}{key} must be a string")
+        elif types[key] == "bool" and not isinstance(value, bool):
+            raise ValueError(f"{where}{key} must be true or false")
         values[key] = value
     return values
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from conformance.catalogue.chapters import chapter_files, module_of
 from conformance.harness.rank import FOR_TRAINING, fork_server_context
+from conformance.session.collection import named_paths
+
+MUTANTS = Path(__file__).parent / "mutants"
+_OF_IMPL = ("impl.gloo", "impl.ddp", "impl.fsdp", "impl.sync_batchnorm")
 
 # Whatever else the machine does, no example is too slow.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -20,9 +26,16 @@ def pytest_configure(config: pytest.Config) -> None:
     each of them needs."""
     distributes = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
     if not distributes and not config.option.collectonly:
-        fork_server_context(
-            [FOR_TRAINING, "impl.gloo", "impl.ddp", "impl.fsdp", "impl.sync_batchnorm"]
-        )
+        modules = [*FOR_TRAINING, *_OF_IMPL]
+        if any(p in MUTANTS.parents or MUTANTS in (p, *p.parents) for p in named_paths(config)):
+            modules += [*map(module_of, chapter_files()), *modules_with_mutants()]
+        fork_server_context(modules)
+
+
+def modules_with_mutants() -> list[str]:
+    root = MUTANTS.parents[1]
+    files = [file for file in MUTANTS.rglob("*.py") if not file.name.startswith("test_")]
+    return [".".join(file.relative_to(root).with_suffix("").parts) for file in files]
 
 
 # Files whose tests take long: they begin first, so that no worker is left alone with one of them.

@@ -107,7 +107,6 @@ ENTRY_POINTS = {
     "conformance.plugin",
     "conformance.pyargs",
     "conformance.harness.preload",
-    "conformance.harness.preload_training",
 }
 
 

@@ -39,6 +39,11 @@ def _chapters() -> frozenset[Path]:
     return frozenset(chapter_files())
 
 
+def module_of(file: Path) -> str:
+    """The name under which a file of the suite is imported."""
+    return ".".join((PACKAGE.name, *file.relative_to(PACKAGE).with_suffix("").parts))
+
+
 @cache
 def named_in(file: Path) -> frozenset[str]:
     """The ids that a file names, except as what a rule rests on."""

@@ -8,8 +8,10 @@ Importing torch warns of its own deprecated parts. Where the environment makes e
 (PYTHONWARNINGS, -W error) that would end the server before any rank is there.
 """
 
+import contextlib
 import gc
 import importlib
+import os
 import warnings
 
 _MODULES = (
@@ -28,6 +30,11 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     for _name in _MODULES:
         importlib.import_module(_name)
+    from conformance.harness.rank import FURTHER
+
+    for _name in os.environ.pop(FURTHER, "").split():
+        with contextlib.suppress(Exception):  # whoever needs it imports it again, and tells
+            importlib.import_module(_name)
 
 from conformance.harness.leaks import adopt_orphans  # noqa: E402  # which imports torch
 

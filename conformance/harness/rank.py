@@ -27,7 +27,15 @@ from conformance.harness.recorder import PAGE_BYTES, LastCollective, Page
 from conformance.harness.restricted_pickle import unpack_from_rank
 
 _PRELOAD = "conformance.harness.preload"
-FOR_TRAINING = "conformance.harness.preload_training"
+# What ranks that train models need: it takes as long to import as torch itself.
+FOR_TRAINING = (
+    "torch.distributed.fsdp",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.optim",
+    "torch._dynamo",  # which the first optimizer of a process imports
+)
+# The variable of the environment in which the fork server finds names of further modules.
+FURTHER = "C10D_CONFORMANCE_PRELOAD"
 _OUTPUT_BYTES_KEPT = 64 * 1024
 _OUTPUT_BYTES_MAX = 16 * 1024 * 1024
 _STACKS_WAIT_S = 2.0
@@ -42,7 +50,7 @@ class HarnessFault(Exception):
     """The harness itself failed; nothing can be said of the target."""
 
 
-def fork_server_context(also: Sequence[str] = (FOR_TRAINING,)) -> ForkServerContext:
+def fork_server_context(also: Sequence[str] = FOR_TRAINING) -> ForkServerContext:
     """The context whose fork server this process uses; the server starts here, if it must.
 
     A process has one fork server, which may have been started for something else.
@@ -51,7 +59,7 @@ def fork_server_context(also: Sequence[str] = (FOR_TRAINING,)) -> ForkServerCont
     Raises HarnessFault if it cannot be started.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([_PRELOAD, *also])
+    context.set_forkserver_preload([_PRELOAD])
     # The server does not take our sys.path, and its BLAS must not start threads before it forks.
     # Nor do ranks inherit our place in a job of a launcher's: a group that a case makes from the
     # environment or a URL would look for that job's store. And they check by `assert`.
@@ -59,6 +67,7 @@ def fork_server_context(also: Sequence[str] = (FOR_TRAINING,)) -> ForkServerCont
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "OPENBLAS_NUM_THREADS": "1",
         "PYTHONOPTIMIZE": None,
+        FURTHER: " ".join(also),
     }
     with _environment(changes | dict.fromkeys(filter(_PLACE_IN_A_JOB.fullmatch, os.environ))):
         try:

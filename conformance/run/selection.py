@@ -64,18 +64,23 @@ def is_asked_for(file: Path, settings: Settings) -> bool:
     return any(id in known and settings.selects(id) for id in ids_in(file))
 
 
-def trains_models(named: Iterable[Path], settings: Settings) -> bool | None:
-    """Whether ranks of the suite's cases train models; None if other cases are to run too.
+def chapters_asked_for(named: Iterable[Path], settings: Settings) -> list[Path] | None:
+    """The suite's files that have cases to run; None if other cases are to run too.
 
     named: the files and folders that pytest was told to collect.
     """
-    trains = False
+    asked_for = []
     for path in named:
         files = [file for file in chapter_files() if file == path or path in file.parents]
         if not files:
             return None
-        trains |= any(f.parent.name in _TRAINING and is_asked_for(f, settings) for f in files)
-    return trains
+        asked_for += [file for file in files if is_asked_for(file, settings)]
+    return asked_for
+
+
+def train_models(chapters: Iterable[Path]) -> bool:
+    """Whether ranks have models and optimizers in any of them."""
+    return any(file.parent.name in _TRAINING for file in chapters)
 
 
 def files_left_out(found: Iterable[pytest.Item], settings: Settings) -> list[str]:

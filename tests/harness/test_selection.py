@@ -15,7 +15,12 @@ from conformance.report.conclusion import Conclusion
 from conformance.report.folder import newest_in
 from conformance.report.terminal import verdict_line
 from conformance.report.verify import problems
-from conformance.run.selection import files_left_out, is_asked_for, trains_models
+from conformance.run.selection import (
+    chapters_asked_for,
+    files_left_out,
+    is_asked_for,
+    train_models,
+)
 from conformance.run.settings import Settings, read_settings
 from conformance.verdict import Verdict
 from tests.harness.kit import Inside, Outside
@@ -213,7 +218,8 @@ def test_a_named_file_without_a_case_of_the_selection_is_no_mistake_of_its_name(
 def test_only_ranks_that_may_train_models_get_what_that_takes(
     named: str, chosen: dict[str, Any], may_train: bool | None
 ) -> None:
-    assert trains_models([suite.SPEC / named], settings_for(**chosen)) is may_train
+    chapters = chapters_asked_for([suite.SPEC / named], settings_for(**chosen))
+    assert (None if chapters is None else train_models(chapters)) is may_train
 
 
 def test_a_case_that_does_not_exist_is_told_in_one_line(outside: Outside) -> None:
