@@ -15,26 +15,25 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conformance.catalogue.chapters import module_of
 from conformance.exit_codes import EXIT_HARNESS_FAULT
 from conformance.harness.agents import Crew, serve
 from conformance.harness.launcher import LauncherError, Place, place
 from conformance.harness.pool import SHARED_POOL
-from conformance.harness.rank import FOR_TRAINING, HarnessFault, fork_server_context
+from conformance.harness.rank import HarnessFault, fork_server_context
 from conformance.harness.ranks import Ranks
 from conformance.markers import DOCUMENTED
 from conformance.report.certificate import JUNIT
 from conformance.report.folder import CertificateFolder, FolderInUse, aside
 from conformance.run import hypothesis_profile
 from conformance.run.options import OPTIONS
-from conformance.run.selection import chapters_asked_for, train_models
+from conformance.run.selection import chapters_asked_for, modules_for_ranks
 from conformance.run.settings import Settings, UsageError, check_python, read_settings
 from conformance.run.worker_files import Board
 from conformance.session import collection, execution
@@ -178,19 +177,8 @@ def _start_fork_server(config: pytest.Config) -> None:
     chapters = chapters_asked_for(named_paths(config), settings)
     if chapters is not None:
         with contextlib.suppress(HarnessFault):  # the cases will say so
-            fork_server_context([] if distributes else _needed_by_ranks(chapters, settings.target))
-
-
-def _needed_by_ranks(chapters: Sequence[Path], target: Target) -> list[str]:
-    """Names of modules that a fork server may import, of those that ranks are going to need."""
-    of_target = target.imports if target.preload and not target.env else ()
-    wrappers = [w.partition(":")[0] for w in (target.ddp, target.fsdp, target.sync_batchnorm) if w]
-    return [
-        *(FOR_TRAINING if train_models(chapters) else ()),
-        *of_target,
-        *(wrappers if of_target and train_models(chapters) else ()),
-        *map(module_of, chapters),
-    ]
+            needed = [] if distributes else modules_for_ranks(chapters, settings.target)
+            fork_server_context(needed)
 
 
 def _take_sigterm_for_ctrl_c(config: pytest.Config) -> None:

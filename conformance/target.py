@@ -260,6 +260,7 @@ def _combined(wrappers: Target, backend: Target) -> Target:
         fsdp=wrappers.fsdp,
         sync_batchnorm=wrappers.sync_batchnorm,
         arguments=wrappers.arguments,
+        preload=wrappers.preload and backend.preload,
         capabilities=backend.capabilities.with_wrappers_of(wrappers.capabilities),
         imports=tuple(dict.fromkeys((*backend.imports, *wrappers.imports))),
         distributions=tuple(dict.fromkeys((*backend.distributions, *wrappers.distributions))),

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from conformance.catalogue.chapters import PACKAGE, chapter_files, is_chapter
+from conformance.catalogue.chapters import PACKAGE, chapter_files, is_chapter, module_of
 from conformance.catalogue.rules import catalogue, ids_in
+from conformance.harness.rank import FOR_TRAINING
 from conformance.rule import PART_OF_PROFILE
 from conformance.run.plan import Plan, select
 from conformance.run.settings import Settings
+from conformance.target import Target
 
 # Folders of cases in which ranks have models and optimizers.
 _TRAINING = {*PART_OF_PROFILE, "cuda"}
@@ -78,9 +80,18 @@ def chapters_asked_for(named: Iterable[Path], settings: Settings) -> list[Path] 
     return asked_for
 
 
-def train_models(chapters: Iterable[Path]) -> bool:
-    """Whether ranks have models and optimizers in any of them."""
-    return any(file.parent.name in _TRAINING for file in chapters)
+def modules_for_ranks(chapters: Sequence[Path], target: Target) -> list[str]:
+    """Names of the modules that a fork server may import, of those that ranks are going to need."""
+    trains = any(file.parent.name in _TRAINING for file in chapters)
+    wrappers = (target.ddp, target.fsdp, target.sync_batchnorm) if trains else ()
+    of_target = (*target.imports, *(w.partition(":")[0] for w in wrappers if w))
+    # Modules may read the target's variables when they are imported; the server does not have them.
+    may_preload = target.preload and not target.env
+    return [
+        *(FOR_TRAINING if trains else ()),
+        *(of_target if may_preload else ()),
+        *map(module_of, chapters),
+    ]
 
 
 def files_left_out(found: Iterable[pytest.Item], settings: Settings) -> list[str]:

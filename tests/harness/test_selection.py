@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conformance.catalogue import chapters as suite
+from conformance.harness.rank import FOR_TRAINING
 from conformance.report.conclusion import Conclusion
 from conformance.report.folder import newest_in
 from conformance.report.terminal import verdict_line
@@ -19,9 +21,10 @@ from conformance.run.selection import (
     chapters_asked_for,
     files_left_out,
     is_asked_for,
-    train_models,
+    modules_for_ranks,
 )
 from conformance.run.settings import Settings, read_settings
+from conformance.target import Target
 from conformance.verdict import Verdict
 from tests.harness.kit import Inside, Outside
 
@@ -205,21 +208,38 @@ def test_a_named_file_without_a_case_of_the_selection_is_no_mistake_of_its_name(
 
 
 @pytest.mark.parametrize(
-    ("named", "chosen", "may_train"),
+    ("named", "chosen", "needed"),
     [
-        ("collectives/asynchronous.py", {}, False),
-        ("", {"requirements": ["all_reduce/async"]}, False),
-        ("", {"profiles": "ddp,p2p"}, True),
-        ("", {}, True),
+        ("collectives/asynchronous.py", {}, ["conformance.spec.collectives.asynchronous"]),
+        ("", {"requirements": ["all_reduce/async"]}, ["conformance.spec.collectives.asynchronous"]),
+        ("", {"profiles": "ddp,p2p"}, [*FOR_TRAINING, "conformance.spec.p2p.batch"]),
+        ("", {}, [*FOR_TRAINING, "conformance.spec.fsdp.memory"]),
         ("../../elsewhere", {"profiles": "p2p"}, None),
     ],
     ids=["a file", "a requirement", "profiles", "everything", "a user's own"],
 )
 def test_only_ranks_that_may_train_models_get_what_that_takes(
-    named: str, chosen: dict[str, Any], may_train: bool | None
+    named: str, chosen: dict[str, Any], needed: list[str] | None
 ) -> None:
     chapters = chapters_asked_for([suite.SPEC / named], settings_for(**chosen))
-    assert (None if chapters is None else train_models(chapters)) is may_train
+    if needed is None:
+        assert chapters is None
+        return
+    assert chapters is not None
+    modules = modules_for_ranks(chapters, Target(name="mine", backend="mine", imports=("mine",)))
+    assert set(needed) <= set(modules)
+    assert (FOR_TRAINING[0] in modules) == (FOR_TRAINING[0] in needed)
+    assert "mine" not in modules
+
+
+def test_a_target_says_whether_its_modules_are_preloaded() -> None:
+    chapters = [suite.SPEC / "ddp" / "buckets.py"]
+    mine = Target(name="mine", backend="mine", imports=("mine",), ddp="mine.ddp:DDP", preload=True)
+    assert {"mine", "mine.ddp"} <= set(modules_for_ranks(chapters, mine))
+    collectives = [suite.SPEC / "collectives" / "work.py"]
+    assert "mine.ddp" not in modules_for_ranks(collectives, mine), "no rank trains"
+    with_variables = replace(mine, env={"MINE": "1"})
+    assert "mine" not in modules_for_ranks(chapters, with_variables), "it may read them"
 
 
 def test_a_case_that_does_not_exist_is_told_in_one_line(outside: Outside) -> None:

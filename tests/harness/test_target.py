@@ -199,6 +199,15 @@ def test_a_file_extends_a_file_beside_it_or_an_object(tmp_path: Path, base: str)
     assert mine == Target(name="mine", backend="gloo", device="cuda")
 
 
+def test_what_is_preloaded_is_said_of_each_target_alone(target_file: Path) -> None:
+    assert load_target("impl").preload
+    target_file.write_text('name = "mine"\nextends = "impl"\nimports = ["mine"]\n')
+    assert not load_target(str(target_file)).preload
+    assert not load_target("torch@impl").preload
+    target_file.write_text('name = "mine"\nbackend = "mine"\npreload = true\n')
+    assert load_target(str(target_file)).preload
+
+
 def test_absences_are_those_of_the_base_and_its_own(target_file: Path) -> None:
     row = '[[absences]]\ncapabilities = ["op:{}"]\ntorch = ">=2.9"\n'
     base = target_file.with_name("base.toml")
@@ -262,6 +271,7 @@ def test_what_is_no_target_is_refused(spec: str, says: str) -> None:
     ("text", "says"),
     [
         ("name = 3\nbackend = 'x'", "name must be a string"),
+        ("name = 'x'\nbackend = 'x'\npreload = 1", "preload must be true or false"),
         ("backend = 'x'", "the key 'name' is missing"),
         ("name = 'x'", "the key 'backend' is missing"),
         ("name = ''\nbackend = 'x'", "a target has a name and a backend"),
