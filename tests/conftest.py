@@ -33,8 +33,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def modules_with_mutants() -> list[str]:
+    """Names of all modules under tests/mutants that are no tests."""
     root = MUTANTS.parents[1]
-    files = [file for file in MUTANTS.rglob("*.py") if not file.name.startswith("test_")]
+    files = [f for f in MUTANTS.rglob("*.py") if not f.name.startswith(("test_", "__init__"))]
     return [".".join(file.relative_to(root).with_suffix("").parts) for file in files]
 
 

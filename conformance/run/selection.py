@@ -87,11 +87,9 @@ def modules_for_ranks(chapters: Sequence[Path], target: Target) -> list[str]:
     of_target = (*target.imports, *(w.partition(":")[0] for w in wrappers if w))
     # Modules may read the target's variables when they are imported; the server does not have them.
     may_preload = target.preload and not target.env
-    return [
-        *(FOR_TRAINING if trains else ()),
-        *(of_target if may_preload else ()),
-        *map(module_of, chapters),
-    ]
+    # Those of the target are imported before the cases: they may put something in place of torch's.
+    preloaded = [*of_target, *map(module_of, chapters)] if may_preload or not of_target else []
+    return [*(FOR_TRAINING if trains else ()), *preloaded]
 
 
 def files_left_out(found: Iterable[pytest.Item], settings: Settings) -> list[str]:

@@ -12,7 +12,6 @@ from conformance import Me
 from conformance.harness import devices
 
 PATIENCE_S = 5.0  # stands for ever: each operation takes less than a thousandth of that
-_UNTIL_FREED_S = 0.5
 
 
 def within_patience(done: Callable[[], bool], patience_s: float = PATIENCE_S) -> bool:
@@ -30,15 +29,14 @@ def let_the_device_finish(me: Me) -> None:
     devices.synchronize(me.device.type)
 
 
-def is_freed(ref: weakref.ref[Any]) -> bool:
-    """Whether what it referred to is gone, or goes in a moment: on a device, the thread that ran a
-    backward pass may hold the pass a little longer than it lasts."""
-
-    def gone() -> bool:
+def wait_until_freed(*refs: weakref.ref[Any]) -> None:
+    """Collect garbage until what they referred to is gone, or for a good while: on a device, the
+    thread that ran a backward pass may hold the pass a little longer than it lasts."""
+    give_up_at = time.monotonic() + PATIENCE_S
+    gc.collect()
+    while any(ref() is not None for ref in refs) and time.monotonic() < give_up_at:
+        time.sleep(0.05)
         gc.collect()
-        return ref() is None
-
-    return within_patience(gone, _UNTIL_FREED_S)
 
 
 def rounds_of_messages(me: Me, limit: int) -> Iterator[int]:

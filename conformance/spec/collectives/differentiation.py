@@ -1,4 +1,4 @@
-"""Autograd through collectives in any group and layout, by averages; functional calls' results.
+"""Autograd through collectives, averages too, in any group and layout; functional collectives.
 
 A collective that adds or moves is linear, and its gradient is its adjoint: over all ranks together,
 the products of results with the gradients that are given for them, and of inputs with the gradients

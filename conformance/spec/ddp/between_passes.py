@@ -16,7 +16,7 @@ from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_tha
 from conformance.spec.ddp.models import WIDTH, Branching, Perceptron, Recipe, loss_of, normal
 from conformance.spec.ddp.training_runs import Options, assert_grads
 from conformance.spec.raising import assert_raised
-from conformance.spec.waiting import is_freed
+from conformance.spec.waiting import wait_until_freed
 
 DOCS = "torch 2.13 docs, DistributedDataParallel"
 OBSERVED = "observed, torch 2.13.0"
@@ -326,7 +326,8 @@ def graphs_alive(me: Me, options: Options) -> list[bool]:
         if i != 2:
             loss_of(output).backward()
         del mark, output
-        seen.append(not is_freed(alive))
+        wait_until_freed(alive)
+        seen.append(alive() is not None)
     return seen
 
 

@@ -13,7 +13,7 @@ from conformance import Me
 from conformance.spec.ddp.models import WIDTH, Perceptron, Recipe, loss_of, normal
 from conformance.spec.ddp.training_runs import Options
 from conformance.spec.growth import growth
-from conformance.spec.waiting import is_freed
+from conformance.spec.waiting import wait_until_freed
 
 _OPTIONS: list[Options] = [
     {},
@@ -36,7 +36,8 @@ def let_go(me: Me, options: Options, hooked: bool = False) -> list[str]:
     held |= {f"parameter {name}": param for name, param in module.named_parameters()}
     there = {what: weakref.ref(thing) for what, thing in held.items()}
     del module, model, held
-    return [what for what, ref in there.items() if not is_freed(ref)]
+    wait_until_freed(*there.values())
+    return [what for what, ref in there.items() if ref() is not None]
 
 
 def steps_taken(me: Me, options: Options, hooked: bool = False) -> float:

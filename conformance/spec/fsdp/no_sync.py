@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import ShardingStrategy
 
 from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, world_sizes
-from conformance.spec.fsdp.custom import inputs
+from conformance.spec.fsdp.custom import inputs, linear
 from conformance.spec.fsdp.small_models import branches
 from conformance.spec.fsdp.training_runs import (
     CPU,
@@ -126,6 +127,53 @@ def test_accumulating_and_then_not_used(ranks: Ranks, orig: bool) -> None:
     torch.optim.SGD(bare.parameters(), lr=0.1).step()
     want = {name: param.detach() for name, param in bare.named_parameters()}
     check_tensors(ranks.run(accumulate_then_leave_out, orig), [want] * ranks.world_size)
+
+
+def two_layers() -> nn.Sequential:
+    return nn.Sequential(linear(3, 3, 1), linear(3, 2, 2))
+
+
+def loss_of_layers(model: nn.Module, rank: int, device: torch.device) -> Tensor:
+    output: Tensor = model(inputs(rank, 0).to(device))
+    return output.pow(2).sum()
+
+
+def accumulate_after_thawing(me: Me, strategy: str) -> dict[str, Tensor]:
+    """Parameters after a step of SGD on two backwards, the first one under no_sync.
+
+    One before them had the first layer frozen; its gradients were seen and dropped.
+    """
+    layers = two_layers()
+    model = wrap(me, layers, use_orig_params=True, sharding_strategy=ShardingStrategy[strategy])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    layers[0].requires_grad_(False)
+    loss_of_layers(model, me.rank, me.device).backward()
+    full_parameters(model)  # where the wrapper finds that the frozen layer has no gradient
+    optimizer.zero_grad()
+    layers[0].requires_grad_(True)
+    with model.no_sync():
+        loss_of_layers(model, me.rank, me.device).backward()
+    loss_of_layers(model, me.rank, me.device).backward()
+    optimizer.step()
+    return full_parameters(model)
+
+
+@chapter.must(
+    "fsdp/no-sync-after-thawing",
+    "What a parameter that was frozen accumulates under no_sync, once it is trained again, counts.",
+    source=f"derived; {DOCS}, no_sync and use_orig_params",
+    rests_on=("fsdp/no-sync-original-parameters", "fsdp/freezing-and-thawing"),
+)
+@world_sizes(1, 2)
+def test_accumulating_after_thawing(ranks: Ranks) -> None:
+    bare = two_layers()
+    for rank in range(ranks.world_size):
+        (2 * loss_of_layers(bare, rank, CPU) / ranks.world_size).backward()
+    torch.optim.SGD(bare.parameters(), lr=0.1).step()
+    want = {name: param.detach() for name, param in bare.named_parameters()}
+    for strategy in STRATEGIES:
+        got = ranks.run(accumulate_after_thawing, strategy)
+        check_tensors(got, [want] * ranks.world_size)
 
 
 class Gain(nn.Module):

@@ -1,4 +1,4 @@
-"""FSDP's collectives, as torch's and as documented: order, sizes, dtypes, prefetch, wrong order."""
+"""FSDP's collectives compared with torch's and the docs: order, sizes, dtypes, prefetch, errors."""
 
 from __future__ import annotations
 

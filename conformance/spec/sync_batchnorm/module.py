@@ -25,7 +25,7 @@ from conformance.oracle.data import dtype_named
 from conformance.spec.raising import assert_raised
 from conformance.spec.sync_batchnorm.sentences import assert_all_true
 from conformance.spec.sync_batchnorm.training import Layer, batches
-from conformance.spec.waiting import is_freed
+from conformance.spec.waiting import wait_until_freed
 from conformance.torch_private import BatchNormBase
 
 chapter = Chapter("sync_batchnorm")
@@ -274,7 +274,8 @@ def what_is_alive(me: Me, training: bool, x: Tensor) -> list[bool]:
             y.sum().backward()
         held = weakref.ref(given), weakref.ref(y)
         del given, y
-        alive += [not is_freed(tensor) for tensor in held]
+        wait_until_freed(*held)
+        alive += [tensor() is not None for tensor in held]
     return alive
 
 

@@ -197,6 +197,15 @@ def show_reduced_grads(handle: FlatParamHandle, grad: Tensor | None) -> None:
         show_sharded_grads(handle, grad)
 
 
+def show_kept_grads(handle: FlatParamHandle) -> None:
+    """The same after a backward under `no_sync()`. (In torch 2.13 a parameter that was frozen, and
+    whose gradient counts as None since then, shows none with NO_SHARD, and the next forward takes
+    it for cleared.)"""
+    if handle.orig_views is not None:
+        handle.orig_views.mark_grads_computed()
+        show_unsharded_grads(handle)
+
+
 def show_unsharded_grads(handle: FlatParamHandle) -> None:
     """Give the original parameters views into the unsharded `flat_param.grad`."""
     views = handle.orig_views

@@ -164,7 +164,7 @@ def _reduce_or_keep(state: FSDPState, handle: FlatParamHandle) -> None:
     else:
         if handle.config.uses_sharding:
             handle.gradient_progress.on(GradientEvent.KEPT)
-        gradients.show_unsharded_grads(handle)
+        gradients.show_kept_grads(handle)
 
 
 def _post_backward_of_frozen(state: FSDPState, handle: FlatParamHandle, *_: object) -> None:

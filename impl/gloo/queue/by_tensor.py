@@ -1,6 +1,6 @@
 """Registers works by their output tensors, so that torch's `wait_tensor` waits for them.
 
-This is inside of `allow_inflight_collective_as_graph_input_ctx`. torch finds the work in a
+torch does so only inside of `allow_inflight_collective_as_graph_input_ctx`. It finds the work in a
 registry, by storage.
 """
 

@@ -50,6 +50,14 @@ def _first_of_own_node(right: Any, state: Any, handle: Any, shard: torch.Tensor)
     right(state, handle, shard)
 
 
+@breaks("fsdp/no-sync-after-thawing", says=r"0\.weight: rank 0 is wrong")
+class WhatThawedCountsAsCleared(Swapped):
+    """A parameter that was frozen shows no gradient under no_sync with NO_SHARD, so the next
+    forward takes it for cleared, as in torch 2.13."""
+
+    swaps = ((gradients, "show_kept_grads", lambda _: gradients.show_unsharded_grads),)
+
+
 @breaks("fsdp/no-sync-hybrid", says="is wrong")
 class EarlierMicrobatchesAreNotAllReduced(Swapped):
     """With hybrid sharding, what there was before the last backward is not all-reduced again."""
