@@ -106,9 +106,9 @@ class Target:
     activate: "module:attribute" of a callable without arguments that returns a context manager;
         it is entered in every rank before its group is made and left after the group is gone.
     env: environment variables of the ranks.
-    preload: whether the imports, and those of the wrappers' modules, start no thread, open nothing
-        and take no collective from torch by name, so that they can be done once, in the process
-        that all ranks are forked from. With `env` each rank does them all the same.
+    preload: whether the target's modules (imports, and those of wrappers, options and activate)
+        can be imported once, in the process that all ranks are forked from: they start no thread,
+        open nothing, and take no collective from torch by name. Not done if `env` is set.
     launch: the command that starts the ranks, such as "mpirun -n 4", if they must be started so.
     simulation: "module:attribute" of a callable without arguments that returns a text: how the
         backend would scale to many ranks, by its own reckoning.

@@ -165,10 +165,12 @@ def test_every_module_says_what_it_answers() -> None:
             assert text.startswith(('"""', 'r"""')), path.relative_to(ROOT)
 
 
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "conformance/README.md", "impl/README.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", "conformance/README.md", "impl/README.md"]
+)
 def test_files_that_a_page_names_are_there(page: str) -> None:
     there = [path.as_posix() for folder in SOURCES for path in (ROOT / folder).rglob("*.py")]
-    named = re.findall(r"`([\w/]+\.py)`", (ROOT / page).read_text())
+    named = set(re.findall(r"`([\w/]+\.py)`", (ROOT / page).read_text())) - {"my_backend.py"}
     assert named
     assert [name for name in named if not any(path.endswith(f"/{name}") for path in there)] == []
 

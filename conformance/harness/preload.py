@@ -34,7 +34,7 @@ with warnings.catch_warnings():
     from conformance.harness.rank import FURTHER
 
     for _name in os.environ.pop(FURTHER, "").split():
-        with contextlib.suppress(BaseException):  # who needs it imports it again, and tells
+        with contextlib.suppress(BaseException):  # a rank imports it again, and reports that
             importlib.import_module(_name)
 
 from conformance.harness.leaks import adopt_orphans  # noqa: E402  # which imports torch

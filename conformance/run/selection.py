@@ -84,10 +84,11 @@ def modules_for_ranks(chapters: Sequence[Path], target: Target) -> list[str]:
     """Names of the modules that a fork server may import, of those that ranks are going to need."""
     trains = any(file.parent.name in _TRAINING for file in chapters)
     wrappers = (target.ddp, target.fsdp, target.sync_batchnorm) if trains else ()
-    of_target = (*target.imports, *(w.partition(":")[0] for w in wrappers if w))
+    references = (target.options, target.activate, *wrappers)
+    of_target = (*target.imports, *(r.partition(":")[0] for r in references if r))
     # Modules may read the target's variables when they are imported; the server does not have them.
     may_preload = target.preload and not target.env
-    # Those of the target are imported before the cases: they may put something in place of torch's.
+    # The target's come before the cases, as in a rank: they may replace what cases take from torch.
     preloaded = [*of_target, *map(module_of, chapters)] if may_preload or not of_target else []
     return [*(FOR_TRAINING if trains else ()), *preloaded]
 

@@ -30,13 +30,14 @@ def let_the_device_finish(me: Me) -> None:
 
 
 def wait_until_freed(*refs: weakref.ref[Any]) -> None:
-    """Collect garbage until what they referred to is gone, or for a good while: on a device, the
-    thread that ran a backward pass may hold the pass a little longer than it lasts."""
-    give_up_at = time.monotonic() + PATIENCE_S
-    gc.collect()
-    while any(ref() is not None for ref in refs) and time.monotonic() < give_up_at:
-        time.sleep(0.05)
+    """Collect garbage until what they referred to is gone, or patience is at an end: on a device,
+    autograd's thread may keep a backward pass alive for a moment after it has returned."""
+
+    def are_gone() -> bool:
         gc.collect()
+        return all(ref() is None for ref in refs)
+
+    within_patience(are_gone)
 
 
 def rounds_of_messages(me: Me, limit: int) -> Iterator[int]:

@@ -237,6 +237,8 @@ def test_a_target_says_whether_its_modules_are_preloaded() -> None:
     assert {"mine", "mine.ddp"} <= set(modules_for_ranks(chapters, mine))
     collectives = [suite.SPEC / "collectives" / "work.py"]
     assert "mine.ddp" not in modules_for_ranks(collectives, mine), "no rank trains"
+    patched = Target(name="mine", backend="gloo", activate="mine:replace_functions_of_torch")
+    assert modules_for_ranks(collectives, patched) == [], "it comes before the cases"
     with_variables = replace(mine, env={"MINE": "1"})
     assert modules_for_ranks(chapters, with_variables) == [*FOR_TRAINING], "it may read them"
     assert modules_for_ranks(chapters, replace(mine, preload=False)) == [*FOR_TRAINING]

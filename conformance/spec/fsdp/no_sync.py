@@ -160,7 +160,8 @@ def accumulate_after_thawing(me: Me, strategy: str) -> dict[str, Tensor]:
 
 @chapter.must(
     "fsdp/no-sync-after-thawing",
-    "What a parameter that was frozen accumulates under no_sync, once it is trained again, counts.",
+    "A parameter that was frozen and is trained again keeps the gradients that it accumulates "
+    "under no_sync.",
     source=f"derived; {DOCS}, no_sync and use_orig_params",
     rests_on=("fsdp/no-sync-original-parameters", "fsdp/freezing-and-thawing"),
 )

@@ -6,6 +6,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,8 +29,6 @@ from conformance.spec.tolerance import assert_near
 chapter = Chapter("fsdp", source="derived from torch 2.13 docs, FullyShardedDataParallel")
 
 LIMIT = 0.2  # of the norm, which is larger at the beginning
-
-Loss = Callable[[nn.Module, int], Tensor]  # of a model, for the batch of a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +79,22 @@ class Life:
     """A model, wrapped or not, that a program is carried out on.
 
     network: what was wrapped; the model itself, if it was not.
+    loss: of the model, for the batch of a number.
+    in_full: a context in which the model has all parameters in full.
     """
 
-    def __init__(self, recipe: Recipe, model: Any, network: Any, loss: Loss) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: Any,
+        network: Any,
+        loss: Callable[[int], Tensor],
+        in_full: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> None:
         self.model = model
         self.network = network
         self.loss = loss
+        self.in_full = in_full
         self.optimizer = recipe.optimizer_of(model)
         self._saved = copy.deepcopy(model.state_dict())
 
@@ -97,9 +106,9 @@ class Life:
         for what in step.before:
             if what == "evaluate":
                 with torch.no_grad():
-                    self.loss(self.model, number)
+                    self.loss(number)
             elif what == "drop":
-                self.loss(self.model, number)
+                self.loss(number)
             elif what == "save":
                 self._saved = copy.deepcopy(self.model.state_dict())
             elif what == "load":
@@ -115,36 +124,25 @@ class Life:
             for param in self.model.parameters():
                 param.mul_(0.5)
 
-    def in_full(self) -> contextlib.AbstractContextManager[Any]:
-        """While it lasts, the model has all parameters in full."""
-        return contextlib.nullcontext()
-
-
-class ShardedLife(Life):
-    """Of a model that the target's FSDP has wrapped."""
-
-    def in_full(self) -> contextlib.AbstractContextManager[Any]:
-        summoned: contextlib.AbstractContextManager[Any]
-        summoned = type(self.model).summon_full_params(self.model)
-        return summoned
-
 
 def run_program(me: Me, program: Program) -> list[Step]:
-    """This rank's part."""
+    """What this rank's model is like after each step."""
 
-    def loss(model: nn.Module, number: int) -> Tensor:
-        return program.recipe.net.loss(model, me.rank, number, me.device)
+    def loss(number: int) -> Tensor:
+        return net.loss(model, me.rank, number, me.device)
 
-    network = program.recipe.net.make()
+    net = program.recipe.net
+    network = net.make()
     model = program.recipe.around(me, network)
-    life = ShardedLife(program.recipe, model, network, loss)
+    summoned = partial(type(model).summon_full_params, model)
+    life = Life(program.recipe, model, network, loss, summoned)
     done = []
     for number, step in enumerate(program.steps):
         life.prepare(step, 100 * number)
         losses = []
         for k, synchronized in enumerate(step.passes):
             with contextlib.nullcontext() if synchronized else model.no_sync():
-                ours = [loss(model, 100 * number + 10 * k + i) for i in range(step.forwards)]
+                ours = [loss(100 * number + 10 * k + i) for i in range(step.forwards)]
                 torch.stack(ours).sum().backward()
             losses += [one.detach() for one in ours]
         norm = [model.clip_grad_norm_(LIMIT)] if step.clips else []
@@ -156,12 +154,8 @@ def run_program(me: Me, program: Program) -> list[Step]:
 def run_whole(program: Program, world_size: int) -> list[list[Step]]:
     """What the bare module makes of it, with the mean of all ranks' losses: [rank][step]."""
     net = program.recipe.net
-
-    def loss(model: nn.Module, number: int) -> Tensor:
-        return net.loss(model, 0, number, CPU)
-
     model = net.make()
-    life = Life(program.recipe, model, model, loss)
+    life = Life(program.recipe, model, model, lambda number: net.loss(model, 0, number, CPU))
     done: list[list[Step]] = [[] for _ in range(world_size)]
     for number, step in enumerate(program.steps):
         life.prepare(step, 100 * number)
@@ -202,7 +196,7 @@ def check_steps(
 def programs(draw: st.DrawFn) -> Program:
     clips = draw(st.booleans())
     recipe = Recipe(
-        Net(dtype="float32" if clips else "float64"),  # a norm of float64 is another rule's
+        Net(dtype="float32" if clips else "float64"),  # fsdp/norm-of-doubles is about others
         strategy=draw(st.sampled_from(STRATEGIES)),
         orig=draw(st.booleans()),
         wrap=draw(st.sampled_from(["root", "blocks"])),
@@ -216,12 +210,12 @@ def optimizer_steps(draw: st.DrawFn, recipe: Recipe, clips: bool) -> OptimizerSt
     # a flat parameter is frozen or not from the beginning
     blocks = st.sampled_from(range(recipe.net.blocks))
     frozen = draw(st.sets(blocks)) if recipe.orig else set()
-    # whether a frozen parameter shows what gradient it had is nobody's promise
+    # no document says whether a frozen parameter still shows its gradient
     zero = "none" if frozen else draw(st.sampled_from(["none", "zeros", "keep"]))
     actions = ["evaluate", "save", "load", "halve"]
     if not frozen:  # torch 2.13 loses the parameters of a frozen unit after a dropped forward
         actions.append("drop")
-    # what no_sync keeps of a thawed parameter is another rule's
+    # fsdp/no-sync-after-thawing is about no_sync with NO_SHARD and parameters that were frozen
     may_keep = not (recipe.orig and recipe.strategy == "NO_SHARD")
     synchronized = st.booleans() if may_keep else st.just(True)
     return OptimizerStep(

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import (
     StateDictType,
 )
 
-from conformance.spec.fsdp.training_runs import Recipe, step_whole
+from conformance.spec.fsdp.training_runs import Recipe, check_tensors, step_whole
 
 FULL = StateDictType.FULL_STATE_DICT
 SHARDED = StateDictType.SHARDED_STATE_DICT
@@ -67,3 +67,22 @@ def by_name(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Ten
     state = optimizer.state
     named = {name: dict(state[p]) for name, p in model.named_parameters() if p in state}
     return tensors({"state": named})
+
+
+def rows_of(state: Any) -> dict[str, Tensor]:
+    """The rows that this rank holds of each sharded entry."""
+    rows = {}
+    for name, value in state.items():
+        if hasattr(value, "to_local"):
+            rows[name] = value.to_local().clone()
+        elif type(value) is not Tensor:
+            shards = [shard.tensor for shard in value.local_shards()]
+            rows[name] = torch.cat(shards) if shards else torch.empty(0)
+    return rows
+
+
+def check_rows(parts: list[dict[str, Tensor]], want: dict[str, Tensor], within: float) -> None:
+    """The rows that ranks hold, one after the other, are the whole of each tensor."""
+    for name, whole in want.items():
+        rows = [mine[name] for mine in parts if mine[name].numel()]
+        check_tensors([{name: torch.cat(rows)}], [{name: whole}], within)

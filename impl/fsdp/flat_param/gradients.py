@@ -198,9 +198,11 @@ def show_reduced_grads(handle: FlatParamHandle, grad: Tensor | None) -> None:
 
 
 def show_kept_grads(handle: FlatParamHandle) -> None:
-    """The same after a backward under `no_sync()`. (In torch 2.13 a parameter that was frozen, and
-    whose gradient counts as None since then, shows none with NO_SHARD, and the next forward takes
-    it for cleared.)"""
+    """The same after a backward under `no_sync()`, which leaves the gradient as it is.
+
+    (torch 2.13 does not: with NO_SHARD, a parameter that was frozen goes on showing None, and the
+    next forward takes its gradient for cleared.)
+    """
     if handle.orig_views is not None:
         handle.orig_views.mark_grads_computed()
         show_unsharded_grads(handle)

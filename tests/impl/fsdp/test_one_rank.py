@@ -72,6 +72,23 @@ def test_training_equals_that_of_the_bare_module(use_orig_params: bool, tied: bo
     assert differences(optimizers[0].state_dict()["state"], rekeyed["state"]) == []
 
 
+def test_a_thawed_parameter_accumulates_under_no_sync() -> None:
+    first, second = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+    weight = first.weight
+    model = FSDP(nn.Sequential(first, second), use_orig_params=True)
+    weight.requires_grad_(False)
+    model(torch.ones(1, 1)).sum().backward()
+    with FSDP.summon_full_params(model):
+        pass  # here it is seen that the weight has no gradient
+    model.zero_grad()
+    weight.requires_grad_(True)
+    with model.no_sync():
+        model(torch.ones(1, 1)).sum().backward()
+    model(torch.ones(1, 1)).sum().backward()
+    assert weight.grad is not None
+    assert torch.equal(weight.grad, 2 * second.weight)
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_forward_without_a_backward_does_not_keep_the_model(frozen: bool) -> None:
     model = FSDP(nn.Linear(2, 2).requires_grad_(not frozen))

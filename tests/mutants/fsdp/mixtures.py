@@ -8,9 +8,8 @@ import torch
 import torch.distributed as dist
 
 from impl.fsdp import common
-from impl.fsdp.checkpoint import optim_names, optim_save, sharded_values, state_dict
+from impl.fsdp.checkpoint import optim_names, state_dict
 from impl.fsdp.flat_param import config, gradients
-from impl.fsdp.flat_param import gradients as gradients_module
 from impl.fsdp.step import buffers, forward, grad_norm, nested_tensors, reduction, unshard_params
 from tests.mutants.fsdp.kit import Swapped, as_property, nothing
 from tests.mutants.kit import breaks
@@ -176,56 +175,6 @@ class OnlyTheWorldHasARank0(Swapped):
     swaps = ((state_dict, "_save_full", _of_the_world),)
 
 
-def _with_the_first_row_twice(right: Any) -> Any:
-    def wrong(tensor: torch.Tensor, state: Any) -> Any:
-        if tensor.shape[0] < state.world_size:
-            tensor = torch.cat([tensor[:1], tensor[:-1]])
-        return right(tensor, state)
-
-    return wrong
-
-
-@breaks("fsdp/fewer-rows-than-ranks", says="is wrong")
-class FewRowsAreMixedUp(Swapped):
-    swaps = ((sharded_values, "_to_sharded_tensor", _with_the_first_row_twice),)
-
-
-@breaks("fsdp/sharded-state-dict-on-mesh", says="is wrong")
-class ShardsOnAMeshHoldTheNextRows(Swapped):
-    swaps = (
-        (
-            sharded_values,
-            "shard_on_mesh",
-            lambda right: lambda tensor, mesh: right(tensor.roll(1, 0), mesh),
-        ),
-    )
-
-
-def _rolled_for_replicas(right: Any) -> Any:
-    def wrong(tensor: torch.Tensor, state: Any) -> Any:
-        return right(tensor if state.inter_node_group is None else tensor.roll(1, 0), state)
-
-    return wrong
-
-
-@breaks("fsdp/sharded-state-dict-hybrid", says="is wrong")
-class ShardsOfReplicasHoldTheNextRows(Swapped):
-    swaps = ((sharded_values, "_to_sharded_tensor", _rolled_for_replicas),)
-
-
-def _gathered_and_rolled(right: Any) -> Any:
-    def wrong(unit: Any, shard: torch.Tensor) -> torch.Tensor:
-        whole: torch.Tensor = right(unit, shard)
-        return whole if unit.state.inter_node_group is None else whole.roll(1)
-
-    return wrong
-
-
-@breaks("fsdp/full-optimizer-state-hybrid", says="is wrong")
-class OptimizerStateOfReplicasIsShifted(Swapped):
-    swaps = ((optim_save, "_gather", _gathered_and_rolled),)
-
-
 @breaks("fsdp/scatter-dtype", says="want (b?float32|bfloat16)|issued .'all_reduce bfloat16")
 @breaks("fsdp/with-torch-low-precision", says="ranks disagree on dtype|raised|is wrong")
 class ReducesInTheDtypeOfTheGradient(Swapped):
@@ -238,5 +187,5 @@ class ReducesInTheDtypeOfTheGradient(Swapped):
 class GradientsAreAlwaysInFullPrecision(Swapped):
     swaps = (
         (config.HandleConfig, "keeps_low_precision_grads", as_property(False)),
-        (gradients_module, "_cast_grad", nothing),
+        (gradients, "_cast_grad", nothing),
     )
