@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ ROOT = Path(__file__).parents[2]
 PYTHON = """#!/bin/sh
 case "$*" in
     --version) echo "Python ${VERSION:-3.12.1}" ;;
+    *print*) echo 3.12 ;;
+    "ci/speed.py 3.12") echo 1000 ;;
     "-m venv "*)
         echo "$*" >>log
         [ "$3" != --clear ] || rm -rf .venv
@@ -92,6 +95,32 @@ def test_another_python_gets_a_new_one(checkout: Checkout) -> None:
     assert checkout.source(VERSION="3.13.0") == []
     assert checkout.source(PYTHON=str(other)) == MADE
     assert checkout.source() == []
+
+
+@pytest.mark.parametrize(("speed", "is_taken"), [("echo 899", True), ("echo 901", False)])
+def test_the_quickest_of_its_version_makes_the_environment(
+    checkout: Checkout, speed: str, is_taken: bool
+) -> None:
+    (checkout.where / ".venv" / "installed").unlink()
+    other = checkout.python.with_name("python3.12")
+    other.write_text(
+        PYTHON.replace("echo 1000", speed).replace('echo "$*"', 'echo "by the other: $*"')
+    )
+    other.chmod(0o755)
+    made = ["by the other: -m venv --clear .venv", "pip", "pip"] if is_taken else MADE
+    assert checkout.source() == made
+    (checkout.where / ".venv" / "installed").unlink()
+    assert checkout.source(PYTHON=str(checkout.python)) == MADE
+
+
+def test_another_version_is_not_taken_for_its_speed() -> None:
+    asked = [sys.executable, str(ROOT / "ci" / "speed.py")]
+    version = "{}.{}".format(*sys.version_info)
+    same = subprocess.run([*asked, version], capture_output=True, text=True, timeout=60)
+    assert int(same.stdout) > 0
+    other = subprocess.run([*asked, "3.99"], capture_output=True, text=True, timeout=60)
+    assert (other.returncode, other.stdout) == (1, "")
+    assert version in other.stderr
 
 
 def test_one_whose_python_does_not_run_is_made_again(checkout: Checkout) -> None:
