@@ -94,8 +94,9 @@ class Ranks:
     deadline_s = TARGET.deadline_s  #: ranks.deadline_s
 
     def __init__(self) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self.pools = [ProcessPoolExecutor(1, spawn) for _ in range(WORLD_SIZE)]
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch"])
+        self.pools = [ProcessPoolExecutor(1, context) for _ in range(WORLD_SIZE)]
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.run_each(join, [(rank, self.store.port) for rank in range(WORLD_SIZE)], 120)
 
