@@ -231,18 +231,22 @@ HOSTILE = [
 ]
 
 
+# They take the whole of their deadline; for the others it is patience.
+HANGING = [returns_what_hangs_when_shown, fills_what_it_shares]
+
+
 def in_turn() -> Iterator[Any]:
     """Each attack, and after it a case that behaves."""
     for hostile in HOSTILE:
         name = hostile.__name__
-        yield pytest.param(hostile, marks=covers(requirement(name)), id=name)
+        marks = [covers(requirement(name)), *([deadline(2)] if hostile in HANGING else [])]
+        yield pytest.param(hostile, marks=marks, id=name)
         after = f"behaves_after_{name}"
         yield pytest.param(behaves, marks=covers(requirement(after)), id=after)
 
 
 @pytest.mark.parametrize("function", list(in_turn()))
 @world_sizes(2)
-@deadline(2)
 def test_hostile(ranks: Ranks, function: Any) -> None:
     assert ranks.run(function) == [2 if function is behaves else None] * 2
 
