@@ -45,3 +45,4 @@ if [ -n "$fresh" ] || [ "$packages_before" != "$packages" ]; then
 fi
 PATH=$PWD/.venv/bin:$PATH
 unset PYTHONDONTWRITEBYTECODE # hundreds of short processes import the same modules
+export OPENBLAS_NUM_THREADS=1 # of numpy, whose threads spin for a while after each import

@@ -246,7 +246,9 @@ class RankProcess:
 
     def kill(self) -> None:
         """End the process, its descendants and everything that it started in its session."""
-        descendants = [*_descendants(self.pid), *_orphans()]  # some may have sessions of their own
+        children = children_by_parent()
+        # Some may have sessions of their own.
+        descendants = [*_descendants(self.pid, children), *_orphans(children)]
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         for pid in (self.pid, *descendants):
@@ -266,19 +268,17 @@ class RankProcess:
         self._stacks.close()
 
 
-def _orphans() -> list[int]:
+def _orphans(children: Mapping[int, Sequence[int]]) -> list[int]:
     """Processes that dead ranks left behind; the fork server has adopted them."""
     ours = {process.pid for process in multiprocessing.active_children()}
-    of_server = children_by_parent().get(_pid_of_fork_server() or 0, ())
-    return [pid for pid in of_server if pid not in ours]
+    return [pid for pid in children.get(_pid_of_fork_server() or 0, ()) if pid not in ours]
 
 
-def _descendants(pid: int) -> list[int]:
+def _descendants(pid: int, children: Mapping[int, Sequence[int]]) -> list[int]:
     """The process's children, their children and so on; not those that have lost their parent."""
-    children = children_by_parent()
-    found = children.get(pid, [])
+    found = [*children.get(pid, ())]
     for child in found:  # which grows meanwhile
-        found += children.get(child, [])
+        found += children.get(child, ())
     return found
 
 

@@ -42,6 +42,7 @@ class Broken:
 
 
 MUTANTS: list[Broken] = []
+_SPECS: set[str] = set()  # of all of them
 
 F = TypeVar("F", bound="type[Mutant]")
 
@@ -62,10 +63,10 @@ def breaks(id: str, *, says: str, verdict: Verdict = Verdict.BROKEN) -> Callable
 
     def register(mutant: F) -> F:
         spec = f"{mutant.__module__}:{mutant.__qualname__}.target"
-        is_new = all(known.spec != spec for known in MUTANTS)
         MUTANTS.append(Broken(spec, id, says, verdict))
-        if is_new and issubclass(mutant, dist.ProcessGroup):
+        if spec not in _SPECS and issubclass(mutant, dist.ProcessGroup):
             dist.Backend.register_backend(_backend(mutant), mutant, devices=["cpu"])
+        _SPECS.add(spec)
         return mutant
 
     return register
