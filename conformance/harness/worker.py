@@ -33,7 +33,13 @@ import torch.distributed as dist
 
 from conformance.harness import devices
 from conformance.harness.frames import RankEnd
-from conformance.harness.leaks import adopt_orphans, find_leaks, still_alive, take_census
+from conformance.harness.leaks import (
+    Holdings,
+    adopt_orphans,
+    find_leaks,
+    still_alive,
+    take_census,
+)
 from conformance.harness.me import Me
 from conformance.harness.messages import (
     Answer,
@@ -52,7 +58,12 @@ from conformance.harness.messages import (
 )
 from conformance.harness.missing_methods import explain_missing_method
 from conformance.harness.outcome import message_of, type_name
-from conformance.harness.process_state import changed_since, stop_timers, take_switches
+from conformance.harness.process_state import (
+    Switches,
+    changed_since,
+    stop_timers,
+    take_switches,
+)
 from conformance.harness.recorder import Page, Recorder
 from conformance.harness.restricted_pickle import pack_for_parent
 from conformance.target import Target, resolve
@@ -139,8 +150,8 @@ class Worker:
         on_new_group(
             lambda name, group: self._groups.append((f"group {name!r}", weakref.ref(group)))
         )
-        self._before = take_census()
-        self._switches = take_switches()
+        self._before: Holdings  # these two are taken when a world is joined
+        self._switches: Switches
         self._pid = os.getpid()
         self._modules_apart = 0
 
