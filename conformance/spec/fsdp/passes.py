@@ -122,6 +122,24 @@ def test_a_forward_whose_result_is_dropped(ranks: Ranks, orig: bool) -> None:
         check_runs(got, train_custom_whole(layer_used_twice, dropping, ranks.world_size))
 
 
+def frozen_between(unit: Unit) -> Any:
+    return unit(Twice(unit(linear(3, 3, 1)), unit(linear(3, 3, 2).requires_grad_(False))))
+
+
+@chapter.must(
+    "fsdp/dropped-forward-of-a-frozen-unit",
+    "A frozen unit keeps its parameters and their values after a forward whose result is dropped.",
+    source="derived; with NO_SHARD and original parameters torch 2.13 loses sight of them",
+    rests_on="fsdp/dropped-forward",
+)
+@world_sizes(2)
+@both_kinds
+def test_a_dropped_forward_of_a_frozen_unit(ranks: Ranks, orig: bool) -> None:
+    for strategy in STRATEGIES:
+        got = ranks.run(train_custom, frozen_between, dropping, strategy, orig)
+        check_runs(got, train_custom_whole(frozen_between, dropping, ranks.world_size))
+
+
 @chapter.must(
     "fsdp/dropped-low-precision-forward",
     "With a param_dtype, too, a forward whose result is dropped does not affect the next "

@@ -213,7 +213,7 @@ def optimizer_steps(draw: st.DrawFn, recipe: Recipe, clips: bool) -> OptimizerSt
     # no document says whether a frozen parameter still shows its gradient
     zero = "none" if frozen else draw(st.sampled_from(["none", "zeros", "keep"]))
     actions = ["evaluate", "save", "load", "halve"]
-    if not frozen:  # torch 2.13 loses the parameters of a frozen unit after a dropped forward
+    if not frozen:  # fsdp/dropped-forward-of-a-frozen-unit is about others
         actions.append("drop")
     # fsdp/no-sync-after-thawing is about no_sync with NO_SHARD and parameters that were frozen
     may_keep = not (recipe.orig and recipe.strategy == "NO_SHARD")

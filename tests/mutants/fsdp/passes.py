@@ -91,6 +91,23 @@ class AveragesOverForwards(Swapped):
     )
 
 
+def _but_frozen(right: Any) -> Any:
+    def wrong(self: Any, *args: Any, **kwargs: Any) -> None:
+        right(self, *args, **kwargs)
+        if not any(param.requires_grad for param in self.params):
+            self.hide()
+
+    return wrong
+
+
+@breaks("fsdp/dropped-forward-of-a-frozen-unit", says="want .*'between.weight', 'between.bias'")
+class LosesSightOfFrozenParameters(Swapped):
+    """A frozen unit has no parameters where they are wanted in full, as after a dropped forward
+    with torch 2.13's NO_SHARD."""
+
+    swaps = ((views.OrigParamViews, "show_unsharded_params", _but_frozen),)
+
+
 @breaks("fsdp/step-after-eval", says="is wrong")
 class EvaluatesWithOldParameters(Swapped):
     """A forward without gradients uses parameters that were gathered before the step, as in torch
