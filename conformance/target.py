@@ -215,6 +215,12 @@ def _names_built_in() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in BUILT_IN.glob("*.toml")))
 
 
+def built_in_target(spec: str) -> Target | None:
+    """The built-in target of this name, with all that it says of other versions of torch and of
+    devices; None if there is none."""
+    return _built_in(spec) if spec in _names_built_in() else None
+
+
 @cache
 def _built_in(name: str) -> Target:
     return _from_file(BUILT_IN / f"{name}.toml")
@@ -249,8 +255,13 @@ def with_front_end(target: Target) -> Target:
 @cache
 def deviations_of_front_end() -> tuple[Deviation, ...]:
     """What torch's own code breaks on any backend, with the version that is installed."""
+    return tuple(filter(_about_this_torch, all_deviations_of_front_end()))
+
+
+def all_deviations_of_front_end() -> tuple[Deviation, ...]:
+    """What torch's own code breaks on any backend, with any version of torch."""
     table = tomllib.loads(_FRONT_END.read_text(encoding="utf-8"))
-    return tuple(filter(_about_this_torch, map(_deviation, _rows(table, "deviations"))))
+    return tuple(map(_deviation, _rows(table, "deviations")))
 
 
 def _combined(wrappers: Target, backend: Target) -> Target:

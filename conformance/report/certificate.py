@@ -24,7 +24,7 @@ from conformance.report.html import render
 from conformance.report.results import CaseResult, DeviationResult, RequirementResult, Results
 from conformance.rule import PROFILES, Requirement
 from conformance.run.settings import Settings
-from conformance.target import Target, deviations_of_front_end
+from conformance.target import Deviation, Target, deviations_of_front_end
 from conformance.verdict import Verdict
 from conformance.version import VERSION
 
@@ -75,7 +75,7 @@ def certificate_of(results: Results, settings: Settings, run: Run) -> Document:
                     result.requirement for result in results.requirements
                 ),
             },
-            "target": _target(settings.target, settings.spec, run.versions),
+            "target": described(settings.target, settings.spec, run.versions),
             "environment": environment(settings.device, run.devices),
             "run": _run(settings, run, cases.values(), results),
             "counts": counted(r["verdict"] for r in requirements),
@@ -159,7 +159,8 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
-def _target(target: Target, spec: str, versions: Mapping[str, str]) -> Document:
+def described(target: Target, spec: str, versions: Mapping[str, str]) -> Document:
+    """What a certificate says of the target. versions: of the distributions that it names."""
     return {
         "name": target.name,
         "spec": spec,
@@ -241,13 +242,20 @@ def _case(case: CaseResult, requirement: str) -> Document:
     }
 
 
+def described_deviation(deviation: Deviation) -> Document:
+    """What a certificate says of a deviation, whatever the run has shown."""
+    return {
+        "requirements": list(deviation.requirements),
+        "reason": deviation.reason,
+        "link": deviation.link,
+        "example": deviation.example,
+        "expects": str(deviation.expects),
+    }
+
+
 def _deviation(found: DeviationResult) -> Document:
     return {
-        "requirements": list(found.deviation.requirements),
-        "reason": found.deviation.reason,
-        "link": found.deviation.link,
-        "example": found.deviation.example,
-        "expects": str(found.deviation.expects),
+        **described_deviation(found.deviation),
         "of_torch": found.deviation in deviations_of_front_end(),
         "matched": list(found.matched),
         "needless": list(found.needless),

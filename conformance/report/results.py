@@ -309,7 +309,7 @@ def judge(
             # The case ran before it was known that what it rests on is broken.
             verdict = Verdict.BLOCKED
         if verdict is Verdict.BLOCKED:
-            reason = f"rests on {root}, which is {seen[root]}" if root else reason
+            reason = reason_of_blocked(root, seen[root]) if root else reason
         missing = tuple(left_out.get(id, ()))
         results.append(RequirementResult(requirement, verdict, reason, found, root, missing))
     return Results(
@@ -322,6 +322,11 @@ def judge(
         restricted,
         is_selective,
     )
+
+
+def reason_of_blocked(root: str, verdict: Verdict) -> str:
+    """Why a requirement is blocked that rests on `root`, which has that verdict."""
+    return f"rests on {root}, which is {verdict}"
 
 
 def _by_requirement(cases: Iterable[CaseResult]) -> dict[str, list[CaseResult]]:

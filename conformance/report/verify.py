@@ -9,12 +9,19 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 from conformance.catalogue.rules import catalogue
-from conformance.report.certificate import counted, digest_of, digest_of_requirements
+from conformance.report.certificate import (
+    counted,
+    described,
+    described_deviation,
+    digest_of,
+    digest_of_requirements,
+)
 from conformance.report.conclusion import (
     Circumstances,
     Conclusion,
@@ -23,12 +30,20 @@ from conformance.report.conclusion import (
     conclusions_of_profiles,
     sentence,
 )
+from conformance.report.results import reason_of_blocked
 from conformance.report.schema import load_schema, violations
-from conformance.rule import Requirement
+from conformance.rule import Catalogue, Requirement, UnknownRequirement
+from conformance.target import all_deviations_of_front_end, built_in_target
 from conformance.verdict import FAILURES, Verdict, worst
 from conformance.version import VERSION
 
 _SHOWN = 5
+_ROUNDING_S = 1e-4  # of each duration
+# What a certificate says of a target that is the same with every torch and on every device.
+_OF_BUILT_IN = (
+    *("name", "backend", "imports", "ddp", "fsdp", "sync_batchnorm", "options", "activate", "env"),
+    "arguments",
+)
 _EXIT = {
     Conclusion.CONFORMANT: (0,),
     Conclusion.NO_CONCLUSION: (0,),
@@ -58,6 +73,7 @@ def problems(document: Document) -> Iterator[str]:
     yield from _failures(document)
     yield from _deviations(document)
     yield from _left_out(document)
+    yield from _times(document)
     yield from _of_suite(document)
 
 
@@ -181,6 +197,74 @@ def _declared(document: Document) -> list[Document]:
     return list(document["deviations"])
 
 
+def _times(document: Document) -> Iterator[str]:
+    """Whether what everything took is the sum of its parts. All are rounded."""
+    run = document["run"]
+    begin, end = (datetime.fromisoformat(run[key]) for key in ("started_at", "ended_at"))
+    lasted_s = (end - begin).total_seconds()
+    if abs(lasted_s - run["seconds"]) > 1:
+        yield f"it took {run['seconds']} s, and lasted {lasted_s:g} s from its beginning to its end"
+    for row in document["requirements"]:
+        taken = {case["case"]: case["seconds"] for case in row["cases"]}
+        if not _is_sum(row["seconds"], taken):
+            yield f"{row['id']} took {row['seconds']} s, and its cases {sum(taken.values()):g} s"
+    for profile in document["profiles"]:
+        name = profile["profile"]
+        rows = [row for row in document["requirements"] if row["profile"] == name]
+        taken = {case["case"]: case["seconds"] for row in rows for case in row["cases"]}
+        if not _is_sum(profile["seconds"], taken):
+            yield f"{name} took {profile['seconds']} s, and its cases {sum(taken.values()):g} s"
+
+
+def _is_sum(seconds: float, parts: Mapping[str, float]) -> bool:
+    return abs(seconds - sum(parts.values())) <= _ROUNDING_S * (len(parts) + 1)
+
+
+def _roots(document: Document, requirements: Catalogue) -> Iterator[str]:
+    """Whether what failed, and what it rests on, are told apart."""
+    seen = {
+        row["id"]: worst(Verdict(case["verdict"]) for case in row["cases"])
+        for row in document["requirements"]
+        if row["cases"]
+    }
+    for row in document["requirements"]:
+        id, root = row["id"], row["root"]
+        if row["verdict"] not in FAILURES and not root:
+            continue
+        broken = [r for r in requirements.roots(id) if seen.get(r) in FAILURES]
+        if row["verdict"] in FAILURES and broken:
+            yield f"{id} is {row['verdict']}, and {broken[0]}, on which it rests, is too"
+        if not root:
+            continue
+        if row["verdict"] != Verdict.BLOCKED:
+            yield f"{id} is {row['verdict']}, and has {root} as what blocks it"
+        elif root not in broken:
+            yield f"{id} is blocked by {root}, on which it does not rest or which holds"
+        elif row["reason"] != (reason := reason_of_blocked(root, seen[root])):
+            yield f"{id} is blocked because it {row['reason']!r}, and not because it {reason!r}"
+
+
+def _built_in(document: Document) -> Iterator[str]:
+    """Whether it says of a target that comes with the suite what the suite says of it."""
+    target, spec = document["target"], document["target"]["spec"]
+    known = built_in_target(spec)
+    if known is not None:
+        due = described(known, spec, {})
+        for field in _OF_BUILT_IN:
+            if target[field] != due[field]:
+                yield f"its target has {field} {target[field]!r}, and {spec} of this suite has not"
+    for deviation in _declared(document):
+        if deviation.get("of_torch"):
+            there = all_deviations_of_front_end()
+        elif known is not None:
+            there = known.deviations
+        else:
+            continue
+        if not any(described_deviation(one).items() <= deviation.items() for one in there):
+            names = _some(deviation["requirements"])
+            yield f"what it declares of {names} is not what this suite says"
+
+
 def _of_suite(document: Document) -> Iterator[str]:
     """Whether it has every requirement of this version of the suite, as it stands here."""
     rows = document["requirements"]
@@ -191,8 +275,13 @@ def _of_suite(document: Document) -> Iterator[str]:
         return
     if digest_of_requirements(mine) != document["suite"]["requirements_digest"]:
         yield "its requirements do not match their digest"
+    try:
+        yield from _roots(document, Catalogue({r.id: r for r in mine}.values()))
+    except UnknownRequirement as error:
+        yield f"it does not have what its requirements rest on: {error}"
     if document["suite"]["version"] != VERSION:
         return
+    yield from _built_in(document)
     there = {requirement.id: requirement for requirement in mine}
     missing = [id for id in catalogue() if id not in there]
     other = [id for id, r in catalogue().items() if there.get(id, r) != r]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,15 @@ from xml.etree import ElementTree
 
 import pytest
 
-from conformance.report.certificate import CERTIFICATE, seal
+from conformance.catalogue.rules import catalogue
+from conformance.report.certificate import CERTIFICATE, certificate_of, seal
 from conformance.report.reading import Unreadable, certificate_file, read_certificate
+from conformance.report.results import judge
 from conformance.report.verify import junit_problems, problems
+from conformance.target import load_target
 from conformance.verdict import Verdict
 from conformance.version import VERSION
+from tests.report import samples
 from tests.report.samples import whole_certificate
 
 Document = dict[str, Any]
@@ -132,6 +137,14 @@ FIRST = WHOLE["requirements"][0]["id"]
             lambda d: requirement(d, says="no sentence"),
             "it has what is no requirement: ",
         ),
+        (lambda d: d["run"].update(seconds=7.5), "it took 7.5 s, and lasted 75 s from its"),
+        (lambda d: requirement(d, seconds=9.0), f"{FIRST} took 9.0 s, and its cases 0.5 s"),
+        (lambda d: d["profiles"][0].update(seconds=9.0), "collectives took 9.0 s, and its cases"),
+        (lambda d: requirement(d, root="x/y"), f"{FIRST} is holds, and has x/y as what blocks it"),
+        (
+            lambda d: requirement(d, verdict="blocked", root=d["requirements"][-1]["id"]),
+            f"{FIRST} is blocked by {WHOLE['requirements'][-1]['id']}, on which it does not rest",
+        ),
         (
             lambda d: requirement(
                 d, verdict="deviation", cases=[{**d["requirements"][0]["cases"][0]}]
@@ -143,6 +156,52 @@ FIRST = WHOLE["requirements"][0]["id"]
 def test_a_spoilt_certificate_is_noticed(change: Callable[[Document], None], says: str) -> None:
     found = list(problems(spoilt(change)))
     assert any(line.startswith(says) for line in found), found
+
+
+def broken(change: Callable[[Document], None]) -> list[str]:
+    """The problems of a certificate with roots that fail, after a change."""
+    document = copy.deepcopy(BROKEN)
+    change(next(row for row in document["requirements"] if row["root"]))
+    return list(problems(seal(document)))
+
+
+def test_what_fails_and_what_is_blocked_are_told_apart() -> None:
+    assert any(
+        re.search(r"is broken, and .*, on which it rests, is too$", line)
+        for line in broken(lambda row: row.update(verdict="broken", root="", reason="x"))
+    )
+    assert any(
+        re.search(r"is blocked because it 'y', and not because it 'rests on .* broken'$", line)
+        for line in broken(lambda row: row.update(reason="y"))
+    )
+
+
+def built_in(spec: str, change: Callable[[Document], object]) -> list[str]:
+    """The problems of a certificate of a built-in target, after a change."""
+    target = load_target(spec)
+    cases = [samples.case(f"test_{n}", id) for n, id in enumerate(catalogue())]
+    found = judge(catalogue(), target, cases, {})
+    document = certificate_of(found, samples.settings(target=target, spec=spec), samples.run())
+    change(document)
+    return list(problems(seal(document)))
+
+
+@pytest.mark.parametrize("spec", ["impl", "torch"])
+def test_a_built_in_target_is_what_the_suite_says(spec: str) -> None:
+    assert built_in(spec, lambda d: None) == []
+    changed = built_in(spec, lambda d: d["target"].update(activate="mine:cheat"))
+    assert changed == [f"its target has activate 'mine:cheat', and {spec} of this suite has not"]
+
+
+def test_what_torch_breaks_is_what_the_suite_says() -> None:
+    changed = built_in("torch", lambda d: d["deviations"][0].update(reason="it is meant so"))
+    assert [line.endswith("is not what this suite says") for line in changed] == [True]
+
+    def excuse(document: Document) -> None:
+        declare(document, "matched", FIRST)
+        document["deviations"][0]["of_torch"] = True
+
+    assert "what it declares of x/y is not what this suite says" in list(problems(spoilt(excuse)))
 
 
 def test_editing_is_noticed_by_the_digest() -> None:
