@@ -200,8 +200,12 @@ def _declared(document: Document) -> list[Document]:
 def _times(document: Document) -> Iterator[str]:
     """Whether what everything took is the sum of its parts. All are rounded."""
     run = document["run"]
-    begin, end = (datetime.fromisoformat(run[key]) for key in ("started_at", "ended_at"))
-    lasted_s = (end - begin).total_seconds()
+    try:
+        begin, end = (datetime.fromisoformat(run[key]) for key in ("started_at", "ended_at"))
+        lasted_s = (end - begin).total_seconds()
+    except ValueError as error:  # there is no such day or hour
+        yield f"it says when it began and ended in a way that cannot be read: {error}"
+        return
     if abs(lasted_s - run["seconds"]) > 1:
         yield f"it took {run['seconds']} s, and lasted {lasted_s:g} s from its beginning to its end"
     for row in document["requirements"]:

@@ -138,6 +138,10 @@ FIRST = WHOLE["requirements"][0]["id"]
             "it has what is no requirement: ",
         ),
         (lambda d: d["run"].update(seconds=7.5), "it took 7.5 s, and lasted 75 s from its"),
+        (
+            lambda d: d["run"].update(ended_at="2030-02-30T03:05:20+00:00"),
+            "it says when it began and ended in a way that cannot be read: ",
+        ),
         (lambda d: requirement(d, seconds=9.0), f"{FIRST} took 9.0 s, and its cases 0.5 s"),
         (lambda d: d["profiles"][0].update(seconds=9.0), "collectives took 9.0 s, and its cases"),
         (lambda d: requirement(d, root="x/y"), f"{FIRST} is holds, and has x/y as what blocks it"),
