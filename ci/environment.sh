@@ -15,7 +15,7 @@ quickest() {
     version=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
     while read -r candidate; do
         took_us=$("$candidate" ci/speed.py "$version" 2>/dev/null) || continue
-        if [ $((took_us * 10)) -lt $((${least_us:=$took_us} * 9)) ]; then # chance explains less
+        if [ $((took_us * 10)) -lt $((${least_us:=$took_us} * 9)) ]; then # more than chance
             least_us=$took_us best=$candidate
         fi
     done < <(type -ap python3 "python$version")

@@ -50,14 +50,12 @@ class HarnessFault(Exception):
     """The harness itself failed; nothing can be said of the target."""
 
 
-def fork_server_context(also: Sequence[str] | None = None) -> ForkServerContext:
+def fork_server_context(also: Sequence[str] = FOR_TRAINING) -> ForkServerContext:
     """The context whose fork server this process uses; the server starts here, if it must.
 
     A process has one fork server, which may have been started for something else.
 
-    also: modules that a server which starts here imports beside those that all ranks need. None
-        stands for those of `FOR_TRAINING` that this process has: the modules of its cases, which it
-        has imported, need no others.
+    also: modules that a server which starts here imports beside those that all ranks need.
     Raises HarnessFault if it cannot be started.
     """
     context = multiprocessing.get_context("forkserver")
@@ -69,7 +67,7 @@ def fork_server_context(also: Sequence[str] | None = None) -> ForkServerContext:
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "OPENBLAS_NUM_THREADS": "1",
         "PYTHONOPTIMIZE": None,
-        FURTHER: " ".join(filter(sys.modules.__contains__, FOR_TRAINING) if also is None else also),
+        FURTHER: " ".join(also),
     }
     with _environment(changes | dict.fromkeys(filter(_PLACE_IN_A_JOB.fullmatch, os.environ))):
         try:

@@ -81,7 +81,7 @@ class _Describing(ByValue):
         if isinstance(obj, type):
             return _described(obj)
         if isinstance(obj, Enum):  # Python 3.11.0 to 3.11.3 would have `getattr` called
-            return type(obj), (obj.value,)
+            return type(obj), (obj._value_,)
         try:
             reduced = super().reducer_override(obj)
             if reduced is not NotImplemented:

@@ -245,18 +245,21 @@ def _roots(document: Document, requirements: Catalogue) -> Iterator[str]:
         elif root not in broken:
             yield f"{id} is blocked by {root}, on which it does not rest or which holds"
         elif row["reason"] != (reason := reason_of_blocked(root, seen[root])):
-            yield f"{id} is blocked because it {row['reason']!r}, and not because it {reason!r}"
+            yield f"{id} is blocked for the reason {row['reason']!r}, which should be {reason!r}"
 
 
 def _built_in(document: Document) -> Iterator[str]:
-    """Whether it says of a target that comes with the suite what the suite says of it."""
+    """Whether a built-in target, and what torch breaks, are described as this suite does it."""
     target, spec = document["target"], document["target"]["spec"]
     known = built_in_target(spec)
     if known is not None:
         due = described(known, spec, {})
         for field in _OF_BUILT_IN:
             if target[field] != due[field]:
-                yield f"its target has {field} {target[field]!r}, and {spec} of this suite has not"
+                yield (
+                    f"its target {spec} has {field} {target[field]!r}, and that of this suite "
+                    f"has {due[field]!r}"
+                )
     for deviation in _declared(document):
         if deviation.get("of_torch"):
             there = all_deviations_of_front_end()
@@ -266,7 +269,7 @@ def _built_in(document: Document) -> Iterator[str]:
             continue
         if not any(described_deviation(one).items() <= deviation.items() for one in there):
             names = _some(deviation["requirements"])
-            yield f"what it declares of {names} is not what this suite says"
+            yield f"it declares a deviation of {names} that this suite does not, or in other words"
 
 
 def _of_suite(document: Document) -> Iterator[str]:
@@ -280,7 +283,7 @@ def _of_suite(document: Document) -> Iterator[str]:
     if digest_of_requirements(mine) != document["suite"]["requirements_digest"]:
         yield "its requirements do not match their digest"
     try:
-        yield from _roots(document, Catalogue({r.id: r for r in mine}.values()))
+        yield from _roots(document, Catalogue({r.id: r for r in mine}.values()))  # one of each id
     except UnknownRequirement as error:
         yield f"it does not have what its requirements rest on: {error}"
     if document["suite"]["version"] != VERSION:

@@ -13,7 +13,7 @@ from conformance.harness.me import Me
 from conformance.harness.messages import pack
 from conformance.harness.outcome import Returned, StillRunning
 from conformance.harness.pool import Leak, Pool, WorldSpec
-from conformance.harness.rank import FOR_TRAINING, FURTHER, HarnessFault, fork_server_context
+from conformance.harness.rank import HarnessFault
 from conformance.harness.ranks import Ranks
 from conformance.run.judgement import verdict_of
 from conformance.target import load_target
@@ -33,22 +33,6 @@ def joined(tmp_path: Path, module: str, *, activate: str = "") -> list[object]:
         return list(pool.join(spec, DEADLINE_S))
     finally:
         pool.close()
-
-
-def test_ranks_that_train_have_what_their_cases_have_imported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    served: list[str] = []
-    monkeypatch.setattr(
-        "multiprocessing.forkserver.ensure_running", lambda: served.append(os.environ[FURTHER])
-    )
-    for name in FOR_TRAINING:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    fork_server_context()
-    monkeypatch.setitem(sys.modules, FOR_TRAINING[0], sys)  # as any module
-    fork_server_context()
-    fork_server_context(["mine"])
-    assert served == ["", FOR_TRAINING[0], "mine"]
 
 
 def test_importing_a_target_takes_no_time_from_a_case(tmp_path: Path) -> None:

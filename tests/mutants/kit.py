@@ -42,7 +42,7 @@ class Broken:
 
 
 MUTANTS: list[Broken] = []
-_SPECS: set[str] = set()  # of all of them
+_SPECS: set[str] = set()  # of all mutants
 
 F = TypeVar("F", bound="type[Mutant]")
 

@@ -118,8 +118,7 @@ def dropping(model: Any, rank: int, step: int, device: torch.device, scale: floa
 @both_kinds
 def test_a_forward_whose_result_is_dropped(ranks: Ranks, orig: bool) -> None:
     for strategy in STRATEGIES:
-        got = ranks.run(train_custom, layer_used_twice, dropping, strategy, orig)
-        check_runs(got, train_custom_whole(layer_used_twice, dropping, ranks.world_size))
+        check_custom(ranks, layer_used_twice, dropping, strategy, orig)
 
 
 def frozen_between(unit: Unit) -> Any:
@@ -136,8 +135,7 @@ def frozen_between(unit: Unit) -> Any:
 @both_kinds
 def test_a_dropped_forward_of_a_frozen_unit(ranks: Ranks, orig: bool) -> None:
     for strategy in STRATEGIES:
-        got = ranks.run(train_custom, frozen_between, dropping, strategy, orig)
-        check_runs(got, train_custom_whole(frozen_between, dropping, ranks.world_size))
+        check_custom(ranks, frozen_between, dropping, strategy, orig)
 
 
 @chapter.must(
