@@ -7,8 +7,9 @@ which they are added, no dtype rounds, and no two ranks look alike.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -127,6 +128,18 @@ def noisy_factors(shape: Sequence[int], dtype: str, rank: int, salt: int = 0) ->
     exponents = torch.rand(size, generator=generator, dtype=torch.float64) * 2 - 1
     signs = torch.randint(0, 2, size, generator=generator) * 2 - 1
     return (exponents.exp2() * signs).to(dtype_named(dtype))
+
+
+@contextlib.contextmanager
+def seeded_generator(seed: int) -> Iterator[None]:
+    """What is drawn inside from torch's generator of the host is the same in every process; then
+    the generator goes on as if nothing had been drawn.
+
+    `torch.manual_seed` would keep a stack trace for each type of device that is not in use.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 def _mixed(numel: int, rank: int, salt: int) -> Tensor:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from conformance.oracle.data import seeded_generator
+
 WIDTH = 3
 
 REENTRANT, NON_REENTRANT = "reentrant", "non-reentrant"
@@ -39,8 +41,7 @@ class Recipe:
 
     def make(self, how: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Network:
         """The network; how: which of torch's two checkpoints is used, "" for neither."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded_generator(seed):
             return Network(self, how).to(dtype)
 
 

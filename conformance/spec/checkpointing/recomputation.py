@@ -18,6 +18,7 @@ from conformance import (
     assert_that,
     world_sizes,
 )
+from conformance.oracle.data import seeded_generator
 from conformance.oracle.near import Near
 from conformance.spec.checkpointing.networks import (
     NON_REENTRANT,
@@ -86,8 +87,7 @@ class Dropping(nn.Module):
 
 def dropping(how: str, kept: list[Tensor] | None = None) -> Dropping:
     """The same parameters in every process."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded_generator(0):
         return Dropping(how, kept).double()
 
 
@@ -172,8 +172,7 @@ def cast(me: Me, how: str, inside: bool) -> tuple[list[str], Gradients]:
 
     inside: backward too runs under autocast, which is not recommended.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded_generator(0):
         network = Casting(how).to(me.device)
     model = me.ddp(network, **CAP)
     x = batch(me.rank, 0, size=8).float().to(me.device).requires_grad_()
@@ -228,8 +227,7 @@ class Normalising(nn.Module):
 
 def normalising(how: str) -> Normalising:
     """The same parameters in every process."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded_generator(0):
         return Normalising(how).double()
 
 
@@ -370,8 +368,7 @@ class Structured(nn.Module):
 
 def structured(me: Me | None, how: str, x: Tensor) -> Gradients:
     """Gradients of a step, in one process if there is no rank."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded_generator(0):
         network = Structured(how).double()
     if me is not None:
         network.to(me.device)

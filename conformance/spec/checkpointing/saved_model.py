@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance import Me
+from conformance.oracle.data import seeded_generator
 from conformance.spec.checkpointing.networks import WIDTH, recomputed
 from conformance.spec.checkpointing.training import batch, loss_of
 
@@ -19,8 +20,7 @@ class Model(nn.Module):
 
     def __init__(self, how: str = "", seed: int = 0) -> None:
         super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded_generator(seed):
             self.before, self.after = nn.Linear(WIDTH, 4), nn.Linear(4, WIDTH, bias=False)
         self.norm = nn.BatchNorm1d(4)
         self.drop = nn.Dropout(0.25)

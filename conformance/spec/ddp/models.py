@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from conformance.oracle.data import seeded_generator
+
 WIDTH = 3
 
 
@@ -128,8 +130,7 @@ class Recipe:
     args: tuple[Any, ...] = ()
 
     def __call__(self, seed: int = 0) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded_generator(seed):
             return self.make(*self.args)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import ShardingStrategy
 
 from conformance import Me, Ranks
+from conformance.oracle.data import seeded_generator
 from conformance.spec.fsdp.training_runs import CPU, Run, check_runs, full_parameters, wrap
 
 # Wraps a part of a model; for the bare module it hands the part back.
@@ -22,8 +23,7 @@ Passes = Callable[[Any, int, int, torch.device, float], list[Tensor]]
 
 def linear(inputs: int, outputs: int, seed: int) -> nn.Linear:
     """A layer in float64 with the same parameters in every process."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded_generator(seed):
         return nn.Linear(inputs, outputs).double()
 
 

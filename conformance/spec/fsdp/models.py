@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from conformance.oracle.data import dtype_named
+from conformance.oracle.data import dtype_named, seeded_generator
 from conformance.oracle.sharding import FlatSizes, flat_sizes
 
 
@@ -76,8 +76,7 @@ class Net:
 
     def make(self, seed: int = 0, device: torch.device | None = None) -> Network:
         """The network with the same parameters in every process."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded_generator(seed):
             network = Network(self)
         return network.to(dtype=dtype_named(self.dtype), device=device)
 

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import MixedPrecision, ShardingStrategy
 
 from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_that, world_sizes
 from conformance.harness.traces import Issued, record
+from conformance.oracle.data import seeded_generator
 from conformance.spec.fsdp.custom import (
     Unit,
     check_custom,
@@ -326,8 +327,7 @@ def test_optimizers_in_the_backward(ranks: Ranks) -> None:
 
 def channels_last(unit: Unit) -> Any:
     """A convolution whose weight is laid out in another order."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(4)
+    with seeded_generator(4):
         module = nn.Conv2d(3, 4, 2).double()
     module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
     return unit(nn.Sequential(module))

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from conformance import Me
+from conformance.oracle.data import seeded_generator
 
 
 class Transposing(nn.Module):
@@ -50,8 +51,7 @@ def deep_network() -> nn.Module:
 
 def seeded(make: Callable[..., nn.Module], args: Sequence[Any]) -> nn.Module:
     """The network in float64 with the same parameters in every process."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded_generator(0):
         network = make(*args).double()
         with torch.no_grad():
             for parameter in network.parameters():
