@@ -50,6 +50,7 @@ _PATCHED = (
     dist.ProcessGroup,
 )
 _MODULES = "module "
+_SIGNALS = sorted(map(int, signal.valid_signals()))
 _LIMITS = [number for name, number in vars(resource).items() if name.startswith("RLIMIT_")]
 _OWN_AFTER = 8  # first worlds in a row
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
@@ -94,7 +95,7 @@ def stop_timers() -> None:
 
 
 def _facts() -> Iterator[tuple[str, Any]]:
-    yield "signal handlers", [signal.getsignal(number) for number in signal.valid_signals()]
+    yield "signal handlers", [signal.getsignal(number) for number in _SIGNALS]
     yield "blocked signals", signal.pthread_sigmask(signal.SIG_BLOCK, ())
     yield "umask", _umask()
     yield "limits", [resource.getrlimit(limit) for limit in _LIMITS]

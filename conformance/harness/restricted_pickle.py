@@ -12,6 +12,8 @@ import copyreg
 import io
 import pickle
 import sys
+import weakref
+from collections.abc import Callable
 from dataclasses import is_dataclass
 from datetime import datetime, timedelta
 from enum import Enum
@@ -104,21 +106,37 @@ def _described(obj: object) -> Any:
 
 def _is_readable(found: Any) -> bool:
     """Whether it may come by its name."""
-    is_factory = any(found is factory for factory in _FACTORIES)
-    return _may_make(found) or isinstance(found, _CONSTANTS) or is_factory
+    if isinstance(found, _CONSTANTS):
+        return True
+    if not callable(found):
+        return False
+    return _may_make(found) or any(found is factory for factory in _FACTORIES)
 
 
 def _may_make(maker: Any) -> bool:
     """Whether calling it, with whatever arguments, makes a value and does nothing else."""
-    if isinstance(maker, type) and (is_dataclass(maker) or issubclass(maker, Enum | Exception)):
+    if id(maker) in _MAKERS:
         return True
-    if isinstance(maker, type) and (maker.__module__.startswith(_CASES) or _is_named_tuple(maker)):
-        return True
-    return id(maker) in _MAKERS or is_rebuilding(maker) or _is_of_numpy(maker)
+    if isinstance(maker, type):
+        kind, is_plain = _KINDS_SEEN.get(id(maker), _UNSEEN)
+        if kind() is not maker:
+            is_plain = _is_plain_kind(maker)
+            _KINDS_SEEN[id(maker)] = weakref.ref(maker), is_plain
+        return is_plain
+    return is_rebuilding(maker) or _is_of_numpy(maker)
 
 
-def _is_named_tuple(kind: type) -> bool:
-    return issubclass(kind, tuple) and hasattr(kind, "_fields")
+# id of a class, which may have no hash -> the class, and whether it is a plain one.
+_KINDS_SEEN: dict[int, tuple[Callable[[], type | None], bool]] = {}
+_UNSEEN = (lambda: None, False)
+
+
+def _is_plain_kind(kind: type) -> bool:
+    """Whether its instances are records, enum members, exceptions, or values of cases."""
+    if is_dataclass(kind) or issubclass(kind, Enum | Exception):
+        return True
+    is_named_tuple = issubclass(kind, tuple) and hasattr(kind, "_fields")
+    return is_named_tuple or kind.__module__.startswith(_CASES) or _is_of_numpy(kind)
 
 
 def _is_of_numpy(maker: Any) -> bool:

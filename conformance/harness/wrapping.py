@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from functools import cache
 from inspect import Parameter, signature
 from typing import Any
 
@@ -30,7 +31,9 @@ def arguments_for(
     Raises LacksArgument for one that the wrapper does not have, unless it has torch's default: that
     one is left out. Of a wrapper that takes any keyword, it is not known which it has.
     """
-    defaults = signature(of_torch).parameters
+    if not given:
+        return {}
+    defaults = _defaults_of(of_torch)
     has, takes_any = _parameters(wrapper)
     has_all = takes_any and named is None
     known = has if named is None else frozenset(named)
@@ -43,6 +46,11 @@ def arguments_for(
         elif not is_default:
             raise LacksArgument(f"{wrapper.__qualname__} has no argument {name!r}")
     return taken
+
+
+@cache
+def _defaults_of(of_torch: Callable[..., Any]) -> Mapping[str, Parameter]:
+    return signature(of_torch).parameters
 
 
 def _parameters(wrapper: Callable[..., Any]) -> tuple[frozenset[str], bool]:
