@@ -118,7 +118,8 @@ class Pool:
         # (see `_ask`), or did not make a world.
         self._spoilt = False
         self._is_changed = False  # whether a process is not as it was before its last world
-        self._is_in_doubt = False  # whether a rank has raised since the last proof
+        self._in_doubt = 0  # how many of the first ranks are, since one has raised
+        self._world_size = 0  # of the newest world
         self._is_new = True  # whether no world of these processes has ended
         self._is_prepared = False  # whether all ranks of the crew have imported the target
         self.case_before = ""  # the last case that these processes ran, as `note_case` was told
@@ -135,13 +136,14 @@ class Pool:
         raise at once: what this machine lacks, it lacks for the next case too, and finding out may
         take long.
         """
-        if self._is_in_doubt and not self._is_proven_sound(spec):
+        if self._in_doubt and not self._is_proven_sound(spec):
             self.close()
         return self._join(spec, deadline_s)
 
     def _join(self, spec: WorldSpec, deadline_s: float) -> list[Outcome]:
         self._spoilt = True  # until all ranks are there
         self._target = spec.target.name, spec.target.backend
+        self._world_size = spec.world_size
         if not self._cannot_start:
             try:
                 store = self._ensure(spec.world_size)
@@ -199,11 +201,12 @@ class Pool:
         return next((f"{a.type_name}: {a.message}" for a in answers if isinstance(a, Failed)), "")
 
     def _is_proven_sound(self, spec: WorldSpec) -> bool:
-        """Whether all ranks can still make a group of the target, and use it and the store."""
-        self._is_in_doubt = False
+        """Whether the ranks in doubt can still make a group of the target, and use it and the
+        store."""
+        size = min(max(2, self._in_doubt), len(self._ranks))  # one rank alone proves little
+        self._in_doubt = 0
         if self._spoilt or not self._ranks:
             return not self._spoilt
-        size = len(self._ranks)
         whole = replace(spec, world_size=size, default_group=True)
         outcomes = self._join(whole, _PROOF_DEADLINE_S)
         if all(isinstance(outcome, Returned) for outcome in outcomes):
@@ -290,13 +293,14 @@ class Pool:
         self._ranks.clear()
         self._store = None
         self._is_prepared = False
-        self._spoilt = self._is_changed = self._is_in_doubt = False
+        self._spoilt = self._is_changed = False
+        self._in_doubt = 0
         self._is_new = True
         self.case_before = ""
 
     def doubt(self) -> None:
         """A case failed, whatever its ranks did: they are kept only if they are proven sound."""
-        self._is_in_doubt = True
+        self._in_doubt = max(self._in_doubt, self._world_size)
 
     def note_case(self, name: str) -> None:
         """A case has ended that the processes ran."""
@@ -348,7 +352,8 @@ class Pool:
         asked = _Round(self._ranks[: len(commands)], commands, deadline_s, wait_for_all)
         answers = asked.answers()
         self._spoilt = any(isinstance(a, Died | StillRunning | Garbled) for a in answers)
-        self._is_in_doubt |= any(_is_doubtful(answer) for answer in answers)
+        if any(_is_doubtful(answer) for answer in answers):
+            self._in_doubt = max(self._in_doubt, len(answers))
         return answers
 
 
