@@ -25,6 +25,7 @@ from conformance.catalogue.rules import catalogue
 from conformance.report.folder import newest_in
 from conformance.report.results import RequirementResult, Results
 from conformance.session.certifier import Certifier
+from tests.inner_runs import QUICK
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = ("-p", "conformance.plugin", "-p", "no:cacheprovider", "--color=no")
@@ -141,12 +142,8 @@ def run_inside(folder: Path, *args: str, paths: Sequence[str] = ()) -> Inside:
     """Run the cases of a folder, or only those paths, in this process, with its warm ranks."""
     seen = Inside()
     options = ("--rootdir", str(folder), "-c", os.devnull, "--import-mode=importlib")
-    quiet = ("-p", "no:xdist", "-p", "no:terminal", "-p", "no:junitxml", "-s")
-    # It collects garbage ten times in each run, which takes as long as the run itself. And if this
-    # process dies, the outer run shows where.
-    quick = ("-p", "no:unraisableexception", "-p", "no:faulthandler")
     target = () if any(arg.startswith("--target") for arg in args) else ("--target=torch",)
-    command = [*(paths or [str(folder)]), *PLUGIN[:-1], *options, *quiet, *quick, *target, *args]
+    command = [*(paths or [str(folder)]), *PLUGIN[:2], *options, *QUICK, *target, *args]
     try:
         seen.exit_status = int(pytest.main(command, plugins=[seen]))
     finally:

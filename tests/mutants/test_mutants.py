@@ -22,6 +22,7 @@ from conformance.report.results import Results
 from conformance.run.first_look import FirstLook
 from conformance.session.certifier import Certifier
 from conformance.verdict import Verdict
+from tests.inner_runs import QUICK
 from tests.mutants.any_machine import AnyMachine
 from tests.mutants.kit import MUTANTS, Broken
 
@@ -140,11 +141,7 @@ def test_a_mutant_is_rejected_by_its_rule(mutant: Broken, tmp_path: Path) -> Non
             *("--deadline", str(deadline_s), "--repetitions", "0"),
             *("-o", "addopts=", "--maxfail", "1", "--assert", "plain"),
             *("--hypothesis-profile", UNSHRUNK),
-            *("-p", "no:terminal", "-p", "no:xdist", "-p", "no:cacheprovider", "-s"),
-            # It collects garbage ten times in each run, which takes as long as the run itself.
-            *("-p", "no:unraisableexception"),
-            # If this process dies, the outer run shows where.
-            *("-p", "no:faulthandler"),
+            *QUICK,
             # Without it each run sweeps the folders that all others before it left behind.
             *("--basetemp", str(tmp_path / "run")),
         ],
