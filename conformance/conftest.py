@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from hypothesis import settings
 
+from conformance.early_torch import torch
 from conformance.run.hypothesis_profile import PROFILE
 
 

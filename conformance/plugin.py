@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 
+import conformance.early_torch  # noqa: F401  # before what else imports torch
 from conformance.exit_codes import EXIT_HARNESS_FAULT
 from conformance.harness.agents import Crew, serve
 from conformance.harness.launcher import LauncherError, Place, place

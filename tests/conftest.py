@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+import conformance.early_torch  # noqa: F401  # before what else imports torch
 from conformance.catalogue.chapters import chapter_files, module_of
 from conformance.harness.rank import FOR_TRAINING, fork_server_context
 from conformance.session.collection import named_paths

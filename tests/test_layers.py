@@ -24,6 +24,7 @@ CONFORMANCE = {
     "version": "",
     "exit_codes": "",
     "torch_private": "",
+    "early_torch": "",
     "capabilities": "",
     "rule": "",
     # What the sources say of rules, cases and mutants; nothing of them is imported.
@@ -43,17 +44,17 @@ CONFORMANCE = {
     "run": "verdict rule capabilities catalogue chapter target oracle harness",
     "report": "verdict version rule capabilities catalogue target oracle checks harness run",
     # What puts it all together: what pytest's session carries, hooks, commands.
-    "session": "verdict exit_codes rule catalogue checks harness run report",
-    "plugin": "verdict exit_codes catalogue target harness markers run report session",
-    "conftest": "plugin run",
+    "session": "verdict early_torch exit_codes rule catalogue checks harness run report",
+    "plugin": "verdict early_torch exit_codes catalogue target harness markers run report session",
+    "conftest": "early_torch plugin run",
     # What a backend has, for a first target file.
     "probing": "capabilities target oracle harness spec torch_private",
     "bench": "exit_codes harness target capabilities oracle checks",
     "power": "exit_codes verdict target harness run session",
     # What pytest loads wherever the suite is installed; it names the plugin by a string.
     "pyargs": "",
-    "cli": "__init__ capabilities rule catalogue exit_codes harness probing run report target "
-    "version",
+    "cli": "__init__ early_torch capabilities rule catalogue exit_codes harness probing run report "
+    "target version",
     "__main__": "exit_codes run version",
 }
 IMPL = {

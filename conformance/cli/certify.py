@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import pytest
 
+import conformance.early_torch  # noqa: F401  # before what else imports torch
 from conformance.catalogue.chapters import chapter_files
 from conformance.exit_codes import EXIT_USAGE
 from conformance.harness.launcher import LauncherError, NotLaunched, launch, place

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
 from conformance.catalogue.chapters import is_chapter
+from conformance.early_torch import collector_off
 from conformance.harness.pool import SHARED_POOL
 from conformance.run.budget import most_rules_first
 from conformance.run.plan import Plan, adopt_own, make_plan, select
@@ -20,6 +22,15 @@ from conformance.run.selection import (
 from conformance.run.settings import UsageError
 from conformance.run.worker_files import Planned
 from conformance.session.items import BOARD, FOUND, PLAN, SETTINGS
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    with collector_off():
+        result = yield
+    if gc.get_freeze_count() == 0:  # in a run inside another one there is garbage, too
+        gc.freeze()  # what was imported stays, so it need not be looked at
+    return result
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
