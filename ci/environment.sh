@@ -37,10 +37,12 @@ if [ -n "$fresh" ] || [ "$packages_before" != "$packages" ]; then
     }
     echo "installing into .venv (torch is large: this may take some minutes)" >&2
     "$python" -m venv $fresh .venv &&
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
             --requirement ci/requirements.txt &&
         .venv/bin/python -m pip install --quiet --disable-pip-version-check \
             --no-deps --no-build-isolation --editable . || exit 2
+    # On all cores, where pip takes one. Some packages hold files for other Pythons.
+    .venv/bin/python -m compileall -q -j 0 .venv/lib >/dev/null || :
     printf '%s\n' "$packages" "$(made_for .venv/bin/python)" >"$stamp"
 fi
 PATH=$PWD/.venv/bin:$PATH
