@@ -63,3 +63,16 @@ SLOW_AND_WRONG_WHEN_LARGE = Target(
 KNOWN_TO_BE_WRONG = replace(
     SLOW_AND_WRONG_WHEN_LARGE, deviations=(Deviation(("mine/one",), reason="it always was"),)
 )
+
+
+worlds = 0  # that this process has joined
+
+
+@contextlib.contextmanager
+def _counted() -> Iterator[None]:
+    global worlds
+    worlds += 1
+    yield
+
+
+COUNTS_WORLDS = Target(name="counts-worlds", backend="gloo", activate=f"{__name__}:_counted")

@@ -204,3 +204,27 @@ def test_ranks_that_raised_are_kept_only_if_they_are_sound(
     text = PIDS.replace("{function}", function).replace("{kept}", str(kept))
     run = inside(CASES + text, "--repetitions=0")
     assert run.result("mine/after").verdict is Verdict.HOLDS
+
+
+@pytest.mark.usefixtures("own_ranks")
+def test_ranks_that_had_no_part_in_a_failure_need_not_prove_anything(inside: Run) -> None:
+    text = """
+from tests.harness import targets
+
+def worlds(me):
+    return targets.worlds
+
+@covers(r("raises"))
+@world_sizes(2)
+def test_raises(ranks):
+    ranks._pool._ensure(4)
+    ranks.outcomes(raises)
+
+@covers(r("after"))
+@world_sizes(4)
+def test_after(ranks):
+    # Two ranks have also been in the world that failed, and in one that proved them sound.
+    assert_that(ranks.run(worlds) == [3, 3, 1, 1], str(ranks.run(worlds)))
+"""
+    run = inside(CASES + text, "--repetitions=0", "--target=tests.harness.targets:COUNTS_WORLDS")
+    assert run.result("mine/after").verdict is Verdict.HOLDS
