@@ -60,7 +60,19 @@ def find_leaks(before: Holdings) -> tuple[str, ...]:
 
     Threads and sockets of a destroyed group may take a moment to go.
     """
-    return _settled(lambda: _difference(before, take_census()))
+    return find_leaks_and_census(before)[0]
+
+
+def find_leaks_and_census(before: Holdings) -> tuple[tuple[str, ...], Holdings]:
+    """As `find_leaks`, with the census that it came from."""
+    now = before
+
+    def look() -> tuple[str, ...]:
+        nonlocal now
+        now = take_census()
+        return _difference(before, now)
+
+    return _settled(look), now
 
 
 def still_alive(watched: Sequence[tuple[str, weakref.ref[Any]]]) -> tuple[str, ...]:

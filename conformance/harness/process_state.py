@@ -73,9 +73,8 @@ def take_switches() -> Switches:
     return Switches(dict(_facts()), dict(_objects()))
 
 
-def changed_since(before: Switches) -> tuple[str, ...]:
+def changed_between(before: Switches, now: Switches) -> tuple[str, ...]:
     """The names of what is not as it was; what has come since does not count."""
-    now = take_switches()
     facts = (name for name, fact in before.facts.items() if now.facts[name] != fact)
     objects = (
         f"{place}{name}"

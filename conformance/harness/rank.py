@@ -34,7 +34,8 @@ FOR_TRAINING = (
     "torch.distributed.optim",
     "torch._dynamo",  # which the first optimizer of a process imports
 )
-# The variable of the environment in which the fork server finds names of further modules.
+# The variable of the environment in which the fork server finds names of further modules. Set by
+# whoever starts a run, it replaces what training needs, in runs of other cases than the suite's.
 FURTHER = "C10D_CONFORMANCE_PRELOAD"
 _OUTPUT_BYTES_KEPT = 64 * 1024
 _OUTPUT_BYTES_MAX = 16 * 1024 * 1024
@@ -50,14 +51,17 @@ class HarnessFault(Exception):
     """The harness itself failed; nothing can be said of the target."""
 
 
-def fork_server_context(also: Sequence[str] = FOR_TRAINING) -> ForkServerContext:
+def fork_server_context(also: Sequence[str] | None = None) -> ForkServerContext:
     """The context whose fork server this process uses; the server starts here, if it must.
 
     A process has one fork server, which may have been started for something else.
 
-    also: modules that a server which starts here imports beside those that all ranks need.
+    also: modules that a server which starts here imports beside those that all ranks need; None
+        for what training needs, unless the environment names others.
     Raises HarnessFault if it cannot be started.
     """
+    if also is None:
+        also = os.environ[FURTHER].split() if FURTHER in os.environ else FOR_TRAINING
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([_PRELOAD])
     # The server does not take our sys.path, and its BLAS must not start threads before it forks.

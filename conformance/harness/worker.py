@@ -22,7 +22,7 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
@@ -36,7 +36,7 @@ from conformance.harness.frames import RankEnd
 from conformance.harness.leaks import (
     Holdings,
     adopt_orphans,
-    find_leaks,
+    find_leaks_and_census,
     still_alive,
     take_census,
 )
@@ -60,7 +60,7 @@ from conformance.harness.missing_methods import explain_missing_method
 from conformance.harness.outcome import message_of, type_name
 from conformance.harness.process_state import (
     Switches,
-    changed_since,
+    changed_between,
     stop_timers,
     take_switches,
 )
@@ -135,6 +135,18 @@ def _detach() -> None:
         os._exit(0)
 
 
+@dataclass(frozen=True, slots=True)
+class _State:
+    """A process between two worlds.
+
+    after: what it last joined, and how many modules it had imported by then.
+    """
+
+    after: object
+    census: Holdings
+    switches: Switches
+
+
 class Worker:
     """Obeys one command at a time; holds the world between `Join` and `Leave`."""
 
@@ -150,8 +162,8 @@ class Worker:
         on_new_group(
             lambda name, group: self._groups.append((f"group {name!r}", weakref.ref(group)))
         )
-        self._before: Holdings  # these two are taken when a world is joined
-        self._switches: Switches
+        self._before = _State(None, take_census(), take_switches())
+        self._joined: object = None
         self._pid = os.getpid()
         self._modules_apart = 0
 
@@ -218,8 +230,10 @@ class Worker:
         # Before the census: both live as long as the process.
         device = _device(join)
         store = dist.PrefixStore(join.prefix, self._connected(join.host, join.port))
-        self._before = take_census()
-        self._switches = take_switches()
+        self._joined = join.target, join.search_path, device, len(self._stores)
+        after = self._joined, len(sys.modules)
+        if self._before.after != after:  # else nothing has happened since it was taken
+            self._before = _State(after, take_census(), take_switches())
         self._begin()
         self._recorder.reset()
         self._undo.enter_context(_ProcessState(join, outside))
@@ -277,11 +291,14 @@ class Worker:
             leaks.append(f"cleaning up raised {type_name(type(error))}: {error}")
         self._undo = contextlib.ExitStack()
         self._me = None
-        changed = changed_since(self._switches)
+        switches = take_switches()
+        changed = changed_between(self._before.switches, switches)
         gc.collect()
         groups = still_alive(self._groups)
         self._groups.clear()
-        return Left((*leaks, *groups), find_leaks(self._before), changed)
+        held, census = find_leaks_and_census(self._before.census)
+        self._before = _State((self._joined, len(sys.modules)), census, switches)
+        return Left((*leaks, *groups), held, changed)
 
 
 def _import(target: Target, search_path: Sequence[str]) -> Mapping[str, str | None]:

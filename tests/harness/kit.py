@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from conformance.catalogue.rules import catalogue
+from conformance.harness.rank import FURTHER
 from conformance.report.folder import newest_in
 from conformance.report.results import RequirementResult, Results
 from conformance.session.certifier import Certifier
@@ -65,6 +66,7 @@ class Outside:
         monkeypatch.setenv(_MARKER, self.marker)
         monkeypatch.setenv("PYTHONPATH", str(ROOT))
         monkeypatch.setenv("PYTHONWARNINGS", "error")
+        monkeypatch.setenv(FURTHER, "")  # no case here trains
         for name in list(os.environ):
             if name.startswith("PYTEST_"):  # of the run that this test belongs to
                 monkeypatch.delenv(name)

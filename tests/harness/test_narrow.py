@@ -11,6 +11,7 @@ from hypothesis import settings
 import conformance.conftest  # noqa: F401  # it registers the profile of cases
 from conformance.verdict import Verdict
 from tests.harness.kit import Inside
+from tests.inner_runs import QUICK
 
 ROOT = Path(__file__).parents[2]
 CASES = ROOT / "conformance" / "spec"
@@ -64,8 +65,7 @@ def certified(tmp_path: Path, files: Sequence[str], *options: str) -> Inside:
             *(str(CASES / f"{name}.py") for name in files),
             *("--rootdir", str(ROOT), "--deadline", "10", *options),
             *("-o", "addopts=", "--assert", "plain", "--basetemp", str(tmp_path / "run")),
-            *("-p", "no:terminal", "-p", "no:xdist", "-p", "no:cacheprovider", "-s"),
-            *("-p", "no:unraisableexception", "-p", "no:faulthandler"),
+            *QUICK,
         ],
         plugins=[seen],
     )
@@ -84,7 +84,7 @@ def certified(tmp_path: Path, files: Sequence[str], *options: str) -> Inside:
 
 @pytest.mark.usefixtures("warm_ranks")
 def test_what_a_narrow_backend_claims_holds(tmp_path: Path) -> None:
-    narrow = ("--target", "tests.harness.narrow:narrow", "--profile", "collectives")
+    narrow = ("--target", "tests.harness.narrow:narrow", "--world-sizes", "2")
     seen = certified(tmp_path, [f"collectives/{name}" for name in FILES], *narrow)
     assert seen.results is not None
     counts = seen.results.counts

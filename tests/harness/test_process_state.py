@@ -18,7 +18,12 @@ import pytest
 import torch
 from torch.nn.modules.module import register_module_forward_hook
 
-from conformance.harness.process_state import OwnChanges, changed_since, stop_timers, take_switches
+from conformance.harness.process_state import (
+    OwnChanges,
+    changed_between,
+    stop_timers,
+    take_switches,
+)
 
 
 @contextmanager
@@ -162,16 +167,16 @@ CHANGES: dict[str, Callable[[], Any]] = {
 def test_a_change_is_named_and_gone_when_it_is_undone(name: str, change: Callable[[], Any]) -> None:
     before = take_switches()
     with change():
-        found = changed_since(before)
+        found = changed_between(before, take_switches())
     assert name in found
-    assert changed_since(before) == ()
+    assert changed_between(before, take_switches()) == ()
 
 
 def test_what_is_new_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
     before = take_switches()
     monkeypatch.setitem(sys.modules, "a_module_of_this_test", None)
     monkeypatch.setattr(torch, "a_function_of_this_test", print, raising=False)
-    assert changed_since(before) == ()
+    assert changed_between(before, take_switches()) == ()
 
 
 def test_timers_are_stopped() -> None:
