@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Generator
 from pathlib import Path
 
@@ -26,11 +25,8 @@ from conformance.session.items import BOARD, FOUND, PLAN, SETTINGS
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    with collector_off():
-        result = yield
-    if gc.get_freeze_count() == 0:  # in a run inside another one there is garbage, too
-        gc.freeze()  # what was imported stays, so it need not be looked at
-    return result
+    with collector_off():  # most of what cases need is imported now
+        return (yield)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
