@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _NOT_NEEDED = (
-    # Of pytest: what it would show, or do on demand, or find as the outer run does.
+    # Reports, options for debugging, and what the outer run already provides.
     *("terminal", "junitxml", "cacheprovider", "stepwise", "pastebin", "setuponly", "setupplan"),
     *("debugging", "doctest", "logging", "legacypath", "faulthandler"),
     # They collect garbage ten times in each run, which takes as long as the run itself.

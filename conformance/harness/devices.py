@@ -151,13 +151,15 @@ def seed(type: str, value: int) -> bool:
     """Seed the generators of the host and of all devices of the type; False where the type has
     none that can be seeded.
     """
-    if type == HOST:
+    if type == HOST and torch.accelerator.current_accelerator() is None:
         # `torch.manual_seed` would keep a stack trace for each type of device that is not in use.
         torch.default_generator.manual_seed(value)
         return True
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of a device that it cannot seed
         torch.manual_seed(value)
+    if type == HOST:
+        return True
     module = module_of(type)
     # What torch itself has seeded is seeded the same once more: it does not reach every type.
     for name in ("manual_seed_all", "manual_seed"):

@@ -118,7 +118,8 @@ class Pool:
         # (see `_ask`), or did not make a world.
         self._spoilt = False
         self._is_changed = False  # whether a process is not as it was before its last world
-        self._in_doubt = 0  # how many of the first ranks are, since one has raised
+        # How many ranks, from rank 0 on, must be proven sound before the next world.
+        self._in_doubt = 0
         self._world_size = 0  # of the newest world
         self._is_new = True  # whether no world of these processes has ended
         self._is_prepared = False  # whether all ranks of the crew have imported the target
@@ -207,6 +208,8 @@ class Pool:
         self._in_doubt = 0
         if self._spoilt or not self._ranks:
             return not self._spoilt
+        if any(rank.answer_nowait() is not None for rank in self._ranks[size:]):
+            return False  # it has died, although it had no part in what failed
         whole = replace(spec, world_size=size, default_group=True)
         outcomes = self._join(whole, _PROOF_DEADLINE_S)
         if all(isinstance(outcome, Returned) for outcome in outcomes):
@@ -294,7 +297,7 @@ class Pool:
         self._store = None
         self._is_prepared = False
         self._spoilt = self._is_changed = False
-        self._in_doubt = 0
+        self._in_doubt = self._world_size = 0
         self._is_new = True
         self.case_before = ""
 

@@ -34,8 +34,8 @@ FOR_TRAINING = (
     "torch.distributed.optim",
     "torch._dynamo",  # which the first optimizer of a process imports
 )
-# The variable of the environment in which the fork server finds names of further modules. Set by
-# whoever starts a run, it replaces what training needs, in runs of other cases than the suite's.
+# The variable of the environment in which the fork server finds names of further modules. Where no
+# modules are named to `fork_server_context`, as for a user's own cases, it replaces FOR_TRAINING.
 FURTHER = "C10D_CONFORMANCE_PRELOAD"
 _OUTPUT_BYTES_KEPT = 64 * 1024
 _OUTPUT_BYTES_MAX = 16 * 1024 * 1024

@@ -118,21 +118,21 @@ def _may_make(maker: Any) -> bool:
     if id(maker) in _MAKERS:
         return True
     if isinstance(maker, type):
-        kind, is_plain = _KINDS_SEEN.get(id(maker), _UNSEEN)
-        if kind() is not maker:
+        seen, is_plain = _KINDS_SEEN.get(id(maker), _UNSEEN)
+        if seen() is not maker:
             is_plain = _is_plain_kind(maker)
             _KINDS_SEEN[id(maker)] = weakref.ref(maker), is_plain
         return is_plain
     return is_rebuilding(maker) or _is_of_numpy(maker)
 
 
-# id of a class, which may have no hash -> the class, and whether it is a plain one.
+# id of a class, which may have no hash -> a weak reference to it, and whether it is a plain one.
 _KINDS_SEEN: dict[int, tuple[Callable[[], type | None], bool]] = {}
 _UNSEEN = (lambda: None, False)
 
 
 def _is_plain_kind(kind: type) -> bool:
-    """Whether its instances are records, enum members, exceptions, or values of cases."""
+    """Whether its instances are records, enum members, exceptions, numpy's, or values of cases."""
     if is_dataclass(kind) or issubclass(kind, Enum | Exception):
         return True
     is_named_tuple = issubclass(kind, tuple) and hasattr(kind, "_fields")

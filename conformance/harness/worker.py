@@ -137,12 +137,13 @@ def _detach() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """A process between two worlds.
+    """A process when no world is joined.
 
-    after: what it last joined, and how many modules it had imported by then.
+    where: target, search path, device and number of stores of the last world, and the number of
+        modules that were imported when it ended.
     """
 
-    after: object
+    where: object
     census: Holdings
     switches: Switches
 
@@ -162,7 +163,7 @@ class Worker:
         on_new_group(
             lambda name, group: self._groups.append((f"group {name!r}", weakref.ref(group)))
         )
-        self._before = _State(None, take_census(), take_switches())
+        self._before: _State | None = None  # None: to be taken when the next world is joined
         self._joined: object = None
         self._pid = os.getpid()
         self._modules_apart = 0
@@ -231,9 +232,9 @@ class Worker:
         device = _device(join)
         store = dist.PrefixStore(join.prefix, self._connected(join.host, join.port))
         self._joined = join.target, join.search_path, device, len(self._stores)
-        after = self._joined, len(sys.modules)
-        if self._before.after != after:  # else nothing has happened since it was taken
-            self._before = _State(after, take_census(), take_switches())
+        where = self._joined, len(sys.modules)
+        if self._before is None or self._before.where != where:
+            self._before = _State(where, take_census(), take_switches())
         self._begin()
         self._recorder.reset()
         self._undo.enter_context(_ProcessState(join, outside))
@@ -291,13 +292,18 @@ class Worker:
             leaks.append(f"cleaning up raised {type_name(type(error))}: {error}")
         self._undo = contextlib.ExitStack()
         self._me = None
-        switches = take_switches()
-        changed = changed_between(self._before.switches, switches)
         gc.collect()
         groups = still_alive(self._groups)
         self._groups.clear()
-        held, census = find_leaks_and_census(self._before.census)
-        self._before = _State((self._joined, len(sys.modules)), census, switches)
+        before = self._before
+        assert before is not None, "no world was joined"
+        held, census = find_leaks_and_census(before.census)
+        switches = take_switches()
+        changed = changed_between(before.switches, switches)
+        # The next world begins with this state, unless a thread goes on or something may yet go.
+        is_settled = len(census.threads) == 1 and not (leaks or groups or held or changed)
+        where = self._joined, len(sys.modules)
+        self._before = _State(where, census, switches) if is_settled else None
         return Left((*leaks, *groups), held, changed)
 
 

@@ -122,7 +122,7 @@ def in_calm_weather(mode: str) -> list[Tensor]:
 
 
 def small_program(me: SimulatedRank) -> Program:
-    x = random_floats(me.rank, 3_000)
+    x = random_floats(me.rank, 10_000)
     yield from me.all_reduce(x, SUM)
     yield from me.broadcast(x, 1)
     right, left = (me.rank + 1) % me.world_size, (me.rank - 1) % me.world_size
