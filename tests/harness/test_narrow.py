@@ -84,7 +84,7 @@ def certified(tmp_path: Path, files: Sequence[str], *options: str) -> Inside:
 
 @pytest.mark.usefixtures("warm_ranks")
 def test_what_a_narrow_backend_claims_holds(tmp_path: Path) -> None:
-    narrow = ("--target", "tests.harness.narrow:narrow", "--world-sizes", "2,4")
+    narrow = ("--target", "tests.harness.narrow:narrow", "--profile", "collectives")
     seen = certified(tmp_path, [f"collectives/{name}" for name in FILES], *narrow)
     assert seen.results is not None
     counts = seen.results.counts
