@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.warm_python import run_python
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -18,14 +19,7 @@ STAR, FLAT_DDP = EXAMPLES / "own_backend", EXAMPLES / "own_wrapper"
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """A Python command in a folder, where this checkout and both examples can be imported."""
     path = os.pathsep.join(map(str, (ROOT, STAR, FLAT_DDP)))
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_python(*command, cwd=folder, env={**os.environ, "PYTHONPATH": path})
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from conformance.catalogue.chapters import PACKAGE
+from tests.warm_python import run_python
 
 DEADLINE_S = 300
 
@@ -38,10 +38,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", *arguments]
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
+    return run_python("-m", *arguments, cwd=folder, timeout_s=DEADLINE_S)
 
 
 def test_certify_loads_only_plugins_that_are_named(

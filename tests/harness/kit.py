@@ -1,8 +1,8 @@
 """Runs pytest with the plugin from a test, in its own process or in this one; reads the results.
 
 [Note: marked processes]
-A run outside carries a marker in its environment, which all of its descendants inherit, however
-they detach. So "no process is left behind" is a question to /proc.
+A run outside that is made anew carries a marker in its environment, which all of its descendants
+inherit, however they detach. So "no process is left behind" is a question to /proc.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from conformance.report.folder import newest_in
 from conformance.report.results import RequirementResult, Results
 from conformance.session.certifier import Certifier
 from tests.inner_runs import QUICK
+from tests.warm_python import run_python
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = ("-p", "conformance.plugin", "-p", "no:cacheprovider", "--color=no")
@@ -58,7 +59,10 @@ class Run:
 
 
 class Outside:
-    """Runs pytest in processes of its own."""
+    """Runs pytest in processes of its own.
+
+    `run` and `run_anew` differ in what tests.warm_python says; `left_over` is for the latter.
+    """
 
     def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pytester = pytester
@@ -74,7 +78,13 @@ class Outside:
     def command(self, *args: str) -> tuple[str, ...]:
         return (*PLUGIN, "--target=torch", "--certificate=certificate", *args)
 
-    def run(self, *args: str, timeout_s: float = 240) -> Run:
+    def run(self, *args: str) -> Run:
+        folder = self.pytester.path
+        basetemp = f"--basetemp={folder / 'temporary'}"
+        done = run_python("-m", "pytest", basetemp, *self.command(*args), cwd=folder)
+        return self.ended(done.returncode, done.stdout, done.stderr)
+
+    def run_anew(self, *args: str, timeout_s: float = 240) -> Run:
         command = self.command(*args)
         result = self.pytester.runpytest_subprocess(*command, timeout=timeout_s)
         return self.ended(int(result.ret), result.stdout.str(), result.stderr.str())

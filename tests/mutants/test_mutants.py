@@ -41,15 +41,21 @@ for module in pkgutil.walk_packages(tests.mutants.__path__, "tests.mutants."):
 
 
 class Listener:
-    """Takes the results and the reports of a run inside this one, and keeps its deadlines short.
+    """Takes the results and the reports of a run inside this one, and keeps it short.
 
+    requirement: whose cases alone are made; a chapter has many more.
     deadline_s: the longest that a case may ask for.
     """
 
-    def __init__(self, deadline_s: float) -> None:
+    def __init__(self, requirement: str, deadline_s: float) -> None:
+        self.requirement = requirement
         self.deadline_s = deadline_s
         self.results: Results | None = None
         self.texts: list[str] = []
+
+    def pytest_pycollect_makeitem(self, name: str, obj: object) -> list[pytest.Item] | None:
+        is_another = name.startswith("test_") and self.requirement not in covered_by(obj)
+        return [] if is_another else None
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items:
@@ -66,6 +72,15 @@ class Listener:
         certifier = session.config.pluginmanager.get_plugin("conformance-certifier")
         assert isinstance(certifier, Certifier)
         self.results = certifier.results
+
+
+def covered_by(function: object) -> set[str]:
+    """Ids of the requirements that a case covers, over all parameters."""
+    marks: list[pytest.Mark] = list(getattr(function, "pytestmark", ()))
+    for parametrize in [mark for mark in marks if mark.name == "parametrize"]:
+        marks += [mark for one in parametrize.args[1] for mark in getattr(one, "marks", ())]
+    named = [named for mark in marks if mark.name == "covers" for named in mark.args]
+    return {one if isinstance(one, str) else one.id for one in named}
 
 
 @cache
@@ -132,7 +147,7 @@ def id_of(mutant: Broken) -> str:
 def test_a_mutant_is_rejected_by_its_rule(mutant: Broken, tmp_path: Path) -> None:
     # A mutant that shows by a hang is noticed when the deadline is over; for others it is patience.
     deadline_s = 4.0 if mutant.verdict is Verdict.TIMEOUT else 60.0
-    listener = Listener(deadline_s)
+    listener = Listener(mutant.requirement, deadline_s)
     pytest.main(
         [
             *files_that_cover(mutant.requirement),

@@ -35,6 +35,7 @@ from conformance.session.items import as_written
 from conformance.target import Target
 from conformance.verdict import Verdict
 from tests.report import example_cases as cases
+from tests.warm_python import run_python
 
 GLOO = Target(name="gloo", backend="gloo", ddp="torch.nn.parallel:DistributedDataParallel")
 
@@ -312,14 +313,7 @@ def run_script(made: Example, folder: Path) -> subprocess.CompletedProcess[str]:
     path = folder / "script.py"
     assert write_script(path, made) == str(path)
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONWARNINGS")}
-    return subprocess.run(
-        [sys.executable, str(path)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
+    return run_python(str(path), cwd=folder, env=environment, timeout_s=180)
 
 
 TOY_TARGET = Target("toy", "doubling", imports=("toy_backend",))
