@@ -116,13 +116,13 @@ def _serve(server: socket.socket) -> None:
 def _run(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
     _move(descriptors, _STANDARD)
     os.chdir(request["cwd"])
-    multiprocessing.process.ORIGINAL_DIR = request["cwd"]
+    multiprocessing.process.ORIGINAL_DIR = request["cwd"]  # type: ignore[attr-defined]  # not in the stub
     what, *others = request["arguments"]
     first = request["cwd"] if what == "-m" else os.path.dirname(os.path.realpath(what))
     _take_environment(request["env"], first)
     sys.warnoptions[:] = filter(None, os.environ.get("PYTHONWARNINGS", "").split(","))
     for action in sys.warnoptions:
-        warnings.simplefilter(action)  # type: ignore[arg-type]  # one of the actions
+        warnings.simplefilter(action)
     random.seed()
     _keep_a_fork_server_ready()
     if what == "-m":
@@ -154,15 +154,15 @@ def _keep_a_fork_server_ready() -> None:
         _become_fork_server(theirs)
         os._exit(0)
     theirs.close()
-    start: Any = util.spawnv_passfds
+    start = util.spawnv_passfds
 
-    def start_or_ask(path: Any, arguments: Any, descriptors: Sequence[int]) -> Any:
-        program = arguments[-1]
+    def start_or_ask(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
+        program = args[-1]
         if "multiprocessing.forkserver" not in program:
-            return start(path, arguments, descriptors)
-        util.spawnv_passfds = start  # the next one is not ready
-        request = {"program": program, "numbers": list(descriptors), "env": dict(os.environ)}
-        socket.send_fds(ours, [json.dumps(request).encode()], descriptors)
+            return start(path, args, passfds)
+        util.spawnv_passfds = start  # another one would be started as usual
+        request = {"program": program, "numbers": list(passfds), "env": dict(os.environ)}
+        socket.send_fds(ours, [json.dumps(request).encode()], passfds)
         ours.close()
         return pid
 
@@ -182,10 +182,10 @@ def _become_fork_server(asks: socket.socket) -> None:
 def _move(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
     """Let these descriptors have these numbers, whatever had them before."""
     above = max(*descriptors, *numbers) + 1
+    copies = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, above) for one in descriptors]
     for descriptor in descriptors:
-        fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, above)
         os.close(descriptor)
-    for copy, number in enumerate(numbers, above):
+    for copy, number in zip(copies, numbers, strict=True):
         os.dup2(copy, number, inheritable=number in _STANDARD)
         os.close(copy)
 

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from impl.gloo import ProcessGroupGloo
@@ -121,6 +120,8 @@ def test_a_mode_sees_one_operator(name: str) -> None:
 
 
 def test_modes_that_count() -> None:
+    from torch.distributed.tensor.debug import CommDebugMode  # brings torch's compiler: a second
+
     def run(group: ProcessGroupGloo) -> int:
         with CommDebugMode() as mode:
             group.allreduce([torch.ones(2)]).wait()
