@@ -2,28 +2,30 @@
 
 [Note: warm processes]
 To import torch takes two seconds, and most commands under test do it twice: in their process and in
-its fork server. `run_python` has both forked from one process that has imported it. Such a command
-is as new as any other: nothing but torch is imported, and it has its own arguments, environment,
-folder and descriptors. It differs from one that was started in this:
+its fork server. `run_python` forks both from one process that has imported torch, and little else.
+Such a command has its own arguments, environment, folder and descriptors. It differs from one that
+was started in a new interpreter in this:
 
 - Options of the interpreter cannot be given. Of the variables that Python reads as it starts,
-  PYTHONPATH and PYTHONWARNINGS have an effect.
+  PYTHONPATH and PYTHONWARNINGS have an effect. Variables that torch and its libraries read while
+  they are imported (OMP_NUM_THREADS, OPENBLAS_NUM_THREADS) are those of this process.
 - /proc shows the command line and the environment of the process that it was forked from.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import multiprocessing.process
 import os
-import random
 import runpy
+import selectors
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
+import time
 import types
 import warnings
 from collections.abc import Mapping, Sequence
@@ -33,7 +35,9 @@ from pathlib import Path
 from typing import Any
 
 _BYTES_MAX = 1 << 20
-_STANDARD = (1, 2)  # output and error
+_OUTPUT_AND_ERROR = (1, 2)
+# Before any test changes it.
+_ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
 
 
 # ---- In a test
@@ -44,109 +48,143 @@ def run_python(
 ) -> subprocess.CompletedProcess[str]:
     """Run `python ARGUMENTS`: a script, or `-m MODULE`, and what follows. Its input is empty.
 
+    It is over when its process has ended, and no other has its output open.
+
     env: by default that of this process.
     Raises subprocess.TimeoutExpired; the process is killed then.
     """
     command = [sys.executable, *arguments]
-    request = {
-        "arguments": arguments,
-        "cwd": str(cwd),
-        "env": dict(os.environ if env is None else env),
-    }
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        server, _ = _server()
-        socket.send_fds(server, [json.dumps(request).encode()], [out.fileno(), err.fileno()])
-        pid = int(server.recv(_BYTES_MAX))
-        server.settimeout(timeout_s)
-        try:
-            status = int(server.recv(_BYTES_MAX))
-        except TimeoutError:
-            os.kill(pid, signal.SIGKILL)
-            server.settimeout(None)
-            server.recv(_BYTES_MAX)
-            raise subprocess.TimeoutExpired(command, timeout_s) from None
-        finally:
-            server.settimeout(None)
-        out.seek(0)
-        err.seek(0)
-        return subprocess.CompletedProcess(
-            command, status, out.read().decode(), err.read().decode()
-        )
+    environment = dict(os.environ if env is None else env)
+    request = {"arguments": arguments, "cwd": str(cwd), "env": environment}
+    reading, writing = zip(os.pipe(), os.pipe(), strict=True)
+    try:
+        status, out, err = _server().run(request, reading, writing, timeout_s)
+    finally:
+        for end in reading:
+            os.close(end)
+    if status is None:
+        raise subprocess.TimeoutExpired(command, timeout_s, out, err)
+    return subprocess.CompletedProcess(command, status, out, err)
 
 
 @cache
-def _server() -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """The process that all commands are forked from, and the connection to it. It ends with this
-    one."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-    process = subprocess.Popen(
-        [sys.executable, __file__, str(theirs.fileno())],
-        cwd="/",
-        env=environment,
-        pass_fds=[theirs.fileno()],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-    )
-    theirs.close()
-    return ours, process
+def _server() -> _Server:
+    return _Server()
+
+
+class _Server:
+    """The process that all commands are forked from, one after the other. It ends with this one."""
+
+    def __init__(self) -> None:
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, str(theirs.fileno())],
+            cwd="/",
+            env=_ENVIRONMENT,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+        theirs.close()
+
+    def run(
+        self,
+        request: Mapping[str, Any],
+        reading: Sequence[int],
+        writing: Sequence[int],
+        timeout_s: float,
+    ) -> tuple[int | None, str, str]:
+        """The exit status, None if it did not end in time; what it wrote to both pipes."""
+        socket.send_fds(self._connection, [json.dumps(request).encode()], writing)
+        for end in writing:
+            os.close(end)
+        pid = self._number()
+        until_s = time.monotonic() + timeout_s
+        status = None
+        written: dict[int, bytearray] = {end: bytearray() for end in reading}
+        with selectors.DefaultSelector() as selector:
+            for source in (self._connection.fileno(), *reading):
+                selector.register(source, selectors.EVENT_READ)
+            while selector.get_map() and time.monotonic() < until_s:
+                for key, _ in selector.select(until_s - time.monotonic()):
+                    if key.fd == self._connection.fileno():
+                        status = self._number()
+                        selector.unregister(key.fd)
+                    elif data := os.read(key.fd, _BYTES_MAX):
+                        written[key.fd] += data
+                    else:
+                        selector.unregister(key.fd)
+            is_over = not selector.get_map()
+        if status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            self._number()
+        out, err = (bytes(text).decode() for text in written.values())
+        return (status if is_over else None), out, err
+
+    def _number(self) -> int:
+        message = self._connection.recv(_BYTES_MAX)
+        if not message:
+            _server.cache_clear()
+            raise RuntimeError(f"{__file__} ended, exit code {self._process.wait()}")
+        return int(message)
 
 
 # ---- In the process that commands are forked from, and in those processes
 
 
-def _serve(server: socket.socket) -> None:
+def _serve(connection: socket.socket) -> None:
     """Fork a process for each command, one after the other. In that process, run the command."""
     while True:
-        message, descriptors, _, _ = socket.recv_fds(server, _BYTES_MAX, len(_STANDARD))
+        message, descriptors, _, _ = socket.recv_fds(connection, _BYTES_MAX, 2)
         if not message:
             return
         pid = os.fork()
         if pid == 0:
-            server.close()
+            connection.close()
             _run(json.loads(message), descriptors)
             return
         for descriptor in descriptors:
             os.close(descriptor)
-        server.send(str(pid).encode())
+        connection.send(str(pid).encode())
         _, status = os.waitpid(pid, 0)
-        server.send(str(os.waitstatus_to_exitcode(status)).encode())
+        connection.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
 def _run(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
-    _move(descriptors, _STANDARD)
+    _move(descriptors, _OUTPUT_AND_ERROR)
     os.chdir(request["cwd"])
     multiprocessing.process.ORIGINAL_DIR = request["cwd"]  # type: ignore[attr-defined]  # not in the stub
     what, *others = request["arguments"]
-    first = request["cwd"] if what == "-m" else os.path.dirname(os.path.realpath(what))
-    _take_environment(request["env"], first)
+    first_folder = request["cwd"] if what == "-m" else os.path.dirname(os.path.realpath(what))
+    _take_environment(request["env"], first_folder)
     sys.warnoptions[:] = filter(None, os.environ.get("PYTHONWARNINGS", "").split(","))
-    for action in sys.warnoptions:
-        warnings.simplefilter(action)
-    random.seed()
-    _keep_a_fork_server_ready()
+    warnings._processoptions(sys.warnoptions)  # type: ignore[attr-defined]  # not in the stub
+    _prefork_fork_server()
     if what == "-m":
         module, *others = others
         sys.argv = ["-m", *others]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     else:
         sys.argv = [what, *others]
-        # Not by runpy: for multiprocessing, classes of the script are those of "__mp_main__".
         script = types.ModuleType("__main__")
-        script.__file__ = what
+        script.__file__ = os.path.abspath(what)
+        # Both names, as `import multiprocessing` does it: so objects from other processes unpickle.
         sys.modules["__main__"] = sys.modules["__mp_main__"] = script
-        exec(compile(Path(what).read_bytes(), what, "exec"), vars(script))
+        text = Path(what).read_bytes()
+        exec(compile(text, script.__file__, "exec", dont_inherit=True), vars(script))
 
 
-def _take_environment(environment: Mapping[str, str], first: str) -> None:
-    """first: the folder that the path for imports begins with."""
+def _take_environment(environment: Mapping[str, str], first_folder: str) -> None:
+    """first_folder: what the path for imports begins with."""
     os.environ.clear()
     os.environ.update(environment)
-    sys.path = [first, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *_PATH]
+    named = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path = [first_folder, *named, *_PATH]
 
 
-def _keep_a_fork_server_ready() -> None:
-    """Fork a process that becomes the fork server of this one, as soon as it is asked for."""
+def _prefork_fork_server() -> None:
+    """Fork a process that becomes multiprocessing's fork server when this one starts it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:
@@ -156,27 +194,27 @@ def _keep_a_fork_server_ready() -> None:
     theirs.close()
     start = util.spawnv_passfds
 
-    def start_or_ask(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
+    def start_or_use_preforked(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
         program = args[-1]
         if "multiprocessing.forkserver" not in program:
             return start(path, args, passfds)
-        util.spawnv_passfds = start  # another one would be started as usual
+        util.spawnv_passfds = start  # another one is started as usual
         request = {"program": program, "numbers": list(passfds), "env": dict(os.environ)}
         socket.send_fds(ours, [json.dumps(request).encode()], passfds)
         ours.close()
         return pid
 
-    util.spawnv_passfds = start_or_ask
+    util.spawnv_passfds = start_or_use_preforked
 
 
-def _become_fork_server(asks: socket.socket) -> None:
-    message, descriptors, _, _ = socket.recv_fds(asks, _BYTES_MAX, 16)
-    asks.close()
-    if message:  # and not the end of a process that needs none
+def _become_fork_server(connection: socket.socket) -> None:
+    message, descriptors, _, _ = socket.recv_fds(connection, _BYTES_MAX, 16)
+    connection.close()
+    if message:  # not so if the command has ended without a fork server
         request = json.loads(message)
         _move(descriptors, request["numbers"])
         _take_environment(request["env"], "")
-        exec(request["program"], {})
+        exec(compile(request["program"], "<string>", "exec", dont_inherit=True), {})
 
 
 def _move(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
@@ -186,7 +224,7 @@ def _move(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
     for copy, number in zip(copies, numbers, strict=True):
-        os.dup2(copy, number, inheritable=number in _STANDARD)
+        os.dup2(copy, number, inheritable=number in _OUTPUT_AND_ERROR)
         os.close(copy)
 
 

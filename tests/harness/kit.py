@@ -1,7 +1,7 @@
 """Runs pytest with the plugin from a test, in its own process or in this one; reads the results.
 
 [Note: marked processes]
-A run outside that is made anew carries a marker in its environment, which all of its descendants
+A run in a new interpreter carries a marker in its environment, which all of its descendants
 inherit, however they detach. So "no process is left behind" is a question to /proc.
 """
 
@@ -61,12 +61,14 @@ class Run:
 class Outside:
     """Runs pytest in processes of its own.
 
-    `run` and `run_anew` differ in what tests.warm_python says; `left_over` is for the latter.
+    `run` forks a process that has torch, see tests.warm_python. `run_in_new_interpreter` takes
+    longer, and `left_over` finds what it leaves behind.
     """
 
     def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pytester = pytester
         self.marker = uuid.uuid4().hex
+        self._is_marked = True
         monkeypatch.setenv(_MARKER, self.marker)
         monkeypatch.setenv("PYTHONPATH", str(ROOT))
         monkeypatch.setenv("PYTHONWARNINGS", "error")
@@ -79,12 +81,15 @@ class Outside:
         return (*PLUGIN, "--target=torch", "--certificate=certificate", *args)
 
     def run(self, *args: str) -> Run:
+        self._is_marked = False  # /proc does not show the environment of what was forked
         folder = self.pytester.path
-        basetemp = f"--basetemp={folder / 'temporary'}"
+        basetemp = f"--basetemp={folder / 'temporary'}"  # not in that of the run of this test
         done = run_python("-m", "pytest", basetemp, *self.command(*args), cwd=folder)
+        print(done.stdout)
+        print(done.stderr, file=sys.stderr)
         return self.ended(done.returncode, done.stdout, done.stderr)
 
-    def run_anew(self, *args: str, timeout_s: float = 240) -> Run:
+    def run_in_new_interpreter(self, *args: str, timeout_s: float = 240) -> Run:
         command = self.command(*args)
         result = self.pytester.runpytest_subprocess(*command, timeout=timeout_s)
         return self.ended(int(result.ret), result.stdout.str(), result.stderr.str())
@@ -99,6 +104,7 @@ class Outside:
 
         A worker whose pytest was killed ends by itself, but execnet gives it 15 s.
         """
+        assert self._is_marked, "processes of `run` cannot be found"
         give_up_at = time.monotonic() + patience_s
         while True:
             found = list(self._marked())

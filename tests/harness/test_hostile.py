@@ -40,7 +40,7 @@ EXPECTED = {
 
 def test_hostile_ranks_are_judged_and_the_next_case_passes(outside: Outside) -> None:
     outside.pytester.makepyfile(test_hostile_cases=CASES.read_text())
-    run = outside.run_anew("-n", "0", "--repetitions", "0")
+    run = outside.run_in_new_interpreter("-n", "0", "--repetitions", "0")
     assert outside.left_over() == []
     assert "INTERNALERROR" not in run.out
     for name, (verdict, says) in EXPECTED.items():

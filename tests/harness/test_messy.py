@@ -53,7 +53,7 @@ def test_each_rank_is_judged_and_the_next_case_passes(outside: Outside, workers:
     # Alone, the quick ones: the others take a deadline each, and are the same with workers.
     names = list(EXPECTED) if workers else ["raises", "exits_with_0", "keeps_a_thread"]
     chosen = [] if workers else ["-k", " or ".join(names)]
-    run = outside.run_anew("-n", str(workers), "--repetitions", "1", *chosen)
+    run = outside.run_in_new_interpreter("-n", str(workers), "--repetitions", "1", *chosen)
     assert outside.left_over() == []
     for name in names:
         verdict, says = EXPECTED[name]

@@ -38,7 +38,7 @@ EXPECTED = {
 
 def test_odd_ranks_and_values_are_judged_as_what_they_are(outside: Outside) -> None:
     outside.pytester.makepyfile(test_odd_cases=CASES.read_text())
-    run = outside.run_anew("-n", "0")
+    run = outside.run_in_new_interpreter("-n", "0")
     assert outside.left_over() == []
     assert "INTERNALERROR" not in run.out
     for name, (test, verdict, says) in EXPECTED.items():

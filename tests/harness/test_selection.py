@@ -143,7 +143,7 @@ def test_an_internal_error_proves_nothing(inside: Run, tmp_path: Path) -> None:
 
 def test_workers_that_stop_at_a_failure_have_found_it(outside: Outside) -> None:
     outside.pytester.makepyfile(test_case=CASES)
-    run = outside.run_anew("-n2", "-x", "-k", "fails or third")
+    run = outside.run_in_new_interpreter("-n2", "-x", "-k", "fails or third")
     assert run.exit_status == 1, run.out + run.err
     assert run.certificate is not None
     assert run.certificate["conclusion"] == "not conformant"

@@ -149,7 +149,9 @@ def test_a_python_that_leaves_out_assertions_is_refused(
 ) -> None:
     outside.pytester.makepyfile(test_case=CASE)
     monkeypatch.setenv("PYTHONOPTIMIZE", "1")
-    run = outside.run_anew("-c", str(ROOT / "pyproject.toml"), "--rootdir=.", "test_case.py")
+    run = outside.run_in_new_interpreter(
+        "-c", str(ROOT / "pyproject.toml"), "--rootdir=.", "test_case.py"
+    )
     assert (run.exit_status, run.out) == (2, "")
     [line] = run.err.splitlines()
     assert line == "ERROR: python -O and PYTHONOPTIMIZE leave out checks: run without them"
@@ -165,7 +167,7 @@ def test_a_checkout_that_cannot_be_written_is_no_error(pytester: pytest.Pytester
 
 def test_workers_refuse_in_the_same_way(outside: Outside) -> None:
     outside.pytester.makepyfile(test_case=CASE.replace("all_reduce/sum", "all_reduce/sun"))
-    run = outside.run_anew("-n2")
+    run = outside.run_in_new_interpreter("-n2")
     assert run.exit_status == 2, run.out
     assert "no requirement 'all_reduce/sun'" in run.err
     assert "crashed" not in run.out

@@ -43,7 +43,7 @@ for module in pkgutil.walk_packages(tests.mutants.__path__, "tests.mutants."):
 class Listener:
     """Takes the results and the reports of a run inside this one, and keeps it short.
 
-    requirement: whose cases alone are made; a chapter has many more.
+    requirement: only cases that cover it are collected; a chapter has many more.
     deadline_s: the longest that a case may ask for.
     """
 
@@ -79,8 +79,8 @@ def covered_by(function: object) -> set[str]:
     marks: list[pytest.Mark] = list(getattr(function, "pytestmark", ()))
     for parametrize in [mark for mark in marks if mark.name == "parametrize"]:
         marks += [mark for one in parametrize.args[1] for mark in getattr(one, "marks", ())]
-    named = [named for mark in marks if mark.name == "covers" for named in mark.args]
-    return {one if isinstance(one, str) else one.id for one in named}
+    covered = [one for mark in marks if mark.name == "covers" for one in mark.args]
+    return {one if isinstance(one, str) else one.id for one in covered}
 
 
 @cache

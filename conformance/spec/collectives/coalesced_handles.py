@@ -18,7 +18,7 @@ chapter = Chapter("collectives", needs=("feature:coalescing", "feature:nonblocki
 
 SHAPES = [(3,), (2, 2), (5, 1)]
 SALTS = range(4)  # of calls in a row; each has other contributions
-LATECOMERS_S = 10.0  # the ranks after this one have yet to issue the calls
+OTHERS_ISSUE_WITHIN_S = 10.0  # the ranks after this one have yet to issue the calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def in_turns(me: Me, way: Way, waits: bool) -> list[list[Tensor]]:
         if waits:
             wait()
         else:
-            assert within_patience(is_complete, LATECOMERS_S), "it is never complete"
+            assert within_patience(is_complete, OTHERS_ISSUE_WITHIN_S), "it is never complete"
         results.append([taken[0] for _, taken in tensors])
     return results
 

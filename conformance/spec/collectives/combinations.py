@@ -39,7 +39,7 @@ EACH = ops(*COLLECTIVES)
 STRIDED = [op for op in EACH if op.values != ("all_to_all_single",)]
 SCATTERING = ("reduce_scatter", "reduce_scatter_tensor")
 DIMENSIONS = st.sampled_from([(), (2, 1), (1, 2, 1)])  # beside those that are drawn
-LATECOMERS_S = 10.0  # the members after this one have yet to issue the call
+OTHERS_ISSUE_WITHIN_S = 10.0  # the members after this one have yet to issue the call
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def one_call(
     work = issue(call, views_of(given), views_of(taken), group, async_op=is_async)
     if now.in_turns:
         me.store.set(f"call {salt}, rank {rank}", "")
-        assert within_patience(work.is_completed, LATECOMERS_S), "is_completed stays False"
+        assert within_patience(work.is_completed, OTHERS_ISSUE_WITHIN_S), "is_completed stays False"
     elif is_async:
         work.wait()
     return seen_around(given, taken)
