@@ -27,7 +27,9 @@ from tests.report.samples import whole_certificate
 Document = dict[str, Any]
 
 # A suite as small as this one is verified in a hundredth of the time.
-SUITE = Catalogue(r for id, r in catalogue().items() if id.startswith(("all_reduce/", "sync_batchnorm/")))
+SUITE = Catalogue(
+    r for id, r in catalogue().items() if id.startswith(("all_reduce/", "sync_batchnorm/"))
+)
 WHOLE = whole_certificate(suite=SUITE)
 BROKEN = whole_certificate(Verdict.BROKEN, SUITE)
 
