@@ -45,7 +45,8 @@ class CollectedCases:
         self._board = self._config.stash[BOARD]
         self._covering: dict[str, list[pytest.Item]] = {}
         self._marks: dict[pytest.Item, list[pytest.Mark]] = {}
-        for item in dict.fromkeys(self._config.stash[FOUND]):
+        found = self._config.stash[FOUND]
+        for item in dict.fromkeys(found):
             self._marks[item] = list(item.own_markers)
             for id in make_plan(item, self._config.stash[SETTINGS]).covers:
                 self._covering.setdefault(id, []).append(item)
