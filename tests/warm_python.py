@@ -7,8 +7,10 @@ Such a command has its own arguments, environment, folder and descriptors. It di
 was started in a new interpreter in this:
 
 - Options of the interpreter cannot be given. Of the variables that Python reads as it starts,
-  PYTHONPATH and PYTHONWARNINGS have an effect. Variables that torch and its libraries read while
-  they are imported (OMP_NUM_THREADS, OPENBLAS_NUM_THREADS) are those of this process.
+  PYTHONPATH and PYTHONWARNINGS have an effect, the latter not on warnings of torch's import.
+  Variables that torch and its libraries read while they are imported (OMP_NUM_THREADS,
+  OPENBLAS_NUM_THREADS) are those of this process.
+- What torch imports is there, also for a module that forgets to import it.
 - /proc shows the command line and the environment of the process that it was forked from.
 """
 
@@ -51,17 +53,26 @@ def run_python(
     It is over when its process has ended, and no other has its output open.
 
     env: by default that of this process.
-    Raises subprocess.TimeoutExpired; the process is killed then.
+    Raises subprocess.TimeoutExpired; the process, but none that it started, is killed then.
+    Raises RuntimeError if it could not be forked.
     """
     command = [sys.executable, *arguments]
     environment = dict(os.environ if env is None else env)
     request = {"arguments": arguments, "cwd": str(cwd), "env": environment}
+    server = _server()
     reading, writing = zip(os.pipe(), os.pipe(), strict=True)
     try:
-        status, out, err = _server().run(request, reading, writing, timeout_s)
+        try:
+            server.begin(request, writing)
+        finally:
+            _close(writing)
+        status, out, err = server.end(reading, timeout_s)
+    except BaseException:  # the next answer would be that to this command
+        server.close()
+        _server.cache_clear()
+        raise
     finally:
-        for end in reading:
-            os.close(end)
+        _close(reading)
     if status is None:
         raise subprocess.TimeoutExpired(command, timeout_s, out, err)
     return subprocess.CompletedProcess(command, status, out, err)
@@ -72,8 +83,17 @@ def _server() -> _Server:
     return _Server()
 
 
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
 class _Server:
-    """The process that all commands are forked from, one after the other. It ends with this one."""
+    """The process that all commands are forked from, one after the other.
+
+    It ends after this process and the last command. For each command it sends the process id, and
+    then the exit status.
+    """
 
     def __init__(self) -> None:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -87,18 +107,14 @@ class _Server:
         )
         theirs.close()
 
-    def run(
-        self,
-        request: Mapping[str, Any],
-        reading: Sequence[int],
-        writing: Sequence[int],
-        timeout_s: float,
-    ) -> tuple[int | None, str, str]:
+    def begin(self, request: Mapping[str, Any], writing: Sequence[int]) -> None:
+        """Fork the command, with these descriptors for its output and errors."""
+        with contextlib.suppress(BrokenPipeError):  # told where the answer is missing
+            socket.send_fds(self._connection, [json.dumps(request).encode()], writing)
+        self._pid = self._receive_number()
+
+    def end(self, reading: Sequence[int], timeout_s: float) -> tuple[int | None, str, str]:
         """The exit status, None if it did not end in time; what it wrote to both pipes."""
-        socket.send_fds(self._connection, [json.dumps(request).encode()], writing)
-        for end in writing:
-            os.close(end)
-        pid = self._number()
         until_s = time.monotonic() + timeout_s
         status = None
         written: dict[int, bytearray] = {end: bytearray() for end in reading}
@@ -108,7 +124,7 @@ class _Server:
             while selector.get_map() and time.monotonic() < until_s:
                 for key, _ in selector.select(until_s - time.monotonic()):
                     if key.fd == self._connection.fileno():
-                        status = self._number()
+                        status = self._receive_number()
                         selector.unregister(key.fd)
                     elif data := os.read(key.fd, _BYTES_MAX):
                         written[key.fd] += data
@@ -117,15 +133,22 @@ class _Server:
             is_over = not selector.get_map()
         if status is None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            self._number()
-        out, err = (bytes(text).decode() for text in written.values())
+                os.kill(self._pid, signal.SIGKILL)
+            self._receive_number()
+        out, err = (bytes(text).decode(errors="replace") for text in written.values())
         return (status if is_over else None), out, err
 
-    def _number(self) -> int:
-        message = self._connection.recv(_BYTES_MAX)
+    def close(self) -> None:
+        self._connection.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _receive_number(self) -> int:
+        try:
+            message = self._connection.recv(_BYTES_MAX)
+        except ConnectionError:
+            message = b""
         if not message:
-            _server.cache_clear()
             raise RuntimeError(f"{__file__} ended, exit code {self._process.wait()}")
         return int(message)
 
@@ -144,8 +167,7 @@ def _serve(connection: socket.socket) -> None:
             connection.close()
             _run(json.loads(message), descriptors)
             return
-        for descriptor in descriptors:
-            os.close(descriptor)
+        _close(descriptors)
         connection.send(str(pid).encode())
         _, status = os.waitpid(pid, 0)
         connection.send(str(os.waitstatus_to_exitcode(status)).encode())
@@ -199,8 +221,10 @@ def _prefork_fork_server() -> None:
         if "multiprocessing.forkserver" not in program:
             return start(path, args, passfds)
         util.spawnv_passfds = start  # another one is started as usual
-        request = {"program": program, "numbers": list(passfds), "env": dict(os.environ)}
-        socket.send_fds(ours, [json.dumps(request).encode()], passfds)
+        passed = [*_OUTPUT_AND_ERROR, *passfds]
+        request = {"program": program, "numbers": passed}
+        request |= {"cwd": os.getcwd(), "env": dict(os.environ)}
+        socket.send_fds(ours, [json.dumps(request).encode()], passed)
         ours.close()
         return pid
 
@@ -213,6 +237,7 @@ def _become_fork_server(connection: socket.socket) -> None:
     if message:  # not so if the command has ended without a fork server
         request = json.loads(message)
         _move(descriptors, request["numbers"])
+        os.chdir(request["cwd"])
         _take_environment(request["env"], "")
         exec(compile(request["program"], "<string>", "exec", dont_inherit=True), {})
 
@@ -221,8 +246,7 @@ def _move(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
     """Let these descriptors have these numbers, whatever had them before."""
     above = max(*descriptors, *numbers) + 1
     copies = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, above) for one in descriptors]
-    for descriptor in descriptors:
-        os.close(descriptor)
+    _close(descriptors)
     for copy, number in zip(copies, numbers, strict=True):
         os.dup2(copy, number, inheritable=number in _OUTPUT_AND_ERROR)
         os.close(copy)

@@ -81,9 +81,9 @@ class Outside:
         return (*PLUGIN, "--target=torch", "--certificate=certificate", *args)
 
     def run(self, *args: str) -> Run:
-        self._is_marked = False  # /proc does not show the environment of what was forked
+        self._is_marked = False  # /proc does not show the environment of a forked process
         folder = self.pytester.path
-        basetemp = f"--basetemp={folder / 'temporary'}"  # not in that of the run of this test
+        basetemp = f"--basetemp={folder / 'temporary'}"  # else that of the outer run
         done = run_python("-m", "pytest", basetemp, *self.command(*args), cwd=folder)
         print(done.stdout)
         print(done.stderr, file=sys.stderr)

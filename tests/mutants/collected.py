@@ -6,6 +6,7 @@ A run of pytest for each mutant would set up and collect for longer than its cas
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ from _pytest.config import _prepareconfig
 from _pytest.main import Session
 
 from conformance import plugin
-from conformance.catalogue.chapters import SPEC
-from conformance.catalogue.rules import catalogue
+from conformance.catalogue.chapters import chapter_files
+from conformance.catalogue.rules import catalogue, ids_in
 from conformance.report.results import RequirementResult, judge
 from conformance.run.plan import make_plan, select
 from conformance.run.settings import Settings
@@ -29,27 +30,42 @@ ROOT = Path(__file__).parents[2]
 
 
 class CollectedCases:
-    """Whoever makes it calls `close`."""
+    """A session of pytest with the cases of some requirements. Call `close` at the end."""
 
-    def __init__(self, folder: Path) -> None:
-        """folder: where the cases' temporary folders are made; it must not exist."""
+    def __init__(self, requirements: Collection[str], folder: Path) -> None:
+        """requirements: those of `run`; other chapters are left out.
+        folder: where the cases' temporary folders are made; it is emptied.
+        """
         self._reports: list[pytest.TestReport] = []
         options = ("--rootdir", str(ROOT), "-o", "addopts=", "--assert", "plain", *QUICK)
         places = ("--target", "torch", "--basetemp", str(folder))
-        self._config = _prepareconfig([str(SPEC), *options, *places], [self, AnyMachine()])
-        plugin.pytest_cmdline_main(self._config)
+        files = [file for file in chapter_files() if not ids_in(file).isdisjoint(requirements)]
+        self._config = _prepareconfig([*map(str, files), *options, *places], [self, AnyMachine()])
+        refusal = plugin.pytest_cmdline_main(self._config)
+        assert refusal is None, f"exit code {refusal}"
         self._config._do_configure()
-        self._session = Session.from_config(self._config)
-        self._config.hook.pytest_sessionstart(session=self._session)
-        self._config.hook.pytest_collection(session=self._session)
+        try:
+            self._covering = self._collect()
+        except BaseException:
+            self._config._ensure_unconfigure()
+            raise
+
+    def _collect(self) -> dict[str, list[pytest.Item]]:
+        """Id of a requirement -> its cases."""
+        for of_the_whole_run in ("conformance-certifier", "conformance-progress"):
+            self._config.pluginmanager.unregister(name=of_the_whole_run)
         self._board = self._config.stash[BOARD]
-        self._covering: dict[str, list[pytest.Item]] = {}
-        self._marks: dict[pytest.Item, list[pytest.Mark]] = {}
-        found = self._config.stash[FOUND]
-        for item in dict.fromkeys(found):
-            self._marks[item] = list(item.own_markers)
+        session = Session.from_config(self._config)
+        self._config.hook.pytest_sessionstart(session=session)
+        self._config.hook.pytest_collection(session=session)
+        assert not session.testsfailed, "a chapter cannot be collected"
+        covering: dict[str, list[pytest.Item]] = {}
+        found = self._config.stash[FOUND]  # also what torch does not claim
+        self._marks = {item: list(item.own_markers) for item in found}
+        for item in self._marks:
             for id in make_plan(item, self._config.stash[SETTINGS]).covers:
-                self._covering.setdefault(id, []).append(item)
+                covering.setdefault(id, []).append(item)
+        return covering
 
     def close(self) -> None:
         self._config.stash[BOARD] = self._board
@@ -60,19 +76,15 @@ class CollectedCases:
 
         No case has a longer deadline than the settings.
         """
+        items = self._covering.get(requirement, [])
+        assert items, f"no case covers {requirement}"
         stash = self._config.stash
         stash[SETTINGS], stash[CAUSES], stash[DIAGNOSES] = settings, Counter(), Diagnoses()
         stash[BOARD] = board = Board.make()
-        items = self._covering[requirement]
-        for item in items:
-            item.stash = pytest.Stash()
-            item.stash[PLAN] = make_plan(item, settings)
-            item.own_markers[:] = self._marks[item]
-            mark = item.get_closest_marker("deadline")
-            if mark and mark.args[0] > settings.deadline_s:
-                item.add_marker(pytest.mark.deadline(settings.deadline_s), append=False)
-        self._reports.clear()
         try:
+            for item in items:
+                self._renew(item, settings)
+            self._reports.clear()
             for item in select(items, {item.nodeid: item.stash[PLAN] for item in items}, settings):
                 self._config.hook.pytest_runtest_protocol(item=item, nextitem=None)
                 if any(report.failed for report in self._reports):
@@ -83,6 +95,17 @@ class CollectedCases:
         results = judge(catalogue(), settings.target, cases, {})
         [found] = [r for r in results.requirements if r.requirement.id == requirement]
         return found, [report.longreprtext for report in self._reports if report.failed]
+
+    def _renew(self, item: pytest.Item, settings: Settings) -> None:
+        """Take away what an earlier run has left in the item."""
+        item.own_markers[:] = self._marks[item]
+        item.user_properties.clear()
+        item._report_sections.clear()
+        item.stash = pytest.Stash()
+        mark = item.get_closest_marker("deadline")
+        if mark and mark.args[0] > settings.deadline_s:
+            item.add_marker(pytest.mark.deadline(settings.deadline_s), append=False)
+        item.stash[PLAN] = make_plan(item, settings)
 
     # Hooks: this object is a plugin of the session.
 

@@ -56,7 +56,10 @@ def no_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def unshrunk() -> Iterator[None]:
-    """The first example that fails is as good as the smallest one, and comes much sooner."""
+    """The first example that fails is as good as the smallest one, and comes much sooner.
+
+    Cases that are imported now keep this profile.
+    """
     before = settings.get_current_profile_name()
     settings.load_profile(UNSHRUNK)
     yield
@@ -64,8 +67,15 @@ def unshrunk() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def cases(unshrunk: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectedCases]:
-    collected = CollectedCases(tmp_path_factory.mktemp("mutants") / "cases")
+def cases(
+    request: pytest.FixtureRequest, unshrunk: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[CollectedCases]:
+    """What the mutants that were selected need."""
+    parameters = [
+        item.callspec.params for item in request.session.items if hasattr(item, "callspec")
+    ]
+    requirements = {given["mutant"].requirement for given in parameters if "mutant" in given}
+    collected = CollectedCases(requirements, tmp_path_factory.mktemp("mutants") / "cases")
     yield collected
     collected.close()
 
@@ -96,7 +106,7 @@ def test_a_mutant_is_rejected_by_its_rule(mutant: Broken, cases: CollectedCases)
         requirements=[mutant.requirement],
         certificate=None,
         device=None,
-        # One that shows by a hang is noticed when it is over; for others it is patience.
+        # A mutant that hangs is noticed when the deadline is over; for others it is patience.
         deadline_s=4.0 if mutant.verdict is Verdict.TIMEOUT else 60.0,
         # Whether a failure repeats on fresh ranks is the business of test_repetition.py.
         repetitions=0,

@@ -316,6 +316,13 @@ def run_script(made: Example, folder: Path) -> subprocess.CompletedProcess[str]:
     return run_python(str(path), cwd=folder, env=environment, timeout_s=180)
 
 
+def test_a_script_needs_nothing_that_the_test_has_imported(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    write_script(path, example(cases.simple))
+    done = subprocess.run([sys.executable, "-I", str(path)], capture_output=True, text=True)
+    assert done.stdout.endswith(("PASS\n", "FAIL\n")), done.stderr
+
+
 TOY_TARGET = Target("toy", "doubling", imports=("toy_backend",))
 
 

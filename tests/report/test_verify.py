@@ -26,7 +26,7 @@ from tests.report.samples import whole_certificate
 
 Document = dict[str, Any]
 
-# A suite as small as this one is verified in a hundredth of the time.
+# Of two profiles, and complete: what its rules rest on is in it. Verified in a tenth of the time.
 SUITE = Catalogue(
     r for id, r in catalogue().items() if id.startswith(("all_reduce/", "sync_batchnorm/"))
 )

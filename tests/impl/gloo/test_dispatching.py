@@ -120,7 +120,9 @@ def test_a_mode_sees_one_operator(name: str) -> None:
 
 
 def test_modes_that_count() -> None:
-    from torch.distributed.tensor.debug import CommDebugMode  # brings torch's compiler: a second
+    from torch.distributed.tensor.debug import (
+        CommDebugMode,
+    )  # imports torch's compiler too, which takes a second
 
     def run(group: ProcessGroupGloo) -> int:
         with CommDebugMode() as mode:
