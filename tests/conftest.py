@@ -1,4 +1,4 @@
-"""Settings for all tests: Hypothesis profile, fork server, slow files first, warnings as errors."""
+"""Settings for all tests: Hypothesis profile, fork server, long tests first, warnings as errors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def modules_with_mutants() -> list[str]:
     return [".".join(file.relative_to(root).with_suffix("").parts) for file in files]
 
 
-# Files whose tests take long: they begin first, so that no worker is left alone with one of them.
+# Files whose tests take long. Each worker begins with some of them: none is left to the end.
 _LONG = (
     *("test_zoo.py", "test_messy.py", "test_hostile.py", "test_narrow.py", "test_python_device.py"),
     *("test_odd.py", "test_signals.py", "test_progress.py", "test_launchers.py", "test_init.py"),
@@ -48,8 +48,20 @@ _LONG = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in _LONG)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deal the long ones out. With `--dist worksteal`, pytest-xdist cuts the list into equal parts,
+    one for each worker, and takes from the end of a part what another worker is to run instead.
+    """
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    long = [item for item in items if item.path.name in _LONG]
+    others = [item for item in items if item.path.name not in _LONG]
+    dealt: list[pytest.Item] = []
+    for worker in range(workers):
+        first = long[worker::workers]
+        count = max(0, (len(items) - len(dealt)) // (workers - worker) - len(first))
+        dealt += [*first, *others[:count]]
+        del others[:count]
+    items[:] = [*dealt, *others]
 
 
 # A warning is an error in what lies in this folder, and nowhere else: what plugins of the

@@ -319,7 +319,9 @@ def run_script(made: Example, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_a_script_needs_nothing_that_the_test_has_imported(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     write_script(path, example(cases.simple))
-    done = subprocess.run([sys.executable, "-I", str(path)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-I", str(path)], capture_output=True, text=True, timeout=180
+    )
     assert done.stdout.endswith(("PASS\n", "FAIL\n")), done.stderr
 
 
