@@ -255,6 +255,6 @@ def _move(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
 if __name__ == "__main__":
     _PATH = sys.path[1:]  # without the folder of this file
     sys.path = _PATH
-    import torch.distributed  # noqa: F401
+    import torch.distributed  # noqa: F401  # so that no command needs to
 
     _serve(socket.socket(fileno=int(sys.argv[1])))
