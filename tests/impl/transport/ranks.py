@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch.distributed as dist
 
 from impl.transport.base import CallInfo, Communicator, Deadline
@@ -15,6 +16,7 @@ from impl.transport.sockets.tcp import connect_tcp
 from tests.impl.threads import on_threads
 
 PATIENCE_S = 60.0
+MODES = pytest.mark.parametrize("mode", ["tcp", "gloo"])  # both ways of sockets
 
 
 @dataclass(slots=True)

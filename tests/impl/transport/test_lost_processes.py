@@ -18,7 +18,7 @@ from impl.transport.base import Communicator
 from impl.transport.sockets.tcp import connect_tcp
 from tests.impl.gloo.ranks import on_processes
 from tests.impl.transport.combines import SUM
-from tests.impl.transport.ranks import SINGLE, Calls, Loopback, connected, soon
+from tests.impl.transport.ranks import MODES, SINGLE, Calls, Loopback, connected, soon
 
 
 def client(port: int) -> dist.TCPStore:
@@ -83,7 +83,7 @@ def lose_one(rank: int, world_size: int, port: int, mode: str, done: str) -> tup
     return first, str(again.value), x[0].item()
 
 
-@pytest.mark.parametrize("mode", ["tcp", "gloo"])
+@MODES
 def test_a_killed_rank_is_named_and_the_others_go_on(mode: str, port: int, tmp_path: Path) -> None:
     # in Gloo's mode only those that have to do with a rank notice: in a world of three, every rank
     world_size = 4 if mode == "tcp" else 3

@@ -28,7 +28,7 @@ from impl.transport.sockets.handshake import (
 )
 from impl.transport.sockets.loop import EventLoop
 from tests.impl.transport.combines import SUM
-from tests.impl.transport.ranks import PATIENCE_S, Calls, connected, run_ranks, soon
+from tests.impl.transport.ranks import MODES, PATIENCE_S, Calls, connected, run_ranks, soon
 
 KEYS = {"tcp": "tcp/0/{}", "gloo": "0/{}"}
 
@@ -127,7 +127,7 @@ def work(comm: Communicator, calls: Calls) -> None:
     assert x.unique().tolist() == [comm.world_size]
 
 
-@pytest.mark.parametrize("mode", ["tcp", "gloo"])
+@MODES
 def test_the_port_is_closed_when_all_are_connected(mode: str, log_book: LogBook) -> None:
     store = dist.HashStore()
 
@@ -148,27 +148,27 @@ def say(data: bytes, close: bool = False) -> Visit:
     return lambda visitors, address: visitors.call(address, data, close)
 
 
-@pytest.mark.parametrize("mode", ["tcp", "gloo"])
+@MODES
 @pytest.mark.parametrize("seed", range(3))
 def test_random_bytes(mode: str, seed: int, log_book: LogBook) -> None:
     data = bytes([0x80 | seed]) * 8 + os.urandom(5000)
     visit(mode, say(data), 1, log_book)
 
 
-@pytest.mark.parametrize("mode", ["tcp", "gloo"])
+@MODES
 def test_a_web_browser(mode: str, log_book: LogBook) -> None:
     request = b"GET / HTTP/1.1\r\nHost: example\r\n\r\n"
     visit(mode, say(request), 1, log_book)
 
 
-@pytest.mark.parametrize("mode", ["tcp", "gloo"])
+@MODES
 @pytest.mark.parametrize("data", [b"", b"abc"])
 def test_half_a_handshake_and_good_bye(mode: str, data: bytes, log_book: LogBook) -> None:
     texts = visit(mode, say(data, close=True), 1, log_book)
     assert any("before it had said who it is" in text for text in texts)
 
 
-@pytest.mark.parametrize("mode", ["tcp", "gloo"])
+@MODES
 def test_a_caller_that_stays_silent(
     mode: str, log_book: LogBook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,7 +177,7 @@ def test_a_caller_that_stays_silent(
     assert any("silent for 2 s" in text for text in texts)
 
 
-@pytest.mark.parametrize("mode", ["tcp", "gloo"])
+@MODES
 def test_200_idle_connections(
     mode: str, log_book: LogBook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,7 +261,7 @@ def test_gloo_s_greeting_of_a_rank_that_is_connected(greeting: int, log_book: Lo
 # Members of the group that break the rules
 
 
-@pytest.mark.parametrize("mode", ["tcp", "gloo"])
+@MODES
 def test_a_huge_length_costs_the_connection_and_one_line(mode: str, log_book: LogBook) -> None:
     """A member that sends nonsense is lost, as if it had died. The process goes on."""
     store = dist.HashStore()
