@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Generator
 from pathlib import Path
+
+# Tests are of the CPU: FSDP would move what it wraps to a device that it can see.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import pytest
 from hypothesis import HealthCheck, settings
