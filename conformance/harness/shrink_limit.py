@@ -13,12 +13,14 @@ are slow or hang.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Generic, TypeVar
 
 import hypothesis
 import pytest
+from hypothesis import Phase, settings
 from hypothesis.strategies import DataObject, SearchStrategy
 
 T = TypeVar("T")
@@ -27,6 +29,7 @@ _RUNS_MAX = 150
 _COST_OF_NEW_WORLD = 6  # in runs
 _COST_OF_NEW_PROCESSES = 75
 _SECONDS_MAX = 20.0
+_SETTINGS_OF_A_TEST = "_hypothesis_internal_use_settings"  # there is no public way to change them
 
 
 class ShrinkLimit(Generic[T]):
@@ -87,6 +90,25 @@ class ShrinkLimit(Generic[T]):
 def no_shrinking() -> ShrinkLimit[Any]:
     """For a property whose first example that fails is as good as a smaller one."""
     return ShrinkLimit(runs=1)
+
+
+@contextmanager
+def unshrunk(function: Callable[..., None]) -> Iterator[None]:
+    """While this lasts, this Hypothesis test ends with its first example that fails: even those
+    that `no_shrinking` drops unseen take time, as they are drawn first. Does nothing to a function
+    that is no such test.
+    """
+    usual: settings | None = getattr(function, _SETTINGS_OF_A_TEST, None)
+    if usual is None:
+        yield
+        return
+    function = getattr(function, "__func__", function)
+    phases = [phase for phase in usual.phases if phase is not Phase.shrink]
+    setattr(function, _SETTINGS_OF_A_TEST, settings(usual, phases=phases))
+    try:
+        yield
+    finally:
+        setattr(function, _SETTINGS_OF_A_TEST, usual)
 
 
 class Draws:

@@ -14,6 +14,7 @@ from conformance.catalogue.rules import catalogue
 from conformance.harness import devices
 from conformance.harness.pool import SHARED_POOL
 from conformance.harness.ranks import Ranks
+from conformance.harness.shrink_limit import unshrunk
 from conformance.report.blame import LEAVES_SOMETHING, MAKES_A_GROUP
 from conformance.report.case_failure import Failure
 from conformance.report.failure import failure_text
@@ -149,7 +150,8 @@ def _run_afresh(item: pytest.Function, world: Ranks) -> None:
     arguments = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
     if "tmp_path" in arguments:  # where the first run has left its files
         arguments["tmp_path"] = item.stash[TEMPORARY].mktemp("again")
-    item.obj(**arguments)
+    with unshrunk(item.obj):
+        item.obj(**arguments)
 
 
 @pytest.hookimpl(wrapper=True)

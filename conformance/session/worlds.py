@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 import zlib
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 
 from conformance.harness import devices
 from conformance.harness.pool import SHARED_POOL, WorldSpec
 from conformance.harness.ranks import Ranks
-from conformance.harness.shrink_limit import limits_shrinking, no_shrinking
+from conformance.harness.shrink_limit import limits_shrinking, no_shrinking, unshrunk
 from conformance.run.judgement import LeftBehind
 from conformance.run.settings import Settings
 from conformance.session.items import BOARD, EXCUSED, FAILED, PLAN, SETTINGS, TEMPORARY, WORLD
@@ -44,13 +45,14 @@ def ranks_of(
     pool = SHARED_POOL.acquire(request.config)
     world = Ranks(pool, spec, mark.args[0] if mark else settings.deadline_s)
     limits_shrinking(item.obj)
-    covered = item.stash[PLAN].covers
-    if covered and all(settings.target.deviation(id) for id in covered):
-        world.shrink_limit = no_shrinking()  # how it fails is known
+    is_known = how_it_fails_is_known(item, settings)
+    if is_known:
+        world.shrink_limit = no_shrinking()
     item.stash[WORLD] = world
     item.stash[TEMPORARY] = request.getfixturevalue("tmp_path_factory")
     try:
-        yield world
+        with unshrunk(item.obj) if is_known else nullcontext():
+            yield world
     finally:
         world.end_case(item.nodeid, failed=item.stash.get(FAILED, False))
         if world.made_default_group is not None:
@@ -63,6 +65,12 @@ def ranks_of(
         if not item.stash[PLAN].covers:
             text += _WHOSE_IT_MAY_BE
         raise LeftBehind(text, worst(leak.verdict for leak in world.leaks))
+
+
+def how_it_fails_is_known(item: pytest.Item, settings: Settings) -> bool:
+    """Whether the target declares a deviation for all that a case checks."""
+    covered = item.stash[PLAN].covers
+    return bool(covered) and all(settings.target.deviation(id) for id in covered)
 
 
 def which_ranks(world_size: int, device: str) -> str:

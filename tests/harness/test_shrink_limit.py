@@ -9,7 +9,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from conformance.harness.shrink_limit import ShrinkLimit, limits_shrinking
+from conformance.harness.shrink_limit import ShrinkLimit, limits_shrinking, unshrunk
 from conformance.verdict import Verdict
 from tests.harness.kit import Inside
 
@@ -53,6 +53,16 @@ def big_numbers_are_wrong(ranks: FakeRanks, value: int) -> None:
     if ranks.run(value) >= 1 << 40:
         ranks.wrong.append((value, ranks.now))
         raise AssertionError(f"{value} is wrong")
+
+
+def test_a_property_ends_with_the_first_example_that_fails() -> None:
+    first, later = FakeRanks(), FakeRanks()
+    with unshrunk(big_numbers_are_wrong), pytest.raises(AssertionError):
+        big_numbers_are_wrong(first)
+    assert len({value for value, _ in first.wrong}) == 1
+    with pytest.raises(AssertionError):
+        big_numbers_are_wrong(later)
+    assert len({value for value, _ in later.wrong}) > 1
 
 
 @quick

@@ -17,6 +17,7 @@ from conformance import plugin
 from conformance.catalogue.chapters import chapter_files
 from conformance.catalogue.rules import catalogue, ids_in
 from conformance.report.results import RequirementResult, judge
+from conformance.rule import Catalogue
 from conformance.run.plan import make_plan, select
 from conformance.run.settings import Settings
 from conformance.run.worker_files import Board
@@ -92,8 +93,8 @@ class CollectedCases:
         finally:
             board.remove()
         cases = [case for case in map(result_of, self._reports) if case is not None]
-        results = judge(catalogue(), settings.target, cases, {})
-        [found] = [r for r in results.requirements if r.requirement.id == requirement]
+        which = [catalogue()[id] for id in (requirement, *catalogue().roots(requirement))]
+        found = judge(Catalogue(which), settings.target, cases, {}).requirements[0]
         return found, [report.longreprtext for report in self._reports if report.failed]
 
     def _renew(self, item: pytest.Item, settings: Settings) -> None:

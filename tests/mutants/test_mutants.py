@@ -8,9 +8,8 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import Phase, settings
 
-import conformance.conftest  # noqa: F401  # it registers the profile of cases
+import conformance.conftest  # noqa: F401  # the profile that cases keep which are imported from now on
 import tests.mutants
 from conformance.catalogue.chapters import SPEC
 from conformance.catalogue.mutants import FOLDER, mutants_in
@@ -20,13 +19,6 @@ from conformance.run.settings import read_settings
 from conformance.verdict import Verdict
 from tests.mutants.collected import CollectedCases
 from tests.mutants.kit import MUTANTS, Broken
-
-UNSHRUNK = "unshrunk"
-settings.register_profile(
-    UNSHRUNK,
-    settings.get_profile("conformance"),
-    phases=[Phase.explicit, Phase.generate],
-)
 
 for module in pkgutil.walk_packages(tests.mutants.__path__, "tests.mutants."):
     if not module.name.rpartition(".")[2].startswith("test_"):
@@ -54,21 +46,15 @@ def no_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("conformance.session.failures.write_script", lambda *_: "none")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def unshrunk() -> Iterator[None]:
-    """The first example that fails is as good as the smallest one, and comes much sooner.
-
-    Cases that are imported now keep this profile.
-    """
-    before = settings.get_current_profile_name()
-    settings.load_profile(UNSHRUNK)
-    yield
-    settings.load_profile(before)
+@pytest.fixture(autouse=True)
+def unshrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first example that fails is as good as the smallest one, and comes much sooner."""
+    monkeypatch.setattr("conformance.session.worlds.how_it_fails_is_known", lambda *_: True)
 
 
 @pytest.fixture(scope="module")
 def cases(
-    request: pytest.FixtureRequest, unshrunk: None, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[CollectedCases]:
     """What the mutants that were selected need."""
     parameters = [
