@@ -14,13 +14,15 @@ from conformance.harness import devices
 PATIENCE_S = 5.0  # stands for ever: each operation takes less than a thousandth of that
 
 
-def within_patience(done: Callable[[], bool], patience_s: float = PATIENCE_S) -> bool:
+def within_patience(
+    done: Callable[[], bool], patience_s: float = PATIENCE_S, pause_s: float = 1e-3
+) -> bool:
     """Whether it became true in good time. Sleeping lets other threads go on."""
     give_up_at = time.monotonic() + patience_s
     while not done():
         if time.monotonic() > give_up_at:
             return False
-        time.sleep(1e-3)
+        time.sleep(pause_s)
     return True
 
 
@@ -37,7 +39,7 @@ def wait_until_freed(*refs: weakref.ref[Any]) -> None:
         gc.collect()
         return all(ref() is None for ref in refs)
 
-    within_patience(are_gone)
+    within_patience(are_gone, pause_s=0.05)  # to collect takes long
 
 
 def rounds_of_messages(me: Me, limit: int) -> Iterator[int]:
