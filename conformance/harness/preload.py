@@ -8,6 +8,7 @@ Importing torch warns of its own deprecated parts. Where the environment makes e
 (PYTHONWARNINGS, -W error) that would end the server before any rank is there.
 """
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -39,6 +40,16 @@ with warnings.catch_warnings():
 
 from conformance.harness.leaks import adopt_orphans  # noqa: E402  # which imports torch
 
+_pid = os.getpid()
+
+
+def _end_at_once() -> None:
+    """To take all modules apart first, as Python does, takes a fifth of a second."""
+    if os.getpid() == _pid:
+        os._exit(0)
+
+
+atexit.register(_end_at_once)
 adopt_orphans()  # what dead ranks leave behind becomes a child of the server
 warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")
 gc.freeze()  # ranks share this memory as long as no collector looks at it
