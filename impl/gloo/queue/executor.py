@@ -35,7 +35,7 @@ import torch
 
 from impl import errors
 from impl.gloo.queue.work import CollectiveWork
-from impl.transport.background import work_in_background
+from impl.transport.background import BackgroundThread, work_in_background
 
 Job = Callable[[], object]
 
@@ -43,7 +43,7 @@ _IDLE_WORKERS_MAX = 2
 _ENDING_LOOK_S = 0.01  # how often a worker that ends a group looks what the others do
 
 
-class _Worker(threading.Thread):
+class _Worker(BackgroundThread):
     ends_a_group = False  # see [Note: callbacks that end groups]
 
 
@@ -228,7 +228,7 @@ class Executor:
             self._changed.notify_all()
 
     def _start_worker(self) -> None:
-        worker = _Worker(target=self._run, name=f"pygloo-{self._group}", daemon=True)
+        worker = _Worker(self._run, name=f"pygloo-{self._group}")
         try:
             self._workers.add(worker)
             worker.start()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from impl.gloo.options import BACKEND_NAME
 from impl.torch_private import begin_profiler_range, profiler_is_on
+from impl.transport.background import BackgroundThread
 
 _TITLES = {
     "allreduce_coalesced": "all_reduce",
@@ -42,7 +43,7 @@ class ProfiledRange:
         ranges. Operations overlap, so a range must end on another thread.
         """
         if threading.get_ident() == self._thread:
-            elsewhere = threading.Thread(target=self._over.set_result, args=(None,))
+            elsewhere = BackgroundThread(self._over.set_result, None)
             elsewhere.start()
             elsewhere.join()
         else:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from impl import errors
-from impl.transport.background import is_background, work_in_background
+from impl.transport.background import BackgroundThread, is_background, work_in_background
 from impl.transport.base import ANY_SOURCE, CallInfo, Deadline
 from impl.transport.end_cause import EndCause
 from impl.transport.shm import words
@@ -440,9 +440,8 @@ class Mailbox:
         if self._drivers or self._closed or next(iter(self._pending()), None) is None:
             return
         if self._helper is None:
-            self._helper = threading.Thread(
-                target=self._help, name=f"pygloo-p2p-{self._membership.group}", daemon=True
-            )
+            name = f"pygloo-p2p-{self._membership.group}"
+            self._helper = BackgroundThread(self._help, name=name)
             self._helper.start()
         self._help_wanted.notify()
 
@@ -498,7 +497,7 @@ class Mailbox:
         for transfer in pending:
             self._complete([(transfer, errors.Aborted(f"{transfer.call.operation}: {text}."), -1)])
         self._ring(self._membership.position)
-        if helper is not None and helper is not threading.current_thread():
+        if helper is not None and helper.is_alive() and helper is not threading.current_thread():
             helper.join()
         with self._lock:
             while any(driver != me for driver in self._drivers):

@@ -33,6 +33,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from impl.schedules.executor import Pending
+from impl.transport.background import BackgroundThread
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +138,7 @@ class EventLoop:
         self._under_way = 0  # posted messages that have not ended
         self._last_driven_s = 0.0
         self._is_closed = False
-        self._helper = threading.Thread(target=self._help, name=f"{name} helper", daemon=True)
+        self._helper = BackgroundThread(self._help, name=f"{name} helper")
         self._helper.start()
         _LOOPS.add(self)
 
