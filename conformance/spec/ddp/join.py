@@ -59,18 +59,16 @@ def train_uneven(
 def whole_uneven(
     lengths: list[int], *, by_initial: bool, every: int = 1
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The same in one process."""
+    """The same in one process. What a rank accumulates and does not synchronize is lost."""
     module = Recipe(Perceptron)()
     grads = []
-    for i in range(max(lengths)):
-        if i % every == 0:
-            module.zero_grad()
-        active = [r for r, length in enumerate(lengths) if i < length]
+    for end in range(every, max(lengths) + 1, every):
+        module.zero_grad()
+        active = [r for r, length in enumerate(lengths) if end <= length]
+        divisor = len(lengths) if by_initial else len(active)
         for r in active:
-            divisor = len(lengths) if by_initial else len(active)
-            (loss_of(module(numbered(r, i))) / divisor).backward()
-        if (i + 1) % every:
-            continue
+            for i in range(end - every, end):
+                (loss_of(module(numbered(r, i))) / divisor).backward()
         grad = module.get_parameter("layers.0.weight").grad
         assert grad is not None
         grads.append(grad.clone())
@@ -157,6 +155,19 @@ def test_other_options(ranks: Ranks, options: Options) -> None:
 @world_sizes(2)
 def test_accumulation(ranks: Ranks) -> None:
     assert_uneven(ranks, [2, 6], {}, {}, every=2)
+
+
+@chapter.must(
+    "ddp/join/effective-world-size-accumulated",
+    "With divide_by_initial_world_size=False, gradients that were accumulated under no_sync are "
+    "divided by the number of ranks that have input in the pass that synchronizes them.",
+    source="torch, distributed.py: each forward counts anew",
+    rests_on=("ddp/join/effective-world-size", "ddp/join/no-sync"),
+)
+@world_sizes(2, 3)
+def test_a_rank_joins_while_others_accumulate(ranks: Ranks) -> None:
+    lengths = [3, 6, 5][: ranks.world_size]
+    assert_uneven(ranks, lengths, {"divide_by_initial_world_size": False}, {}, every=2)
 
 
 class Remembering(nn.Module):
@@ -295,6 +306,37 @@ def test_hooks_run_on_joined_ranks(ranks: Ranks) -> None:
             (loss_of(module(numbered(r, i))) / 2).backward()
         want = module.get_parameter("layers.0.weight").grad
         assert_grads([grad], want, f"gradient of step {i + 1}")
+
+
+def buckets_under_join(me: Me, steps: int) -> list[tuple[int, int, bool]]:
+    """Index, size and whether it is the last one, of each bucket that the hook gets."""
+    model = me.ddp(Recipe(Perceptron)().to(me.device), bucket_cap_mb=BYTE)
+    seen = []
+
+    @unannotated
+    def note(_: Any, bucket: Any) -> Any:
+        seen.append((bucket.index(), bucket.buffer().numel(), bucket.is_last()))
+        work: Any = dist.all_reduce(bucket.buffer(), async_op=True)
+        return work.get_future().then(lambda f: f.value()[0])
+
+    model.register_comm_hook(None, note)
+    with model.join():
+        for i in range(steps):
+            loss_of(model(numbered(me.rank, i).to(me.device))).backward()
+    return seen
+
+
+@chapter.must(
+    "ddp/join/buckets-of-hooks",
+    "The hook of a joined rank gets the buckets of the others: index, size, and which one is last.",
+    source="torch, reducer.cpp: get_grad_buckets; hooks that keep something for each bucket",
+    rests_on="ddp/join/comm-hook",
+)
+@world_sizes(2)
+def test_hooks_of_joined_ranks_get_the_same_buckets(ranks: Ranks) -> None:
+    got = [sorted(seen) for seen in ranks.run_each(buckets_under_join, [(2,), (4,)])]
+    assert_that(len(got[1]) > 4, f"the hook got {got[1]}: one bucket in each step", 1)
+    assert_same_on_all_ranks(got, got[1], what="buckets")
 
 
 def logged_join(me: Me) -> int:

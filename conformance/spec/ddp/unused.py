@@ -136,6 +136,38 @@ def test_one_rank_uses_it(ranks: Ranks) -> None:
     train(ranks, Recipe(Branching), using([one, other]), SEARCH)
 
 
+class Transposed(nn.Module):
+    """Each rank uses its own one of two layers, whose weights are views of transposed memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(normal((WIDTH, 3), i).t() for i in range(2))
+
+    def forward(self, x: Tensor, which: int) -> Tensor:
+        return torch.mm(x, self.weights[which].t())
+
+
+def strides_of_gradients(me: Me) -> list[tuple[int, ...] | None]:
+    module = Transposed().to(me.device)
+    model = me.ddp(module, **SEARCH)
+    loss_of(model(normal((2, WIDTH), me.rank).to(me.device), me.rank)).backward()
+    return [None if w.grad is None else w.grad.stride() for w in module.weights]
+
+
+@chapter.must(
+    "ddp/unused/strides",
+    "A gradient that a rank gets for a parameter which only others used has the strides of the "
+    "parameter.",
+    source="torch 2.13 docs, autograd: 'Default gradient layouts'; reducer.cpp, "
+    "copy_bucket_to_grad",
+    rests_on="ddp/unused/somewhere",
+)
+@world_sizes(2)
+def test_gradients_of_what_others_used_have_its_strides(ranks: Ranks) -> None:
+    want = [weight.stride() for weight in Transposed().weights]
+    assert_same_on_all_ranks(ranks.run(strides_of_gradients), want, what="strides")
+
+
 @chapter.must(
     "ddp/unused/nothing-used-on-a-rank",
     "A rank whose loss uses no parameter at all takes part in the reduction of the other ranks.",

@@ -153,6 +153,29 @@ def test_state_on_rank_0(ranks: Ranks) -> None:
         assert_that(not differences, differences, rank)
 
 
+def rates_from_rank_0(me: Me) -> tuple[float, list[float]]:
+    """The learning rate that is saved; those that are loaded for an optimizer with another one."""
+    config = FullOptimStateDictConfig(rank0_only=True, offload_to_cpu=False)
+    model, optimizer = trained(me, adam())
+    state = saved(model, optimizer, FULL, config)
+    rate = optimizer.param_groups[0]["lr"]
+    other = torch.optim.Adam(model.parameters(), lr=0.5 + me.rank)
+    return rate, [g["lr"] for g in loadable(model, other, state, FULL, config)["param_groups"]]
+
+
+@chapter.must(
+    "fsdp/optimizer-options-from-rank-0",
+    "With rank0_only, loading gives every rank the options of the saved parameter groups, whatever "
+    "those of its own optimizer are.",
+    source=f"{DOCS}, FullOptimStateDictConfig",
+    rests_on="fsdp/optimizer-state-on-rank-0",
+)
+@world_sizes(2)
+def test_options_from_rank_0(ranks: Ranks) -> None:
+    for rank, (rate, loaded) in enumerate(ranks.run(rates_from_rank_0)):
+        assert_that(loaded == [rate], f"learning rates {loaded}, not {rate}", rank)
+
+
 def load_into_another(me: Me, recipe: Recipe, first: Any, second: Any, kind: Any) -> list[Any]:
     """Parameters of two models one step after the second has loaded everything of the first."""
     config = ON_DEVICE if kind is FULL else SHARDS

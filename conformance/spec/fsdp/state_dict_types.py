@@ -7,7 +7,12 @@ import warnings
 
 import pytest
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import ShardedStateDictConfig, StateDictType
+from torch.distributed.fsdp import (
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    ShardedStateDictConfig,
+    StateDictType,
+)
 
 from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_that, world_sizes
 from conformance.spec.fsdp.state_dict_kinds import FULL, LOCAL, SHARDED
@@ -62,6 +67,36 @@ def test_types_of_state_dicts(ranks: Ranks) -> None:
 @world_sizes(1)
 def test_types_after_an_error(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(types_over_time, True), _TYPES, what="types")
+
+
+def settings_around_a_context(me: Me) -> tuple[str, str]:
+    """Type and configs before another state_dict_type, and after it."""
+    model = Recipe().wrapped(me)
+    cls = type(model)
+    configs = FullStateDictConfig(rank0_only=True), FullOptimStateDictConfig(rank0_only=True)
+    cls.set_state_dict_type(model, FULL, *configs)
+
+    def settings() -> str:
+        now = cls.get_state_dict_type(model)
+        return f"{now.state_dict_type.name} {now.state_dict_config} {now.optim_state_dict_config}"
+
+    before = settings()
+    with cls.state_dict_type(model, SHARDED):
+        pass
+    return before, settings()
+
+
+@chapter.must(
+    "fsdp/state-dict-configs-come-back",
+    "When state_dict_type ends, the configs for models and for optimizers are those from before.",
+    source=f"{DOCS}, state_dict_type: 'temporarily'",
+    rests_on="fsdp/state-dict-types",
+)
+@world_sizes(1, 2)
+def test_configs_after_another_type(ranks: Ranks) -> None:
+    for rank, (before, after) in enumerate(ranks.run(settings_around_a_context)):
+        assert_that(before.count("rank0_only=True") == 2, f"configs set: {before}", rank)
+        assert_that(after == before, f"configs were {before}, and are {after}", rank)
 
 
 def wrong_config(me: Me) -> str:

@@ -55,6 +55,29 @@ def test_the_destination_has_every_object(ranks: Ranks, root: str) -> None:
     assert_each_rank(got, [want if rank == (dst or 0) else None for rank in range(n)])
 
 
+_SEVERAL_MIB = 5 << 20
+
+
+def gather_large(me: Me) -> list[tuple[int, set[int]]]:
+    """Sizes of the gathered objects, and of which bytes they consist; [] elsewhere."""
+    got: list[Any] = [b""] * me.world_size
+    dist.gather_object(bytes([me.rank + 1]) * _SEVERAL_MIB, got if me.rank == 0 else None)
+    return [(len(found), set(found)) for found in got] if me.rank == 0 else []
+
+
+@chapter.must(
+    "gather_object/large",
+    "gather_object brings objects of several mebibytes whole.",
+    source="derived: metadata of a checkpoint",
+    needs=("op:all_gather", "op:gather", "dtype:uint8", "dtype:int64"),
+    rests_on="gather_object/gathers",
+)
+@world_sizes(2, 3)
+def test_large_objects_arrive_whole(ranks: Ranks) -> None:
+    want = [(_SEVERAL_MIB, {rank + 1}) for rank in range(ranks.world_size)]
+    assert_each_rank(ranks.run(gather_large), [want] + [[]] * (ranks.world_size - 1))
+
+
 def gather_with_wrong_lists(me: Me) -> None:
     """Every call is refused before anything is sent, so no rank waits for another."""
     if me.rank == 0:

@@ -75,6 +75,39 @@ def test_messages_of_one_tag_keep_their_order(ranks: Ranks, numel: int) -> None:
     assert_each_rank(ranks.run(three_messages, numel), [want, want])
 
 
+_UNEQUAL = (1 << 20, 1, 1 << 18, 2)  # elements
+
+
+def messages_of_unequal_sizes(me: Me) -> list[Tensor]:
+    """Rank 0 has all of them under way before rank 1 takes the first."""
+    buffers = [content(i, n) if me.rank == 0 else torch.zeros(n) for i, n in enumerate(_UNEQUAL)]
+    buffers = [x.to(me.device) for x in buffers]
+    if me.rank == 0:
+        works = [post(x, 1, 0, is_send=True) for x in buffers]
+        me.store.set("all posted", "1")
+    else:
+        me.store.wait(["all posted"])
+        works = [post(x, 0, 0, is_send=False) for x in buffers]
+    for work in works:
+        work.wait()
+    return buffers
+
+
+@chapter.must(
+    "p2p/order-of-sizes",
+    "A small message does not overtake a large one that was sent to the same rank under the same "
+    "tag before it.",
+    source="torch 2.13 docs, batch_isend_irecv: 'The ordering does matter'; derived: transports "
+    "that send small messages at once and large ones when they are asked for",
+    rests_on=("p2p/order", "p2p/does-not-block"),
+)
+@world_sizes(2)
+@deadline(20)
+def test_no_message_overtakes_a_larger_one(ranks: Ranks) -> None:
+    want = [content(i, n) for i, n in enumerate(_UNEQUAL)]
+    assert_each_rank(ranks.run(messages_of_unequal_sizes), [want, want])
+
+
 def receives_are_posted_first(me: Me) -> list[Tensor]:
     """Rank 1 has three receives of different sizes waiting before the first message is sent."""
     buffers = [content(i, i + 1) if me.rank == 0 else torch.zeros(i + 1) for i in range(3)]

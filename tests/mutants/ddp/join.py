@@ -17,6 +17,37 @@ from tests.mutants.ddp.kit import DDPMutant, afterwards, instead, swap
 from tests.mutants.kit import breaks
 
 
+@breaks("ddp/join/effective-world-size-accumulated", says="gradient of step 2")
+class CountsRanksInTheFirstPass(DDPMutant):
+    """Who has input is counted in the first pass of an accumulation, not in the last one."""
+
+    @staticmethod
+    def _count_once(right: Any) -> Any:
+        def set_forward_work(self: Any, work: Any, use_static_world_size: bool) -> None:
+            if self._forward_work is None:
+                right(self, work, use_static_world_size)
+
+        return set_forward_work
+
+    patched = swap(BucketReduction, "set_forward_work", _count_once)
+
+
+@breaks("ddp/join/buckets-of-hooks", says="buckets: rank 0 is wrong")
+class ZeroBucketsAreFirst(DDPMutant):
+    """Each bucket that the hook of a joined rank gets has index 0."""
+
+    @staticmethod
+    def _numbered_0(right: Any) -> Any:
+        def zero_bucket(self: Any, bucket: Any, bucket_count: int) -> Any:
+            made = right(self, bucket, bucket_count)
+            made._index = 0
+            return made
+
+        return zero_bucket
+
+    patched = swap(BucketReduction, "zero_bucket", _numbered_0)
+
+
 @breaks("ddp/join/buffers", says=r"forward 3 began with the buffer of 0\.0, not one of \[1\]")
 class BuffersAreAlwaysRank0s(DDPMutant):
     """Rank 0's buffers are broadcast, even if it has no input any more."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from conformance.verdict import Verdict
-from impl.ddp.iteration import autograd_hooks
+from impl.ddp.iteration import autograd_hooks, grad_copy
 from impl.ddp.iteration.reducer import Reducer
 from impl.ddp.iteration.reduction import BucketReduction
 from impl.ddp.iteration.static_graph import Phase, StaticGraph
@@ -15,6 +17,15 @@ from impl.ddp.wrapper.api import DistributedDataParallel
 from impl.ddp.wrapper.outputs import find_tensors
 from tests.mutants.ddp.kit import DDPMutant, afterwards, beforehand, instead, swap, together
 from tests.mutants.kit import breaks
+
+
+@breaks("ddp/unused/strides", says="strides: rank . is wrong")
+class NewGradientsAreRowMajor(DDPMutant):
+    patched = instead(
+        grad_copy,
+        "new_gradient",
+        lambda param, source: torch.empty(param.shape, dtype=param.dtype).copy_(source),
+    )
 
 
 def _defined_alone(right: Any) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.distributed as dist
+
 from impl.fsdp import api
 from impl.fsdp.checkpoint import optim_api, optim_load, optim_save
 from impl.fsdp.flat_param import packing as flat_param
@@ -20,6 +22,24 @@ class EveryRankGetsTheState(Swapped):
             lambda right: lambda rank0_only, **options: right(rank0_only=False, **options),
         ),
     )
+
+
+def _with_its_own_options(right: Any) -> Any:
+    def wrong(state: Any, model: Any, optimizer: Any, *args: Any, **how: Any) -> Any:
+        loaded = right(state, model, optimizer, *args, **how)
+        if how["rank0_only"] and optimizer is not None and dist.get_rank() > 0:
+            for group, own in zip(loaded["param_groups"], optimizer.param_groups, strict=True):
+                group.update({k: v for k, v in own.items() if k != "params"})
+        return loaded
+
+    return wrong
+
+
+@breaks("fsdp/optimizer-options-from-rank-0", says="learning rates")
+class OtherRanksKeepTheirOptions(Swapped):
+    """Ranks other than 0 load the options of their own optimizers."""
+
+    swaps = ((optim_api, "load_optim_state", _with_its_own_options),)
 
 
 @breaks("fsdp/optimizer-state-of-units-and-the-bare-module", says="is wrong")

@@ -63,6 +63,30 @@ def _without_finally(_: Any) -> Any:
     return staticmethod(wrong)
 
 
+def _without_the_optimizers_config(_: Any) -> Any:
+    @contextlib.contextmanager
+    def wrong(module: Any, kind: Any, model: Any = None, optim: Any = None) -> Iterator[None]:
+        cls = api.FullyShardedDataParallel
+        before = cls.set_state_dict_type(module, kind, model, optim)
+        try:
+            yield
+        finally:
+            cls.set_state_dict_type(module, before.state_dict_type, before.state_dict_config)
+
+    return staticmethod(wrong)
+
+
+@breaks("fsdp/state-dict-configs-come-back", says="configs were")
+class TheOptimizersConfigDoesNotComeBack(Swapped):
+    swaps = (
+        (
+            state_dict_type.StateDictTypeMethods,
+            "state_dict_type",
+            _without_the_optimizers_config,
+        ),
+    )
+
+
 @breaks("fsdp/state-dict-types-after-error", says="types: rank 0 is wrong")
 class AnErrorKeepsTheStateDictType(Swapped):
     """The type that state_dict_type has set stays after an exception, as in torch 2.13."""

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
-from tests.mutants.kit import breaks
+from conformance.power.handles import After
+from tests.mutants.kit import ForwardingGroup, breaks
 from tests.mutants.replacing import Replacing
 
 
@@ -23,6 +24,19 @@ class PutsTheDestinationsObjectFirst(Replacing):
         right(obj, objects, dst, **how)
         if objects and dst:
             objects.insert(0, objects.pop(dst))
+
+
+@breaks("gather_object/large", says="raised|rank 0 is wrong")
+class GathersAMebibyte(ForwardingGroup):
+    """Of what another rank has, gather leaves all but the first mebibyte 0."""
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        def forget() -> None:
+            for rank, x in enumerate(outputs[0] if outputs else ()):
+                if rank != self.rank():
+                    x.view(torch.uint8)[1 << 20 :] = 0
+
+        return After(super().gather(outputs, inputs, opts), forget)
 
 
 @breaks("gather_object/arguments", says="DID NOT RAISE")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 
+from conformance.verdict import Verdict
 from tests.mutants.kit import ForwardingGroup, breaks
 from tests.mutants.p2p.kit import Messages
 from tests.mutants.replacing import Finished, Wrapped
@@ -110,6 +114,17 @@ class CountsInTenBits(ForwardingGroup):
         return self.inner.send(chosen, dst, tag)
 
 
+class _Held(dist.Work):
+    """Of a message that is sent when it is waited for, or earlier if somebody calls `send`."""
+
+    def __init__(self, send: Callable[[], Any]) -> None:
+        super().__init__()
+        self.send = functools.cache(send)  # once, however often it is asked for
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return bool(self.send().wait())
+
+
 @breaks("p2p/order", says=r"rank 1 is wrong\nat \[0\]: 1 of 1 elements differ")
 class SwapsTheFirstTwoMessages(ForwardingGroup):
     """Of every three messages of a tag, the first two are swapped."""
@@ -128,6 +143,25 @@ class SwapsTheFirstTwoMessages(ForwardingGroup):
         number = self.received[src, tag]
         self.received[src, tag] += 1
         return self.inner.recv(tensors, src, 8 * tag + number % 3)
+
+
+@breaks("p2p/order-of-sizes", says="Received data size", verdict=Verdict.CRASHED)
+class SmallMessagesOvertakeLargeOnes(ForwardingGroup):
+    """A message of a mebibyte is sent after the next smaller one, or when it is waited for."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.held: list[_Held] = []
+
+    def send(self, tensors: Any, dst: int, tag: int) -> Any:
+        if tensors[0].nbytes >= 1 << 20:
+            self.held.append(_Held(lambda: self.inner.send(tensors, dst, tag)))
+            return self.held[-1]
+        work = self.inner.send(tensors, dst, tag)
+        for large in self.held:
+            large.send()
+        self.held.clear()
+        return work
 
 
 @breaks("p2p/groups-are-apart", says=r"rank 1 is wrong\nat \[0\]: 3 of 3 elements differ")
