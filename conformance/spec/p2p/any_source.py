@@ -145,6 +145,36 @@ def test_named_and_unnamed_receives_share_out_the_messages(ranks: Ranks) -> None
     assert_each_rank(ranks.run(named_and_unnamed)[:1], [[1, 2]])
 
 
+def sources_of_handles(me: Me) -> list[tuple[int, int]]:
+    """For two receives of rank 0: the source that the handle tells, and the one in the message."""
+    if me.rank:
+        dist.send(torch.tensor([float(me.rank)], device=me.device), 0)
+        return []
+    buffers = [torch.zeros(1, device=me.device) for _ in range(2)]
+    works = [dist.irecv(x) for x in buffers]
+    for work in works:
+        assert work is not None
+        work.wait()
+    return [(w.source_rank() if w else -1, int(x)) for w, x in zip(works, buffers, strict=True)]
+
+
+@not_probed()
+@chapter.must(
+    "p2p/source-of-each-handle",
+    "Each handle of a receive without a source tells who sent its own message, also after a later "
+    "one was received.",
+    source="torch 2.13, Work.source_rank",
+    rests_on=("p2p/any-source-each-once", "p2p/source-rank"),
+)
+@world_sizes(3)
+def test_each_handle_tells_its_own_source(ranks: Ranks) -> None:
+    told = ranks.run(sources_of_handles)[0]
+    right = all(source == sender for source, sender in told)
+    assert_that(
+        right, f"the handles tell {[s for s, _ in told]}, sent by {[s for _, s in told]}", 0
+    )
+
+
 def anybody_in_a_subgroup(me: Me) -> tuple[int, int] | None:
     """In the group of all ranks but 0, the last rank receives from the first but one."""
     members = list(range(1, me.world_size))

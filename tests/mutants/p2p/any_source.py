@@ -50,6 +50,32 @@ class DeliversTheFirstTwice(ForwardingGroup):
         return _WaitedFor(work)
 
 
+class _OfTheLatest(Wrapped):
+    """Knows the source of the last message that the group received."""
+
+    latest: list[int]
+
+    def wait(self, *timeout: Any) -> bool:
+        done = bool(self.work.wait(*timeout))
+        self.latest.append(self.work._source_rank())
+        return done
+
+    def _source_rank(self) -> int:
+        return self.latest[-1]
+
+
+@breaks("p2p/source-of-each-handle", says=r"the handles tell \[(\d), \1\]")
+class OneSourceForAllHandles(ForwardingGroup):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.latest: list[int] = []
+
+    def recv_anysource(self, tensors: Any, tag: int) -> Any:
+        work = _OfTheLatest(self.inner.recv_anysource(tensors, tag))
+        work.latest = self.latest
+        return work
+
+
 @breaks("p2p/any-source-tag", says=r"rank 1 is wrong\nat \[0\]: 2 of 2 elements differ")
 class AnySourceReceiveIgnoresTags(ForwardingGroup):
     """A receive without a source takes the first message to arrive, whatever its tag."""
