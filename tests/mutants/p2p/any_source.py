@@ -57,10 +57,10 @@ class _OfTheLatest(Wrapped):
 
     def wait(self, *timeout: Any) -> bool:
         done = bool(self.work.wait(*timeout))
-        self.latest.append(self.work._source_rank())
+        self.latest.append(self.work.source_rank())
         return done
 
-    def _source_rank(self) -> int:
+    def source_rank(self) -> int:
         return self.latest[-1]
 
 
