@@ -1,4 +1,4 @@
-"""In-place gather, scatter and reduce_scatter: an output that is also one of the inputs."""
+"""Tensors with two parts in a call: an output that is an input, an input for several ranks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance import Chapter, Me, Ranks, assert_each_rank, world_sizes
+from conformance import Chapter, Me, Ranks, assert_each_rank, needs, world_sizes
 from conformance.oracle.data import sample
 from conformance.oracle.reduction import reduced
+from conformance.spec.collectives.contributions import mine, of, sum_of_all
 
 chapter = Chapter("collectives", source="observed, torch 2.13.0 gloo")
 
@@ -115,3 +116,39 @@ def test_reduce_scatter_into_its_own_input(ranks: Ranks, numel: int) -> None:
 @few_and_many
 def test_reduce_scatter_into_the_input_for_another_rank(ranks: Ranks, numel: int) -> None:
     check_reduce_scattered_in_place(ranks, numel, 1)
+
+
+def one_input_for_all(me: Me, op: str) -> list[Tensor]:
+    """Every entry of the list of inputs is the same tensor."""
+    inputs = [mine(me)] * me.world_size
+    outputs = [torch.full_like(mine(me), -1.0) for _ in range(me.world_size)]
+    if op == "all_to_all":
+        dist.all_to_all(outputs, inputs)
+        return outputs
+    if op == "scatter":
+        dist.scatter(outputs[0], inputs if me.rank == 0 else None, 0)
+    else:
+        dist.reduce_scatter(outputs[0], inputs)
+    return outputs[:1]
+
+
+@chapter.must(
+    "order/one-input-for-all",
+    "One tensor may be the input for several ranks: each of them gets its values.",
+    source="derived: the same default for every peer",
+    needs="dtype:float32",
+)
+@world_sizes(2, 3)
+@pytest.mark.parametrize(
+    "op",
+    [
+        pytest.param("scatter", marks=needs("op:scatter")),
+        pytest.param("reduce_scatter", marks=needs("op:reduce_scatter", "reduce_op:sum")),
+        pytest.param("all_to_all", marks=needs("op:all_to_all")),
+    ],
+)
+def test_the_same_tensor_for_every_rank(ranks: Ranks, op: str) -> None:
+    n = ranks.world_size
+    want = {"scatter": [of(0)], "reduce_scatter": [sum_of_all(n)]}
+    all_of_them = [of(rank) for rank in range(n)]
+    assert_each_rank(ranks.run(one_input_for_all, op), [want.get(op, all_of_them)] * n)

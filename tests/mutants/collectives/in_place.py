@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from impl.gloo import ProcessGroupGloo
@@ -55,3 +56,18 @@ class SparesItsOwnInputAlone(GroupMutant, ProcessGroupGloo):
         if shares_memory(outputs[0], [x for x in inputs[0] if x is not mine]):
             outputs[0].zero_()
         return super().reduce_scatter(outputs, inputs, opts)
+
+
+@breaks("order/one-input-for-all", says=r"op=scatter[\s\S]*rank 0 is wrong")
+class FindsRanksByAddress(ForwardingGroup):
+    """Of a tensor that is the input for several ranks, only the last of them gets the values."""
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        kept = [
+            [
+                torch.zeros_like(x) if shares_memory(x, given[rank + 1 :]) else x
+                for rank, x in enumerate(given)
+            ]
+            for given in inputs
+        ]
+        return super().scatter(outputs, kept, opts)
