@@ -41,8 +41,8 @@ if [ -n "$fresh" ] || [ "$packages_before" != "$packages" ]; then
             --requirement ci/requirements.txt &&
         .venv/bin/python -m pip install --quiet --disable-pip-version-check \
             --no-deps --no-build-isolation --editable . || exit 2
-    # pip compiles on one core, and also what is hardly ever imported. Errors are ignored: some
-    # packages hold files for other Pythons.
+    # On all cores, and without what is rarely imported; pip would compile everything on one. Errors
+    # are ignored: some packages hold files for other Pythons.
     .venv/bin/python -W ignore -c '
 import compileall, re
 rare = re.compile("/(tests|testing|_inductor|networkx|pip|setuptools|mypyc?)/")

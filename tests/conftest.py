@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Generator
 from pathlib import Path
 
-# Tests are of the CPU: FSDP would move what it wraps to a device that it can see.
+# Tests run on the CPU. FSDP would move modules to a device that it can see.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import pytest
@@ -81,5 +81,5 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     # torch 2.11 says so even where a program asks for the checks, or for none
-    but = "ignore:Sparse invariant checks are implicitly disabled"
-    item.add_marker(pytest.mark.filterwarnings("error", but), append=False)
+    harmless = "ignore:Sparse invariant checks are implicitly disabled"
+    item.add_marker(pytest.mark.filterwarnings("error", harmless), append=False)

@@ -94,9 +94,10 @@ def no_shrinking() -> ShrinkLimit[Any]:
 
 @contextmanager
 def unshrunk(function: Callable[..., None]) -> Iterator[None]:
-    """While this lasts, this Hypothesis test ends with its first example that fails: even those
-    that `no_shrinking` drops unseen take time, as they are drawn first. Does nothing to a function
-    that is no such test.
+    """While this lasts, a Hypothesis test ends at its first failing example.
+
+    `no_shrinking` alone saves the runs, but not the drawing of hundreds of smaller examples.
+    function: left as it is if it is no Hypothesis test.
     """
     usual: settings | None = getattr(function, _SETTINGS_OF_A_TEST, None)
     if usual is None:

@@ -30,8 +30,10 @@ class BackgroundThread(threading.Thread):
         self._why_not_started: BaseException | None = None
 
     def start(self) -> None:
-        """Raises RuntimeError if the system allows no more threads; what a handler raises, it
-        raises when the thread runs."""
+        """Start it. An exception of a signal's handler is raised once the thread runs.
+
+        Raises RuntimeError if the system allows no more threads.
+        """
         interruption: BaseException | None = None
         _thread.start_new_thread(self._start_here, ())
         while not self._start_is_over:
@@ -39,8 +41,9 @@ class BackgroundThread(threading.Thread):
                 self._gate.acquire()
             except BaseException as error:
                 interruption = error
-        if interruption or self._why_not_started:
-            raise interruption or self._why_not_started  # type: ignore[misc]  # one of them is set
+        why = interruption or self._why_not_started
+        if why is not None:
+            raise why
 
     def _start_here(self) -> None:
         try:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-import conformance.conftest  # noqa: F401  # the profile that cases keep which are imported from now on
+import conformance.conftest  # noqa: F401  # loads the profile that cases take when imported
 import tests.mutants
 from conformance.catalogue.chapters import SPEC
 from conformance.catalogue.mutants import FOLDER, mutants_in

@@ -135,8 +135,8 @@ def one_input_for_all(me: Me, op: str) -> list[Tensor]:
 @chapter.must(
     "order/one-input-for-all",
     "One tensor may be the input for several ranks: each of them gets its values.",
-    source="derived: the same default for every peer",
-    needs="dtype:float32",
+    source="derived: the same padding for every rank",
+    rests_on=("scatter/values", "reduce_scatter/sum", "all_to_all/values"),
 )
 @world_sizes(2, 3)
 @pytest.mark.parametrize(

@@ -159,8 +159,8 @@ def test_accumulation(ranks: Ranks) -> None:
 
 @chapter.must(
     "ddp/join/effective-world-size-accumulated",
-    "With divide_by_initial_world_size=False, gradients that were accumulated under no_sync are "
-    "divided by the number of ranks that have input in the pass that synchronizes them.",
+    "With divide_by_initial_world_size=False, gradients accumulated under no_sync are divided by "
+    "the number of ranks that have input in the synchronised pass.",
     source="torch, distributed.py: each forward counts anew",
     rests_on=("ddp/join/effective-world-size", "ddp/join/no-sync"),
 )
@@ -309,7 +309,7 @@ def test_hooks_run_on_joined_ranks(ranks: Ranks) -> None:
 
 
 def buckets_under_join(me: Me, steps: int) -> list[tuple[int, int, bool]]:
-    """Index, size and whether it is the last one, of each bucket that the hook gets."""
+    """For each bucket that the hook gets: index, size, and whether it is the last one."""
     model = me.ddp(Recipe(Perceptron)().to(me.device), bucket_cap_mb=BYTE)
     seen = []
 
@@ -326,11 +326,12 @@ def buckets_under_join(me: Me, steps: int) -> list[tuple[int, int, bool]]:
     return seen
 
 
-@chapter.must(
+@chapter.should(
     "ddp/join/buckets-of-hooks",
-    "The hook of a joined rank gets the buckets of the others: index, size, and which one is last.",
-    source="torch, reducer.cpp: get_grad_buckets; hooks that keep something for each bucket",
-    rests_on="ddp/join/comm-hook",
+    "The hook of a joined rank gets buckets with the same index and size as on the other ranks, "
+    "and the same one is the last.",
+    source="torch, reducer.cpp: get_grad_buckets; hooks that keep state for each bucket",
+    rests_on=("ddp/join/comm-hook", "ddp/buckets/cap"),
 )
 @world_sizes(2)
 def test_hooks_of_joined_ranks_get_the_same_buckets(ranks: Ranks) -> None:

@@ -137,7 +137,7 @@ def test_one_rank_uses_it(ranks: Ranks) -> None:
 
 
 class Transposed(nn.Module):
-    """Each rank uses its own one of two layers, whose weights are views of transposed memory."""
+    """Two layers with transposed weights; each rank uses another one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,8 +156,7 @@ def strides_of_gradients(me: Me) -> list[tuple[int, ...] | None]:
 
 @chapter.must(
     "ddp/unused/strides",
-    "A gradient that a rank gets for a parameter which only others used has the strides of the "
-    "parameter.",
+    "The gradient of a parameter has the parameter's strides, also on ranks that did not use it.",
     source="torch 2.13 docs, autograd: 'Default gradient layouts'; reducer.cpp, "
     "copy_bucket_to_grad",
     rests_on="ddp/unused/somewhere",

@@ -165,8 +165,8 @@ def rates_from_rank_0(me: Me) -> tuple[float, list[float]]:
 
 @chapter.must(
     "fsdp/optimizer-options-from-rank-0",
-    "With rank0_only, loading gives every rank the options of the saved parameter groups, whatever "
-    "those of its own optimizer are.",
+    "With rank0_only, every rank loads the hyperparameters that were saved, such as the learning "
+    "rate, even if its own optimizer has others.",
     source=f"{DOCS}, FullOptimStateDictConfig",
     rests_on="fsdp/optimizer-state-on-rank-0",
 )

@@ -88,7 +88,7 @@ def settings_around_a_context(me: Me) -> tuple[str, str]:
 
 @chapter.must(
     "fsdp/state-dict-configs-come-back",
-    "When state_dict_type ends, the configs for models and for optimizers are those from before.",
+    "When state_dict_type ends, the earlier configs for models and for optimizers apply again.",
     source=f"{DOCS}, state_dict_type: 'temporarily'",
     rests_on="fsdp/state-dict-types",
 )

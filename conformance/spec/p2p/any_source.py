@@ -161,8 +161,8 @@ def sources_of_handles(me: Me) -> list[tuple[int, int]]:
 @not_probed()
 @chapter.must(
     "p2p/source-of-each-handle",
-    "Each handle of a receive without a source tells who sent its own message, also after a later "
-    "one was received.",
+    "The handle of a receive without a source returns the sender of its own message, even after "
+    "later messages were received.",
     source="torch 2.13, Work.source_rank",
     rests_on=("p2p/any-source-each-once", "p2p/source-rank"),
 )

@@ -95,8 +95,8 @@ def messages_of_unequal_sizes(me: Me) -> list[Tensor]:
 
 @chapter.must(
     "p2p/order-of-sizes",
-    "A small message does not overtake a large one that was sent to the same rank under the same "
-    "tag before it.",
+    "A small message does not overtake a large one that was sent earlier to the same rank under "
+    "the same tag.",
     source="torch 2.13 docs, batch_isend_irecv: 'The ordering does matter'; derived: transports "
     "that send small messages at once and large ones when they are asked for",
     rests_on=("p2p/order", "p2p/does-not-block"),

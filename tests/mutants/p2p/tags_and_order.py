@@ -115,7 +115,7 @@ class CountsInTenBits(ForwardingGroup):
 
 
 class _Held(dist.Work):
-    """Of a message that is sent when it is waited for, or earlier if somebody calls `send`."""
+    """Of a message that is sent by `send`, at the latest when it is waited for."""
 
     def __init__(self, send: Callable[[], Any]) -> None:
         super().__init__()
