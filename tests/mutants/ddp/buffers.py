@@ -9,10 +9,9 @@ import torch
 
 from conformance.verdict import Verdict
 from impl.ddp.iteration.comm_hooks import all_reduce
-from impl.ddp.iteration.reducer import Reducer
 from impl.ddp.wrapper import api, buffer_sync
 from impl.ddp.wrapper.api import DistributedDataParallel
-from impl.ddp.wrapper.buffer_sync import BufferCommHook, BufferSync
+from impl.ddp.wrapper.buffer_sync import BufferSync
 from impl.ddp.wrapper.options import BufferPolicy
 from tests.mutants.ddp.kit import DDPMutant, afterwards, instead, swap
 from tests.mutants.kit import breaks
@@ -105,11 +104,6 @@ class BroadcastsNoBuffers(DDPMutant):
     )
 
 
-@breaks("ddp/buffers/hook", says="buffers .* want")
-class HooksRunBeforeForwardAlone(DDPMutant):
-    patched = instead(BufferCommHook, "runs", lambda self, location: location.name == "PRE_FORWARD")
-
-
 @breaks("ddp/buffers/init-sync-off", says="construction issued")
 class AlwaysVerifies(DDPMutant):
     patched = afterwards(
@@ -163,11 +157,6 @@ class AveragesRunningStatistics(DDPMutant):
         return broadcast
 
     patched = swap(DistributedDataParallel, "_default_broadcast_coalesced", _others)
-
-
-@breaks("ddp/buffers/hook-futures", says="futures and buffer: rank 0 is wrong")
-class DropsFuturesOfBufferHooks(DDPMutant):
-    patched = instead(Reducer, "_install_post_backward_futures", lambda self, futures: None)
 
 
 @breaks("ddp/buffers/ignored-at-the-top", says="appears not to match sizes")

@@ -20,37 +20,6 @@ from tests.mutants.fsdp.kit import Swapped, nothing
 from tests.mutants.kit import breaks
 
 
-def _without_finally(right: Any) -> Any:
-    @contextlib.contextmanager
-    def wrong(model: Any) -> Iterator[None]:
-        context = right(model)
-        context.__enter__()
-        model._state.not_left = context  # or it would be left when it is collected
-        yield
-        context.__exit__(None, None, None)
-
-    return wrong
-
-
-def _summoned_without_finally(right: Any) -> Any:
-    @contextlib.contextmanager
-    def wrong(state: Any, options: Any) -> Iterator[None]:
-        context = right(state, options)
-        context.__enter__()
-        state.not_left = context  # or it would be left when it is collected
-        yield
-        context.__exit__(None, None, None)
-
-    return wrong
-
-
-@breaks("fsdp/no-sync-after-error", says="is wrong|raised")
-class AnErrorMakesNoSyncLastForEver(Swapped):
-    """no_sync stays on after an exception: there is no finally clause."""
-
-    swaps = ((api.FullyShardedDataParallel, "no_sync", _without_finally),)
-
-
 def _ending_all(right: Any) -> Any:
     @contextlib.contextmanager
     def wrong(model: Any) -> Iterator[None]:
@@ -65,29 +34,6 @@ def _ending_all(right: Any) -> Any:
 @breaks("fsdp/no-sync-in-no-sync", says="elements of gradients")
 class TheInnerNoSyncEndsTheOuterOne(Swapped):
     swaps = ((api.FullyShardedDataParallel, "no_sync", _ending_all),)
-
-
-@breaks("fsdp/summon-after-error", says="raised")
-class AnErrorLeavesParametersSummoned(Swapped):
-    """Parameters stay summoned after an exception: there is no finally clause."""
-
-    swaps = ((unshard_params, "summon_one", _summoned_without_finally),)
-
-
-def _lazily(_: Any) -> Any:
-    return lazy_init.lazy_init
-
-
-@breaks("fsdp/backward-that-raises", says="raised|is wrong")
-class StaysInTheBackwardThatRaised(Swapped):
-    """After a backward that raised, the model is still in it, as in torch 2.13."""
-
-    swaps = (
-        (api, "ensure_ready", _lazily),
-        (backward, "ensure_ready", _lazily),
-        (unshard_params, "ensure_ready", _lazily),
-        (state_dict, "ensure_ready", _lazily),
-    )
 
 
 def _showing_at_once(right: Any) -> Any:

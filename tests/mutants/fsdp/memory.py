@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from typing import Any
-
-import torch
 
 from impl.fsdp.checkpoint import state_dict
 from impl.fsdp.flat_param import handle, views
@@ -143,27 +140,3 @@ class SummonsAndForgetsToFree(Swapped):
             lambda right: lambda state, handle, free: right(state, handle, free=False),
         ),
     )
-
-
-_kept: list[torch.Tensor] = []
-
-
-def _and_keep(right: Any) -> Any:
-    def wrong(state: Any, handle: Any) -> None:
-        _kept.append(handle.flat_param.grad.clone())
-        right(state, handle)
-
-    return wrong
-
-
-@breaks("fsdp/steady-memory", says="32 steps have left memory")
-class KeepsGradientsThatWereReduced(Swapped):
-    swaps = ((backward, "reduce_gradient", _and_keep),)
-
-
-@breaks("fsdp/freed-with-the-model", says="rank 0 still has a model nobody holds")
-class AutogradKeepsTheModel(Swapped):
-    """A forward without a backward leaves references to the model in autograd, as in torch
-    2.13."""
-
-    swaps = ((backward, "_weakly", lambda _: functools.partial),)
