@@ -10,7 +10,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance import Chapter, Me, Ranks, assert_that, world_sizes
+from conformance import Chapter, Me, Ranks, adapts, assert_that, world_sizes
 from conformance.oracle.collectives import COLLECTIVES, Call, after, before, receives
 from conformance.oracle.layout import Layout, place
 from conformance.spec.collectives.perform import (
@@ -22,6 +22,7 @@ from conformance.spec.collectives.perform import (
     views_of,
 )
 from conformance.spec.collectives.strategies import (
+    REDUCING,
     ROOTED,
     calls,
     members,
@@ -31,6 +32,7 @@ from conformance.spec.collectives.strategies import (
 )
 from conformance.spec.parameters import ops
 from conformance.spec.waiting import within_patience
+from conformance.target import Target
 
 chapter = Chapter("collectives", source="derived")
 
@@ -250,3 +252,37 @@ def test_more_ranks(ranks: Ranks, op: str) -> None:
     roots = range(n) if op in ROOTED else [0]
     numels = [1, n, n + 1]
     check_all(ranks, [Call(op, (numel,), root=root) for numel in numels for root in roots])
+
+
+def with_other_options(op: str, target: Target, n: int) -> list[Call]:
+    """Calls of which each has tensors as large as the one before, and differs in one option."""
+    if op == "all_to_all_single":
+        forwards, backwards = (
+            [[(d + k * s) % n for d in range(n)] for s in range(n)] for k in (1, -1)
+        )
+        tables = [forwards, backwards, [[n // 2] * n] * n, forwards]
+        return [Call(op, (1, 2), splits=tuple(map(tuple, table))) for table in tables]
+    made = [Call(op, (5,), root=root) for root in (*range(n), 0) if op in ROOTED]
+    if op in REDUCING:
+        claims = target.capabilities
+        kinds = [(r, d) for d in ("float32", "int32") for r in ("sum", "max", "min")]
+        made += [
+            Call(op, (5,), dtype, reduce_op)
+            for reduce_op, dtype in (*kinds, *kinds[:1])
+            if claims.has(f"reduce_op:{reduce_op}") and claims.has(f"dtype:{dtype}")
+        ]
+    return [replace(call, salt=number) for number, call in enumerate(made)]
+
+
+@chapter.must(
+    "order/own-options",
+    "A collective goes by the reduction, dtype, root and split sizes that it was given, whatever "
+    "an earlier one with tensors of the same sizes was given.",
+    source="derived: plans that are kept from call to call",
+    rests_on="order/sizes",
+)
+@adapts()
+@pytest.mark.parametrize("op", ops(*dict.fromkeys((*REDUCING, *ROOTED, "all_to_all_single"))))
+@world_sizes(3, 5)
+def test_calls_that_differ_in_an_option(ranks: Ranks, op: str) -> None:
+    check_all(ranks, with_other_options(op, ranks.target, ranks.world_size))

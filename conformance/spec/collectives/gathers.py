@@ -33,11 +33,13 @@ def test_all_gather_puts_the_ranks_in_order(ranks: Ranks) -> None:
     assert_each_rank(ranks.run(all_gathered), [[of(rank) for rank in range(n)]] * n)
 
 
-def all_gathered_uneven(me: Me) -> list[Tensor]:
-    """Rank r gives r rows."""
-    outputs = [torch.full((rank, 2), -1.0, device=me.device) for rank in range(me.world_size)]
-    dist.all_gather(outputs, sample((me.rank, 2), "float32", me.rank).to(me.device))
-    return outputs
+def all_gathered_uneven(me: Me) -> Tensor:
+    """Rank r gives r rows. The outputs lie in one memory, with a row more behind the last."""
+    rows = range(me.world_size)
+    memory = torch.full((sum(rows) + 1, 3), -1.0, device=me.device)
+    outputs = list(memory.split([*rows, 1]))[:-1]
+    dist.all_gather(outputs, sample((me.rank, 3), "float32", me.rank).to(me.device))
+    return memory
 
 
 @chapter.must(
@@ -51,7 +53,8 @@ def all_gathered_uneven(me: Me) -> list[Tensor]:
 @world_sizes(2, 3, 5, at_least=2)
 def test_all_gather_takes_other_sizes_from_other_ranks(ranks: Ranks) -> None:
     n = ranks.world_size
-    want = [sample((rank, 2), "float32", rank) for rank in range(n)]
+    rows = [sample((rank, 3), "float32", rank) for rank in range(n)]
+    want = torch.cat([*rows, torch.full((1, 3), -1.0)])
     assert_each_rank(ranks.run(all_gathered_uneven), [want] * n)
 
 

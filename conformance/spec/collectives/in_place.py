@@ -1,4 +1,4 @@
-"""Tensors with two parts in a call: an output that is an input, an input for several ranks."""
+"""Tensors that share memory: an output that is an input, one input for several, neighbours."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conformance import Chapter, Me, Ranks, assert_each_rank, needs, world_sizes
+from conformance.oracle.collectives import Call, after, before
 from conformance.oracle.data import sample
 from conformance.oracle.reduction import reduced
 from conformance.spec.collectives.contributions import mine, of, sum_of_all
+from conformance.spec.collectives.perform import issue
+from conformance.spec.parameters import ops
 
 chapter = Chapter("collectives", source="observed, torch 2.13.0 gloo")
 
@@ -152,3 +155,34 @@ def test_the_same_tensor_for_every_rank(ranks: Ranks, op: str) -> None:
     want = {"scatter": [of(0)], "reduce_scatter": [sum_of_all(n)]}
     all_of_them = [of(rank) for rank in range(n)]
     assert_each_rank(ranks.run(one_input_for_all, op), [want.get(op, all_of_them)] * n)
+
+
+BEHIND = torch.full((1,), 77.0)  # an element behind the last output
+
+
+def into_neighbours(me: Me, call: Call) -> Tensor:
+    """The memory in which the outputs lie, one behind the other."""
+    buffers = before(call, me.rank, me.world_size)
+    memory = torch.cat([*map(Tensor.flatten, buffers.taken), BEHIND]).to(me.device)
+    *flat, _ = memory.split([*(x.numel() for x in buffers.taken), 1])
+    taken = [x.view(like.shape) for x, like in zip(flat, buffers.taken, strict=True)]
+    issue(call, [x.to(me.device) for x in buffers.given], taken)
+    return memory
+
+
+@chapter.must(
+    "order/neighbours",
+    "The outputs of a list may be neighbours in one memory: each gets its own elements, and what "
+    "lies behind the last one does not change.",
+    source="derived: blocks that are rounded up",
+    rests_on="order/sizes",
+)
+@pytest.mark.parametrize("op", ops("all_gather", "gather", "all_to_all"))
+@pytest.mark.parametrize("numel", [1, 5, 1023])
+@world_sizes(2, 3)
+def test_outputs_side_by_side(ranks: Ranks, op: str, numel: int) -> None:
+    n = ranks.world_size
+    call = Call(op, (numel,), root=n - 1 if op == "gather" else 0)
+    outputs = [after(call, rank, n).taken for rank in range(n)]
+    want = [torch.cat([*map(Tensor.flatten, taken), BEHIND]) for taken in outputs]
+    assert_each_rank(ranks.run(into_neighbours, call), want)

@@ -15,7 +15,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance import Chapter, Me, Ranks, adapts, assert_each_rank, needs, world_sizes
+from conformance import (
+    Chapter,
+    Me,
+    Ranks,
+    adapts,
+    assert_each_rank,
+    assert_that,
+    needs,
+    world_sizes,
+)
 from conformance.oracle.collectives import COLLECTIVES, Call, after, before, receives
 from conformance.oracle.data import sample
 from conformance.oracle.programs import BETWEEN, IN_PLACE, Program, Step, run_alone
@@ -210,6 +219,40 @@ def test_nothing_is_pending_behind_a_barrier(ranks: Ranks, kind: str) -> None:
     )
 
 
+def early_barriers(me: Me, kinds: Sequence[str], late: int) -> list[str]:
+    """Operations behind which a rank left the barrier before the late one came; told by that."""
+    early = []
+    for kind in kinds:
+        begin(me, kind, 1, async_op=False).waited()
+        if me.rank == late:
+            wait_for_ticks(me.store, f"coming behind {kind}")
+            if appears(me.store, f"left behind {kind}"):
+                early.append(kind)
+        else:
+            tick(me.store, f"coming behind {kind}", of=me.world_size - 1)
+        dist.barrier()
+        me.store.set(f"left behind {kind}", "")
+    return early
+
+
+@chapter.must(
+    "barrier/behind-a-collective",
+    "A barrier right behind another operation in which all ranks have taken part waits for all of "
+    "them too.",
+    source="torch 2.13 docs, barrier; derived: a rank may do something in between",
+    needs="op:barrier",
+    rests_on=("barrier/waits-for-all", "order/pairs"),
+)
+@adapts()
+@world_sizes(3)
+@pytest.mark.parametrize("late", [0, 2])
+def test_a_barrier_behind_each_operation(ranks: Ranks, late: int) -> None:
+    kinds = [kind for kind in claimed(KINDS, ranks.target) if kind != "barrier"]
+    early = ranks.run(early_barriers, kinds, late)[late]
+    words = f"a rank left the barrier before rank {late} had come, behind {', '.join(early)}"
+    assert_that(not early, words, late)
+
+
 def overwritten_at_once(me: Me, made: Sequence[tuple[Call, bool]]) -> list[list[Tensor]]:
     """Every rank overwrites all its tensors as soon as it can; what it found in them before.
 
@@ -302,3 +345,37 @@ def test_a_result_is_the_next_input(ranks: Ranks, first: str) -> None:
     for number, (what, program) in enumerate(made.items()):
         seen = [got[rank][number] for rank in range(n)]
         assert_each_rank(seen, run_alone(program), what=what)
+
+
+def one_input_of_two(me: Me, op: str) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """What two calls leave that are pending at once, and what the second one leaves alone.
+
+    Rank 0 gives both the same tensors, the others do not.
+    """
+    root = me.world_size - 1 if op == "gather" else 0
+    calls = [Call(op, SHAPE, root=root, salt=salt) for salt in (1, 3)]
+    buffers = [before(call, me.rank, me.world_size) for call in calls]
+    given = [[x.to(me.device) for x in one.given] for one in buffers]
+    if me.rank == 0:
+        given[1] = given[0]
+    taken = [[x.to(me.device, copy=True) for x in buffers[i].taken] for i in (0, 1, 1)]
+    works = [issue(calls[i], given[i], taken[i], async_op=True) for i in (0, 1)]
+    for work in works:
+        work.wait()
+    issue(calls[1], [x.clone() for x in given[1]], taken[2])
+    return taken[0], taken[1], taken[2]
+
+
+@chapter.must(
+    "order/one-input-of-two",
+    "One tensor may be the input of two pending collectives: each has a result of its own.",
+    rests_on="order/pairs",
+)
+@world_sizes(3)
+@pytest.mark.parametrize("op", ops(*(op for op in COLLECTIVES if op not in IN_PLACE)))
+def test_two_collectives_read_one_tensor(ranks: Ranks, op: str) -> None:
+    for rank, (first, second, alone) in enumerate(ranks.run(one_input_of_two, op)):
+        root = ranks.world_size - 1 if op == "gather" else 0
+        want = list(after(Call(op, SHAPE, root=root, salt=1), rank, ranks.world_size).taken)
+        assert_each_rank([first], [want], what="the first result", ranks=[rank])
+        assert_each_rank([second], [alone], what="the second result", ranks=[rank])

@@ -190,3 +190,22 @@ class RefusesWithoutAReason(ForwardingGroup):
             return super().forward(method, *args, **kwargs)
         except (ValueError, RuntimeError) as error:
             raise RuntimeError("wrong arguments") from error
+
+
+@breaks("arguments/group-survives", says=r"raised (Value|Runtime)Error")
+class TellsOfARefusalAgain(ForwardingGroup):
+    """A refusal is also told by the next call of an operation other than all_reduce."""
+
+    error: Exception | None = None
+
+    def forward(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        if method == "allreduce":
+            return super().forward(method, *args, **kwargs)
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+        try:
+            return super().forward(method, *args, **kwargs)
+        except (ValueError, RuntimeError) as refusal:
+            self.error = refusal
+            raise

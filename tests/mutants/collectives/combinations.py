@@ -12,7 +12,7 @@ from torch import Tensor
 from conformance.power.handles import NeverCompleted
 from conformance.verdict import Verdict
 from tests.mutants.collectives.kit import AroundImpl, all_of
-from tests.mutants.kit import breaks
+from tests.mutants.kit import ForwardingGroup, breaks
 
 
 class MissesTheLast(AroundImpl):
@@ -140,3 +140,43 @@ class MissesTheLastOfEightRanks(MissesTheLast):
 class MissesTheLastOfSixRanks(MissesTheLast):
     def misses(self, tensors: list[Tensor], opts: Any) -> bool:
         return self.size() == 6
+
+
+@breaks("order/own-options", says=r"all_to_all_single.* is wrong in \d+ elements")
+class KeepsTheFirstSplits(ForwardingGroup):
+    """The splits of an exchange are those of the first one with tensors of these shapes."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.kept: dict[Any, Any] = {}
+
+    def all_to_all_single(self, output: Any, tensor: Any, out: Any, into: Any, opts: Any) -> Any:
+        splits = self.kept.setdefault((output.shape, tensor.shape), (list(out), list(into)))
+        return super().all_to_all_single(output, tensor, *splits, opts)
+
+
+@breaks("order/own-options", says=r"all_reduce.*reduce_op='max'.* is wrong in \d+ elements")
+class KeepsTheFirstReduction(ForwardingGroup):
+    """Tensors of a shape are reduced as the first ones of this shape were."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.kept: dict[Any, Any] = {}
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        key = (tensors[0].shape, tensors[0].dtype)
+        opts.reduceOp = self.kept.setdefault(key, opts.reduceOp)
+        return super().allreduce(tensors, opts)
+
+
+@breaks("order/own-options", says=r"broadcast.*root=1.* is wrong in \d+ elements")
+class KeepsTheFirstRoot(ForwardingGroup):
+    """Tensors of a shape come from the source of the first ones of this shape."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.kept: dict[Any, int] = {}
+
+    def broadcast(self, tensors: Any, opts: Any) -> Any:
+        opts.rootRank = self.kept.setdefault(tensors[0].shape, opts.rootRank)
+        return super().broadcast(tensors, opts)

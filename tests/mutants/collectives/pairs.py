@@ -229,3 +229,53 @@ class ScattersWhatWasThereBeforeAnExchange(ReadsWhatWasThere):
 @breaks("order/chained", says=r"scatter, then all_to_all of its result, \w+: rank \d is wrong")
 class ExchangesWhatWasThereBeforeAScatter(ReadsWhatWasThere):
     first, second = "scatter", "alltoall"
+
+
+@breaks("barrier/behind-a-collective", says=r"before rank \d had come, behind .*all_reduce")
+class LeavesOutABarrierBehindACollective(ForwardingGroup):
+    """Right behind a blocking all_reduce, in which all ranks met, a barrier returns at once."""
+
+    have_met = False
+
+    def forward(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        had_met, self.have_met = self.have_met, False
+        if method == "barrier" and had_met:
+            return Done()
+        work = super().forward(method, *args, **kwargs)
+        self.have_met = method == "allreduce" and not args[-1].asyncOp
+        return work
+
+
+class _Copying(Relayed):
+    """Copies what another operation has left."""
+
+    def __init__(self, inner: Any, copied: Any, outputs: list[Tensor]) -> None:
+        super().__init__(inner)
+        self.copied = copied
+        self.outputs = outputs
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        done = super().wait(timeout)
+        work, left = self.copied
+        work.wait()
+        for output, x in zip(self.outputs, left, strict=True):
+            output.copy_(x)
+        return done
+
+
+@breaks("order/one-input-of-two", says=r"the second result: rank \d is wrong")
+class GathersATensorOnce(ForwardingGroup):
+    """What a second all_gather of a tensor gets is what the first one, still pending, got."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.pending: dict[int, Any] = {}
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        address = inputs[0][0].data_ptr() if isinstance(inputs[0], list) else inputs[0].data_ptr()
+        earlier = self.pending.get(address)
+        work = super().allgather(outputs, inputs, opts)
+        if earlier is None or not opts.asyncOp:
+            self.pending[address] = (work, outputs[0])
+            return work
+        return _Copying(work, earlier, outputs[0])

@@ -113,3 +113,20 @@ class TakesMessagesOfAnySize(Messages):
     """A message of another size than the tensor's raises no error."""
 
     handle = _Tolerant
+
+
+@breaks("p2p/negative-tag", says=r"raised RuntimeError: .*[Tt]ag")
+class TellsOfARefusedTagAgain(ForwardingGroup):
+    """The error of a refused message is raised again by the next one."""
+
+    error: Exception | None = None
+
+    def forward(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+        try:
+            return super().forward(method, *args, **kwargs)
+        except RuntimeError as refusal:
+            self.error = refusal
+            raise
