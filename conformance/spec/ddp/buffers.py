@@ -9,7 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_that, world_sizes
+from conformance import (
+    Chapter,
+    Me,
+    Ranks,
+    assert_same_on_all_ranks,
+    assert_that,
+    covers,
+    world_sizes,
+)
 from conformance.harness.traces import record
 from conformance.spec.ddp.models import WIDTH, Counting, Perceptron, Recipe, loss_of, normal
 from conformance.spec.ddp.observing import trace
@@ -376,6 +384,29 @@ def ignore(me: Me, nested: bool) -> tuple[Tensor, Tensor, Tensor, float]:
 @world_sizes(2)
 def test_ignored_parameters_and_buffers(ranks: Ranks) -> None:
     assert_ignored(ranks, nested=True)
+
+
+def ignore_in_join(me: Me, steps: int) -> tuple[Tensor, float, list[str]]:
+    """The local parameter and the buffer after uneven inputs; the names that the module keeps."""
+    module = Ignoring(me.rank).to(me.device)
+    top: Any = nn.Sequential(module)
+    kind: Any = type(me.ddp(nn.Linear(1, 1).to(me.device)))
+    kind._set_params_and_buffers_to_ignore_for_model(top, ["0.local", "0.own"])
+    model = me.ddp(top)
+    with model.join():
+        for _ in range(steps):
+            model(torch.ones(WIDTH, dtype=torch.float64, device=me.device)).backward()
+    return module.local, module.own[0].item(), sorted(top._ddp_params_and_buffers_to_ignore)
+
+
+@covers("ddp/buffers/ignored")
+@world_sizes(2)
+def test_ignored_parameters_and_buffers_in_join(ranks: Ranks) -> None:
+    got = ranks.run_each(ignore_in_join, [(1,), (3,)])
+    for rank, (local, own, names) in enumerate(got):
+        untouched = bool((local == rank + 1).all()) and own == rank
+        assert_that(untouched, f"ignored, and after join() {local.tolist()} and {own}", rank)
+        assert_that(names == ["0.local", "0.own"], f"names to ignore after join(): {names}", rank)
 
 
 @chapter.must(

@@ -44,15 +44,18 @@ def test_every_step_averages(ranks: Ranks, options: Options) -> None:
 
 @chapter.must(
     "ddp/static-graph/unused-parameters",
-    "With static_graph, parameters that go unused in every step keep their gradient, without a "
-    "search.",
+    "With static_graph, parameters that go unused in every step keep their gradient, and those "
+    "that one rank uses in every step have the mean, without a search.",
     source=f"{DOCS}, argument static_graph; pytorch#97030",
     rests_on="ddp/static-graph/values",
 )
 @world_sizes(2)
 @pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
-def test_parameters_go_unused(ranks: Ranks, view: bool) -> None:
-    steps = [[(normal((2, WIDTH), 10 * i + r), [2, 0]) for r in range(2)] for i in range(6)]
+@pytest.mark.parametrize(
+    "uses", [[[2, 0]] * 2, [[2, 0], [2]], [[0], [2, 0]]], ids=["nowhere", "on-rank-0", "on-rank-1"]
+)
+def test_parameters_go_unused(ranks: Ranks, view: bool, uses: list[list[int]]) -> None:
+    steps = [[(normal((2, WIDTH), 10 * i + r), uses[r]) for r in range(2)] for i in range(6)]
     train(ranks, Recipe(Branching), steps, {**STATIC, "gradient_as_bucket_view": view})
 
 

@@ -57,7 +57,7 @@ SMALL = 2**-20  # of a MiB: one byte
     source=f"{DOCS}: gradients are averaged",
     needs="dtype:float64",
 )
-@world_sizes(1, 2, 3, at_least=1)
+@world_sizes(1, 2, 3, 5, at_least=1)
 def test_gradients_are_averaged(ranks: Ranks) -> None:
     train(ranks, Recipe(Perceptron), batches(ranks.world_size, 1, (2, WIDTH)))
 

@@ -69,7 +69,11 @@ def _ending_of(call: Callable[[], object]) -> _Ending:
 
 
 def _try_all(
-    me: Me, names: Sequence[str], calls: Mapping[str, Callable[[Any], object]]
+    me: Me,
+    names: Sequence[str],
+    calls: Mapping[str, Callable[[Any], object]],
+    *,
+    changed: bool = False,
 ) -> dict[str, str]:
     """Make every call at once, each in a thread and a group of its own; those that end wrongly.
 
@@ -79,9 +83,15 @@ def _try_all(
     names: of all groups, the same on every rank.
     calls: those of this rank, which may be none: then it makes the groups, and waits until the
         other ranks are through.
+    changed: the groups have the timeout from set_timeout, after a first operation.
     """
     timeout = timedelta(seconds=_GROUP_TIMEOUT_S)
-    groups = {name: dist.new_group(timeout=timeout) for name in names}
+    groups: dict[str, Any] = {
+        name: dist.new_group(timeout=timedelta(minutes=5) if changed else timeout) for name in names
+    }
+    for group in groups.values() if changed else ():
+        sum_marks(me, group)
+        group.set_timeout(timeout)
     endings: dict[str, _Ending] = {}
 
     def attempt(name: str) -> None:
@@ -108,14 +118,14 @@ def _try_all(
     return wrong
 
 
-def wait_in_every_collective(me: Me) -> dict[str, str]:
+def wait_in_every_collective(me: Me, changed: bool = False) -> dict[str, str]:
     """The last rank comes to none of them."""
     # A root's sends, and a gathering's contributions, may be complete before others need them.
     one_sided = {"broadcast", "scatter", "reduce", "gather"}
     names = [name for name in OPERATIONS if name not in one_sided]
     absent = me.rank == me.world_size - 1
     calls = {} if absent else {name: partial(OPERATIONS[name], me) for name in names}
-    return _try_all(me, names, calls)
+    return _try_all(me, names, calls, changed=changed)
 
 
 @chapter.must(
@@ -132,12 +142,12 @@ def test_every_collective_gives_up(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(wait_in_every_collective), want={})
 
 
-def wait_at_a_root(me: Me) -> dict[str, str]:
+def wait_at_a_root(me: Me, changed: bool = False) -> dict[str, str]:
     """Rooted collectives whose root, or a contributor to whose root, does not come."""
     absent = me.world_size - 1
     names = ["broadcast", "scatter", "reduce", "gather"]
     if me.rank == absent:
-        return _try_all(me, names, {})
+        return _try_all(me, names, {}, changed=changed)
     x = torch.ones(4, device=me.device)
     outputs = [torch.zeros(4, device=me.device) for _ in range(me.world_size)]
     calls: dict[str, Callable[[Any], object]] = {
@@ -149,7 +159,7 @@ def wait_at_a_root(me: Me) -> dict[str, str]:
             "reduce": lambda group: dist.reduce(x.clone(), 0, group=group),
             "gather": lambda group: dist.gather(x, outputs, 0, group=group),
         }
-    return _try_all(me, names, calls)
+    return _try_all(me, names, calls, changed=changed)
 
 
 @covers("timeouts/of-the-group")
@@ -362,7 +372,7 @@ def lengthen_the_timeout(me: Me, names: Sequence[str]) -> list[Tensor | str]:
 
 @chapter.must(
     "timeouts/changed",
-    "set_timeout of a group, the default one or another, applies to the reductions that follow, "
+    "set_timeout of a group, the default one or another, applies to the collectives that follow, "
     "whether it is shorter or longer than before, and whether they are blocking or asynchronous.",
     source="pytorch#167052; torch 2.13, ProcessGroup.set_timeout",
     rests_on="timeouts/of-the-group",
@@ -372,6 +382,17 @@ def lengthen_the_timeout(me: Me, names: Sequence[str]) -> list[Tensor | str]:
 def test_a_longer_timeout_counts(bare_ranks: Ranks) -> None:
     got = bare_ranks.run(lengthen_the_timeout, ["default group", "all_reduce", "wait"])
     assert_same_on_all_ranks(got, want=[sum_of_marks([0, 1])] * 3)
+
+
+@covers("timeouts/changed")
+@world_sizes(2)
+@deadline(20)
+@needs(*ALL_NEEDED)
+@pytest.mark.parametrize("wait", [wait_in_every_collective, wait_at_a_root])
+def test_a_shorter_timeout_counts_for_every_collective(
+    ranks: Ranks, wait: Callable[[Me, bool], dict[str, str]]
+) -> None:
+    assert_same_on_all_ranks(ranks.run(wait, True), want={})
 
 
 @chapter.should(
@@ -389,9 +410,9 @@ def test_a_longer_timeout_counts_for_messages(bare_ranks: Ranks) -> None:
     assert_same_on_all_ranks(got, want=[sum_of_marks([1])])
 
 
-def use_two_timeouts(me: Me) -> Tensor:
+def use_two_timeouts(me: Me) -> list[Tensor]:
     """One group gives up after two seconds, and one made before it does not: a late rank finds
-    its partner still there."""
+    its partner still there. This group and the default one keep working."""
     patient = dist.new_group()
     hasty = dist.new_group(timeout=timedelta(seconds=_GROUP_TIMEOUT_S))
     x = mark(me)
@@ -404,19 +425,20 @@ def use_two_timeouts(me: Me) -> Tensor:
     else:
         me.store.wait(["the hasty group gave up"])
         dist.all_reduce(x, group=patient)
-    return x
+    return [x, sum_marks(me, patient), sum_marks(me)]
 
 
 @chapter.must(
     "timeouts/of-each-group",
-    "A group has the timeout that it was made with, whatever the default group's timeout is.",
+    "A group has the timeout that it was made with, whatever the default group's timeout is; when "
+    "it is over, other groups keep working.",
     source="torch 2.13 docs, new_group, timeout",
     rests_on="timeouts/of-the-group",
 )
 @world_sizes(2)
 @deadline(15)
 def test_each_group_has_its_own_timeout(ranks: Ranks) -> None:
-    assert_same_on_all_ranks(ranks.run(use_two_timeouts), want=sum_of_marks([0, 1]))
+    assert_same_on_all_ranks(ranks.run(use_two_timeouts), want=[sum_of_marks([0, 1])] * 3)
 
 
 def come_late_again_and_again(me: Me) -> list[Tensor]:

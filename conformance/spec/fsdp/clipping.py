@@ -40,18 +40,18 @@ def norms(
 
 
 def check_norms(ranks: Ranks, recipe: Recipe, hybrid: bool = False, within: float = 1e-5) -> None:
-    kinds = [2.0, 1.0, float("inf")]
+    kinds = [2.0, 1.0, 3.0, float("inf")]
     grads = list(mean_gradients(recipe.net, ranks.world_size).values())
     want = [nn.utils.get_total_norm(grads, kind) for kind in kinds]
     for mine in ranks.run(norms, recipe, kinds, 1e9, hybrid):
         near = [Near.relative(norm, within) for norm in want]
-        assert_near(mine, near, "norms 2, 1 and infinity, as if of three ranks")
+        assert_near(mine, near, "norms 2, 1, 3 and infinity, as if of three ranks")
 
 
 @chapter.must(
     "fsdp/norm",
-    "clip_grad_norm_ returns the norm of all ranks' shards together, for norms 1, 2 and "
-    "infinity, and with every strategy.",
+    "clip_grad_norm_ returns the norm of all ranks' shards together, for norms 1, 2, 3 "
+    "and infinity, and with every strategy.",
     source=f"{DOCS}, clip_grad_norm_; RLinf#1558",
 )
 @world_sizes(1, 2, 3)

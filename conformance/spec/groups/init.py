@@ -296,3 +296,32 @@ def test_the_store_gives_up_after_the_timeout(
     [waited_s] = bare_ranks.run(wait_for_a_missing_key, method, str(tmp_path / "store"))
     # Stores count in whole milliseconds, and some look at another clock.
     assert_that(waited_s > 0.9, f"the store gave up after {waited_s:.2f} s of 1 s")
+
+
+def watch_the_timeout_of_a_store(me: Me) -> list[float]:
+    """The timeout of the user's store, in s: with groups made on it, after work, and afterwards."""
+    store = tcp_store(me, "")
+    store.set_timeout(timedelta(seconds=77))
+    start(me, store)
+    seen = [store.timeout.total_seconds()]
+    for members in (None, [0]):
+        sum_marks(me, dist.new_group(members, timeout=timedelta(seconds=55)))
+        seen.append(store.timeout.total_seconds())
+    dist.destroy_process_group()
+    seen.append(store.timeout.total_seconds())
+    # Rank 0's is the server, which must not go before all others are through.
+    me.store.set(f"rank {me.rank} is through", "1")
+    me.store.wait([f"rank {rank} is through" for rank in range(me.world_size)])
+    return seen
+
+
+@chapter.must(
+    "init/store-keeps-its-timeout",
+    "A store on which groups are made keeps the timeout that it had, whatever the timeouts of the "
+    "groups.",
+    source="observed, torch 2.13.0: its user waits on it too",
+    rests_on="init/stores",
+)
+@world_sizes(1, 2)
+def test_the_timeout_of_a_store_stays(bare_ranks: Ranks) -> None:
+    assert_same_on_all_ranks(bare_ranks.run(watch_the_timeout_of_a_store), want=[77.0] * 4)

@@ -22,6 +22,7 @@ from conformance import (
     Ranks,
     assert_each_rank,
     assert_same_on_all_ranks,
+    covers,
     deadline,
     needs,
     world_sizes,
@@ -175,7 +176,8 @@ def destroy_one_of_two(me: Me) -> list[Tensor]:
 
 @chapter.must(
     "destroy/one-group",
-    "Destroying a subgroup leaves the default group and other groups working.",
+    "Destroying a subgroup leaves the default group and other groups working, with what is pending "
+    "in them.",
     source="torch 2.13 docs, destroy_process_group",
     rests_on="new_group/members",
 )
@@ -183,6 +185,37 @@ def destroy_one_of_two(me: Me) -> list[Tensor]:
 def test_other_groups_live_on(ranks: Ranks) -> None:
     want = [sum_of_marks(range(ranks.world_size))] * 5
     assert_same_on_all_ranks(ranks.run(destroy_one_of_two), want=want)
+
+
+def destroy_beside_pending(me: Me, gated: bool) -> list[Tensor]:
+    """Sums that were pending in the default group and another one while a third one was destroyed.
+
+    gated: rank 0 destroys it before another rank has begun the sums.
+    """
+    other, doomed = dist.new_group(), dist.new_group()
+    sum_marks(me, doomed)
+    if gated and me.rank:
+        me.store.wait(["rank 0 has destroyed it"])
+    sums = [mark(me) for _ in range(2)]
+    works: list[Any] = [
+        dist.all_reduce(x, group=group, async_op=True)
+        for x, group in zip(sums, (None, other), strict=True)
+    ]
+    dist.destroy_process_group(doomed)
+    if me.rank == 0:
+        me.store.set("rank 0 has destroyed it", "1")
+    for work in works:
+        work.wait()
+    return [*sums, sum_marks(me, other)]
+
+
+@covers("destroy/one-group")
+@world_sizes(2, 3)
+@deadline(10)
+def test_what_is_pending_in_other_groups_stays(ranks: Ranks) -> None:
+    gated = ranks.target.capabilities.has("feature:nonblocking")
+    want = [sum_of_marks(range(ranks.world_size))] * 3
+    assert_same_on_all_ranks(ranks.run(destroy_beside_pending, gated), want=want)
 
 
 def ask_of_a_destroyed_group(me: Me) -> None:

@@ -168,3 +168,18 @@ class IgnoresOnlyNestedNames(DDPMutant):
         "managed_parameters",
         lambda right: lambda module, ignored: right(module, {n for n in ignored if "." in n}),
     )
+
+
+@breaks("ddp/buffers/ignored", says=r"ignored, and after join\(\) \[1\.0\] and 1")
+class JoinIgnoresNoBuffers(DDPMutant):
+    """The model that all ranks get at the end of join() includes buffers that are to be ignored."""
+
+    @staticmethod
+    def _with_buffers(right: Any) -> Any:
+        def sync_final_model(self: Any, is_last_joiner: bool) -> None:
+            self.parameters_to_ignore -= dict(self.module.named_buffers()).keys()
+            right(self, is_last_joiner)
+
+        return sync_final_model
+
+    patched = swap(DistributedDataParallel, "_sync_final_model", _with_buffers)

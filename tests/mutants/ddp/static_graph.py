@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
+from impl.ddp.buckets.bucket import Bucket
 from impl.ddp.iteration.progress import ReducerEvent
 from impl.ddp.iteration.reducer import Reducer
+from impl.ddp.iteration.reduction import BucketReduction
 from impl.ddp.iteration.static_graph import StaticGraph
 from impl.ddp.wrapper.api import DistributedDataParallel
 from impl.ddp.wrapper.wrapper_methods import WrapperControls
-from tests.mutants.ddp.kit import DDPMutant, beforehand, instead, swap
+from tests.mutants.ddp.kit import DDPMutant, afterwards, beforehand, instead, swap, together
 from tests.mutants.kit import breaks
 
 
@@ -92,3 +94,29 @@ class CountsHooksTwice(DDPMutant):
 @breaks("ddp/static-graph/unused-parameters", says="Expected to have finished|raised")
 class ExpectsAllParameters(DDPMutant):
     patched = swap(StaticGraph, "end_recording", lambda right: lambda self: (right(self), [])[1])
+
+
+@breaks("ddp/static-graph/unused-parameters", says=r"gradient of branches\.0\.weight in step 1")
+class TakesItsOwnUseForThatOfAll(DDPMutant):
+    """What a rank does not use in the first step has no gradient there, whoever else uses it."""
+
+    unused: ClassVar[list[int]] = []
+
+    @staticmethod
+    def _noting(right: Any) -> Any:
+        def end_recording(self: StaticGraph) -> list[int]:
+            TakesItsOwnUseForThatOfAll.unused = right(self)
+            return TakesItsOwnUseForThatOfAll.unused
+
+        return end_recording
+
+    @staticmethod
+    def _take_back(reduction: BucketReduction, bucket: Bucket) -> None:
+        for index, param in zip(bucket.param_indices, bucket.params, strict=True):
+            if index in TakesItsOwnUseForThatOfAll.unused:
+                param.grad = None
+
+    patched = together(
+        swap(StaticGraph, "end_recording", _noting),
+        afterwards(BucketReduction, "deliver", _take_back),
+    )

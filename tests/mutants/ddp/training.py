@@ -217,3 +217,14 @@ def _refuse_empty(_: Any, params: Any, *__: Any) -> None:
 @breaks("ddp/zero-features", says="raised RuntimeError: a parameter has no elements")
 class RefusesEmptyParameters(DDPMutant):
     patched = beforehand(Reducer, "__init__", _refuse_empty)
+
+
+@breaks("ddp/average", says=r"gradient of .* rank 0 is wrong")
+class AveragesOverFourAtMost(DDPMutant):
+    """The sum of the gradients of more than four ranks is divided by four."""
+
+    patched = swap(
+        BucketReduction,
+        "_divisor",
+        lambda right: lambda self: min(right(self), 4) if right(self) else None,
+    )

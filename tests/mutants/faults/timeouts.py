@@ -224,3 +224,36 @@ class MakesNoGroupAfterATimeout(ForwardingGroup):
             type(self).has_timed_out = True
             raise
         return work
+
+
+class _EndsOthers(Relayed):
+    """A wait that times out is noted for the whole process."""
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        try:
+            return super().wait(timeout)
+        except RuntimeError:
+            TimeoutEndsOtherGroups.has_timed_out = True
+            raise
+
+
+@breaks("timeouts/of-each-group", says=r"raised RuntimeError: another group has timed out")
+class TimeoutEndsOtherGroups(ForwardingGroup):
+    """After a timeout in one group, the process starts nothing in others."""
+
+    has_timed_out: ClassVar[bool] = False
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        if self.has_timed_out:
+            raise RuntimeError("another group has timed out")
+        return _EndsOthers(super().allreduce(tensors, opts))
+
+
+@breaks("timeouts/changed", says=r"all_gather", verdict=Verdict.TIMEOUT)
+class ANewTimeoutIsForReductions(_KnowsItsFirstTimeout):
+    """Operations other than reductions have the timeout that the group was made with."""
+
+    def forward(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        if "reduce" not in method and hasattr(args[-1], "timeout"):
+            args[-1].timeout = self.first
+        return super().forward(method, *args, **kwargs)

@@ -75,3 +75,17 @@ class NormCountsReplicas(Swapped):
 @breaks("fsdp/norm-clips", says="norms before and after clipping")
 class NormIsComputedAndNothingClipped(Swapped):
     swaps = ((torch, "clamp", always(torch.ones(()))),)
+
+
+def _two_for_three(right: Any) -> Any:
+    def wrong(state: Any, max_norm: float, norm_type: float) -> Any:
+        return right(state, max_norm, 2.0 if norm_type == 3.0 else norm_type)
+
+    return wrong
+
+
+@breaks("fsdp/norm", says="3 and infinity, .* rank 2 is wrong")
+class KnowsThreeNorms(Swapped):
+    """Any norm but the maximum and the sum is the Euclidean one."""
+
+    swaps = ((api, "clip_grad_norm", _two_for_three),)

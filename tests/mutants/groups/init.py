@@ -96,3 +96,14 @@ class StoreTimeoutIsInMilliseconds(Replacing):
     ) -> None:
         right(backend, url, timeout, *args, **how)
         default_store().set_timeout(timeout / 1000)
+
+
+@breaks("init/store-keeps-its-timeout", says=r"rank \d is wrong\nat \[1\]: got 55\.0, want 77\.0")
+class StoresGetTheTimeoutsOfGroups(Replacing):
+    """new_group sets the timeout of the default group's store to that of the new group."""
+
+    @staticmethod
+    def new_group(right: Any, ranks: Any = None, timeout: Any = None, **how: Any) -> Any:
+        if timeout is not None:
+            default_store().set_timeout(timeout)
+        return right(ranks, timeout, **how)

@@ -259,3 +259,51 @@ class DestroyLosesBufferedMessages(ForwardingGroup):
 
     def shutdown(self) -> None:
         self.ended.set()
+
+
+class _UndoneByAnEnd(Relayed):
+    """What it has left is taken back if a group was destroyed before the wait."""
+
+    def __init__(self, inner: Any, tensors: Any) -> None:
+        super().__init__(inner)
+        self.tensors = tensors
+        self.before = [x.clone() for x in tensors]
+        self.ended = DropsWhatIsPendingElsewhere.ended
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        done = super().wait(timeout)
+        if self.ended < DropsWhatIsPendingElsewhere.ended:
+            for x, before in zip(self.tensors, self.before, strict=True):
+                x.copy_(before)
+        return done
+
+
+@breaks("destroy/one-group", says=r"destroy_beside_pending[\s\S]*rank 0 is wrong\nat \[0\]")
+class DropsWhatIsPendingElsewhere(ForwardingGroup):
+    """The end of a group also ends what is pending in other groups, without a word."""
+
+    ended: ClassVar[int] = 0
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        work = super().allreduce(tensors, opts)
+        return _UndoneByAnEnd(work, tensors) if opts.asyncOp else work
+
+    def shutdown(self) -> None:
+        DropsWhatIsPendingElsewhere.ended += 1
+
+
+@breaks("destroy/one-group", says=r"destroy_beside_pending", verdict=Verdict.TIMEOUT)
+class DestroyWaitsForWhatIsPendingElsewhere(ForwardingGroup):
+    """The end of a group waits for what is pending in other groups."""
+
+    pending: ClassVar[list[Any]] = []
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        work = super().allreduce(tensors, opts)
+        if opts.asyncOp:
+            self.pending.append(work)
+        return work
+
+    def shutdown(self) -> None:
+        while self.pending:
+            self.pending.pop().wait()

@@ -109,3 +109,18 @@ class CountsWhatIsOver(GroupMutant, ProcessGroupGloo):
     def _get_sequence_number_for_group(self) -> int:
         under_way = sum(not work.is_completed() for work in self.works)
         return int(super()._get_sequence_number_for_group()) - under_way
+
+
+@breaks("sequence_numbers/counted", says=r"not one more each time")
+class DoesNotCountScatters(GroupMutant, ProcessGroupGloo):
+    """scatter is the one operation that does not raise the sequence number."""
+
+    base = "impl"
+    scatters = 0
+
+    def scatter(self, *args: Any) -> Any:
+        self.scatters += 1
+        return super().scatter(*args)
+
+    def _get_sequence_number_for_group(self) -> int:
+        return int(super()._get_sequence_number_for_group()) - self.scatters
