@@ -27,6 +27,11 @@ _TELLING = (
         ("rule", "work/completed-is-written"),
         "wait() returns before the operation is done",
     ),
+    (
+        ("rule", "p2p/does-not-block"),
+        ("rule", "p2p/incomplete-before-the-message"),  # irecv does not wait
+        "isend waits for its receiver",
+    ),
 )
 # Of a case that made its default group, and of one that got no further.
 MAKES_A_GROUP = ("op", "init_process_group")
@@ -99,7 +104,9 @@ def sentences_of_blame(observations: Collection[Observation]) -> list[str]:
     told = []
     for fails, holds, phrase in _TELLING:
         if _most(failing.get(fails, ())) and not any(failing.get(holds, [True])):
-            evidence = f"{_cases(sum(failing[fails]))} of rules on {fails[1]} fail"
+            count, (kind, value) = sum(failing[fails]), fails
+            of = f"rules on {value}" if kind == "aspect" else value
+            evidence = f"{_cases(count)} of {of} {'fail' if count > 1 else 'fails'}"
             told.append(f"{phrase} ({evidence}; {holds[1]} holds)")
             # They want no explanation of their own any more.
             observations = [

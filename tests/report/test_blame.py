@@ -118,6 +118,17 @@ def test_a_wait_that_does_not_wait_is_named_first() -> None:
     assert not sentences_of_blame(cases)[0].startswith("wait()")
 
 
+def test_an_isend_that_waits_is_named_first() -> None:
+    irecv = "p2p/incomplete-before-the-message"
+    posted = seen(Verdict.TIMEOUT, rule="p2p/does-not-block", chapter="handles")
+    batched = seen(Verdict.TIMEOUT, rule="p2p/batch", feature="timeouts")
+    received = seen(Verdict.HOLDS, rule=irecv, chapter="handles")
+    first = f"isend waits for its receiver (1 case of p2p/does-not-block fails; {irecv} holds)"
+    assert sentences_of_blame([posted, batched, received])[0] == first
+    waits_too = seen(Verdict.TIMEOUT, rule=irecv, chapter="handles")
+    assert not sentences_of_blame([posted, batched, waits_too])[0].startswith("isend")
+
+
 def test_what_is_a_consequence_is_not_blamed_for_itself() -> None:
     root = seen(Verdict.BROKEN, op="gather", dtype="int8")
     leaf = Observation(frozenset({("op", "scatter")}), Verdict.BROKEN, blocked=True)
