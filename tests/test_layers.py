@@ -59,6 +59,7 @@ CONFORMANCE = {
 }
 IMPL = {
     "errors": "",
+    "nested_tensors": "",
     "state_machine": "",
     "device": "",
     "torch_private": "",
@@ -70,7 +71,7 @@ IMPL = {
     # These run on any backend, so they know torch.distributed alone.
     "ddp": "device errors state_machine torch_private torch_dispatch",
     "sync_batchnorm": "errors torch_private",
-    "fsdp": "device errors state_machine torch_private",
+    "fsdp": "device errors nested_tensors state_machine torch_private",
     "__init__": "",
 }
 

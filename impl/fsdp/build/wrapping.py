@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecision
 from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy
 
+from impl import nested_tensors
 from impl.fsdp.build.ignored import Ignored
-from impl.fsdp.step import nested_tensors
 from impl.fsdp.step.state import state_of
 from impl.torch_private import is_wrap_policy, run_wrap_policy
 

@@ -3,7 +3,6 @@
 order, limiter         which unit comes next, and how far the host may run ahead
 state                  what an instance knows, and what instances under one root share
 sharding, reduction    gather, free and prefetch; average gradients
-nested_tensors         tensors in arguments and results: moved and cast
 buffers                dtypes of buffers
 lazy_init              the first forward: the root takes charge
 forward, backward      the hooks around a unit

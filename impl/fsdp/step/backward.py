@@ -26,11 +26,11 @@ import torch
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.hooks import unserializable_hook
 
+from impl import nested_tensors
 from impl.fsdp.common import TrainingState, check, span
 from impl.fsdp.flat_param import gradients
 from impl.fsdp.flat_param.handle import FlatParamHandle
 from impl.fsdp.phases import GradientEvent, UnitEvent, UnitPhase
-from impl.fsdp.step import nested_tensors
 from impl.fsdp.step.lazy_init import lazy_init
 from impl.fsdp.step.reduction import reduce_gradient
 from impl.fsdp.step.sharding import frees_in_backward, prefetch, reshard, settle, unshard

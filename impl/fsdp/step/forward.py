@@ -8,11 +8,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from impl import nested_tensors
 from impl.fsdp.common import span
 from impl.fsdp.flat_param import gradients
 from impl.fsdp.flat_param.handle import FlatParamHandle
 from impl.fsdp.phases import DataEvent, UnitEvent, UnitPhase
-from impl.fsdp.step import backward, buffers, nested_tensors
+from impl.fsdp.step import backward, buffers
 from impl.fsdp.step.order import first_disagreement
 from impl.fsdp.step.sharding import prefetch, reshard, unshard
 from impl.fsdp.step.state import FSDPState

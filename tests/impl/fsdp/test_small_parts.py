@@ -20,7 +20,7 @@ from impl.fsdp.build.materialize import choose_device_type
 from impl.fsdp.checkpoint.state_dict import replace_prefix
 from impl.fsdp.collectives import divide_factors
 from impl.fsdp.flat_param.config import Dtypes
-from impl.fsdp.step.nested_tensors import cast_floating, map_tensors, move, tensors_in
+from impl.nested_tensors import cast_floating, map_tensors, move, tensors_in
 
 F32, BF16 = torch.float32, torch.bfloat16
 

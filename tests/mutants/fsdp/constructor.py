@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from impl import nested_tensors
 from impl.fsdp import api
 from impl.fsdp.build import groups, materialize
 from impl.fsdp.flat_param import handle, views
-from impl.fsdp.step import nested_tensors, sharding
+from impl.fsdp.step import sharding
 from tests.mutants.fsdp.kit import Swapped, always
 from tests.mutants.kit import breaks
 

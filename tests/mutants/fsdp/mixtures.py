@@ -7,10 +7,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from impl import nested_tensors
 from impl.fsdp import common
 from impl.fsdp.checkpoint import optim_names, state_dict
 from impl.fsdp.flat_param import config, gradients
-from impl.fsdp.step import buffers, forward, grad_norm, nested_tensors, reduction, unshard_params
+from impl.fsdp.step import buffers, forward, grad_norm, reduction, unshard_params
 from tests.mutants.fsdp.kit import Swapped, as_property, nothing
 from tests.mutants.kit import breaks
 
