@@ -85,12 +85,16 @@ def all_gather_single(
 
 
 def reduce_scatter_single(
-    output: torch.Tensor, source: torch.Tensor, group: dist.ProcessGroup, async_op: bool
+    output: torch.Tensor,
+    source: torch.Tensor,
+    group: dist.ProcessGroup,
+    async_op: bool,
+    op: Any = dist.ReduceOp.SUM,
 ) -> dist.Work | None:
     """`dist.reduce_scatter_single`, which torch 2.11 calls `reduce_scatter_tensor`."""
     new: Any = getattr(dist, "reduce_scatter_single", None)
     work: dist.Work | None = (new or dist.reduce_scatter_tensor)(
-        output, source, group=group, async_op=async_op
+        output, source, op=op, group=group, async_op=async_op
     )
     return work
 
@@ -576,3 +580,15 @@ def distributed_autograd_gradients(context_id: int) -> dict[torch.Tensor, torch.
     autograd: Any = dist.autograd
     gradients: dict[torch.Tensor, torch.Tensor] = autograd.get_gradients(context_id)
     return gradients
+
+
+def replace_local(dtensor: Any, local: torch.Tensor) -> None:
+    """Give a DTensor other memory, in place."""
+    dtensor._local_tensor = local
+
+
+def strided_shard(dim: int, split_factor: int) -> Any:
+    """The placement of what is a shard of shards: its rows are not next to each other."""
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    return _StridedShard(dim, split_factor=split_factor)

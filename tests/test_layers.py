@@ -72,6 +72,7 @@ IMPL = {
     "ddp": "device errors state_machine torch_private torch_dispatch",
     "sync_batchnorm": "errors torch_private",
     "fsdp": "device errors nested_tensors state_machine torch_private",
+    "fully_shard": "device nested_tensors state_machine torch_private",
     "__init__": "",
 }
 
@@ -88,6 +89,8 @@ ROOMS = {
     "meeting shm sockets mixed",
     "impl.gloo": "options requests memory connect queue operations process_group __init__",
     "impl.ddp": "messages parameters timing buckets iteration wrapper __init__",
+    "impl.fully_shard": "mesh layout parameter comm collectives shared unit state build module api "
+    "__init__",
     "impl.fsdp": "common phases collectives flat_param step build checkpoint api __init__",
 }
 

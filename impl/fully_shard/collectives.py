@@ -1,0 +1,147 @@
+"""The three collectives of a unit: gather its parameters, reduce its gradients, add up replicas.
+
+All parameters of a unit travel together. Each rank puts its shards one behind the other into one
+tensor (*row*); an all-gather gives every rank the rows of all ranks, (count, numel of a row):
+
+    parameters of 5 and 3 elements on two ranks       row of rank 0:  a0 a1 a2 | b0 b1
+                                                      row of rank 1:  a3 a4 0  | b2 0
+
+A gradient goes the same way back: it is laid out in as many rows as there are ranks, and a
+reduce-scatter gives rank r the sum of all ranks' row r.
+
+Each function puts its work on the current stream of the device, see `impl.device`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from impl.device import DeviceHandle
+from impl.fully_shard.comm import AllGather, ReduceScatter
+from impl.fully_shard.mesh import Division
+from impl.fully_shard.parameter import ShardedParameter
+
+
+def gather(
+    device: DeviceHandle,
+    parameters: Sequence[ShardedParameter],
+    group: dist.ProcessGroup,
+    comm: AllGather,
+) -> Tensor:
+    """Start the all-gather of a unit. (count, numel of a row), of one dtype, or of bytes."""
+    parts = [parameter.to_be_gathered() for parameter in parameters]
+    dtypes = {part.dtype for part in parts}
+    if len(dtypes) > 1:
+        parts = [part.view(torch.uint8) for part in parts]
+    row_numel, count = sum(part.numel() for part in parts), group.size()
+    gathered = comm.allocate(
+        (row_numel * count,), dtype=parts[0].dtype, device=device.current_device()
+    )
+    row = gathered.view(count, row_numel)[group.rank()]  # this rank's place in the result
+    device.enqueue(lambda: torch.cat(parts, out=row), reads=parts, writes=(row,))
+    device.start_collective(
+        lambda is_async: comm(gathered, row, group, is_async), reads=(row,), writes=(gathered,)
+    )
+    return gathered.view(count, row_numel)
+
+
+def spread(parameters: Sequence[ShardedParameter], rows: Tensor) -> None:
+    """Fill the whole parameters from what `gather` brought."""
+    dtypes = [parameter.part_dtype for parameter in parameters]
+    numels = [
+        parameter.part_numel * dtype.itemsize // rows.itemsize
+        for parameter, dtype in zip(parameters, dtypes, strict=True)
+    ]
+    for parameter, dtype, part in zip(parameters, dtypes, rows.split(numels, 1), strict=True):
+        parameter.take_gathered(part if dtype == rows.dtype else part.contiguous().view(dtype))
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """How a sum over ranks becomes an average: which operations, and what is divided when."""
+
+    scatter_op: Any
+    replica_op: Any
+    before: float = 1.0
+    after: float = 1.0
+
+
+def averaging(
+    division: Division, dtype: torch.dtype, factor: float | None, only_sums: bool
+) -> Averaging:
+    """As torch chooses: the backend averages float32 and bfloat16, which have range enough.
+
+    In other dtypes half of the factor is divided before the sum, so that the sum does not overflow,
+    and half after it, so that small values do not vanish.
+    """
+    has_range = dtype in (torch.float32, torch.bfloat16)
+    ops, sums = dist.ReduceOp, (dist.ReduceOp.SUM, dist.ReduceOp.SUM)
+    if has_range and not only_sums:
+        if factor is None:
+            alone = division.rank_count == 1
+            return Averaging(*(sums if alone else (ops.AVG, ops.AVG)))
+        if division.shard_count == 1:  # nothing is scattered that could be multiplied
+            return Averaging(*sums, after=factor)
+        is_count = factor == division.shard_count
+        return Averaging(ops.AVG if is_count else ops.PREMUL_SUM(1 / factor), ops.SUM)
+    factor = float(division.rank_count) if factor is None else factor
+    if has_range:
+        return Averaging(*sums, after=factor)
+    before = 1
+    while factor % before == 0 and factor / before > before:
+        before *= 2
+    return Averaging(*sums, before=float(before), after=factor / before)
+
+
+def lay_out(
+    gradients: Sequence[Tensor], parameters: Sequence[ShardedParameter], into: Tensor
+) -> None:
+    """Copy gradients, each (size of the parameter), into rows: (count, numel of a row)."""
+    numels = [parameter.flat_shard.numel() for parameter in parameters]
+    for gradient, parameter, rows in zip(gradients, parameters, into.split(numels, 1), strict=True):
+        count, numel = rows.shape
+        if parameter.shard_dim > 0:
+            gradient = torch.cat(gradient.chunk(count, parameter.shard_dim))
+        flat = gradient.reshape(-1)
+        full = flat.numel() // max(numel, 1)  # rows without padding
+        rows[:full].copy_(flat[: full * numel].view(full, numel))
+        if full < count:
+            rest = flat[full * numel :]
+            rows[full:].zero_()
+            rows[full, : rest.numel()].copy_(rest)
+
+
+def scatter(
+    device: DeviceHandle, rows: Tensor, group: dist.ProcessGroup, op: Any, comm: ReduceScatter
+) -> Tensor:
+    """Start the reduce-scatter of rows, (count, numel of a row): (numel of a row,)."""
+    row = comm.allocate((rows.size(1),), dtype=rows.dtype, device=rows.device)
+    if group.size() == 1:
+        device.enqueue(lambda: row.copy_(rows[0]), reads=(rows,), writes=(row,))
+    else:
+        device.start_collective(
+            lambda is_async: comm(row, rows.view(-1), group, op, is_async),
+            reads=(rows,),
+            writes=(row,),
+        )
+    return row
+
+
+def add_replicas(device: DeviceHandle, row: Tensor, group: dist.ProcessGroup, op: Any) -> None:
+    """Start the all-reduce of a row over the ranks that hold the same shards."""
+    device.start_collective(
+        lambda is_async: dist.all_reduce(row, op=op, group=group, async_op=is_async),
+        reads=(row,),
+        writes=(row,),
+    )
+
+
+def divide(device: DeviceHandle, tensor: Tensor, factor: float) -> None:
+    if factor != 1:
+        device.enqueue(lambda: tensor.div_(factor), reads=(tensor,), writes=(tensor,))

@@ -1,0 +1,106 @@
+"""What the units of one model share: streams, and what is in flight on them.
+
+[Note: Streams of fully_shard]
+On a device the host only issues work; streams decide what runs beside what.
+
+    stream     work
+    current    compute: forward, backward, optimizer; copies into and out of collectives' memory
+    gather     all-gathers. Wait for `current`, so that the optimizer has written the shards
+    reduce     reduce-scatters. Wait for `current`, so that the gradients are there
+    replica    all-reduces over replicas. Wait for `reduce`
+
+`current` waits for `gather` before it uses whole parameters, and for the others at the end of the
+backward. Memory that one stream allocated and another uses is kept alive by `InFlight`.
+
+So in a backward the all-gather of the next unit, the gradients of this one and the reduce-scatter
+of the one before run at the same time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from impl.device import DeviceHandle
+
+
+class InFlight(NamedTuple):
+    """The input of a reduce-scatter, and when it will have been read."""
+
+    rows: Tensor
+    is_read: Any
+
+
+class Event(NamedTuple):
+    """One line of a schedule."""
+
+    what: str
+    unit: str
+
+    def __str__(self) -> str:
+        return f"{self.what:14} {self.unit or '(root)'}"
+
+
+@dataclass
+class Streams:
+    """See [Note: Streams of fully_shard]."""
+
+    gather: Any
+    reduce: Any
+    replica: Any
+
+    @classmethod
+    def of(cls, device: DeviceHandle) -> Streams:
+        return cls(*(device.new_stream() for _ in range(3)))
+
+
+@dataclass
+class Shared:
+    """Of all units below one root; before the first forward, of each unit alone.
+
+    used: streams that gradients are still being worked on.
+    in_flight_max: how many inputs of reduce-scatters may be kept at once.
+    """
+
+    device: DeviceHandle
+    streams: Streams = field(init=False)
+    in_flight: list[InFlight] = field(default_factory=list)
+    used: list[Any] = field(default_factory=list)
+    in_flight_max: int = 1
+    events: list[Event] | None = None
+
+    def __post_init__(self) -> None:
+        self.streams = Streams.of(self.device)
+
+    @property
+    def gather_stream(self) -> Any:
+        return self.streams.gather
+
+    @property
+    def reduce_stream(self) -> Any:
+        return self.streams.reduce
+
+    @property
+    def replica_stream(self) -> Any:
+        return self.streams.replica
+
+    def note(self, what: str, unit_name: str) -> None:
+        if self.events is not None:
+            self.events.append(Event(what, unit_name))
+
+    def make_room(self) -> None:
+        """Before another reduce-scatter: free the oldest inputs, once they have been read."""
+        while len(self.in_flight) >= self.in_flight_max:
+            self.device.current_stream().wait_event(self.in_flight.pop(0).is_read)
+
+    def wait_for_gradients(self) -> None:
+        """The current stream goes on when all gradients are in the parameters."""
+        current = self.device.current_stream()
+        for stream in self.used:
+            current.wait_stream(stream)
+        self.used.clear()
+        for _, is_read in self.in_flight:
+            current.wait_event(is_read)
+        self.in_flight.clear()
