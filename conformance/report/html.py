@@ -56,9 +56,9 @@ def render(document: Mapping[str, Any]) -> str:
     deviations = document["deviations"]
     return environment.get_template("template.html").render(
         document,
-        tone=_TONES,
+        tone=TONES,
         reading_order=[str(verdict) for verdict in _READING_ORDER],
-        style=Markup((_HERE / "page.css").read_text(encoding="utf-8")),
+        style=Markup(base_style() + (_HERE / "page.css").read_text(encoding="utf-8")),
         script=Markup(script),
         script_hash=_hash_of_script(script),
         causes=causes,
@@ -71,12 +71,18 @@ def render(document: Mapping[str, Any]) -> str:
     )
 
 
+def base_style() -> str:
+    """The style sheet that all pages begin with."""
+    return (_HERE / "base.css").read_text(encoding="utf-8")
+
+
 def _hash_of_script(script: str) -> str:
     """As a Content-Security-Policy names it."""
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
-_TONES = {
+# Verdict or conclusion -> its colour in base.css.
+TONES = {
     **{str(v): "bad" for v in REFUSES_CERTIFICATE | {Verdict.UNKNOWN}},
     str(Verdict.HOLDS): "good",
     str(Verdict.DEVIATION): "noted",
