@@ -72,7 +72,9 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comparison:
         if kind is not None:
             changes.append(Change(id, kind, was, now, reason))
     order = list(Kind)
-    changes.sort(key=lambda change: order.index(change.kind))
+    # What is blocked comes after what it may rest on.
+    blocked = str(Verdict.BLOCKED)
+    changes.sort(key=lambda change: (order.index(change.kind), change.after == blocked))
     return Comparison(tuple(changes), _circumstances(before, after))
 
 
