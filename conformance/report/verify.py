@@ -56,8 +56,12 @@ _EXIT = {
 Document = Mapping[str, Any]
 
 
-def problems(document: Document) -> Iterator[str]:
-    """One line for everything that is wrong with the document itself."""
+def problems(document: Document, *, of_this_suite: bool = True) -> Iterator[str]:
+    """One line for everything that is wrong with the document itself.
+
+    of_this_suite: whether it must have the rules of this suite, if its version says so; a version
+        goes on for a while.
+    """
     wrong = list(violations(document, load_schema()))
     yield from wrong[:_SHOWN]
     if len(wrong) > _SHOWN:
@@ -74,7 +78,7 @@ def problems(document: Document) -> Iterator[str]:
     yield from _deviations(document)
     yield from _left_out(document)
     yield from _times(document)
-    yield from _of_suite(document)
+    yield from _of_suite(document, of_this_suite)
 
 
 def rows_of(document: Document) -> list[Row]:
@@ -272,7 +276,7 @@ def _built_in(document: Document) -> Iterator[str]:
             yield f"it declares a deviation of {names} that this suite does not, or in other words"
 
 
-def _of_suite(document: Document) -> Iterator[str]:
+def _of_suite(document: Document, of_this_suite: bool) -> Iterator[str]:
     """Whether it has every requirement of this version of the suite, as it stands here."""
     rows = document["requirements"]
     try:
@@ -286,7 +290,7 @@ def _of_suite(document: Document) -> Iterator[str]:
         yield from _roots(document, Catalogue({r.id: r for r in mine}.values()))  # one of each id
     except UnknownRequirement as error:
         yield f"it does not have what its requirements rest on: {error}"
-    if document["suite"]["version"] != VERSION:
+    if document["suite"]["version"] != VERSION or not of_this_suite:
         return
     yield from _built_in(document)
     there = {requirement.id: requirement for requirement in mine}
