@@ -22,6 +22,7 @@ COMMANDS = {
     "bench": ("conformance.bench.command", "measure a target against others"),
     "power": ("conformance.power.command", "measure how many bugs of a backend the suite rejects"),
     "compare": ("conformance.cli.compare", "show what changed between two certificates"),
+    "site": ("conformance.cli.site", "build a static site out of many certificates"),
     "verify": ("conformance.cli.verify", "check that a certificate is whole and consistent"),
 }
 

@@ -49,12 +49,14 @@ CONFORMANCE = {
     "conftest": "early_torch plugin run",
     # What a backend has, for a first target file.
     "probing": "capabilities target oracle harness spec torch_private",
+    # Pages made of many certificates.
+    "site": "verdict rule catalogue report",
     "bench": "exit_codes harness target capabilities oracle checks",
     "power": "exit_codes verdict target harness run session",
     # What pytest loads wherever the suite is installed; it names the plugin by a string.
     "pyargs": "",
     "cli": "__init__ early_torch capabilities rule catalogue exit_codes harness probing run report "
-    "target version",
+    "site target version",
     "__main__": "exit_codes run version",
 }
 IMPL = {
@@ -82,6 +84,7 @@ ROOMS = {
     "conformance.power": "handles calls defects conditions generated_mutants judging command",
     "conformance.run": "invocation hypothesis_profile repetition first_look settings options "
     "worker_files plan budget facets judgement selection",
+    "conformance.site": "badges torch_files excerpts entries model reading changes pages build",
     "conformance.session": "diagnosis items worlds failures certifier collection execution "
     "progress_reporter answers",
     "impl.device": "storage handle host accelerator choice __init__",

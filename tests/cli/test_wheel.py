@@ -110,3 +110,6 @@ def test_a_certificate_can_be_made_in_any_folder(installed: Path, tmp_path: Path
     assert all(case["case"].startswith("conformance/spec/") for case in row["cases"])
     verified = run(installed, project, "verify", "certificate/mine")
     assert (verified.returncode, verified.stderr) == (0, "")
+    built = run(installed, project, "site", "site", "certificate")
+    assert (built.returncode, built.stderr) == (0, "")
+    assert "None here: mutants are part" in (project / "site/rules/all_reduce/sum.html").read_text()

@@ -1,0 +1,44 @@
+"""What changed from one report to the next, and with each version of torch."""
+
+from __future__ import annotations
+
+from conformance.report.compare import Kind
+from conformance.site.changes import releases, steps
+from conformance.verdict import Verdict
+from tests.site.samples import B, H, T, observatory, one
+
+
+def test_a_release_tells_what_changed_for_which_targets() -> None:
+    before, after = "2.12.1", "2.13.0"
+    reports = [
+        *(one(H, "a", before), one(B, "a", after)),
+        *(one(H, "b", before), one(B, "b", after)),
+        *(one(B, "c", before), one(H, "c", after)),
+        *(one(H, "d", before), one(H, "d", after)),
+        one(B, "only-new", after),
+    ]
+    [release] = releases(observatory(*reports))
+    assert (release.before, release.after, release.targets) == (before, after, ("a", "b", "c", "d"))
+    told = [(rule.id, rule.change.kind, rule.targets) for rule in release.rules]
+    assert told == [
+        ("c/two", Kind.REGRESSION, ("a", "b")),
+        ("c/two", Kind.IMPROVEMENT, ("c",)),
+    ]
+
+
+def test_steps_follow_versions_and_then_dates() -> None:
+    seen = observatory(
+        one(T, torch="2.12.1", day=2), one(H, torch="2.12.1"), one(B, torch="2.11.0", day=9)
+    )
+    made = [
+        (s.before.torch, s.after.torch, [c.kind for c in s.changes]) for s in steps(seen.reports)
+    ]
+    assert made == [
+        ("2.11.0", "2.12.1", [Kind.IMPROVEMENT]),
+        ("2.12.1", "2.12.1", [Kind.REGRESSION]),
+    ]
+
+
+def test_what_was_looked_at_in_one_of_two_is_a_number() -> None:
+    [step] = steps([one(Verdict.NOT_EXERCISED), one(H, day=2)])
+    assert (step.changes, step.exercised) == ((), 1)
