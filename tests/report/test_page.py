@@ -23,7 +23,7 @@ PAGE_BYTES_MAX = 3_000_000
 class Page(HTMLParser):
     """Checks nesting and gathers tags, attributes, ids and text; that of scripts left out."""
 
-    VOID = ("meta", "br", "input", "!doctype")
+    VOID: tuple[str, ...] = ("meta", "br", "input", "!doctype")
 
     def __init__(self) -> None:
         super().__init__()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from conformance.__main__ import main
 from conformance.site.build import NotASite, write_site
+from conformance.site.pages import Page
 from tests.site.samples import document
 
 
@@ -28,7 +30,7 @@ def test_a_site_replaces_the_one_before_it_and_nothing_else(tmp_path: Path) -> N
 
 
 def test_what_was_there_stays_if_a_page_fails(tmp_path: Path) -> None:
-    def pages():  # type: ignore[no-untyped-def]  # an iterator that raises
+    def pages() -> Iterator[Page]:
         yield "index.html", "new"
         raise ZeroDivisionError
 
