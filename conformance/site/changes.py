@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from conformance.report.compare import Change, Kind, compare
 from conformance.site.model import Observatory, Report
+from conformance.verdict import Verdict
 
 # A verdict became another one; the other kinds say that a rule was or was not looked at.
 OF_BEHAVIOUR = (Kind.REGRESSION, Kind.STILL_FAILING, Kind.IMPROVEMENT)
@@ -71,8 +72,14 @@ def _release(observatory: Observatory, before: str, after: str) -> Release:
         ChangedRule(key[0], alike[0][1], tuple(target for target, _ in alike))
         for key, alike in found.items()
     ]
-    rules.sort(key=lambda r: (OF_BEHAVIOUR.index(r.change.kind), -len(r.targets), r.id))
+    rules.sort(key=_reading_order)
     return Release(before, after, tuple(both), tuple(rules))
+
+
+def _reading_order(rule: ChangedRule) -> tuple[int, bool, int, str]:
+    """Worst kind first; what is blocked comes after what it may rest on."""
+    kind, is_blocked = rule.change.kind, rule.change.after == str(Verdict.BLOCKED)
+    return OF_BEHAVIOUR.index(kind), is_blocked, -len(rule.targets), rule.id
 
 
 def _step(before: Report, after: Report) -> Step:

@@ -64,9 +64,10 @@ class Report:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing of the suite was left out."""
+        """Whether nothing of the suite was left out, by options either."""
         run = self.document["run"]
-        return not (run["restricted"] or run["cases_left_out"] or run["files_left_out"])
+        left_out = run["restricted"] or run["cases_left_out"] or run["files_left_out"]
+        return not left_out and all(chosen is None for chosen in run["selected"].values())
 
     @cached_property
     def findings(self) -> Mapping[str, Finding]:
@@ -211,6 +212,8 @@ def missing_rules(report: Report, of_suite: Sequence[str] | frozenset[str]) -> i
 
 
 def _severity(finding: Finding) -> int:
+    if finding.verdict == str(Verdict.NOT_EXERCISED):
+        return 2
     return 0 if finding.verdict in BREAKS else 1
 
 

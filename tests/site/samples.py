@@ -26,8 +26,12 @@ def document(
     day: int = 1,
     device: str = "cpu",
     left_out: int = 0,
+    profiles: list[str] | None = None,
 ) -> dict[str, Any]:
-    """A certificate of the small suite. day: of November. left_out: cases of a selection."""
+    """A certificate of the small suite.
+
+    day: of November. left_out: cases of a selection. profiles: those that were asked for.
+    """
     made = certificate(*cases or GOOD)
     made["target"]["name"] = target
     made["environment"]["torch"] = torch
@@ -36,6 +40,7 @@ def document(
         ended_at=f"2030-11-{day:02}T03:05:20+00:00",
         device=device,
         cases_left_out=left_out,
+        selected={**made["run"]["selected"], "profiles": profiles},
     )
     return seal(made)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from conformance.report.compare import Kind
 from conformance.site.changes import releases, steps
+from conformance.site.model import report_of
 from conformance.verdict import Verdict
-from tests.site.samples import B, H, T, observatory, one
+from tests.report.samples import case
+from tests.site.samples import B, H, T, document, observatory, one
 
 
 def test_a_release_tells_what_changed_for_which_targets() -> None:
@@ -23,6 +25,16 @@ def test_a_release_tells_what_changed_for_which_targets() -> None:
     assert told == [
         ("c/two", Kind.REGRESSION, ("a", "b")),
         ("c/two", Kind.IMPROVEMENT, ("c",)),
+    ]
+
+
+def test_what_is_blocked_comes_after_what_it_rests_on() -> None:
+    before = document("a", "2.12.1", case("test_root", "a/root"), case("test_leaf", "a/leaf"))
+    bad = (case("test_root", "a/root", B), case("test_leaf", "a/leaf", B))
+    [release] = releases(observatory(report_of(before), report_of(document("a", "2.13.0", *bad))))
+    assert [(r.id, r.change.after) for r in release.rules] == [
+        ("a/root", "broken"),
+        ("a/leaf", "blocked"),
     ]
 
 

@@ -40,6 +40,12 @@ def test_the_newest_whole_report_speaks_and_without_one_the_newest() -> None:
     assert speaks is selection[0]
 
 
+def test_whole_profiles_are_not_the_whole_suite() -> None:
+    whole, of_profile = one(H), one(H, day=2, profiles=["p2p"])
+    assert [report.is_whole for report in (whole, of_profile)] == [True, False]
+    assert observatory(whole, of_profile).current == {"sample": whole}
+
+
 def test_a_report_that_is_given_twice_counts_once() -> None:
     assert len(observatory(one(H), one(H)).reports) == 1
 
