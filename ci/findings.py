@@ -1,0 +1,143 @@
+"""The findings of `ledger/`: what their scripts say of themselves, their states, and the page.
+
+A finding is a script that shows one fault of torch. Its docstring is a title and fields; comments
+below it name the deviations that it shows, and what its last line looks like where torch is wrong.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).parents[1] / "ledger"
+STATES = FOLDER / "states.json"
+PAGE = FOLDER / "README.md"
+
+SEVERITIES = {
+    "silent wrong data": "a result is wrong, or a mistake is taken, without a word",
+    "crash": "a process dies",
+    "hang": "a call does not return, or only after a timeout that is not its own",
+    "wrong error": "an error where none is due, or another one than is due",
+    "leak": "memory is kept that nothing can use",
+    "missing": "what is documented, or what the siblings do, is not there",
+}
+WRONG, RIGHT, NOT_RUN = "wrong", "as promised", "not run"
+SIGNS = {WRONG: "**wrong**", RIGHT: "right", NOT_RUN: "–"}
+
+States = dict[str, dict[str, str]]  # version of torch, as 2.13; finding; state
+
+
+@dataclass(frozen=True)
+class Finding:
+    name: str  # of its file, without .py
+    title: str
+    severity: str  # one of SEVERITIES
+    taste: str  # "no", or why a careful reader may call it a matter of taste
+    upstream: str  # a link, or "none found"
+    deviations: tuple[str, ...]  # each by its first requirement, and " on cuda" if it is so
+    shows: str  # a regular expression that the last line matches where torch is wrong
+    on_cuda: bool
+
+    @property
+    def is_taste(self) -> bool:
+        return self.taste != "no"
+
+    @property
+    def is_known(self) -> bool:
+        return self.upstream.startswith("https://")
+
+
+def read_finding(path: Path) -> Finding:
+    source = path.read_text()
+    text = ast.get_docstring(ast.parse(source)) or ""
+    fields = {
+        name.lower(): " ".join(value.split())
+        for name, value in re.findall(r"^([A-Z]\w+): (.*?)(?=^[A-Z]\w+: |\Z)", text, re.M | re.S)
+    }
+    notes = dict(re.findall(r"^# (\w+): (.*)$", source, re.M))
+    return Finding(
+        name=path.stem,
+        title=text.splitlines()[0],
+        severity=fields["severity"],
+        taste=fields["taste"],
+        upstream=fields["upstream"],
+        deviations=tuple(name.strip() for name in notes["deviations"].split(",")),
+        shows=notes["shows"],
+        on_cuda=notes.get("device") == "cuda",
+    )
+
+
+def findings() -> list[Finding]:
+    return [read_finding(path) for path in sorted(FOLDER.glob("*.py"))]
+
+
+def read_states() -> States:
+    states: States = json.loads(STATES.read_text()) if STATES.exists() else {}
+    return states
+
+
+def write_states(states: States) -> None:
+    STATES.write_text(json.dumps(states, indent=1, sort_keys=True) + "\n")
+
+
+# ---- The page
+
+HEAD = """# The ledger of findings
+
+What torch gets wrong, by the rules of this project: every deviation that `conformance/targets/torch.toml` and
+`conformance/front_end.toml` declare, as a script of its own that needs torch alone and ends by itself. The
+docstring of each is a text to file. `python ledger/NAME.py` ends with `as promised` and exit code 0, or with
+`wrong: ` and what it saw and exit code 1. `ci/ledger` runs them all on the torch that is installed and compares
+with the states below. This page is made by `python -m ci.ledger --page`.
+"""
+
+
+def page(all_findings: Sequence[Finding], states: Mapping[str, Mapping[str, str]]) -> str:
+    versions = sorted(states, key=lambda version: [int(part) for part in version.split(".")])
+    parts = [HEAD, *_summary(all_findings, states, versions)]
+    for severity, says in SEVERITIES.items():
+        found = [finding for finding in all_findings if finding.severity == severity]
+        parts += [f"## {severity.capitalize()} ({len(found)})\n", f"That is: {says}.\n"]
+        parts.append(_table(found, states, versions))
+    return "\n".join(parts)
+
+
+def _summary(
+    all_findings: Sequence[Finding], states: Mapping[str, Mapping[str, str]], versions: list[str]
+) -> list[str]:
+    rows = [f"| | findings | known upstream | taste | {' | '.join(versions)} |"]
+    rows.append("|---" * (4 + len(versions)) + "|")
+    for severity in (*SEVERITIES, "all"):
+        found = [f for f in all_findings if severity in (f.severity, "all")]
+        known, taste = sum(f.is_known for f in found), sum(f.is_taste for f in found)
+        wrong = [
+            str(sum(states[version].get(f.name) == WRONG for f in found)) for version in versions
+        ]
+        rows.append(f"| {severity} | {len(found)} | {known} | {taste} | {' | '.join(wrong)} |")
+    return [
+        "The columns of versions count the findings that are wrong there. *Taste* are those that a careful\n"
+        "reader may call a matter of taste; their files say why. Findings on CUDA alone are not run here.\n",
+        "\n".join(rows) + "\n",
+    ]
+
+
+def _table(
+    found: Sequence[Finding], states: Mapping[str, Mapping[str, str]], versions: list[str]
+) -> str:
+    rows = [f"| finding | {' | '.join(versions)} | upstream |", "|---" * (2 + len(versions)) + "|"]
+    for f in found:
+        marks = [SIGNS[states[version].get(f.name, NOT_RUN)] for version in versions]
+        notes = " (taste)" * f.is_taste + " (CUDA: not run)" * f.on_cuda
+        link = f"[{_short(f.upstream)}]({f.upstream})" if f.is_known else ""
+        rows.append(f"| [{f.title}]({f.name}.py){notes} | {' | '.join(marks)} | {link} |")
+    return "\n".join(rows) + "\n"
+
+
+def _short(link: str) -> str:
+    """pytorch#30723 for .../pytorch/pytorch/issues/30723."""
+    *_, repository, _, number = link.split("/")
+    return f"{repository}#{number}"

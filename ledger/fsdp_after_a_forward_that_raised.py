@@ -1,0 +1,46 @@
+"""FSDP cannot be saved or used after a forward that raised
+
+Promised: a forward that raises (a bad batch, an interrupt) leaves the model as it was; the bare
+module does.
+
+Happens: the units stay in the state of a forward: state_dict() and the next forward raise
+AssertionError.
+
+Severity: wrong error
+Taste: no
+Upstream: none found
+"""
+# deviations: fsdp/forward-that-raises
+# shows: Expects the handle training to be IDLE
+
+import contextlib
+import signal
+import tempfile
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+
+class Moody(torch.nn.Linear):
+    def forward(self, x):
+        raise KeyError("not today")
+
+
+def run(rank, init_method):
+    signal.alarm(30)  # ends a rank that hangs
+    dist.init_process_group("gloo", init_method, timedelta(seconds=10), 2, rank)
+    model = FullyShardedDataParallel(Moody(2, 2), device_id=torch.device("cpu"))
+    with contextlib.suppress(KeyError):
+        model(torch.ones(1, 2))
+    model.state_dict()
+
+
+if __name__ == "__main__":
+    try:
+        mp.start_processes(run, (f"file://{tempfile.mkdtemp()}/store",), 2, start_method="fork")
+    except Exception as error:
+        raise SystemExit(f"wrong: {str(error).strip().splitlines()[-1]}") from None
+    print("as promised")
