@@ -47,6 +47,10 @@ class Returned:
         return "returned"
 
 
+# How `pytest.raises(match=...)` begins; only what follows says which words came.
+_OTHER_WORDS = "Regex pattern did not match."
+
+
 @dataclass(frozen=True, slots=True)
 class Raised:
     """The rank's function raised.
@@ -72,6 +76,8 @@ class Raised:
 
     def __str__(self) -> str:
         first, *rest = self.message.splitlines() or [""]
+        if first == _OTHER_WORDS:
+            first, rest = " ".join([first, *map(str.strip, rest)]), []
         hint = f" ({self.hint})" if self.hint else ""
         return f"raised {self.type_name}: {first}{' ...' if rest else ''}{hint}"
 

@@ -25,6 +25,7 @@ from conformance.harness.outcome import (
 from conformance.verdict import FAILURES, REFUSES_CERTIFICATE, Verdict, worst
 
 RETURNED = Returned(1)
+UNMATCHED = Raised("AssertionError", "Regex pattern did not match.\n  Expected regex: 'a'", "")
 RAISED = Raised("ValueError", "no\nmore", "Traceback ...", ("ValueError", "Exception"))
 DIED = Died(-11)
 WAITING = StillRunning("", "all_reduce #3 on group 'default', float32 (5,)", True)
@@ -56,6 +57,7 @@ def test_the_worst_rank_decides(outcomes: list[Outcome], verdict: Verdict) -> No
     [
         (RETURNED, "returned"),
         (RAISED, "raised ValueError: no ..."),
+        (UNMATCHED, "raised AssertionError: Regex pattern did not match. Expected regex: 'a'"),
         (Raised("ValueError", "", ""), "raised ValueError: "),
         (DIED, "died: SIGSEGV"),
         (Died(-11, "", "send #1 on group '0'", True), "died: SIGSEGV in send #1 on group '0'"),
