@@ -115,15 +115,15 @@ def exchange(me: Me, x: Tensor) -> float:
 def use_a_negative_tag(me: Me, is_send: bool) -> float:
     """What arrives afterwards, by right calls."""
     x = torch.full((1,), float(me.rank), device=me.device)
-    with pytest.raises(RuntimeError, match="Tag must be nonnegative"):
+    with pytest.raises((RuntimeError, ValueError), match=r"(?i)\btag\b"):
         post(x, 1 - me.rank, -1, is_send=is_send)
     return exchange(me, x)
 
 
 @chapter.must(
     "p2p/negative-tag",
-    "A negative tag is refused with a RuntimeError that says 'Tag must be nonnegative', and the "
-    "group keeps working.",
+    "A negative tag is refused, on the rank that gives it, with an error that speaks of the tag, "
+    "and the group keeps working.",
     source="observed, torch 2.13.0 gloo",
     rests_on="p2p/delivers",
 )
