@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from impl.schedules.arithmetic import ceil_div
 from impl.schedules.steps import Region, Schedule
 from impl.transport.base import Combine
+from impl.transport.lent import Lent, MemoryGone, check, is_there
 
 NO_BYTES = memoryview(bytearray())
 
@@ -22,12 +24,15 @@ def bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor of any dtype, writable, without a copy.
 
     By address: `Tensor.numpy` does not know every dtype (bfloat16, float8), and reinterpreting the
-    tensor first costs three times as much. The tensor must outlive the view.
+    tensor first costs three times as much. The view keeps the tensor's storage alive, but cannot
+    keep its memory if that is resized: see `lent.py`. Raises MemoryGone if that has happened.
     """
     nbytes = tensor.numel() * tensor.element_size()
     if nbytes == 0:
         return NO_BYTES
-    return memoryview((ctypes.c_char * nbytes).from_address(tensor.data_ptr())).cast("B")
+    memory: Any = (ctypes.c_char * nbytes).from_address(tensor.data_ptr())
+    memory.lent = Lent(tensor)
+    return memoryview(memory).cast("B")
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:
@@ -72,6 +77,13 @@ class _Space:
         index = bisect_right(self.starts, region.start) - 1
         return index, region.start - self.starts[index]
 
+    def present(self, index: int) -> memoryview:
+        """The bytes of one tensor. Raises MemoryGone if they are gone."""
+        view = self.views[index]
+        if not is_there(view):
+            raise MemoryGone
+        return view
+
 
 class TensorMemory:
     """One rank's buffers during one collective, for the executor.
@@ -98,13 +110,13 @@ class TensorMemory:
             return NO_BYTES
         space = self._spaces[region.buffer]
         index, offset = space.locate(region)
-        return space.views[index][offset : offset + region.nbytes]
+        return space.present(index)[offset : offset + region.nbytes]
 
     def _elements(self, region: Region) -> Tensor:
         space = self._spaces[region.buffer]
         index, offset = space.locate(region)
         tensor = space.tensors[index]
-        if region.nbytes == len(space.views[index]):
+        if region.nbytes == len(space.present(index)):
             return tensor
         start = offset // self._itemsize
         return tensor[start : start + region.nbytes // self._itemsize]
@@ -172,6 +184,7 @@ class StagingBuffers(TensorMemory):
 def _copy_memory(address: int, tensors: Sequence[Tensor], to_tensors: bool) -> None:
     for tensor in tensors:
         nbytes = tensor.numel() * tensor.element_size()
+        check(tensor)
         if to_tensors:
             ctypes.memmove(tensor.data_ptr(), address, nbytes)
         else:

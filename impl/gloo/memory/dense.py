@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from impl.transport import lent
+
 
 def flat(tensor: Tensor) -> Tensor:
     """(numel,): the tensor's memory if that is contiguous, otherwise a contiguous copy.
@@ -50,6 +52,12 @@ def put_back(memory: Tensor, tensor: Tensor) -> None:
     if flat_shares_memory(tensor):
         return
     if tensor.is_complex():
-        tensor.data.copy_(torch.view_as_complex(memory.view(*tensor.shape, 2)))
+        fill(tensor.data, torch.view_as_complex(memory.view(*tensor.shape, 2)))
     else:
-        tensor.data.copy_(memory.view(tensor.shape))
+        fill(tensor.data, memory.view(tensor.shape))
+
+
+def fill(target: Tensor, source: Tensor) -> None:
+    """Copy, unless the target's memory is gone: torch does not look. Raises MemoryGone."""
+    lent.check(target)
+    target.copy_(source)

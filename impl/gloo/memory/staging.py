@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from impl.gloo.memory import dense
+from impl.transport import lent
 from impl.transport.base import Pace
 
 
@@ -29,11 +30,12 @@ class Lender:
 
     def __init__(self) -> None:
         self._owed: list[tuple[Tensor, Tensor]] = []  # memory, tensor
+        self._lent: list[Tensor] = []  # of tensors on the CPU
         self.needs_inference_mode = False
 
     def read(self, tensor: Tensor) -> Tensor:
         """(numel,): what the tensor holds now."""
-        return dense.flat(tensor)
+        return self._lend(dense.flat(tensor))
 
     def room(self, tensor: Tensor) -> Tensor:
         """(numel,): for a result that replaces the tensor's contents."""
@@ -53,8 +55,13 @@ class Lender:
     def _owe(self, memory: Tensor, tensor: Tensor) -> Tensor:
         self.expect_write(tensor)
         self.expect_write(memory)
+        self._lend(memory)
         if not dense.flat_shares_memory(tensor):
             self._owed.append((memory, tensor))
+        return memory
+
+    def _lend(self, memory: Tensor) -> Tensor:
+        self._lent.append(memory)
         return memory
 
     def prepare(self) -> None:
@@ -93,7 +100,9 @@ class Lender:
         return torch.futures.Future()
 
     def run(self, operation: Callable[[], None]) -> None:
-        """Prepare, operate, give back."""
+        """Prepare, operate, give back. Raises MemoryGone if a tensor's memory is not there."""
+        for memory in self._lent:
+            lent.check(memory)
         with self._writing():
             self._run(operation)
 

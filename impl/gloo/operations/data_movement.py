@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed import Work
 
-from impl.gloo.memory import aliasing
+from impl.gloo.memory import aliasing, dense
 from impl.gloo.memory.staging_choice import lender_for
 from impl.gloo.operations import flattening
 from impl.gloo.queue.issuing import Described, GroupCore, as_list, as_lists, joined
@@ -62,7 +62,7 @@ class Copies(GroupCore):
         def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:
             comm.broadcast(memory, asked.root, call, until)
             for copy in copies:
-                copy.copy_(memory)
+                dense.fill(copy, memory)
 
         return self._issue(method, described, run, given, asked, lender=lender)
 
@@ -121,7 +121,7 @@ class Copies(GroupCore):
             comm.all_gather(gathered, source, call, until)
             for outputs in rooms:
                 for room, part in zip(outputs, gathered.chunk(expected), strict=False):
-                    room.copy_(part)
+                    dense.fill(room, part)
 
         return self._issue(
             "all_gather",
@@ -244,7 +244,7 @@ class Copies(GroupCore):
                     comm.all_gather(whole, source, call, until)
             for index, whole in enumerate(gathered):
                 for position, part in enumerate(whole.view(comm.world_size, -1)):
-                    rooms[position][index].copy_(part)
+                    dense.fill(rooms[position][index], part)
 
         return self._issue(method, described, run, lists, asked, lender=lender, inputs=inputs)
 

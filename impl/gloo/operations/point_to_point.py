@@ -21,6 +21,7 @@ from impl.gloo.requests.dispatching import dispatched
 from impl.gloo.requests.settings import Timeout, settings
 from impl.torch_private import waits_by_tensor
 from impl.transport.base import ANY_SOURCE, CallInfo, Deadline
+from impl.transport.lent import MemoryGone, aborted
 
 _NO_TIME = timedelta(0)
 _TAG_MAX = 2**31 - 1  # torch hands tags on as C's int
@@ -38,7 +39,10 @@ class PointToPoint(GroupCore):
         lender.prepare()
         call = CallInfo("send", -1, "", "")
         recorded = profiled("send", [tensor])
-        transfer = self._comm.post_send(memory, peer, tag, call, self._deadline())
+        try:
+            transfer = self._comm.post_send(memory, peer, tag, call, self._deadline())
+        except MemoryGone as gone:
+            raise aborted(gone, call, self._name, self._rank, self._size) from None
         return TransferWork(
             call, self._name, tensor, transfer, None, self._executor.call_soon, recorded
         )
@@ -60,13 +64,24 @@ class PointToPoint(GroupCore):
         memory = lender.room(tensor)
         call = CallInfo(operation, -1, "", "")
         recorded = profiled(operation, [tensor])
-        transfer = self._comm.post_recv(memory, source, tag, call, self._deadline())
+        name, rank, size = self._name, self._rank, self._size
+        try:
+            transfer = self._comm.post_recv(memory, source, tag, call, self._deadline())
+        except MemoryGone as gone:
+            raise aborted(gone, call, name, rank, size) from None
+
+        def conclude() -> None:
+            try:
+                lender.conclude()
+            except MemoryGone as gone:
+                raise aborted(gone, call, name, rank, size) from None
+
         work = TransferWork(
             call,
             self._name,
             tensor,
             transfer,
-            lender.conclude,
+            conclude,
             self._executor.call_soon,
             recorded,
         )

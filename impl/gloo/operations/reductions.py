@@ -193,7 +193,7 @@ class Reductions(GroupCore):
                 comm.all_reduce(travelling, each.combine, call, until)
                 each.conclude(travelling, memory[0], comm.world_size)
                 for more in memory[1:]:
-                    more.copy_(memory[0])
+                    dense.fill(more, memory[0])
 
         return self._issue(operation, described, run, list(outputs), asked, lender=lender)
 

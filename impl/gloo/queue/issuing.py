@@ -17,6 +17,7 @@ from impl.gloo.queue.work import CollectiveWork
 from impl.gloo.requests.settings import CallSettings
 from impl.torch_private import profiler_is_on, waits_by_tensor
 from impl.transport.base import CallInfo, Communicator, Deadline
+from impl.transport.lent import MemoryGone, aborted
 
 # What a call does when its turn has come. It holds no group: one without other references
 # must end, whatever is queued.
@@ -88,7 +89,7 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
         span_s = self._timeout_s if asked.timeout_s is None else asked.timeout_s
         if not asked.asynchronous and not profiler_is_on() and self._executor.enter():
             try:
-                _perform(run, self._comm, call, span_s, lender)
+                _perform(run, self._comm, call, span_s, lender, self._name)
             finally:
                 self._executor.leave()
             work = CollectiveWork.finished(call, self._name, outputs)
@@ -112,25 +113,35 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
         lender: Lender | None,
         inputs: Sequence[Tensor] | None,
     ) -> CollectiveWork:
-        comm = self._comm
+        comm, name = self._comm, self._name
         work = CollectiveWork(call, self._name, outputs)
         work.set_helper(self._executor.help_with)
         if lender is not None and lender.has_streams:
             work.set_lender(lender)
 
         work.set_profiled_range(profiled(call.operation, outputs if inputs is None else inputs))
-        self._executor.submit(work, lambda: _perform(run, comm, call, span_s, lender))
+        self._executor.submit(work, lambda: _perform(run, comm, call, span_s, lender, name))
         return work
 
 
 def _perform(
-    run: Operation, comm: Communicator, call: CallInfo, span_s: float, lender: Lender | None
+    run: Operation,
+    comm: Communicator,
+    call: CallInfo,
+    span_s: float,
+    lender: Lender | None,
+    group: str,
 ) -> None:
     until = Deadline.after(span_s)
-    if lender is None:
-        run(comm, call, until)
-    else:
-        lender.run(lambda: run(comm, call, until))
+    try:
+        if lender is None:
+            run(comm, call, until)
+        else:
+            lender.run(lambda: run(comm, call, until))
+    except MemoryGone as gone:
+        error = aborted(gone, call, group, comm.rank, comm.world_size)
+        comm.abort(f"{call.operation}: {gone}")  # the other ranks may still need this one
+        raise error from None
 
 
 def as_list(tensors: Tensor | Sequence[Tensor]) -> list[Tensor]:

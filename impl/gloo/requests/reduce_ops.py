@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from impl.transport import lent
 from impl.transport.base import Combine
 
 _Binary = Callable[..., Any]  # binary(a, b, out=out)
@@ -186,8 +187,10 @@ class Reduction:
     def conclude(self, reduced: Tensor, out: Tensor, world_size: int) -> None:
         """out = the result, from what came back. `reduced` may be `out`, and is overwritten."""
         if self.is_average:
+            lent.check(reduced)
             _divide(reduced, world_size)
         if reduced is not out:
+            lent.check(out)
             out.copy_(reduced)
 
 

@@ -33,6 +33,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from impl.transport.lent import copy_of
 from impl.transport.messages.frames import Opcode, Preamble, ProtocolError, frame_header
 from impl.transport.messages.matching import (
     AnySource,
@@ -201,7 +202,7 @@ class CreditExchange:
             talk = self._conversation(message.peer, message.slot)
             if message in talk.sends:
                 assert message.view is not None
-                message.view = memoryview(bytes(message.view))
+                message.view = copy_of(message.view)
             arriving = talk.arriving
             moves = arriving is not None and arriving.message is message
             told = [*([arriving] if arriving else []), *talk.receives]
@@ -258,7 +259,7 @@ class CreditExchange:
             message.finish(error)
             if wanted_nbytes < message.nbytes:
                 return
-            view = memoryview(bytes(view))
+            view = copy_of(view)
         queue = self._queue_for(message.peer)
         queue.push(frame_header(Opcode.DATA, message.slot, message.nbytes, message.nbytes))
         queue.push_payload(view, message)

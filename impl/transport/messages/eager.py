@@ -31,6 +31,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from impl.transport.lent import copy_of
 from impl.transport.messages.frames import (
     EAGER_NBYTES_MAX,
     PREAMBLE_NBYTES,
@@ -315,7 +316,7 @@ class EagerExchange:
             talk = self._conversation(message.peer, message.slot)
             if message in talk.sends:
                 assert message.view is not None
-                message.view = memoryview(bytes(message.view))
+                message.view = copy_of(message.view)
             # No peer has been told of a receive that has met no message: it leaves no trace.
             for receive in list(talk.receives):
                 if receive.message is message:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from impl.transport.lent import MemoryGone
 from impl.transport.messages.frames import (
     CONTROL_NBYTES_MAX,
     FrameRules,
@@ -59,6 +60,9 @@ class HubOwner(Protocol):
     def link_closed(self, link: Link, how: str, after_farewell: bool) -> None:
         """The peer of this link is gone. Its messages have failed already."""
 
+    def cannot_send(self, link: Link, gone: MemoryGone) -> None:
+        """What the peer of this link was promised, or its beginning, cannot be sent."""
+
     def on_control(self, peer: int, frame: Preamble, text: str) -> None:
         """A frame that concerns the group rather than one message."""
 
@@ -98,6 +102,9 @@ class Link:
         while queue:
             try:
                 count = self.stream.sendmsg(queue.buffers())
+            except MemoryGone as gone:
+                self.hub.owner.cannot_send(self, gone)
+                return
             except BlockingIOError:
                 self._set_writing(True)
                 return
@@ -162,8 +169,18 @@ class Link:
         text = self._control.decode(errors="replace") if happened is Happened.PAYLOAD_ENDS else ""
         self.hub.owner.on_control(self.peer, frame, text)
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the next bytes cannot be sent, since their memory is gone."""
+        try:
+            self._queue.buffers()
+        except MemoryGone:
+            return True
+        return False
+
     def relocate(self, target: memoryview) -> None:
-        self._reader.relocate(target)
+        if not self._reader.relocate(target):
+            self.hub.drop(self, "the memory for what it was sending was freed")
 
     def drop_payload(self) -> None:
         """The payload under way, if there is one, is not wanted."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from impl.transport.lent import MemoryGone, is_there
 from impl.transport.messages.frames import Preamble
 
 
@@ -138,8 +139,11 @@ def complete(receive: PendingReceive) -> None:
     receive.is_complete = True
     message = receive.message
     if message is not None and not message.done:
+        assert message.view is not None
+        if not is_there(message.view):
+            message.finish(MemoryGone())
+            return
         if receive.arrived is not None:
-            assert message.view is not None
             message.view[:] = receive.arrived
         message.finish()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from impl.transport.lent import MemoryGone, is_there
 from impl.transport.messages.matching import PostedMessage, SizeMismatch
 
 
@@ -58,5 +59,8 @@ def _deliver(data: bytes, message: PostedMessage) -> None:
         message.finish(SizeMismatch(message.peer, message.peer, len(data), message.nbytes))
         return
     assert message.view is not None
+    if not is_there(message.view):
+        message.finish(MemoryGone())
+        return
     message.view[:] = data
     message.finish()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from impl.transport.lent import MemoryGone, copy_of, is_there
 from impl.transport.messages.frames import (
     PREAMBLE,
     PREAMBLE_NBYTES,
@@ -61,7 +62,7 @@ class FrameReader:
     def buffer(self) -> memoryview:
         """Where the next bytes of the stream belong; never empty."""
         if self._current is not None and self._start == self._stop:
-            if self._target is None:
+            if self._target is None or not is_there(self._target):
                 return DISCARD[: self._missing]
             return self._target[self._filled :]
         if self._start:
@@ -77,11 +78,16 @@ class FrameReader:
         assert target is None or len(target) == self._current.length
         self._target = target
 
-    def relocate(self, target: memoryview) -> None:
-        """Continue the payload under way in other memory, with what has arrived of it."""
-        if self._target is not None:
+    def relocate(self, target: memoryview) -> bool:
+        """Continue the payload under way in other memory, with what has arrived of it.
+
+        False if that is lost, since its memory is gone.
+        """
+        kept = self._target is None or is_there(self._target)
+        if self._target is not None and kept:
             target[: self._filled] = self._target[: self._filled]
         self.place(target)
+        return kept
 
     def received(self, nbytes: int) -> Iterator[tuple[Happened, Preamble]]:
         """`nbytes` more have been written to `buffer()`; what has happened, in order.
@@ -113,7 +119,7 @@ class FrameReader:
 
     def _take_staged(self) -> None:
         count = min(self._missing, self._stop - self._start)
-        if self._target is not None:
+        if self._target is not None and is_there(self._target):
             self._target[:count] = self._staging[self._start : self._start + count]
         self._start += count
         self._filled += count
@@ -159,9 +165,16 @@ class SendQueue:
         self._entries.append(_Entry(data, starts_frame=False, owner=owner))
 
     def buffers(self) -> list[memoryview]:
-        """The buffers to write next, in order; only some of them, if there are many."""
+        """The buffers to write next, in order; only some of them, if there are many.
+
+        Raises MemoryGone if the memory of one of them is gone: what it belongs to cannot be sent.
+        """
         entries = self._entries
-        return [entries[i].data for i in range(min(len(entries), BUFFERS_PER_WRITE))]
+        chosen = [entries[i].data for i in range(min(len(entries), BUFFERS_PER_WRITE))]
+        for data in chosen:
+            if not is_there(data):
+                raise MemoryGone
+        return chosen
 
     def sent(self, nbytes: int) -> None:
         """The first `nbytes` of what `buffers` returned have been written."""
@@ -183,7 +196,7 @@ class SendQueue:
         """Copy what is still to be written for `owner`, so that its memory can be reused."""
         for entry in self._entries:
             if entry.owner is owner:
-                entry.data, entry.owner = memoryview(bytes(entry.data)), None
+                entry.data, entry.owner = copy_of(entry.data), None
 
     def cut(self, error: Exception) -> None:
         """Drop the frames that have not begun; finish the one that has, from a copy.
@@ -197,7 +210,7 @@ class SendQueue:
         for entry in entries:
             has_begun = has_begun and not entry.starts_frame
             if has_begun or entry.survives:
-                entry.data, entry.owner = memoryview(bytes(entry.data)), None
+                entry.data, entry.owner = copy_of(entry.data), None
                 self._entries.append(entry)
         for owner in owners:
             owner.finish(error)

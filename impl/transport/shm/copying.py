@@ -29,7 +29,7 @@ class Copying:
     def broadcast(self, tensor: Tensor, root: int, call: CallInfo, until: Deadline) -> None:
         rounds, itemsize = self._rounds, tensor.itemsize
         address = tensor.data_ptr()
-        rounds.announce(call)
+        rounds.announce(call, (tensor,))
         for start, stop in spans(tensor.numel(), self._slots.segment_nbytes // itemsize):
             slot = self._slots.parts[rounds.half()][root]
             place, nbytes = address + start * itemsize, (stop - start) * itemsize
@@ -46,7 +46,7 @@ class Copying:
         stride = input.numel() * input.itemsize
         base = output.data_ptr()
         targets = [base + p * stride for p in range(self._size)]
-        self._gather_into(targets, input, call, until)
+        self._gather_into(targets, (output,), input, call, until)
 
     @ends_the_group
     def gather(
@@ -58,15 +58,23 @@ class Copying:
         until: Deadline,
     ) -> None:
         targets = None if outputs is None else [output.data_ptr() for output in outputs]
-        self._gather_into(targets, input, call, until)
+        self._gather_into(targets, outputs or (), input, call, until)
 
     def _gather_into(
-        self, targets: Sequence[int] | None, input: Tensor, call: CallInfo, until: Deadline
+        self,
+        targets: Sequence[int] | None,
+        outputs: Sequence[Tensor],
+        input: Tensor,
+        call: CallInfo,
+        until: Deadline,
     ) -> None:
-        """Bring every rank's input to the targets (addresses, one per rank), if there are any."""
+        """Bring every rank's input to the targets (addresses, one per rank), if there are any.
+
+        outputs: the tensors in which the targets lie.
+        """
         rounds, itemsize, me = self._rounds, input.itemsize, self._position
         address = input.data_ptr()
-        rounds.announce(call)
+        rounds.announce(call, (input, *outputs))
         for start, stop in spans(input.numel(), self._slots.segment_nbytes // itemsize):
             half = rounds.half()
             offset, nbytes = start * itemsize, (stop - start) * itemsize
@@ -92,7 +100,7 @@ class Copying:
         address = input.data_ptr()
         agreed = input.numel() == expected[me]
         sizes = _digest(expected) if agreed else 0
-        rounds.announce(call, sizes)
+        rounds.announce(call, (input, *outputs), sizes)
         self._slots.write_table([input.numel(), *expected])
         # A rank whose input does not fit its own output still runs one round: all see it and raise.
         count = span_count(max(expected), room) if agreed else 1
@@ -135,7 +143,7 @@ class Copying:
         room = part_numel(self._slots.segment_nbytes, self._size, itemsize)
         sources = [] if inputs is None else [input.data_ptr() for input in inputs]
         address = output.data_ptr()
-        rounds.announce(call)
+        rounds.announce(call, (output, *(inputs or ())))
         for start, stop in spans(output.numel(), room):
             slot = self._slots.parts[rounds.half()][root]
             offset, nbytes = start * itemsize, (stop - start) * itemsize
@@ -168,7 +176,7 @@ class Copying:
         # equal shares are equal on all ranks, and need no look at the others' tables
         shares = {*input_splits, *output_splits}
         sizes = _digest(shares) if len(shares) == 1 else 0
-        rounds.announce(call, sizes)
+        rounds.announce(call, (output, input), sizes)
         self._slots.write_table([*input_splits, *output_splits])
         count = 1  # until the tables say how many rounds the largest share takes
         number = 0

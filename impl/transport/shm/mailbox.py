@@ -24,6 +24,7 @@ from impl import errors
 from impl.transport.background import BackgroundThread, is_background, work_in_background
 from impl.transport.base import ANY_SOURCE, CallInfo, Deadline
 from impl.transport.end_cause import EndCause
+from impl.transport.lent import Lent, MemoryGone, aborted
 from impl.transport.shm import words
 from impl.transport.shm.matching import IncomingMessage, Matcher
 from impl.transport.shm.membership import Membership
@@ -43,12 +44,12 @@ class ShmTransfer(PostedTransfer):
     __slots__ = (
         "address",
         "call",
+        "lent",
         "mailbox",
         "moved_nbytes",
         "nbytes",
         "peer",
         "sends",
-        "tensor",
         "until",
     )
 
@@ -65,7 +66,7 @@ class ShmTransfer(PostedTransfer):
         super().__init__()
         self.mailbox = mailbox
         self.sends = sends
-        self.tensor: Tensor | None = tensor  # keeps the memory alive
+        self.lent = Lent(tensor) if tensor.numel() else None  # keeps the storage alive
         self.address = tensor.data_ptr()
         self.nbytes = tensor.nbytes
         self.peer = peer
@@ -73,6 +74,10 @@ class ShmTransfer(PostedTransfer):
         self.until = until
         # a send: how much of it is in the ring, -1 before its header; a receive keeps -1
         self.moved_nbytes = -1
+
+    def has_memory(self) -> bool:
+        """Whether the memory of its tensor is still there."""
+        return self.lent is None or self.lent.is_there()
 
     def wait(self, timeout_s: float | None) -> bool:
         return self.is_done() or self.mailbox.drive(self, timeout_s)
@@ -259,6 +264,9 @@ class Mailbox:
         moved = False
         while queue:
             tag, transfer = queue[0]
+            if not transfer.has_memory():
+                self._cannot_send(dst, done)
+                break
             room = writer.room()
             if transfer.moved_nbytes < 0:
                 # a header goes out with some of its payload, if it has any
@@ -279,6 +287,19 @@ class Mailbox:
                 queue.popleft()
                 done.append((transfer, None, -1))
         return moved
+
+    def _cannot_send(self, dst: int, done: list[_Outcome]) -> None:
+        """End the group: what comes after this message may not take its place in the ring."""
+        membership, queue = self._membership, self._outbox[dst]
+        where = membership.where(queue[0][1].call)
+        text = (
+            f"{where}, rank {membership.rank} of {membership.world_size}: cannot send to rank "
+            f"{self._member(dst)}: {MemoryGone()}."
+        )
+        membership.give_up(EndCause.ABORT, where, text)
+        for _, transfer in queue:
+            done.append((transfer, membership.fate_error(membership.where(transfer.call)), -1))
+        queue.clear()
 
     def _ring(self, peer: int) -> None:
         words.fetch_add(self._bells[peer], 1)
@@ -316,6 +337,8 @@ class Mailbox:
             elif available == 0 and not message.is_complete:
                 break
             nbytes = min(message.nbytes - message.arrived_nbytes, available)
+            if message.receive is not None and not message.receive.has_memory():
+                done.append(self._forsake(message, self._memory_gone(message.receive)))
             self._take(reader, message, nbytes)
             reader.release()
             self._ring(source)
@@ -325,6 +348,17 @@ class Mailbox:
                 if message.receive is not None:
                     done.append((message.receive, None, source))
         return moved
+
+    def _forsake(self, message: IncomingMessage[ShmTransfer], error: Exception) -> _Outcome:
+        """The receive of this message fails alone; the rest of the message is thrown away."""
+        receive = message.receive
+        assert receive is not None
+        message.receive, message.body, message.unwanted = None, None, True
+        return receive, error, message.source
+
+    def _memory_gone(self, receive: ShmTransfer) -> errors.Aborted:
+        of = self._membership
+        return aborted(MemoryGone(), receive.call, of.group, of.rank, of.world_size)
 
     def _take(self, reader: RingReader, message: IncomingMessage[ShmTransfer], nbytes: int) -> None:
         if message.receive is not None:
@@ -346,8 +380,10 @@ class Mailbox:
                 f"{membership.world_size}: rank {membership.members[message.source]} sent "
                 f"{message.nbytes} bytes, but the tensor has {receive.nbytes}."
             )
-            done.append((receive, error, message.source))
-            message.receive, message.body, message.unwanted = None, None, True
+            done.append(self._forsake(message, error))
+            return
+        if not receive.has_memory():
+            done.append(self._forsake(message, self._memory_gone(receive)))
             return
         if message.body is not None:
             words.memcpy(receive.address, message.body.data_ptr(), message.arrived_nbytes)
@@ -509,4 +545,4 @@ class Mailbox:
             transfer.finish(error, source)
             self._under_way.discard(transfer)
             if transfer.moved_nbytes in (-1, transfer.nbytes):
-                transfer.tensor = None
+                transfer.lent = None

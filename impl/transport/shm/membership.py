@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from impl import errors
 from impl.transport.base import CallInfo
 from impl.transport.end_cause import EndCause, Fate
+from impl.transport.lent import Lent
 from impl.transport.shm import words
 from impl.transport.shm.end_cause import FateBoard
 from impl.transport.shm.layout import MappingLayout
@@ -39,6 +40,7 @@ class Membership:
         self.group = group
         self.board = FateBoard(mapping, layout)
         self.fate: Fate | None = None  # once known: the mapping may be gone when it is asked for
+        self.lent: Sequence[Lent] = ()  # the memory of the present collective's tensors
         self._state_indices = [layout.state_offset(p) // 4 for p in range(self.size)]
 
     def where(self, call: CallInfo) -> str:

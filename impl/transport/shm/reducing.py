@@ -36,7 +36,7 @@ class Reducing:
             return
         rounds = self._rounds
         half = (rounds.step + 1) & 1
-        rounds.announce(call)
+        rounds.announce(call, (tensor,))
         memcpy(plan.own_addresses[half], tensor.data_ptr(), plan.nbytes)
         rounds.meet(call, until)
         rounds.compare(call)
@@ -72,7 +72,7 @@ class Reducing:
             return
         rounds = self._rounds
         half = rounds.half()
-        rounds.announce(call)
+        rounds.announce(call, (tensor,))
         memcpy(plan.own_addresses[half], tensor.data_ptr(), plan.nbytes)
         rounds.meet(call, until)
         rounds.compare(call)
@@ -106,7 +106,7 @@ class Reducing:
         rounds, itemsize = self._rounds, tensor.itemsize
         segment_numel = self._slots.segment_nbytes // itemsize
         address = tensor.data_ptr()
-        rounds.announce(call)
+        rounds.announce(call, (tensor,))
         for start, stop in spans(tensor.numel(), segment_numel):
             half = rounds.half()
             if pace is not None:
@@ -140,7 +140,7 @@ class Reducing:
         address, me, size = tensor.data_ptr(), self._position, self._size
         receives = root is None or root == me
         chunks_before: list[tuple[int, int]] = []  # of the previous segment, within the tensor
-        rounds.announce(call)
+        rounds.announce(call, (tensor,))
         segments = list(spans(tensor.numel(), self._slots.segment_nbytes // itemsize))
         for number, segment in enumerate([*segments, None]):
             half = rounds.half()
@@ -191,7 +191,7 @@ class Reducing:
         room = part_numel(self._slots.segment_nbytes, self._size, itemsize)
         # fold may write to `output` before it reads part 2 and later ones
         in_place = me >= 2 and overlap(output, input)
-        rounds.announce(call)
+        rounds.announce(call, (output, input))
         for start, stop in spans(numel, room):
             half = rounds.half()
             slot, nbytes = self._slots.parts[half][me], (stop - start) * itemsize

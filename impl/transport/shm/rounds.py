@@ -20,12 +20,15 @@ import functools
 import hashlib
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
 
 from impl import errors
 from impl.transport.background import is_background
 from impl.transport.base import CallInfo, Deadline, exchange_of
 from impl.transport.end_cause import EndCause
+from impl.transport.lent import Lent
 from impl.transport.shm import words
 from impl.transport.shm.layout import ANNOUNCEMENT_NBYTES
 from impl.transport.shm.membership import Membership
@@ -77,11 +80,14 @@ class Rounds:
         """Which half of the slot the next round uses."""
         return (self.step + 1) & 1
 
-    def announce(self, call: CallInfo, sizes: int = 0) -> None:
+    def announce(self, call: CallInfo, tensors: Sequence[Tensor] = (), sizes: int = 0) -> None:
         """Publish what this rank calls, for the first round of a collective.
 
+        tensors: those that it uses; the rounds look whether their memory is still there.
         sizes: a digest of sizes that may differ between ranks; 0 if they have none in common.
+        Raises MemoryGone.
         """
+        self._membership.lent = [Lent(tensor) for tensor in tensors if tensor.numel()]
         digest, text = _encode(call.operation, call.signature, call.shown)
         half = (self.step + 1) & 1
         offset = self._announcements[half][self._membership.position]
@@ -93,7 +99,10 @@ class Rounds:
         mapping.raw[offset + 24 : offset + 24 + len(text)] = text
 
     def meet(self, call: CallInfo, until: Deadline) -> None:
-        """Publish the next step, and wait until every rank has published it."""
+        """Publish the next step, and wait until every rank has published it.
+
+        Raises MemoryGone if the memory of a tensor went meanwhile.
+        """
         previous = self.step
         self.step = (previous + 1) & 0xFFFFFFFF
         if not previous & (PLACE_EVERY - 1):
@@ -108,6 +117,8 @@ class Rounds:
                 self._wait(position, index, address, previous, call, until)
             if self._wake_always:
                 words.acquire(address)
+        for lent in self._membership.lent:
+            lent.check()
 
     def compare(self, call: CallInfo) -> None:
         """After the first round: raise CollectiveMismatch unless all ranks announced the same."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from impl import errors
 from impl.transport.base import CallInfo
 from impl.transport.end_cause import EndCause
+from impl.transport.lent import MemoryGone
 from impl.transport.shm.membership import Membership
 from impl.transport.shm.rounds import Rounds
 
@@ -69,10 +70,16 @@ def ends_the_group(
             return method(self, *args, **kwargs)
         except errors.CommunicationError:
             raise
+        except MemoryGone as gone:
+            where = _where(membership, args)
+            text = f"{where}, rank {membership.rank} of {membership.world_size}: {gone}."
+            raise membership.give_up(EndCause.ABORT, where, text) from None
         except BaseException as error:
             where = _where(membership, args)
             membership.give_up(EndCause.ABORT, where, f"{where} was interrupted: {error!r}.")
             raise
+        finally:
+            membership.lent = ()
 
     return run
 

@@ -13,6 +13,7 @@ from impl import errors
 from impl.schedules.executor import Pending
 from impl.transport.base import CallInfo, Deadline
 from impl.transport.end_cause import EndCause, Fate
+from impl.transport.lent import MemoryGone
 from impl.transport.messages.frames import FrameRules, Preamble
 from impl.transport.messages.hub import Hub, Link, PeerGone
 from impl.transport.messages.matching import (
@@ -96,6 +97,11 @@ class MessageGroup(ABC):
     def link_closed(self, link: Link, how: str, after_farewell: bool) -> None:
         """See `HubOwner`."""
 
+    def cannot_send(self, link: Link, gone: MemoryGone) -> None:
+        """See `HubOwner`. The group ends: no message that comes later may take this one's place."""
+        text = f"rank {self.rank} cannot send to rank {link.peer}: {gone}."
+        self.end(Fate(EndCause.ABORT, self.rank, text))
+
     @abstractmethod
     def on_control(self, peer: int, frame: Preamble, text: str) -> None:
         """See `HubOwner`."""
@@ -115,6 +121,8 @@ class MessageGroup(ABC):
         except MessageFailed as failed:
             yield from self._settle(failed.cause)
             raise self._explain(failed.cause, call) from None
+        except MemoryGone as gone:
+            raise self._explain(gone, call) from None
         finally:
             self._call = None
 
@@ -130,6 +138,8 @@ class MessageGroup(ABC):
             return self.give_up(EndCause.LOST, text, call, lost=[cause.peer])
         if isinstance(cause, SizeMismatch):
             return self.give_up(EndCause.MISMATCH, f"{where}: {cause}.", call)
+        if isinstance(cause, MemoryGone):
+            where = f"{where}, rank {self.rank} of {self.world_size}"
         return self.give_up(EndCause.ABORT, f"{where}: {cause}.", call)
 
     def time_out(self, call: CallInfo, until: Deadline) -> errors.CommunicationError:
@@ -188,7 +198,7 @@ class MessageGroup(ABC):
             return errors.PeerLost(f"{where}: {cause}. Connection closed by peer.")
         if isinstance(cause, SizeMismatch):
             return errors.CollectiveMismatch(f"{where}: {cause}.")
-        return errors.Aborted(f"{where}: {cause}")
+        return errors.Aborted(f"{where}: {cause}.")
 
     # The end
 

@@ -173,6 +173,10 @@ class TcpGroup(MessageGroup):
 
     def end(self, fate: Fate) -> None:
         if self._accept(fate):
+            for hub in self.hubs:
+                for link in list(hub.links.values()):
+                    if link.is_stuck:
+                        hub.drop(link, "the memory of what it was sent was freed")
             self._tell_all(Opcode.FATE, fate.encode())
 
     def _accept(self, fate: Fate) -> bool:
