@@ -33,6 +33,7 @@ SCHEMA_VERSION = 2
 CERTIFICATE = "certificate.json"
 REPORT = "report.html"
 JUNIT = "junit.xml"
+NAMED_IN_JUNIT = "c10d-conformance certificate"  # the property of JUnit's record with the digest
 ALONE = "alone"  # the folder of stand-alone scripts
 
 Document = dict[str, Any]

@@ -21,10 +21,15 @@ def certificate_file(place: Path) -> Path:
     return path
 
 
+def _refuse(constant: str) -> None:
+    """Nothing is written that is no number, and it would be neither more nor less than another."""
+    raise ValueError(f"{constant} is no number")
+
+
 def read_certificate(path: Path) -> dict[str, Any]:
     """The document. Raises OSError, or Unreadable for a file that is cut or something else."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
     except ValueError as error:  # not JSON, or not text at all
         raise Unreadable(f"not JSON, or only a part of it: {error}") from error
     except RecursionError:

@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 
 from conformance.catalogue.rules import catalogue
 from conformance.report.certificate import (
+    NAMED_IN_JUNIT,
     counted,
     described,
     described_deviation,
@@ -237,17 +238,21 @@ def _roots(document: Document, requirements: Catalogue) -> Iterator[str]:
     }
     for row in document["requirements"]:
         id, root = row["id"], row["root"]
-        if row["verdict"] not in FAILURES and not root:
+        if row["verdict"] not in (*FAILURES, Verdict.BLOCKED) and not root:
             continue
         broken = [r for r in requirements.roots(id) if seen.get(r) in FAILURES]
         if row["verdict"] in FAILURES and broken:
             yield f"{id} is {row['verdict']}, and {broken[0]}, on which it rests, is too"
         if not root:
+            if row["verdict"] == Verdict.BLOCKED and broken:
+                yield f"{id} is blocked, and {broken[0]} is not told as what blocks it"
             continue
         if row["verdict"] != Verdict.BLOCKED:
             yield f"{id} is {row['verdict']}, and has {root} as what blocks it"
         elif root not in broken:
             yield f"{id} is blocked by {root}, on which it does not rest or which holds"
+        elif root != broken[0]:
+            yield f"{id} is blocked by {root}, and before that by {broken[0]}"
         elif row["reason"] != (reason := reason_of_blocked(root, seen[root])):
             yield f"{id} is blocked for the reason {row['reason']!r}, which should be {reason!r}"
 
@@ -325,6 +330,7 @@ def junit_problems(document: Document, path: Path) -> Iterator[str]:
             verdicts.setdefault(property.get("name", ""), []).append(property.get("value", ""))
         if case.find("failure") is not None or case.find("error") is not None:
             failed.add(name)
+    yield from _of_the_same_run(document, tree, path.name)
     cases = {c["case"] for row in document["requirements"] for c in row["cases"]}
     known = {_junit_name(case) for case in cases | set(document["other_failures"])}
     # What a worker was doing when it crashed has failed for JUnit, and is a harness fault here.
@@ -343,6 +349,22 @@ def junit_problems(document: Document, path: Path) -> Iterator[str]:
                 yield f"{path.name} does not have {case['case']}"
             elif case["verdict"] not in there.get(row["id"], ()):
                 yield f"{path.name} has {case['case']} without {row['id']}: {case['verdict']}"
+
+
+def _of_the_same_run(document: Document, tree: Any, name: str) -> Iterator[str]:
+    """JUnit's record names the certificate that was written with it, which settles all the rest:
+    seconds, reasons, what the target was. Those of earlier versions do not."""
+    named = [
+        property.get("value")
+        for suite in tree.iter("testsuite")
+        for property in suite.iterfind("properties/property")
+        if property.get("name") == NAMED_IN_JUNIT
+    ]
+    if not named and document["suite"]["version"] == VERSION:
+        yield f"{name} does not say with which certificate it was written"
+    for digest in named:
+        if digest != document["digest"]:
+            yield f"{name} was written with a certificate that had the digest {digest}"
 
 
 def _fails(case: Document) -> bool:

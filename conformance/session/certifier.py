@@ -16,6 +16,7 @@ from conformance.harness.pool import SHARED_POOL
 from conformance.report.certificate import (
     CERTIFICATE,
     JUNIT,
+    NAMED_IN_JUNIT,
     REPORT,
     Run,
     certificate_of,
@@ -169,8 +170,11 @@ class Certifier:
             exit_status=int(session.exitstatus),
         )
         try:
-            write_certificate(aside(folder), certificate_of(results, self._settings, run))
+            document = certificate_of(results, self._settings, run)
+            write_certificate(aside(folder), document)
             self.is_written = True
+            for xml in _records_of_junit(self._config):
+                xml.add_global_property(NAMED_IN_JUNIT, document["digest"])
         except OSError as error:
             self._why_unwritten = f"--certificate {folder}: cannot write there: {error.strerror}"
             print(f"ERROR: {self._why_unwritten}", file=sys.stderr)
@@ -219,6 +223,12 @@ class Certifier:
                 return 1
 
 
+def _records_of_junit(config: pytest.Config) -> list[Any]:
+    """pytest's plugins that write JUnit's record."""
+    loaded: list[tuple[str, Any]] = config.pluginmanager.list_name_plugin()
+    return [plugin for _, plugin in loaded if type(plugin).__name__ == "LogXML"]
+
+
 class Settler:
     """Moves what a run has written in place, once JUnit's record of it is written too."""
 
@@ -244,9 +254,8 @@ class Settler:
     def _say_where_junit_is(self, place: Path | None) -> None:
         """pytest announces its record where it was written; a refused run has none."""
         plugins = self._config.pluginmanager
-        loaded: list[tuple[str, Any]] = plugins.list_name_plugin()
-        for _, xml in loaded:
-            if type(xml).__name__ != "LogXML" or not self._folder.is_aside(xml.logfile):
+        for xml in _records_of_junit(self._config):
+            if not self._folder.is_aside(xml.logfile):
                 continue
             if place is not None:
                 xml.logfile = str(place / JUNIT)

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from conformance.catalogue.rules import catalogue
-from conformance.report.certificate import CERTIFICATE, certificate_of, seal
+from conformance.report.certificate import CERTIFICATE, NAMED_IN_JUNIT, certificate_of, seal
 from conformance.report.reading import Unreadable, certificate_file, read_certificate
 from conformance.report.results import judge
 from conformance.report.verify import junit_problems, problems
@@ -188,6 +188,10 @@ def test_what_fails_and_what_is_blocked_are_told_apart() -> None:
         for line in broken(lambda row: row.update(verdict="broken", root="", reason="x"))
     )
     assert any(
+        re.search(r"is blocked, and .* is not told as what blocks it$", line)
+        for line in broken(lambda row: row.update(root="", reason="x"))
+    )
+    assert any(
         re.search(r"is blocked for the reason 'y', which should be 'rests on .* broken'$", line)
         for line in broken(lambda row: row.update(reason="y"))
     )
@@ -270,7 +274,15 @@ def test_a_certificate_is_read_from_its_folder_or_its_file(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "data",
-    [json.dumps(WHOLE).encode()[:-40], b"", b"\xff\xfe", b"[1, 2]", b"<xml/>", b"[" * 100_000],
+    [
+        json.dumps(WHOLE).encode()[:-40],
+        b'{"seconds": NaN}',
+        b"",
+        b"\xff\xfe",
+        b"[1, 2]",
+        b"<xml/>",
+        b"[" * 100_000,
+    ],
 )
 def test_a_damaged_file_is_no_certificate(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / CERTIFICATE
@@ -294,6 +306,8 @@ def junit(document: Document) -> ElementTree.Element:
             ElementTree.SubElement(listed, "property", name=row["id"], value=case["verdict"])
             if case["verdict"] == "broken":
                 ElementTree.SubElement(element, "failure")
+    listed = ElementTree.SubElement(suite, "properties")
+    ElementTree.SubElement(listed, "property", name=NAMED_IN_JUNIT, value=document["digest"])
     return suite
 
 
@@ -339,6 +353,36 @@ def test_a_failure_that_was_taken_out_of_junits_record_is_noticed(tmp_path: Path
     element.remove(element[-1])
     case = BROKEN["requirements"][0]["cases"][0]["case"]
     assert record(suite, path, BROKEN) == [f"junit.xml has {case} without a failure"]
+
+
+def slow_down(document: Document) -> None:
+    """All sums agree."""
+    row, profile = document["requirements"][0], document["profiles"][0]
+    for timed in (row["cases"][0], row, profile):
+        timed["seconds"] = round(timed["seconds"] + 1, 4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        slow_down,
+        lambda d: d["target"].update(activate="mine:cheat"),
+        lambda d: d["target"]["versions"].update(torch="9.9"),
+        lambda d: d["requirements"][0]["cases"][0].update(reason="it is meant so"),
+        lambda d: d.update(blames=["nothing of mine"]),
+    ],
+)
+def test_what_only_the_run_knew_is_held_by_junits_record(
+    change: Callable[[Document], None], tmp_path: Path
+) -> None:
+    edited = spoilt(change)
+    assert list(problems(edited)) == []
+    path = tmp_path / "junit.xml"
+    due = f"junit.xml was written with a certificate that had the digest {WHOLE['digest']}"
+    assert record(junit(WHOLE), path, edited) == [due]
+    suite = junit(WHOLE)
+    suite.remove(suite[-1])
+    assert record(suite, path) == ["junit.xml does not say with which certificate it was written"]
 
 
 def test_a_damaged_record_is_noticed(tmp_path: Path) -> None:
