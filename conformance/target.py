@@ -141,6 +141,8 @@ class Target:
     def __post_init__(self) -> None:
         if not self.name or not self.backend:
             raise ValueError("a target has a name and a backend")
+        if not (self.name.isprintable() and self.backend.isprintable()):
+            raise ValueError(f"{self.name!r}, {self.backend!r}: names that cannot be printed")
         check_device(self.device)
         _check_command(self.launch)
         for name, value in self.env.items():
@@ -326,7 +328,7 @@ def _from_file(path: Path, extended_by: tuple[Path, ...] = ()) -> Target:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise TargetError(f"--target {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also of long numbers, and of deep nesting
         raise TargetError(f"--target {path}: not a TOML file: {error}") from error
     try:
         base = _base(table, files) if "extends" in table else None

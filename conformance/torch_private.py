@@ -106,6 +106,13 @@ def is_rebuilding(function: object) -> bool:
     return of_a_tensor or function is torch.serialization._get_layout
 
 
+def check_sparse_tensors() -> None:
+    """Raises RuntimeError if a sparse tensor that was rebuilt since the last call has indices
+    outside of it, which whoever reads it would follow."""
+    with torch.sparse.check_sparse_tensor_invariants():
+        torch._utils._validate_loaded_sparse_tensors()
+
+
 def without_attributes(reduced: tuple[Any, ...]) -> tuple[Any, ...]:
     """How a plain tensor is pickled, without attributes that were set on it."""
     maker, args = reduced[:2]

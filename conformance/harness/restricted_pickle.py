@@ -26,7 +26,12 @@ import torch.distributed as dist
 
 from conformance.checks.compare import shown
 from conformance.harness.messages import ByValue, device_named, find_function, from_bits
-from conformance.torch_private import is_rebuilding, storage_of_bytes, without_attributes
+from conformance.torch_private import (
+    check_sparse_tensors,
+    is_rebuilding,
+    storage_of_bytes,
+    without_attributes,
+)
 
 
 class Described:
@@ -67,7 +72,9 @@ def pack_for_parent(value: object) -> bytes:
 def unpack_from_rank(data: bytes) -> Any:
     """The inverse of `pack_for_parent`. Raises UnpicklingError for what does not come from it."""
     try:
-        return _Reader(io.BytesIO(data)).load()
+        value = _Reader(io.BytesIO(data)).load()
+        check_sparse_tensors()
+        return value
     except pickle.UnpicklingError:
         raise
     except Exception as error:  # what is no pickle fails in many ways
@@ -126,6 +133,12 @@ def _may_make(maker: Any) -> bool:
     return is_rebuilding(maker) or _is_of_numpy(maker)
 
 
+# Makers that go through their arguments, as far as they reach.
+_OF_ELEMENTS = (
+    *(set, frozenset, bytearray, torch.Size),
+    *(collections.OrderedDict, collections.Counter, collections.deque, collections.defaultdict),
+)
+
 # id of a class, which may have no hash -> a weak reference to it, and whether it is a plain one.
 _KINDS_SEEN: dict[int, tuple[Callable[[], type | None], bool]] = {}
 _UNSEEN = (lambda: None, False)
@@ -170,6 +183,8 @@ class _Reader(_InPython):  # type: ignore[misc]  # its stub lacks what is replac
             self.stack[-2:] = [_known(*args)]
             return
         self._check(maker)
+        if any(maker is one for one in _OF_ELEMENTS) and _is_short_for_many(args):
+            raise pickle.UnpicklingError(f"{maker} would be made of a range, however long that is")
         super().load_reduce()
 
     def load_newobj(self) -> None:
@@ -181,7 +196,8 @@ class _Reader(_InPython):  # type: ignore[misc]  # its stub lacks what is replac
         super().load_newobj_ex()
 
     def load_build(self) -> None:
-        if isinstance(self.stack[-2], type | FunctionType | ModuleType):
+        # a member of an Enum is the parent's own, such as a verdict
+        if isinstance(self.stack[-2], type | FunctionType | ModuleType | Enum):
             raise pickle.UnpicklingError(f"{self.stack[-2]} would be changed")
         super().load_build()
 
@@ -194,6 +210,11 @@ class _Reader(_InPython):  # type: ignore[misc]  # its stub lacks what is replac
     def _check(maker: Any) -> None:
         if not _may_make(maker):
             raise pickle.UnpicklingError(f"{maker} would be called")
+
+
+def _is_short_for_many(args: tuple[Any, ...]) -> bool:
+    """Whether a few bytes may stand for more elements than there is memory or time for."""
+    return any(isinstance(arg, range) for arg in args) or (len(args) == 1 and type(args[0]) is int)
 
 
 def _loaded(module: str, name: str) -> Any:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from conformance.checks.compare import first_difference
 from conformance.harness.messages import FunctionRef, find_function
 from conformance.harness.restricted_pickle import Described, pack_for_parent, unpack_from_rank
+from conformance.verdict import Verdict
 
 
 class Colour(Enum):
@@ -103,14 +104,30 @@ def pickled(maker: Any, *args: Any, state: Any = None) -> bytes:
             pickled(find_function, FunctionRef("os", "_exit", "")),
             "there is no function _exit in os here",
         ),
+        (pickled(Verdict, "broken", state={"_value_": "holds"}), "broken would be changed"),
+        (pickled(Verdict, "broken", state=(None, {"_value_": "holds"})), "would be changed"),
+        (pickled(set, range(10**15)), "would be made of a range, however long that is"),
+        (pickled(torch.Size, range(10**15)), "would be made of a range"),
+        (pickled(bytearray, 10**15), "would be made of a range"),
         (b"(cbuiltins\nset\no.", "KeyError: 111"),
         (b"hello", "Memo value not found"),
         (b"", "EOFError"),
     ],
-    ids=["exit", "object", "getattr", "own", "import", "reference", "opcode", "text", "empty"],
+    ids=[
+        *("exit", "object", "getattr", "own", "import", "reference"),
+        *("verdict", "verdict-by-slot", "set", "size", "bytes"),
+        *("opcode", "text", "empty"),
+    ],
 )
 def test_what_would_run_something_is_refused(data: bytes, says: str) -> None:
     with pytest.raises(pickle.UnpicklingError, match=re.escape(says)):
+        unpack_from_rank(data)
+
+
+def test_a_sparse_tensor_with_indices_outside_of_it_is_refused() -> None:
+    far = torch.sparse_coo_tensor([[10**9]], [1.0], (2,), check_invariants=False)
+    data = pack_for_parent(far)
+    with pytest.raises(pickle.UnpicklingError, match="RuntimeError: size is inconsistent"):
         unpack_from_rank(data)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -215,6 +216,25 @@ def test_absences_are_those_of_the_base_and_its_own(target_file: Path) -> None:
     target_file.write_text('name = "mine"\nextends = "base.toml"\n' + row.format("send"))
     claimed = load_target(str(target_file)).capabilities.ops
     assert Capabilities().ops - claimed == {"barrier", "send"}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("options = " + "[" * 5000, "not a TOML file: "),
+        (f"deadline = {'9' * 5000}", "not a TOML file: "),
+        ("\udc80", "not a TOML file: "),
+        (r'name = "\u001b[2J"', "names that cannot be printed"),
+        (r'name = "a\u0000"', "names that cannot be printed"),
+    ],
+    ids=["deep", "long number", "no text", "escape", "nul"],
+)
+def test_a_hostile_file_is_refused_by_its_name(target_file: Path, text: str, says: str) -> None:
+    named = text if text.startswith("name") else f'name = "mine"\n{text}'
+    target_file.write_text(f'backend = "mine"\n{named}\n', errors="surrogateescape")
+    with pytest.raises(TargetError, match=re.escape(f"--target {target_file}: ")) as refused:
+        load_target(str(target_file))
+    assert says in str(refused.value)
 
 
 def test_a_circle_of_files_is_refused(target_file: Path) -> None:
