@@ -22,6 +22,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+import re
 import secrets
 import struct
 import sys
@@ -32,6 +33,7 @@ from torch import Tensor
 
 from impl.transport.shm.layout import MappingLayout
 
+_OFFERED = re.compile("/proc/[0-9]+/fd/[0-9]+")
 _MAGIC = b"pygloo shm 1\0\0\0\0"  # names the layout's version
 NONCE_NBYTES = 16
 
@@ -82,6 +84,8 @@ class Mapping:
     def __init__(self, offer: str, nbytes: int) -> None:
         """Raises SharingRefused if the offer leads to no file, or to another one."""
         path, _, nonce = offer.rpartition(" ")
+        if not _OFFERED.fullmatch(path):  # to open a device, or a pipe, can do something by itself
+            raise SharingRefused(f"{offer!r} is no offer")
         try:
             told = _MAGIC + bytes.fromhex(nonce)
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -93,8 +97,13 @@ class Mapping:
             # in another process namespace the path may lead to a stranger's descriptor
             if os.pread(fd, len(_MAGIC) + NONCE_NBYTES, MappingLayout.nonce_offset) != told:
                 raise SharingRefused(f"{path} is not the file that was offered")
-            if os.fstat(fd).st_size != nbytes:
+            about = os.fstat(fd)
+            if about.st_size != nbytes:
                 raise SharingRefused(f"{path} has another layout")
+            if about.st_uid != os.geteuid():  # root may open anybody's
+                raise SharingRefused(f"{path} belongs to another user")
+            if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+                raise SharingRefused(f"{path} may shrink")
             self._mmap = mmap.mmap(fd, nbytes)
             self._presence_fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import select
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,6 +78,34 @@ def test_the_file_cannot_shrink_under_a_peer() -> None:
         os.ftruncate(fd, 0)
     os.close(fd)
     file.close()
+
+
+def test_a_file_that_can_shrink_or_that_another_user_owns_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fcntl, "F_ADD_SEALS", fcntl.F_GET_SEALS)  # none is added
+    unsealed = SharedFile(NBYTES)
+    monkeypatch.undo()
+    with pytest.raises(SharingRefused, match="may shrink"):
+        Mapping(unsealed.offer, NBYTES)
+    unsealed.close()
+    file, own = SharedFile(NBYTES), os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    with pytest.raises(SharingRefused, match="belongs to another user"):
+        Mapping(file.offer, NBYTES)
+    file.close()
+
+
+def test_what_a_path_other_than_an_offer_s_leads_to_is_not_opened(tmp_path: Path) -> None:
+    """A pipe with a reader shows whether someone opens it."""
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(SharingRefused, match="is no offer"):
+        Mapping(f"{tmp_path}/pipe 00", NBYTES)
+    with select.epoll() as watched:
+        watched.register(reader, select.EPOLLHUP)
+        assert watched.poll(0) == []  # a writer that has been and gone
+    os.close(reader)
 
 
 def test_presence_is_seen_and_ends_with_its_descriptor() -> None:
