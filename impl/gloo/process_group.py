@@ -266,11 +266,15 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
 
         `destroy_process_group` calls it. May be called twice, and by a signal's handler or a
         `__del__`: then an operation that it interrupts raises `Aborted`, unless it is about to
-        succeed, and the group ends after it.
+        succeed, and the group ends after it. A collective that another thread is in raises, too:
+        it may wait for ranks that never come.
         """
         if self._is_interrupted():
             self._end_beside("the group was destroyed in the middle of an operation")
             return
+        if self._executor.runs_in_another_thread():
+            self._executor.refuse_more()
+            self._comm.abort("the group was destroyed while another thread was in a collective")
         self._life.finish()
 
     def _is_interrupted(self) -> bool:

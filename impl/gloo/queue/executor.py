@@ -182,6 +182,11 @@ class Executor:
         with self._lock:
             return self._is_busy() and self._is_this_threads()
 
+    def runs_in_another_thread(self) -> bool:
+        """Whether a thread of the program, other than the caller's, is inside of a collective."""
+        with self._lock:
+            return self._is_busy() and self._busy_frame is not None and not self._is_this_threads()
+
     def refuse_more(self) -> None:
         """From now on `submit` raises."""
         with self._lock:

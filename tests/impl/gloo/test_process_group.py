@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from types import FunctionType
@@ -386,6 +387,31 @@ def test_shutdown_finishes_what_is_queued() -> None:
         assert all(tensor.eq(2).all() for tensor in tensors)
 
     in_groups(2, run)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp", "gloo"])
+def test_shutdown_ends_the_collective_that_another_thread_is_in(transport: str) -> None:
+    def run(group: ProcessGroupGloo) -> None:
+        if group.rank() == 1:
+            with pytest.raises(errors.CommunicationError):  # rank 0 has gone
+                group.recv([torch.ones(1)], 0, 0).wait()
+            return
+        options = c10d.AllreduceOptions()
+        options.asyncOp = False
+
+        def wait() -> str:
+            with pytest.raises(errors.Aborted) as raised:
+                group.allreduce([torch.ones(4)], options).wait()
+            return str(raised.value)
+
+        with ThreadPoolExecutor() as pool:
+            message = pool.submit(wait)
+            while not group._executor.runs_in_another_thread():
+                time.sleep(0.001)
+            group.shutdown()
+            assert "destroyed while another thread was in a collective" in message.result()
+
+    in_groups(2, run, transport=transport)
 
 
 def test_shutdown_waits_for_the_callbacks_of_what_it_ends() -> None:
