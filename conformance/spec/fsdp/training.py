@@ -113,7 +113,7 @@ def test_adam(ranks: Ranks, orig: bool) -> None:
     "like the bare module's.",
     source="torch 2.13, FlatParamHandle: chunks are padded",
 )
-@world_sizes(2, 3, 4, at_least=2)
+@world_sizes(2, 3, 5, at_least=2)
 @pytest.mark.parametrize("orig", [False, True], ids=["flat", "orig"])
 def test_units_smaller_than_the_world(ranks: Ranks, orig: bool) -> None:
     """Layers of one to three elements, each a unit."""

@@ -68,6 +68,26 @@ def test_a_batch_between_all_pairs(ranks: Ranks) -> None:
     assert_each_rank(got, want)
 
 
+def many_to_the_right(me: Me) -> Tensor:
+    """Forty messages to the right and from the left, in one batch."""
+    sent, got = content(me.rank, 80).view(40, 2).to(me.device), torch.zeros(40, 2, device=me.device)
+    right, left = (me.rank + 1) % me.world_size, (me.rank - 1) % me.world_size
+    batch = []
+    for x, y in zip(sent.unbind(), got.unbind(), strict=True):
+        batch += [dist.P2POp(dist.isend, x, right), dist.P2POp(dist.irecv, y, left)]
+    for work in dist.batch_isend_irecv(batch):
+        work.wait()
+    return got
+
+
+@covers("p2p/batch")
+@world_sizes(2, 3)
+def test_a_batch_of_many(ranks: Ranks) -> None:
+    n = ranks.world_size
+    want = [content((rank - 1) % n, 80).view(40, 2) for rank in range(n)]
+    assert_each_rank(ranks.run(many_to_the_right), want)
+
+
 def several_in_one_direction(me: Me) -> list[Tensor]:
     """Four large messages each way; all receives come first in one rank's list, last in the
     other's."""

@@ -47,9 +47,9 @@ def test_all_ranks_batches_are_one_batch(ranks: Ranks, dtype: str) -> None:
     source="pytorch#22192; PaddlePaddle#32464",
     rests_on="sync_batchnorm/output",
 )
-@world_sizes(2, 3, 4)
+@world_sizes(2, 3, 5)
 def test_batches_count_by_their_number_of_values(ranks: Ranks) -> None:
-    xs = batches([1, 3, 2, 7][: ranks.world_size], (2, 2), "float64")
+    xs = batches([1, 3, 2, 7, 4][: ranks.world_size], (2, 2), "float64")
     train(ranks, _DOUBLE, xs, backward=False).check_outputs()
 
 

@@ -186,3 +186,18 @@ class TrainsFrozenParts(Swapped):
     """Original parameters require gradients, whether they did before or not."""
 
     swaps = ((views, "_as_parameter", lambda _: lambda tensor: nn.Parameter(tensor.detach())),)
+
+
+def _divided_by_four(right: Any) -> Any:
+    def wrong(device: Any, shard: Any, source: Any, group: Any) -> None:
+        source.mul_(max(group.size() / 4, 1))
+        right(device, shard, source, group)
+
+    return wrong
+
+
+@breaks("fsdp/uneven-sizes", says="is wrong")
+class AveragesShardsOfFourAtMost(Swapped):
+    """The sum of the gradients of more than four ranks is divided by four."""
+
+    swaps = ((collectives, "reduce_scatter", _divided_by_four),)

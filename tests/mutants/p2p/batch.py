@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from tests.mutants.kit import Patch, breaks
-from tests.mutants.replacing import Finished, replaced
+from tests.mutants.replacing import Finished, Replacing, replaced
 
 
 @breaks("p2p/batch-in-a-subgroup", says=r"rank 1  raised RuntimeError")
@@ -83,3 +83,12 @@ class BatchesAreNotChecked(Patch):
     def patched() -> Iterator[None]:
         with replaced(batch_isend_irecv=lambda _: lambda ops: [Finished() for _ in ops]):
             yield
+
+
+@breaks("p2p/batch", says=r"many_to_the_right[\s\S]*rank 0 is wrong")
+class BatchesHaveSixteenOperations(Replacing):
+    """What stands behind the sixteenth operation of a batch is left out."""
+
+    @staticmethod
+    def batch_isend_irecv(right: Any, batch: Any) -> Any:
+        return right(batch[:16])

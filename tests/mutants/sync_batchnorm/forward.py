@@ -241,3 +241,15 @@ class KeepsStatisticsInFloat32(LayerMutant, SyncBatchNorm):
         if self.training and self.running_mean is not None:
             self.running_mean.lerp_(torch.zeros(self.num_features), 0.0)
         return super().forward(input)
+
+
+class _FourRanks(Wrong):
+    def all_gather(self, message: Tensor) -> Tensor:
+        return super().all_gather(message)[:4]
+
+
+@breaks("sync_batchnorm/unequal-batches", says=r"output: rank \d is wrong")
+class MergesFourRanksAtMost(ExchangeMutant):
+    """The batches of the fifth rank and of those behind it are left out of the statistics."""
+
+    exchange = _FourRanks
