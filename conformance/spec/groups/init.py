@@ -300,7 +300,7 @@ def test_the_store_gives_up_after_the_timeout(
 
 def watch_the_timeout_of_a_store(me: Me) -> list[float]:
     """The timeout of the user's store, in s: with groups made on it, after work, and afterwards."""
-    store = tcp_store(me, "")
+    store: Any = tcp_store(me, "")  # torch's stub of a store lacks its timeout
     store.set_timeout(timedelta(seconds=77))
     start(me, store)
     seen = [store.timeout.total_seconds()]

@@ -151,8 +151,8 @@ class KeepsTheFirstSplits(ForwardingGroup):
         self.kept: dict[Any, Any] = {}
 
     def all_to_all_single(self, output: Any, tensor: Any, out: Any, into: Any, opts: Any) -> Any:
-        splits = self.kept.setdefault((output.shape, tensor.shape), (list(out), list(into)))
-        return super().all_to_all_single(output, tensor, *splits, opts)
+        out, into = self.kept.setdefault((output.shape, tensor.shape), (list(out), list(into)))
+        return super().all_to_all_single(output, tensor, out, into, opts)
 
 
 @breaks("order/own-options", says=r"all_reduce.*reduce_op='max'.* is wrong in \d+ elements")
