@@ -18,15 +18,8 @@ import torch.distributed as dist
 from mpi4py import MPI
 from torch import Tensor
 
-OPS = {
-    "SUM": MPI.SUM,
-    "PRODUCT": MPI.PROD,
-    "MIN": MPI.MIN,
-    "MAX": MPI.MAX,
-    "BAND": MPI.BAND,
-    "BOR": MPI.BOR,
-    "BXOR": MPI.BXOR,
-}
+OPS = {"SUM": MPI.SUM, "PRODUCT": MPI.PROD, "MIN": MPI.MIN, "MAX": MPI.MAX}
+OPS |= {"BAND": MPI.BAND, "BOR": MPI.BOR, "BXOR": MPI.BXOR}
 DTYPES = {
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float32, torch.float64, torch.complex64, torch.complex128),
@@ -75,13 +68,12 @@ class Message(dist.Work):
     def is_completed(self) -> bool:
         return self.progress()
 
-    def is_success(self) -> bool:
-        return self.progress()
+    is_success = is_completed
 
-    def source_rank(self) -> int:
+    def _source_rank(self) -> int:
         return self._peer
 
-    _source_rank = source_rank
+    source_rank = _source_rank
 
 
 class Collected(dist.Work):
@@ -97,8 +89,7 @@ class Collected(dist.Work):
     def is_completed(self) -> bool:
         return True
 
-    def is_success(self) -> bool:
-        return True
+    is_success = is_completed
 
     def get_future(self) -> torch.futures.Future[Any]:
         future: torch.futures.Future[Any] = torch.futures.Future()
@@ -144,8 +135,8 @@ class MPIGroup(dist.ProcessGroup):
     def reduce(self, tensors: list[Tensor], opts: Any) -> dist.Work:
         mine, root = _flat(tensors[0]), self._root(opts)
         is_root = self.rank() == root
-        total = np.empty_like(mine) if is_root else None
-        self._comm.Reduce(mine, total, _op(opts), root)
+        total = np.empty_like(mine)
+        self._comm.Reduce(mine, total if is_root else None, _op(opts), root)
         return _collected(tensors, [total]) if is_root else Collected(tensors)
 
     def broadcast(self, tensors: list[Tensor], opts: Any) -> dist.Work:
@@ -206,9 +197,10 @@ class MPIGroup(dist.ProcessGroup):
         self._comm.Barrier()
         return Collected([])
 
-    # What torch 2.13 calls them.
-    all_gather_single, reduce_scatter_single = _allgather_base, _reduce_scatter_base
-    all_to_all_single = alltoall_base
+    # What torch 2.13 calls them. Its stubs name the parameters otherwise.
+    all_gather_single = _allgather_base  # type: ignore[assignment]  # names of parameters
+    reduce_scatter_single = _reduce_scatter_base  # type: ignore[assignment]  # the same
+    all_to_all_single = alltoall_base  # type: ignore[assignment]  # the same
 
     # -- Messages
 
@@ -271,7 +263,8 @@ def _end(comm: MPI.Intracomm, under_way: list[Message]) -> None:
 
 
 def _op(opts: Any) -> MPI.Op:
-    name = (opts or dist.ReduceScatterOptions()).reduceOp.op.name
+    options: Any = opts or dist.ReduceScatterOptions()
+    name = options.reduceOp.op.name
     if name not in OPS:
         raise ValueError(f"mpi4py: {name} is not among {', '.join(OPS)}")
     return OPS[name]
