@@ -22,8 +22,11 @@ PROFILES = (
     "sync_batchnorm",
     "fsdp",
     "faults",
-    "cuda",
+    "accelerator",
 )
+
+# What profiles were called before: still understood wherever one is named.
+FORMER_NAMES = {"cuda": "accelerator"}
 
 # What these profiles say is about DDP, FSDP or SyncBatchNorm, on whatever backend.
 PART_OF_PROFILE = {
@@ -33,6 +36,15 @@ PART_OF_PROFILE = {
     "sync_batchnorm": "sync_batchnorm",
     "fsdp": "fsdp",
 }
+
+
+def profile_named(name: str) -> str:
+    """The profile of this name, or of this former name. Raises ValueError if there is none."""
+    found = FORMER_NAMES.get(name, name)
+    if found not in PROFILES:
+        raise ValueError(f"no profile {name!r}; there are {', '.join(PROFILES)}")
+    return found
+
 
 _ID = re.compile(r"[a-z][a-z0-9_]*(/[a-z0-9][a-z0-9_.-]*)+")
 
@@ -72,8 +84,10 @@ class Requirement:
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id):
             raise ValueError(f"id {self.id!r} is not of the form 'all_reduce/same-bits'")
-        if self.profile not in PROFILES:
-            raise ValueError(f"{self.id}: unknown profile {self.profile!r}; there are {PROFILES}")
+        try:
+            object.__setattr__(self, "profile", profile_named(self.profile))
+        except ValueError as error:
+            raise ValueError(f"{self.id}: {error}") from None
         if not self.says.endswith(".") or not self.source:
             raise ValueError(f"{self.id}: a requirement is a sentence with a source")
 

@@ -104,8 +104,7 @@ ABOUT_DEVICES = ("spec/", "targets/")
 # What names CUDA nevertheless, and why.
 NAMES_CUDA = {
     "report/environment.py": "fields of certificates: torch's version of CUDA, and its devices",
-    "rule.py": "the name of a profile",
-    "run/selection.py": "the folder of that profile's cases, in which models are trained",
+    "rule.py": "the former name of a profile",
 }
 
 # Imported by name when a command or a file is asked for; no import statement shows it.

@@ -9,7 +9,7 @@ from conformance.capabilities import FEATURES, VOCABULARY, Capabilities
 from conformance.catalogue.page import page
 from conformance.catalogue.rules import catalogue
 from conformance.cli.tables import show_json, show_table
-from conformance.rule import PROFILES, Level, Requirement, UnknownRequirement
+from conformance.rule import PROFILES, Level, Requirement, UnknownRequirement, profile_named
 from conformance.run.settings import UsageError
 
 
@@ -49,10 +49,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _chosen(arguments: argparse.Namespace) -> list[Requirement]:
-    profiles = arguments.profile.split(",") if arguments.profile else PROFILES
-    for profile in profiles:
-        if profile not in PROFILES:
-            raise UsageError(f"no profile {profile!r}; there are {', '.join(PROFILES)}")
+    try:
+        profiles = [profile_named(n) for n in (arguments.profile or ",".join(PROFILES)).split(",")]
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     try:
         matching = [catalogue().matching(pattern) for pattern in arguments.pattern or ["*"]]
     except UnknownRequirement as error:

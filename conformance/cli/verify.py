@@ -11,7 +11,7 @@ from conformance.report.conclusion import Conclusion
 from conformance.report.reading import Unreadable, certificate_file, read_certificate
 from conformance.report.terminal import count_of
 from conformance.report.verify import junit_problems, problems
-from conformance.rule import PROFILES
+from conformance.rule import profile_named
 from conformance.run.settings import UsageError
 from conformance.version import VERSION
 
@@ -32,10 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check, and say what is wrong; the exit code."""
-    required = arguments.require.split(",") if arguments.require else []
-    for profile in required:
-        if profile not in PROFILES:
-            raise UsageError(f"--require: no profile {profile!r}; there are {', '.join(PROFILES)}")
+    try:
+        required = (
+            [profile_named(n) for n in arguments.require.split(",")] if arguments.require else []
+        )
+    except ValueError as error:
+        raise UsageError(f"--require: {error}") from None
     try:
         path = certificate_file(arguments.folder)
         document = read_certificate(path)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
-from conformance.report.certificate import CERTIFICATE
+from conformance.report.certificate import CERTIFICATE, digest_of
 from conformance.report.folder import newest_in
+from conformance.rule import FORMER_NAMES
 
 
 class Unreadable(Exception):
@@ -36,4 +38,26 @@ def read_certificate(path: Path) -> dict[str, Any]:
         raise Unreadable("JSON, but no certificate: it is nested too deeply") from None
     if not isinstance(document, dict):
         raise Unreadable("JSON, but no certificate")
-    return document
+    return _in_todays_names(document)
+
+
+def _in_todays_names(document: dict[str, Any]) -> dict[str, Any]:
+    """The same with profiles by the names that they have now; its digest is as right as before."""
+    changed = {key: _renamed(key, value) for key, value in document.items()}
+    if changed == document:
+        return document
+    is_whole = digest_of(document) == document.get("digest")
+    return {**changed, "digest": digest_of(changed)} if is_whole else changed
+
+
+def _renamed(key: str, value: Any) -> Any:
+    """key: under which the value stands, or the list that it stands in."""
+    if isinstance(value, dict):
+        return {k: _renamed(k, v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_renamed(key, v) for v in value]
+    if isinstance(value, str) and key in ("profile", "profiles"):
+        return FORMER_NAMES.get(value, value)
+    if isinstance(value, str) and key == "sentence":  # "conformant: collectives, p2p; 3 of ..."
+        return re.sub(r"\w+", lambda word: FORMER_NAMES.get(word[0], word[0]), value)
+    return value

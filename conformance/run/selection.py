@@ -16,7 +16,7 @@ from conformance.run.settings import Settings
 from conformance.target import Target
 
 # Folders of cases in which ranks have models and optimizers.
-_TRAINING = {*PART_OF_PROFILE, "cuda"}
+_TRAINING = {*PART_OF_PROFILE, "accelerator"}
 
 
 def planned_cases(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conformance.catalogue.rules import catalogue
-from conformance.rule import PROFILES, UnknownRequirement
+from conformance.rule import UnknownRequirement, profile_named
 from conformance.target import (
     Target,
     TargetError,
@@ -170,11 +170,10 @@ def _world_sizes(text: str | None) -> tuple[int, ...] | None:
 def _profiles(text: str | None) -> tuple[str, ...] | None:
     if text is None:
         return None
-    names = tuple(name.strip() for name in text.split(","))
-    for name in names:
-        if name not in PROFILES:
-            raise UsageError(f"--profile: no profile {name!r}; there are {', '.join(PROFILES)}")
-    return names
+    try:
+        return tuple(profile_named(name.strip()) for name in text.split(","))
+    except ValueError as error:
+        raise UsageError(f"--profile: {error}") from None
 
 
 def _budget(text: str | None) -> float | None:

@@ -31,7 +31,7 @@ CHAIN = Catalogue(
     [
         ({"id": "AllReduce/sum"}, "is not of the form"),
         ({"id": "sum"}, "is not of the form"),
-        ({"profile": "other"}, "unknown profile 'other'"),
+        ({"profile": "other"}, "no profile 'other'"),
         ({"says": "no full stop"}, "a sentence with a source"),
         ({"source": ""}, "a sentence with a source"),
     ],

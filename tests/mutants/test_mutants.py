@@ -106,7 +106,7 @@ def test_a_mutant_is_rejected_by_its_rule(mutant: Broken, cases: CollectedCases)
 
 
 def test_every_rule_has_a_mutant() -> None:
-    # These two compare a device with others; see the docstring of tests.mutants.cuda.streams.
+    # These two compare a device with others: see tests/mutants/accelerator/streams.py.
     need_devices = {"cuda/mixed-devices", "cuda/other-device"}
     assert set(catalogue()) - {mutant.requirement for mutant in MUTANTS} == need_devices
 

@@ -12,7 +12,7 @@ from unittest import mock
 
 from torch import Tensor
 
-from conformance.spec.cuda import stream_work as streams
+from conformance.spec.accelerator import stream_work as streams
 from conformance.target import Target, load_target
 from impl.gloo.connect.transports import GroupPlace, connect
 from impl.gloo.options import Options

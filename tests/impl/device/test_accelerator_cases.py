@@ -1,4 +1,4 @@
-"""The cases for CUDA can be followed: on a host without streams, and on the simulated device."""
+"""Cases for accelerators can be followed: on a host without streams, on the simulated device."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-import conformance.spec.cuda
+import conformance.spec.accelerator
 from conformance.report.results import Results
 from conformance.run.first_look import FirstLook
 from conformance.session.certifier import Certifier
 from conformance.verdict import Verdict
 from tests.mutants.any_machine import AnyMachine
 
-CASES = Path(conformance.spec.cuda.__file__).parent
+CASES = Path(conformance.spec.accelerator.__file__).parent
 
 # What only a device can show: it has memory that is not the host's.
 NEED_A_DEVICE = {"cuda/mixed-devices", "cuda/other-device"}
@@ -50,7 +50,7 @@ def test_cases_hold_without_a_device(target: str, monkeypatch: pytest.MonkeyPatc
     keeper = Keeper()
     pytest.main(
         [
-            *(str(CASES), "--target", target, "--world-sizes", "2", "--profile", "cuda"),
+            *(str(CASES), "--target", target, "--world-sizes", "2", "--profile", "accelerator"),
             *("-k", _ELSEWHERE[target], "--deadline", "120"),
             *("-o", "addopts=", "-p", "no:terminal", "-p", "no:xdist", "-p", "no:cacheprovider"),
             *("--assert", "plain", "-s"),
@@ -61,6 +61,6 @@ def test_cases_hold_without_a_device(target: str, monkeypatch: pytest.MonkeyPatc
     judged = {r.requirement.id: r for r in keeper.results.requirements}
     left_out = NEED_A_DEVICE | (NOT_SIMULATED if target == SIMULATED else set())
     for id, result in judged.items():
-        if result.requirement.profile != "cuda" or id in left_out:
+        if result.requirement.profile != "accelerator" or id in left_out:
             continue
         assert result.verdict is Verdict.HOLDS, f"{id}: {result.verdict} {result.reason}"

@@ -1,4 +1,4 @@
-"""Mutants of conformance/spec/cuda/collectives.py."""
+"""Mutants of conformance/spec/accelerator/collectives.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from impl.gloo.memory.cuda_staging import CudaLender, SegmentPace
-from tests.mutants.cuda.kit import (
+from tests.mutants.accelerator.kit import (
     OnADevice,
     a_copy_to_the_host_waits_for_nothing,
     never,

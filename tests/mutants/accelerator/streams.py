@@ -1,4 +1,4 @@
-"""Mutants of conformance/spec/cuda/streams.py."""
+"""Mutants of conformance/spec/accelerator/streams.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from impl.testing.device.memory import Memory
 from impl.testing.device.schedule import KernelSchedule
 from impl.testing.device.simulated import SimulatedDevice, SimulatedStream
 from tests.impl.device.targets import simulated_device
-from tests.mutants.cuda.kit import (
+from tests.mutants.accelerator.kit import (
     OnADevice,
     a_copy_to_the_host_waits_for_nothing,
     is_staging,

@@ -1,4 +1,4 @@
-"""CUDA stream order of collectives: kernels before and after, reused or dropped inputs, futures."""
+"""Stream order of collectives: kernels before and after, reused or dropped inputs, futures."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 from conformance import Chapter, Me, Ranks, assert_that, covers, gpu, needs, world_sizes
 from conformance.oracle.collectives import Call, before
 from conformance.oracle.data import blank, name_of
+from conformance.spec.accelerator.stream_work import Streams, streams_of
 from conformance.spec.collectives.perform import Seen, assert_taken, issue
-from conformance.spec.cuda.stream_work import Streams, streams_of
 
 SEMANTICS = "torch 2.13 docs, CUDA semantics: 'CUDA streams'"
 NOTES = "torch 2.13 docs, distributed: 'Synchronous and asynchronous collective operations'"
 
-chapter = Chapter("cuda")
+chapter = Chapter("accelerator")
 
 
 pytestmark = gpu()

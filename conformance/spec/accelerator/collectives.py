@@ -1,4 +1,4 @@
-"""Collectives and messages on CUDA tensors: values, views, sparse sums, mixed or other devices."""
+"""Collectives and messages on devices: values, views, sparse sums, mixed or other devices."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from conformance.capabilities import OPS
 from conformance.harness import devices
 from conformance.oracle.collectives import Call, before
 from conformance.oracle.data import sample
+from conformance.spec.accelerator.stream_work import streams_of
 from conformance.spec.collectives.perform import Seen, assert_taken, issue
-from conformance.spec.cuda.stream_work import streams_of
 from conformance.spec.raising import assert_raised
 
 NOTES = "torch 2.13 docs, distributed: 'Synchronous and asynchronous collective operations'"
 
-chapter = Chapter("cuda")
+chapter = Chapter("accelerator")
 
 
 MOVING = [
@@ -49,7 +49,7 @@ def perform_on_device(me: Me, call: Call) -> Seen:
 
 @chapter.must(
     "cuda/values",
-    "Every collective leaves in CUDA tensors what it leaves in CPU tensors.",
+    "Every collective leaves in tensors of a device what it leaves in CPU tensors.",
     source="torch 2.13 docs, distributed: backends",
 )
 @gpu()
@@ -73,8 +73,8 @@ def reduce_views(me: Me) -> tuple[Tensor, Tensor]:
 
 @chapter.must(
     "cuda/strided",
-    "CUDA tensors that are views with gaps or transposed are reduced and broadcast in place; "
-    "the memory between their elements stays as it is.",
+    "Tensors of a device that are views with gaps or transposed are reduced and broadcast in "
+    "place; the memory between their elements stays as it is.",
     source="all_reduce/strided and broadcast/strided, on a device",
     rests_on="cuda/values",
 )
@@ -105,7 +105,7 @@ def sum_large(me: Me, numel: int) -> tuple[float, float, float]:
 
 @chapter.must(
     "cuda/large",
-    "all_reduce of a CUDA tensor of many megabytes sums every element.",
+    "all_reduce of a device's tensor of many megabytes sums every element.",
     source="torch 2.13 docs, all_reduce",
     rests_on="cuda/values",
 )
@@ -130,7 +130,7 @@ def sum_sparse(me: Me) -> tuple[Tensor, str]:
 
 @chapter.must(
     "cuda/sparse",
-    "all_reduce of sparse CUDA tensors leaves the sum in the tensor that was passed, on its "
+    "all_reduce of a device's sparse tensors leaves the sum in the tensor that was passed, on its "
     "device.",
     source="torch 2.13, ProcessGroupGloo.allreduce_sparse",
     needs="feature:sparse",
@@ -219,7 +219,7 @@ def pass_on(me: Me) -> Tensor:
 
 @chapter.should(
     "cuda/messages",
-    "A message between CUDA tensors is sent after the kernels that were put on the current "
+    "A message between tensors of devices is sent after the kernels that were put on the current "
     "stream before, and is there for the kernels that come after wait.",
     source=f"{NOTES}; torch 2.13 docs, isend and irecv",
     needs="op:send",

@@ -1,4 +1,4 @@
-"""Mutants of conformance/spec/cuda/wrappers.py."""
+"""Mutants of conformance/spec/accelerator/wrappers.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from impl.gloo.memory.cuda_staging import CudaLender
 from impl.testing.device.handles import SimulatedHandle
 from impl.testing.device.schedule import KernelSchedule
 from impl.testing.device.simulated import SimulatedStream
-from tests.mutants.cuda.kit import OnADevice, is_default, never, on_a_device_with, unless
+from tests.mutants.accelerator.kit import OnADevice, is_default, never, on_a_device_with, unless
 from tests.mutants.kit import Patch, breaks
 
 

@@ -1,4 +1,4 @@
-"""DDP, FSDP, SyncBatchNorm and activation checkpointing on CUDA, compared with the CPU."""
+"""DDP, FSDP, SyncBatchNorm and activation checkpointing on devices, compared with the CPU."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch.utils.checkpoint import checkpoint
 
 from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_that, gpu, world_sizes
 from conformance.oracle.near import Near
-from conformance.spec.cuda.stream_work import Streams, put_module, streams_of
+from conformance.spec.accelerator.stream_work import Streams, put_module, streams_of
 from conformance.spec.tolerance import assert_near
 from conformance.spec.wrappers import fsdp_of, in_ddp, sync_batchnorm_of
 
-chapter = Chapter("cuda")
+chapter = Chapter("accelerator")
 
 
 pytestmark = gpu()
@@ -111,7 +111,7 @@ def train_ddp(me: Me, options: dict[str, Any], recompute: bool) -> dict[str, Ten
 
 @chapter.must(
     "cuda/ddp",
-    "Training under DistributedDataParallel on CUDA devices gives the same parameters, up to "
+    "Training under DistributedDataParallel on devices gives the same parameters, up to "
     "rounding, as training on all batches in one process on the CPU.",
     source="torch 2.13 docs, DistributedDataParallel",
     rests_on="cuda/after-the-wait",
@@ -128,7 +128,7 @@ def test_ddp_trains_as_one_process(ranks: Ranks, options: dict[str, Any]) -> Non
 
 @chapter.must(
     "cuda/checkpointing",
-    "Layers under activation checkpointing train under DistributedDataParallel on CUDA devices "
+    "Layers under activation checkpointing train under DistributedDataParallel on devices "
     "as they do without checkpointing.",
     source="torch 2.13 docs, torch.utils.checkpoint",
     rests_on="cuda/ddp",
@@ -151,7 +151,7 @@ def train_ddp_on_side_stream(me: Me) -> dict[str, Tensor]:
 
 @chapter.must(
     "cuda/ddp-on-a-side-stream",
-    "Training under DistributedDataParallel on CUDA devices gives the parameters of training in "
+    "Training under DistributedDataParallel on devices gives the parameters of training in "
     "one process on the CPU, up to rounding, also if forward, backward and optimizer run on a "
     "stream that is not the default one.",
     source="torch 2.13 docs, CUDA semantics: 'Stream semantics of backward passes'",
@@ -176,7 +176,7 @@ def gradients_of_optional(me: Me) -> tuple[bool, Tensor]:
 
 @chapter.must(
     "cuda/ddp-unused",
-    "With find_unused_parameters on CUDA devices, parameters that no rank used keep no "
+    "With find_unused_parameters on devices, parameters that no rank used keep no "
     "gradient, and those that one rank used get the mean.",
     source="torch 2.13 docs, DistributedDataParallel: find_unused_parameters",
     rests_on="cuda/ddp",
@@ -216,7 +216,7 @@ def _plain(name: str) -> str:
 
 @chapter.must(
     "cuda/fsdp",
-    "Training under FullyShardedDataParallel on CUDA devices, with any sharding strategy, gives "
+    "Training under FullyShardedDataParallel on devices, with any sharding strategy, gives "
     "the same parameters, up to rounding, as training on all batches in one process on the CPU.",
     source="torch 2.13 docs, FullyShardedDataParallel",
     rests_on="cuda/after-the-call",
@@ -263,7 +263,7 @@ def normalise(me: Me, x: Tensor) -> tuple[Tensor, Tensor]:
 
 @chapter.must(
     "cuda/sync-batchnorm",
-    "SyncBatchNorm on CUDA devices normalises by the statistics of all ranks' batches.",
+    "SyncBatchNorm on devices normalises by the statistics of all ranks' batches.",
     source="torch 2.13 docs, SyncBatchNorm",
     rests_on="cuda/after-the-call",
 )
