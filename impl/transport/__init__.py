@@ -3,6 +3,7 @@
     base                the `Communicator` protocol: whole collectives on flat CPU memory
     mismatch_detection  do all ranks mean the same collective?
     end_cause           how a group ends, with the same error on every rank
+    lent                whether the memory of tensors is still there
     memory              the buffers of one collective
     transfer            the state of one message between two ranks
     background          which threads wait without taking a processor from others

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from impl import nested_tensors
 from impl.fsdp.build import construct as build
 from impl.fsdp.build import wrapping
 from impl.fsdp.flat_param import config, handle
-from impl.fsdp.step import buffers, forward, nested_tensors
+from impl.fsdp.step import buffers, forward
 from tests.mutants.fsdp.kit import Swapped, nothing
 from tests.mutants.kit import breaks
 

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from impl import nested_tensors
 from impl.fsdp import api
 from impl.fsdp.flat_param import gradients
-from impl.fsdp.step import backward, forward, grad_norm, nested_tensors, unshard_params
+from impl.fsdp.step import backward, forward, grad_norm, unshard_params
 from impl.fsdp.step.state import states_in
 from impl.torch_private import is_backward_running
 from tests.mutants.fsdp.kit import Swapped
