@@ -14,11 +14,12 @@ from tests.warm_python import run_python
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 STAR, FLAT_DDP = EXAMPLES / "own_backend", EXAMPLES / "own_wrapper"
+DEVICE = EXAMPLES / "own_device"
 
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """A Python command in a folder, where this checkout and both examples can be imported."""
-    path = os.pathsep.join(map(str, (ROOT, STAR, FLAT_DDP)))
+    path = os.pathsep.join(map(str, (ROOT, STAR, FLAT_DDP, DEVICE)))
     return run_python(*command, cwd=folder, env={**os.environ, "PYTHONPATH": path})
 
 
@@ -43,6 +44,13 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
             id="own_wrapper",
         ),
         pytest.param(
+            DEVICE,
+            "staged.toml",
+            {"all_reduce/sum": "holds", "p2p/any-order-of-posts": "holds"},
+            id="own_device",
+        ),
+        pytest.param(DEVICE, "early.toml", {"all_reduce/sum": "broken"}, id="a missing wait"),
+        pytest.param(
             FLAT_DDP,
             "flat_ddp.toml@../own_backend/star.toml",
             {"ddp/average": "holds"},
@@ -59,7 +67,7 @@ def test_an_example_is_certified(
         *("--requirement", ",".join(verdicts), "--world-sizes", "2"),
         *("-n", "0", "-p", "no:cacheprovider"),
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == int("broken" in verdicts.values()), done.stdout + done.stderr
     document = json.loads((tmp_path / "partial" / "certificate.json").read_text())
     found = {row["id"]: row["verdict"] for row in document["requirements"]}
     assert {id: found[id] for id in verdicts} == verdicts

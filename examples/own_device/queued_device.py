@@ -252,11 +252,19 @@ class Module:
     def _is_in_bad_fork(self) -> bool:
         return False
 
+    def get_rng_state(self, device: Any = None) -> Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: Tensor, device: Any = None) -> None:
+        torch.set_rng_state(state)
+
     def manual_seed_all(self, seed: int) -> None:
         """Random numbers are those of the host's generator."""
 
 
 def _register() -> Module:
+    for name in set(MISSING) & vars(Module).keys():
+        delattr(Module, name)
     module = Module()
     backend_registration._setup_privateuseone_for_python_backend(NAME, module)
     return module

@@ -191,7 +191,7 @@ def _demand(event: Event, reached: threading.Event) -> None:
 
 def _serve() -> None:
     torch.set_num_threads(1)
-    with torch.no_grad():
+    with torch.inference_mode():  # or it could not write to tensors made in that mode
         while True:
             try:
                 event, reached = _demands.get(timeout=PATIENCE_S)

@@ -97,7 +97,7 @@ class StagedWork(dist.Work):
 
     def _copy_up(self) -> None:
         """Copy the outputs, once; they are there when this returns."""
-        with self._lock, torch.no_grad():
+        with self._lock, torch.inference_mode():
             if self._pairs:
                 with streams.stream(streams.Stream()):
                     for output, copy in self._pairs:
