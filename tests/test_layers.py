@@ -107,6 +107,12 @@ NAMES_CUDA = {
     "rule.py": "the former name of a profile",
 }
 
+# Of torch and of vendors; whoever lists some of them forgets the others.
+DEVICES_AND_BACKENDS = {
+    *("cuda", "xpu", "npu", "hpu", "mps", "mtia", "xla", "privateuseone"),
+    *("gloo", "nccl", "mpi", "ucc", "xccl", "hccl", "fake"),
+}
+
 # Imported by name when a command or a file is asked for; no import statement shows it.
 ENTRY_POINTS = {
     "conformance.__main__",
@@ -303,3 +309,12 @@ def test_one_module_of_the_suite_knows_devices() -> None:
         assert not lines or name in NAMES_CUDA, f"{name}:{lines[0]} names CUDA in code"
         naming |= {name} if lines else set()
     assert naming == set(NAMES_CUDA), "an exception that nothing needs"
+
+
+def test_the_suite_lists_neither_devices_nor_backends() -> None:
+    for path in modules("conformance").values():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.List | ast.Tuple | ast.Set):
+                values = {n.value for n in node.elts if isinstance(n, ast.Constant)}
+                named = sorted(map(str, values & DEVICES_AND_BACKENDS))
+                assert len(named) < 2, f"{path.relative_to(ROOT)}:{node.lineno} lists {named}"

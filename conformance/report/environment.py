@@ -34,6 +34,6 @@ def environment(device: str, found: Sequence[str]) -> dict[str, Any]:
         "cuda_devices": devices.names("cuda"),
         "devices": devices.names(device) or list(found),
         "torch_backends": [
-            name for name in ("gloo", "mpi", "nccl", "ucc") if dist.is_backend_available(name)
+            name for name in sorted(dist.Backend.backend_list) if dist.is_backend_available(name)
         ],
     }

@@ -6,18 +6,18 @@ this shows now and then, and on this one each time.
 
 from __future__ import annotations
 
-import queued_device
 import torch.distributed as dist
+from queued_streams import NAME
 from staged import StagedGroup
 
 
 class EarlyGroup(StagedGroup):
     """Does not wait until its copies have arrived."""
 
-    name = "early"
+    backend_name = "early"
 
     def wait_for_inputs(self) -> None:
         pass
 
 
-dist.Backend.register_backend("early", EarlyGroup, devices=[queued_device.NAME])
+dist.Backend.register_backend("early", EarlyGroup, devices=[NAME])

@@ -47,11 +47,12 @@ def _new(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tens
 
 def _storage(size_bytes: int) -> torch.UntypedStorage:
     host = torch.UntypedStorage(size_bytes, device="cpu")
-    made = torch._C._construct_storage_from_data_pointer(
+    made: Any = torch._C._construct_storage_from_data_pointer(
         host.data_ptr(), torch.device(NAME, 0), size_bytes
     )
     made.host = host  # torch keeps this Python object as long as a tensor has the storage
-    return made
+    storage: torch.UntypedStorage = made
+    return storage
 
 
 def _set(tensor: Tensor, storage: Any, offset: int, size: Any, stride: Any) -> Tensor:
@@ -196,7 +197,8 @@ def _resize(tensor: Tensor, size: Sequence[int], **_: Any) -> Tensor:
         shape.numel()
         <= old.untyped_storage().nbytes() // old.element_size() - tensor.storage_offset()
     ):
-        return _set(tensor, tensor.untyped_storage(), tensor.storage_offset(), size, shape.stride())
+        offset = int(tensor.storage_offset())
+        return _set(tensor, tensor.untyped_storage(), offset, size, shape.stride())
     made = _new(size, shape.stride(), tensor.dtype)
     return _set(tensor, made.untyped_storage(), 0, size, shape.stride())
 

@@ -25,7 +25,8 @@ PATIENCE_S = 1.0
 
 Kernel = Callable[[], object]
 
-_TYPE = int(torch._C._autograd.DeviceType.PrivateUse1)
+_PRIVATE_USE: Any = torch._C._autograd.DeviceType.PrivateUse1
+_TYPE = int(_PRIVATE_USE)
 
 
 class Stream(torch.Stream):
@@ -66,15 +67,15 @@ class Stream(torch.Stream):
             if not self.waiting:
                 _busy.discard(self)
 
-    def record_event(self, event: Event | None = None) -> Event:
+    def record_event(self, event: Any = None) -> Any:
         event = event or Event()
         event.record(self)
         return event
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: Any) -> None:
         self.enqueue(event.snapshot())
 
-    def wait_stream(self, other: Stream) -> None:
+    def wait_stream(self, other: Any) -> None:
         self.wait_event(other.record_event())
 
     def query(self) -> bool:

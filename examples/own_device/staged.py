@@ -12,10 +12,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import queued_device
+import queued_device  # noqa: F401  # registers the device
 import queued_streams as streams
 import torch
 import torch.distributed as dist
+from queued_streams import NAME
 from torch import Tensor
 
 # Methods of a process group, by the names that torch calls, and gloo's names for them. The first
@@ -109,7 +110,7 @@ class StagedWork(dist.Work):
 class StagedGroup(dist.ProcessGroup):
     """Gloo, for tensors of the device."""
 
-    name = "staged"
+    backend_name = "staged"
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # torch's stub lacks this form
@@ -117,7 +118,7 @@ class StagedGroup(dist.ProcessGroup):
         self._group_name = ""
 
     def getBackendName(self) -> str:
-        return self.name
+        return self.backend_name
 
     def setGroupName(self, name: str) -> None:
         self._group_name = name
@@ -133,10 +134,11 @@ class StagedGroup(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device(queued_device.NAME)]
+        return [torch.device(NAME)]
 
     def _get_sequence_number_for_group(self) -> int:
-        return int(self._gloo._get_sequence_number_for_group())
+        gloo: Any = self._gloo  # torch's stub lacks the method
+        return int(gloo._get_sequence_number_for_group())
 
     def shutdown(self) -> None:
         self._gloo.shutdown()
@@ -164,7 +166,7 @@ def _staged(value: Any, copies: dict[Tensor, Tensor]) -> Any:
     """The same with tensors of the host for those of the device; these copies are noted."""
     if isinstance(value, list | tuple):
         return [_staged(v, copies) for v in value]
-    if not isinstance(value, Tensor) or value.device.type != queued_device.NAME:
+    if not isinstance(value, Tensor) or value.device.type != NAME:
         return value
     if value not in copies:
         host = torch.empty_like(value, device="cpu", requires_grad=False)
@@ -188,4 +190,4 @@ def _method(name: str) -> Callable[..., StagedWork]:
 for _name, _of_gloo in METHODS.items():
     setattr(StagedGroup, _name, _method(_of_gloo))
 
-dist.Backend.register_backend("staged", StagedGroup, devices=[queued_device.NAME])
+dist.Backend.register_backend("staged", StagedGroup, devices=[NAME])

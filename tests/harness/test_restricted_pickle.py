@@ -125,7 +125,9 @@ def test_what_would_run_something_is_refused(data: bytes, says: str) -> None:
 
 
 def test_a_sparse_tensor_with_indices_outside_of_it_is_refused() -> None:
-    far = torch.sparse_coo_tensor([[10**9]], [1.0], (2,), check_invariants=False)
+    far = torch.sparse_coo_tensor(
+        torch.tensor([[10**9]]), torch.ones(1), (2,), check_invariants=False
+    )
     data = pack_for_parent(far)
     with pytest.raises(pickle.UnpicklingError, match="RuntimeError: size is inconsistent"):
         unpack_from_rank(data)

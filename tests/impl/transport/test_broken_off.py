@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
+from impl.transport.lent import MemoryGone
 from impl.transport.messages.credits import CreditExchange
 from impl.transport.messages.eager import EagerExchange
 from impl.transport.messages.frames import (
@@ -87,6 +88,9 @@ class Owner:
     """A hub without connections has nothing to tell."""
 
     def link_closed(self, link: Link, how: str, after_farewell: bool) -> None:
+        raise AssertionError(f"there is no {link}")
+
+    def cannot_send(self, link: Link, gone: MemoryGone) -> None:
         raise AssertionError(f"there is no {link}")
 
     def on_control(self, peer: int, frame: Preamble, text: str) -> None:
