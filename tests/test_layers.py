@@ -88,7 +88,7 @@ ROOMS = {
     "conformance.session": "diagnosis items worlds failures certifier collection execution "
     "progress_reporter answers",
     "impl.device": "storage handle host accelerator choice __init__",
-    "impl.transport": "base end_cause transfer background mismatch_detection lent memory messages "
+    "impl.transport": "base lent end_cause transfer background mismatch_detection memory messages "
     "meeting shm sockets mixed",
     "impl.gloo": "options requests memory connect queue operations process_group __init__",
     "impl.ddp": "messages parameters timing buckets iteration wrapper __init__",

@@ -2,6 +2,7 @@
 
     base                the `Communicator` protocol: whole collectives on flat CPU memory
     mismatch_detection  do all ranks mean the same collective?
+    lent                is the memory of a tensor still there?
     end_cause           how a group ends, with the same error on every rank
     lent                whether the memory of tensors is still there
     memory              the buffers of one collective

@@ -5,7 +5,8 @@
 memory: torch has no second owner for it. So every copy first looks whether the storage still lies
 where it lay when the operation began; if not, the operation fails, and says so. A receive fails
 alone, and its bytes are thrown away. What was promised to others, a send or a part of a collective,
-cannot be kept: the group ends. What cannot be seen is memory that goes while a copy is under way.
+cannot be kept: the group ends. What cannot be seen is memory that goes while a copy is under way,
+and a smaller storage at the very same address.
 """
 
 from __future__ import annotations
@@ -32,20 +33,18 @@ def aborted(gone: MemoryGone, call: CallInfo, group: str, rank: int, world_size:
 class Lent:
     """The memory of a contiguous CPU tensor with elements, which an operation uses."""
 
-    __slots__ = ("_address", "_is_gone", "_stop", "_storage")
+    __slots__ = ("_address", "_is_gone", "_tensor")
 
     def __init__(self, tensor: Tensor) -> None:
         """Raises MemoryGone if it is not there."""
-        storage = self._storage = tensor.untyped_storage()
-        self._address: int = storage.data_ptr()
-        self._stop: int = tensor.data_ptr() + tensor.nbytes - self._address
+        self._tensor = tensor  # keeps the storage alive
+        self._address: int = tensor.data_ptr()
         self._is_gone = False
-        self.check()
+        check(tensor)
 
     def is_there(self) -> bool:
         """Whether it always was, each time that this was asked."""
-        storage = self._storage
-        if storage.data_ptr() != self._address or storage.nbytes() < self._stop:
+        if self._tensor.data_ptr() != self._address:
             self._is_gone = True
         return not self._is_gone
 
@@ -56,14 +55,17 @@ class Lent:
 
 
 def check(tensor: Tensor) -> None:
-    """Raises MemoryGone unless the storage of a CPU tensor, of any strides, holds all elements."""
-    if tensor.numel():
-        reach = sum(
-            (n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
-        )
-        stop = (tensor.storage_offset() + reach + 1) * tensor.element_size()
-        if tensor.untyped_storage().nbytes() < stop:
-            raise MemoryGone
+    """Raises MemoryGone if the storage of a tensor with elements has no memory."""
+    # its address is then what lies before its elements; to ask the storage takes many times longer
+    if tensor.data_ptr() == tensor.storage_offset() * tensor.element_size() and tensor.numel():
+        raise MemoryGone
+
+
+def fill(target: Tensor, source: Tensor) -> None:
+    """Copy, unless memory of either is gone: torch does not look. Raises MemoryGone."""
+    check(target)
+    check(source)
+    target.copy_(source)
 
 
 def is_there(view: memoryview) -> bool:

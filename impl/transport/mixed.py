@@ -36,6 +36,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store
 
 from impl import errors
+from impl.transport import lent
 from impl.transport.base import CallInfo, Combine, Communicator, Deadline, Transfer
 from impl.transport.meeting.store import others_are_told
 from impl.transport.shm import Meeting, ShmCommunicator
@@ -189,7 +190,7 @@ class MixedCommunicator:
             if self._leaders is not None:
                 chunks = self._exchange_chunks(whole, numel, combine, call, until)
             if self._island is None:
-                output.copy_(chunks[0])
+                lent.fill(output, chunks[0])
             else:
                 self._island.scatter(output, chunks or None, 0, call, until)
 
@@ -252,7 +253,7 @@ class MixedCommunicator:
         with self._agreed(call, until):
             own = blocks[self._home]
             if self._island is None:
-                own.copy_(given)
+                lent.fill(own, given)
             else:
                 parts = list(own.split([rows[r].numel() for r in self._members]))
                 self._island.all_gather_v(parts, given, call, until)
@@ -264,7 +265,7 @@ class MixedCommunicator:
             for r, part in zip(
                 members, block.split([rows[r].numel() for r in members]), strict=True
             ):
-                rows[r].copy_(part)
+                lent.fill(rows[r], part)
 
     def _spread(self, block: Tensor, call: CallInfo, until: Deadline) -> None:
         self._inside(lambda comm: comm.broadcast(block, 0, call, until))

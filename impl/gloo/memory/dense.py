@@ -52,12 +52,6 @@ def put_back(memory: Tensor, tensor: Tensor) -> None:
     if flat_shares_memory(tensor):
         return
     if tensor.is_complex():
-        fill(tensor.data, torch.view_as_complex(memory.view(*tensor.shape, 2)))
+        lent.fill(tensor.data, torch.view_as_complex(memory.view(*tensor.shape, 2)))
     else:
-        fill(tensor.data, memory.view(tensor.shape))
-
-
-def fill(target: Tensor, source: Tensor) -> None:
-    """Copy, unless the target's memory is gone: torch does not look. Raises MemoryGone."""
-    lent.check(target)
-    target.copy_(source)
+        lent.fill(tensor.data, memory.view(tensor.shape))

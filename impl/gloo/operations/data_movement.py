@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 from torch.distributed import Work
 
-from impl.gloo.memory import aliasing, dense
+from impl.gloo.memory import aliasing
 from impl.gloo.memory.staging_choice import lender_for
 from impl.gloo.operations import flattening
 from impl.gloo.queue.issuing import Described, GroupCore, as_list, as_lists, joined
 from impl.gloo.requests import validation
 from impl.gloo.requests.dispatching import dispatched
 from impl.gloo.requests.settings import CallSettings, Timeout, settings
+from impl.transport import lent
 from impl.transport.base import CallInfo, Communicator, Deadline
 
 
@@ -62,7 +63,7 @@ class Copies(GroupCore):
         def run(comm: Communicator, call: CallInfo, until: Deadline) -> None:
             comm.broadcast(memory, asked.root, call, until)
             for copy in copies:
-                dense.fill(copy, memory)
+                lent.fill(copy, memory)
 
         return self._issue(method, described, run, given, asked, lender=lender)
 
@@ -121,7 +122,7 @@ class Copies(GroupCore):
             comm.all_gather(gathered, source, call, until)
             for outputs in rooms:
                 for room, part in zip(outputs, gathered.chunk(expected), strict=False):
-                    dense.fill(room, part)
+                    lent.fill(room, part)
 
         return self._issue(
             "all_gather",
@@ -244,7 +245,7 @@ class Copies(GroupCore):
                     comm.all_gather(whole, source, call, until)
             for index, whole in enumerate(gathered):
                 for position, part in enumerate(whole.view(comm.world_size, -1)):
-                    dense.fill(rooms[position][index], part)
+                    lent.fill(rooms[position][index], part)
 
         return self._issue(method, described, run, lists, asked, lender=lender, inputs=inputs)
 

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from torch.distributed import Work
 
-from impl.gloo.memory import aliasing, dense
+from impl.gloo.memory import aliasing
 from impl.gloo.memory.staging_choice import lender_for
 from impl.gloo.queue.issuing import Described, GroupCore
 from impl.gloo.requests import validation
 from impl.gloo.requests.dispatching import dispatched
 from impl.gloo.requests.settings import Timeout, settings
+from impl.transport import lent
 from impl.transport.base import CallInfo, Communicator, Deadline
 
 
@@ -119,7 +120,7 @@ class Exchanges(GroupCore):
             sent = [source.numel() for source in sources]
             comm.all_to_all(gathered, torch.cat(sources), received, sent, call, until)
             for room, part in zip(rooms, gathered.split(received), strict=True):
-                dense.fill(room, part)
+                lent.fill(room, part)
 
         return self._issue(
             "all_to_all", described, run, outputs, asked, lender=lender, inputs=inputs

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from impl.gloo.memory import dense
+from impl.transport import lent
 from impl.transport.base import CallInfo, Combine, Communicator, Deadline
 
 
@@ -29,7 +29,7 @@ def all_reduce(
     flat = torch.cat(list(tensors))
     comm.all_reduce(flat, combine, call, until)
     for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
-        dense.fill(tensor, part)
+        lent.fill(tensor, part)
 
 
 def all_gather(
@@ -48,5 +48,5 @@ def all_gather(
     for output, given in zip(outputs, inputs, strict=True):
         nbytes = given.numel() * given.element_size()
         target = output.view(torch.uint8).view(comm.world_size, nbytes)
-        dense.fill(target, rows[:, start : start + nbytes])
+        lent.fill(target, rows[:, start : start + nbytes])
         start += nbytes

@@ -32,6 +32,7 @@ from impl.gloo.requests.reduce_ops import AnyReduceOp, Reduction, op_name
 from impl.gloo.requests.settings import CallSettings, Timeout, own_timeout_s, settings
 from impl.torch_dispatch import never_traced
 from impl.torch_private import AllreduceOptions
+from impl.transport import lent
 from impl.transport.base import CallInfo, Communicator, Deadline, PacedCommunicator
 
 
@@ -193,7 +194,7 @@ class Reductions(GroupCore):
                 comm.all_reduce(travelling, each.combine, call, until)
                 each.conclude(travelling, memory[0], comm.world_size)
                 for more in memory[1:]:
-                    dense.fill(more, memory[0])
+                    lent.fill(more, memory[0])
 
         return self._issue(operation, described, run, list(outputs), asked, lender=lender)
 

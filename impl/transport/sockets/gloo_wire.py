@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from torch import Tensor
 
 from impl.schedules.steps import Receive, Schedule, Send
+from impl.transport import lent
 from impl.transport.base import CallInfo, Combine, Deadline
 from impl.transport.meeting.addresses import (
     Address,
@@ -142,7 +143,7 @@ class GlooCommunicator(SocketCommunicator):
                 self.all_reduce(_chunk(reduced, rank, output), combine, call, until)
         else:
             self.all_reduce(reduced, combine, call, until)
-        output.copy_(_chunk(reduced, self.rank, output))
+        lent.fill(output, _chunk(reduced, self.rank, output))
 
     # Point to point
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import pytest
 import torch
@@ -114,6 +117,21 @@ COLLECTIVES: dict[str, Call] = {
 }
 
 
+# What is read, or what the rank gives to itself, may be through when the memory goes.
+ONLY_READ = ("all_gather-input", "reduce_scatter_tensor", "scatter")
+
+
+def waits_for_rank_1(group: ProcessGroupGloo) -> bool:
+    """Whether a collective has come to where it waits: until then it copies its own part, and what
+    frees memory in the middle of a copy cannot be seen."""
+    comm: Any = group._comm
+    if comm.kind == "shm":
+        return bool(comm._slots.rounds.step)
+    runs_on: int = group._executor._busy_thread
+    loop = comm._loop
+    return bool(comm._group._call and loop._is_polled and loop._driver == runs_on)
+
+
 def call_of_rank_1(name: str, group: ProcessGroupGloo, x: Tensor) -> Work:
     if name == "gather":
         return group.gather([], [x], root=0)
@@ -133,6 +151,8 @@ def test_a_collective_raises_and_later_ones_work_or_raise(
 
     def first(group: ProcessGroupGloo) -> None:
         works.append(COLLECTIVES[name](group, freed))
+        while not (waits_for_rank_1(group) or works[0].is_completed()):
+            time.sleep(0.001)
         free(freed)
 
     def later(group: ProcessGroupGloo) -> bool:
@@ -151,7 +171,9 @@ def test_a_collective_raises_and_later_ones_work_or_raise(
         went_on.append(later(group))
 
     def end(group: ProcessGroupGloo) -> None:
-        with pytest.raises(errors.Aborted, match=rf"{name.split('-')[0]}.* rank 0 of 2: the stor"):
+        says = rf"{name.split('-')[0]}.* rank 0 of 2: .*the stor"
+        may_succeed = name in ONLY_READ
+        with suppress(errors.Aborted) if may_succeed else pytest.raises(errors.Aborted, match=says):
             works[0].wait()
         went_on.append(later(group))
 
