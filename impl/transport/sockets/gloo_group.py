@@ -20,7 +20,7 @@ from impl.transport.messages.hub import Link
 from impl.transport.messages.streams import SendQueue
 from impl.transport.sockets.collective_run import Collective, GlooCore
 from impl.transport.sockets.collectives import GlooPlans
-from impl.transport.sockets.group import MessageGroup, ranks_that_wait
+from impl.transport.sockets.group import MessageGroup, what_is_missing
 from impl.transport.sockets.loop import Loop
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class GlooGroup(MessageGroup):
 
     def _waits_for(self) -> str:
         port = self._core.port
-        return ranks_that_wait(port.waits_for if port is not None else [])
+        return what_is_missing(port.waits_for if port is not None else [], self.world_size)
 
     def slot_of_tag(self, tag: int) -> int:
         if not 0 <= tag <= TAG_MAX:

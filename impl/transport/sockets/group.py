@@ -240,8 +240,12 @@ class MessageGroup(ABC):
         self.fate = Fate(EndCause.ABORT, self.rank, text)
 
 
-def ranks_that_wait(peers: Sequence[int]) -> str:
-    """For an error: these ranks have joined, but something of theirs is missing."""
+def what_is_missing(peers: Sequence[int], world_size: int) -> str:
+    """For an error: something is missing of these ranks, which may be there and wait as well."""
     if not peers:
         return "its own messages did not leave"
-    return f"{errors.list_ranks(peers)} did not send or receive what was due"
+    text = f"{errors.list_ranks(peers)} did not send or receive what was due"
+    if world_size == 2:
+        return text
+    waits = "it stopped or itself waits" if len(peers) == 1 else "they stopped or themselves wait"
+    return f"{text}; whether {waits} for another rank is not known"

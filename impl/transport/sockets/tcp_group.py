@@ -27,7 +27,7 @@ from impl.transport.messages.streams import SendQueue
 from impl.transport.mismatch_detection import Statement
 from impl.transport.sockets.collective_run import Collective, Disputed, TcpCore
 from impl.transport.sockets.collectives import ChosenPlans
-from impl.transport.sockets.group import MessageGroup, ranks_that_wait
+from impl.transport.sockets.group import MessageGroup, what_is_missing
 from impl.transport.sockets.loop import Loop
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class TcpGroup(MessageGroup):
         if absent:
             return f"{errors.list_ranks(absent)} {'has' if len(absent) == 1 else 'have'} not joined"
         port = self._core.port
-        return ranks_that_wait(port.waits_for if port is not None else [])
+        return what_is_missing(port.waits_for if port is not None else [], self.world_size)
 
     def _settle(self, cause: Exception) -> Iterator[Pending]:
         """Hear what the others have called, for a while."""

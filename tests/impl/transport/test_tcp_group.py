@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 
+from impl.transport.sockets.group import what_is_missing
 from impl.transport.sockets.loop import Timer, Timers
 from impl.transport.sockets.tcp_group import TcpGroup
 
@@ -56,3 +57,11 @@ def test_any_number_of_peers_may_vanish_at_once() -> None:
     links[0].on_readable()
     assert group.fate is not None
     assert "lost rank 1 of 2000" in group.fate.text
+
+
+def test_a_rank_of_which_something_is_missing_may_itself_wait() -> None:
+    due = "rank 1 did not send or receive what was due"
+    assert what_is_missing([1], 2) == due
+    told = f"{due}; whether it stopped or itself waits for another rank is not known"
+    assert what_is_missing([1], 3) == told
+    assert what_is_missing([], 3) == "its own messages did not leave"
