@@ -4,7 +4,6 @@
     mismatch_detection  do all ranks mean the same collective?
     lent                is the memory of a tensor still there?
     end_cause           how a group ends, with the same error on every rank
-    lent                whether the memory of tensors is still there
     memory              the buffers of one collective
     transfer            the state of one message between two ranks
     background          which threads wait without taking a processor from others
