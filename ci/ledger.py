@@ -23,8 +23,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.findings import FOLDER, NOT_RUN, RIGHT, WRONG, Finding, findings, page
-from ci.findings import read_states, write_states
+from ci.findings import (
+    FOLDER,
+    NOT_RUN,
+    RIGHT,
+    WRONG,
+    Finding,
+    findings,
+    page,
+    read_states,
+    write_states,
+)
 
 LIMIT_S = 90.0  # a script ends by itself much earlier
 SHARED = (

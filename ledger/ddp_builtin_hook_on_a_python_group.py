@@ -24,6 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class Done(dist.Work):
+    wait = lambda self, timeout=None: True
+
     def get_future(self):
         future = torch.futures.Future()
         future.set_result([torch.ones(2, dtype=torch.float16)])
@@ -31,13 +33,11 @@ class Done(dist.Work):
 
 
 class Alone(dist.ProcessGroup):  # a group of one rank
-    def getGroupName(self):
-        return "alone"
+    allreduce = broadcast = lambda self, tensors, *options: Done()
 
-    def broadcast(self, tensors, options=None):
+    def allgather(self, outputs, inputs, *options):
+        outputs[0][0].copy_(inputs[0])
         return Done()
-
-    allgather = allreduce = broadcast
 
 
 def run(rank, init_method):

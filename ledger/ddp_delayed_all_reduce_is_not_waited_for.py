@@ -34,10 +34,12 @@ def run(rank, init_method):
     model = DistributedDataParallel(
         m, delay_all_reduce_named_params=names, param_to_hook_all_reduce=m.small
     )
-    model(torch.tensor(1.0 + 2 * rank)).backward()
-    grads = m.large.grad[:: 1 << 16].unique().tolist()
-    dist.barrier()
-    assert grads == [2], f"a gradient is {grads}, not 2"
+    for _ in range(10):
+        model.zero_grad()
+        model(torch.tensor(1.0 + 2 * rank)).backward()
+        grads = m.large.grad[:: 1 << 16].unique().tolist()
+        dist.barrier()
+        assert grads == [2], f"a gradient is {grads}, not 2"
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ Happens: RuntimeError "Expected sparse gradient to be defined".
 
 Severity: wrong error
 Taste: no
-Upstream: none found
+Upstream: https://github.com/pytorch/pytorch/issues/80496
 """
 # deviations: ddp/sparse/unused-on-a-rank
 # shows: [Ss]parse gradient|closed by peer

@@ -35,7 +35,7 @@ def run(rank, init_method):
     module = torch.nn.Linear(1000, 1000)
     model = DistributedDataParallel(module)
     for _ in range(10):
-        x = torch.full((1, 1000), 100.0, requires_grad=True)
+        x = torch.full((1, 1000), 100.0, requires_grad=True).clone()
         x.register_hook(fail)
         with contextlib.suppress(ArithmeticError):
             model(x).sum().backward()

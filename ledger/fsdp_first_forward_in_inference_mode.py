@@ -8,7 +8,7 @@ refuses them ever after.
 
 Severity: wrong error
 Taste: no
-Upstream: none found
+Upstream: https://github.com/pytorch/pytorch/issues/113203
 """
 # deviations: fsdp/inference-mode
 # shows: Error

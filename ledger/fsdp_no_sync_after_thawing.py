@@ -32,8 +32,8 @@ def run(rank, init_method):
     model = FullyShardedDataParallel(layers, sharding_strategy=ShardingStrategy.NO_SHARD, **options)
     layers[0].requires_grad_(False)
     model(torch.ones(1, 2)).sum().backward()
-    model.state_dict()
-    model.zero_grad()
+    with FullyShardedDataParallel.summon_full_params(model):
+        model.zero_grad()
     layers[0].requires_grad_(True)
     with model.no_sync():
         model(torch.ones(1, 2)).sum().backward()

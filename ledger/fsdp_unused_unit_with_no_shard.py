@@ -3,8 +3,8 @@
 Promised: a unit without gradients takes no part in the step, and its parameters are still the
 model's; with FULL_SHARD it is so.
 
-Happens: after the backward the unit shows plain tensors where parameters were: the optimizer and
-named_parameters() no longer see them.
+Happens: this project's cases see that the unit shows plain tensors where parameters were
+afterwards. This script, with torch alone, does not show it yet.
 
 Severity: silent wrong data
 Taste: no

@@ -10,7 +10,7 @@ Taste: no
 Upstream: https://github.com/pytorch/gloo/issues/308
 """
 # deviations: p2p/dropped-handles
-# shows: [Tt]imed out
+# shows: [Tt]imed out|closed by peer
 
 import signal
 import tempfile

@@ -9,7 +9,7 @@ Taste: no
 Upstream: none found
 """
 # deviations: work/success
-# shows: TypeError
+# shows: TypeError|pybind11
 
 import signal
 import tempfile

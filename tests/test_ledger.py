@@ -1,0 +1,65 @@
+"""The ledger names every deviation of torch once, in short scripts, and its page is fresh."""
+
+from __future__ import annotations
+
+import ast
+import sys
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+from ci.findings import PAGE, SEVERITIES, STATES, Finding, findings, page, read_states
+from conformance.target import BUILT_IN
+
+LINES_MAX = 30
+
+
+@pytest.fixture(scope="module")
+def all_findings() -> list[Finding]:
+    return findings()
+
+
+def deviations() -> set[str]:
+    """Each by its first requirement; those that differ in how it breaks are one finding."""
+    files = BUILT_IN / "torch.toml", BUILT_IN.parent / "front_end.toml"
+    return {
+        each["requirements"][0] + " on cuda" * (each.get("device") == "cuda")
+        for path in files
+        for each in tomllib.loads(path.read_text())["deviations"]
+    }
+
+
+def test_every_deviation_of_torch_is_in_one_finding(all_findings: list[Finding]) -> None:
+    named = [name for finding in all_findings for name in finding.deviations]
+    assert sorted(named) == sorted(deviations())
+
+
+def test_findings_say_what_they_should(all_findings: list[Finding]) -> None:
+    for finding in all_findings:
+        assert finding.severity in SEVERITIES, finding.name
+        assert finding.is_known or finding.upstream == "none found", finding.name
+        assert finding.taste == "no" or finding.taste.startswith(("yes: ", "perhaps: "))
+
+
+def test_scripts_are_short(all_findings: list[Finding]) -> None:
+    for finding in all_findings:
+        source = (STATES.parent / f"{finding.name}.py").read_text()
+        start = ast.parse(source).body[0].end_lineno or 0
+        lines = [line.strip() for line in source.splitlines()[start:]]
+        count = sum(bool(line) and not line.startswith("#") for line in lines)
+        assert count <= LINES_MAX, f"{finding.name} has {count} lines"
+
+
+def test_every_finding_has_a_state_on_each_version(all_findings: list[Finding]) -> None:
+    names = {finding.name for finding in all_findings}
+    for version, states in read_states().items():
+        assert set(states) == names, version
+
+
+def test_the_page_is_fresh(all_findings: list[Finding]) -> None:
+    made = page(all_findings, read_states())
+    assert PAGE.read_text() == made, "python -m ci.ledger --page > ledger/README.md"
