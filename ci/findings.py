@@ -26,7 +26,7 @@ SEVERITIES = {
     "missing": "what is documented, or what the siblings do, is not there",
 }
 WRONG, RIGHT, NOT_RUN = "wrong", "as promised", "not run"
-SIGNS = {WRONG: "**wrong**", RIGHT: "right", NOT_RUN: "–"}
+SIGNS = {WRONG: "**wrong**", RIGHT: "right", NOT_RUN: "not run"}
 
 States = dict[str, dict[str, str]]  # version of torch, as 2.13; finding; state
 
@@ -88,11 +88,12 @@ def write_states(states: States) -> None:
 
 HEAD = """# The ledger of findings
 
-What torch gets wrong, by the rules of this project: every deviation that `conformance/targets/torch.toml` and
-`conformance/front_end.toml` declare, as a script of its own that needs torch alone and ends by itself. The
-docstring of each is a text to file. `python ledger/NAME.py` ends with `as promised` and exit code 0, or with
-`wrong: ` and what it saw and exit code 1. `ci/ledger` runs them all on the torch that is installed and compares
-with the states below. This page is made by `python -m ci.ledger --page`.
+What torch gets wrong, by the rules of this project: every deviation that
+`conformance/targets/torch.toml` and `conformance/front_end.toml` declare, as a script of its own
+that needs torch alone and ends by itself. The docstring of each is a text to file. `python
+ledger/NAME.py` ends with `as promised` and exit code 0, or with `wrong: ` and what it saw and
+exit code 1. `ci/ledger` runs them all on the torch that is installed and compares with the states
+below. This page is made by `python -m ci.ledger --page`.
 """
 
 
@@ -119,8 +120,8 @@ def _summary(
         ]
         rows.append(f"| {severity} | {len(found)} | {known} | {taste} | {' | '.join(wrong)} |")
     return [
-        "The columns of versions count the findings that are wrong there. *Taste* are those that a careful\n"
-        "reader may call a matter of taste; their files say why. Findings on CUDA alone are not run here.\n",
+        "The columns of versions count the findings that are wrong there. *Taste* are those that\n"
+        "a careful reader may call a matter of taste; their files say why.\n",
         "\n".join(rows) + "\n",
     ]
 
