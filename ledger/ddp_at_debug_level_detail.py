@@ -6,6 +6,8 @@ DistributedDataParallel.
 Happens: the logger takes the ProcessGroupWrapper for a ProcessGroupGloo when it asks for the
 number of threads: the process dies.
 
+It reads memory of another class: with torch 2.14 not every run dies.
+
 Severity: crash
 Taste: no
 Upstream: none found
