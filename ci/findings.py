@@ -37,7 +37,7 @@ class Finding:
     title: str
     severity: str  # one of SEVERITIES
     taste: str  # "no", or why a careful reader may call it a matter of taste
-    upstream: str  # a link, or "none found"
+    upstream: str  # a link, or "none known"
     deviations: tuple[str, ...]  # each by its first requirement, and " on cuda" if it is so
     shows: str  # a regular expression that the last line matches where torch is wrong
     on_cuda: bool

@@ -7,7 +7,7 @@ Happens: Gloo divides the bytes: half an element goes to the other rank, without
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: arguments/even-splits
 # shows: y is

@@ -8,7 +8,7 @@ sum by then.
 
 Severity: wrong error
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: reductions/average-of-integers
 # shows: can't be cast

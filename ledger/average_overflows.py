@@ -7,7 +7,7 @@ Happens: Gloo sums first: the average of 60000 and 60000 in float16 is inf.
 
 Severity: silent wrong data
 Taste: perhaps: rounding and range are not promised
-Upstream: none found
+Upstream: none known
 """
 # deviations: reductions/average-in-range
 # shows: x is \[inf\]

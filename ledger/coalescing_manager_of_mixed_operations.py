@@ -7,7 +7,7 @@ word.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: coalescing/mixed-refused
 # shows: y is

@@ -8,7 +8,7 @@ PowerSGD counts its iterations by it.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: comm_hooks/bucket/index-of-a-static-graph
 # shows: seen are

@@ -8,7 +8,7 @@ begins in it.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: comm_hooks/result-inside-another-tensor
 # shows: gradient is

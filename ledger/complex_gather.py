@@ -7,7 +7,7 @@ Happens: "Invalid scalar type": gather does not view complex tensors as real one
 
 Severity: missing
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: gather/complex
 # shows: Invalid scalar type

@@ -6,7 +6,7 @@ Happens: the second name keeps the old layer; the two no longer share parameters
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: convert_sync_batchnorm/shared-layer
 # shows: b is a BatchNorm1d

@@ -7,7 +7,7 @@ and DTensor use too, read the device's memory from the host: SIGSEGV.
 
 Severity: crash
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: all_gather_coalesced/values on cuda
 # shows: signal SIGSEGV

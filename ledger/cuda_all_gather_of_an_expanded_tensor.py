@@ -7,7 +7,7 @@ of the written-to tensor".
 
 Severity: wrong error
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: gather/strided on cuda
 # shows: written-to tensor

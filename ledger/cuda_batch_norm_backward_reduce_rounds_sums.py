@@ -7,7 +7,7 @@ bfloat16.
 
 Severity: silent wrong data
 Taste: perhaps: precision is not promised
-Upstream: none found
+Upstream: none known
 """
 # deviations: sync_batchnorm/half-model on cuda
 # shows: off by

@@ -7,7 +7,7 @@ old one.
 
 Severity: silent wrong data
 Taste: perhaps: _MixedPrecision is private
-Upstream: none found
+Upstream: none known
 """
 # deviations: ddp/mixed-precision/average on cuda
 # shows: gradient is

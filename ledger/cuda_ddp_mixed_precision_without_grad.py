@@ -7,7 +7,7 @@ there is none: AttributeError.
 
 Severity: wrong error
 Taste: perhaps: _MixedPrecision is private
-Upstream: none found
+Upstream: none known
 """
 # deviations: ddp/mixed-precision/without-backward on cuda
 # shows: AttributeError

@@ -8,7 +8,7 @@ Gloo's loop thread: SIGABRT.
 
 Severity: crash
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: p2p/* on cuda
 # shows: signal SIGABRT

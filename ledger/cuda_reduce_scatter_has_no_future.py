@@ -7,7 +7,7 @@ versions).
 
 Severity: missing
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: cuda/futures
 # shows: getFuture not implemented

@@ -7,7 +7,7 @@ others wait for the root.
 
 Severity: hang
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: scatter/strided on cuda
 # shows: written-to tensor|[Tt]imed out

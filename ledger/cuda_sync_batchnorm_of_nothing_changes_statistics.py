@@ -6,7 +6,7 @@ Happens: an empty batch counts as one of zeros.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: sync_batchnorm/empty-statistics on cuda
 # shows: running_mean is

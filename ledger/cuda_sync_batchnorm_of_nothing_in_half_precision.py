@@ -6,7 +6,7 @@ Happens: the statistics are zeros of the batch's dtype, which the kernel refuses
 
 Severity: wrong error
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: sync_batchnorm/output on cuda
 # shows: Error

@@ -7,7 +7,7 @@ and read beyond them.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: sync_batchnorm/other-channels on cuda
 # shows: not a word

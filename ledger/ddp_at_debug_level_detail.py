@@ -10,7 +10,7 @@ It reads memory of another class: with torch 2.14 not every run dies.
 
 Severity: crash
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: ddp/debug-detail
 # shows: signal SIG

@@ -6,7 +6,7 @@ Happens: no warning with earlier versions.
 
 Severity: missing
 Taste: yes: a deprecation that came later
-Upstream: none found
+Upstream: none known
 """
 # deviations: ddp/buffers/broadcast-buffers
 # shows: no warning

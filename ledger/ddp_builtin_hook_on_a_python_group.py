@@ -8,7 +8,7 @@ there.
 
 Severity: wrong error
 Taste: perhaps: builtin hooks are private
-Upstream: none found
+Upstream: none known
 """
 # deviations: comm_hooks/builtin/fp16
 # shows: should return TensorList

@@ -8,7 +8,7 @@ messages of different sizes: SIGABRT.
 
 Severity: crash
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: ddp/verify/dtypes
 # shows: signal SIGABRT

@@ -8,7 +8,7 @@ for it.
 
 Severity: hang
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: ddp/verify/shapes-on-every-rank
 # shows: rank 0 was not told

@@ -7,7 +7,7 @@ the base class does not end, or "Work::getFuture not implemented".
 
 Severity: hang
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: ddp/join/effective-world-size
 # shows: getFuture not implemented|SIGALRM

@@ -8,7 +8,7 @@ are not those of the bucket.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: ddp/gradients/other-memory
 # shows: gradient is

@@ -8,7 +8,7 @@ they are not ignored.
 
 Severity: silent wrong data
 Taste: perhaps: the function is private, though error messages and other projects name it
-Upstream: none found
+Upstream: none known
 """
 # deviations: ddp/buffers/ignored-at-the-top
 # shows: it was not ignored

@@ -8,7 +8,7 @@ from then on.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: ddp/join/unused-by-those-who-are-left
 # shows: the gradient of

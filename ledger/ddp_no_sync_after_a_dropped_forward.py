@@ -8,7 +8,7 @@ all-reduced.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: ddp/no-sync/after-a-dropped-forward
 # shows: gradient is

@@ -8,7 +8,7 @@ never asked for.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: ddp/copies/pickle-of-a-static-graph
 # shows: gradient is

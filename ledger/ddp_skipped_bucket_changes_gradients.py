@@ -8,7 +8,7 @@ on 2 ranks each step halves it.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: ddp/unused/skipped-buckets-keep-gradients
 # shows: gradient is

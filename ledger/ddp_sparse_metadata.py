@@ -7,7 +7,7 @@ Happens: right rows are refused: "Sparse metadata and gradient size mismatch".
 
 Severity: wrong error
 Taste: perhaps: the function is private
-Upstream: none found
+Upstream: none known
 """
 # deviations: ddp/sparse/metadata
 # shows: size mismatch

@@ -9,7 +9,7 @@ stay local.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: ddp/static-graph/gradient-penalty
 # shows: gradient is

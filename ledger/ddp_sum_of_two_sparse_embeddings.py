@@ -7,7 +7,7 @@ gradients too: on 2 ranks a part is a quarter, not a half.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: ddp/sparse/added-embeddings
 # shows: gradient is wrong

@@ -8,7 +8,7 @@ the next gradients are wrong unless it was quick.
 
 Severity: silent wrong data
 Taste: perhaps: the function is private
-Upstream: none found
+Upstream: none known
 """
 # deviations: ddp/update-group/after-an-error-in-backward
 # shows: gradient is|unused is

@@ -6,7 +6,7 @@ Happens: TypeError with earlier versions.
 
 Severity: missing
 Taste: yes: a feature that came later
-Upstream: none found
+Upstream: none known
 """
 # deviations: ddp/buffers/forward-sync-off
 # shows: TypeError

@@ -8,7 +8,7 @@ default.
 
 Severity: hang
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: peer_loss/every-rank
 # shows: after [0-9]+ s

@@ -8,7 +8,7 @@ something else.
 
 Severity: wrong error
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: mismatch/debug-detail-of-other-dimensions
 # shows: the error is

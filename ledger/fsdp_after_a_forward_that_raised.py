@@ -8,7 +8,7 @@ AssertionError.
 
 Severity: wrong error
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: fsdp/forward-that-raises
 # shows: Expects the handle training to be IDLE

@@ -6,7 +6,7 @@ Happens: nobody reads it again, and the old strategy goes on.
 
 Severity: silent wrong data
 Taste: yes: nothing says that it may be set
-Upstream: none found
+Upstream: none known
 """
 # deviations: fsdp/strategy-changes
 # shows: not a word

@@ -7,7 +7,7 @@ step's result overwrites: with the maximum norm it never falls again.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: fsdp/norm-without-gradients
 # shows: norms are

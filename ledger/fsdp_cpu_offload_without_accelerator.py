@@ -7,7 +7,7 @@ Happens: the gradients' memory is pinned, which needs an accelerator: RuntimeErr
 
 Severity: missing
 Taste: perhaps: offloading to the CPU from the CPU is of use in tests alone
-Upstream: none found
+Upstream: none known
 """
 # deviations: fsdp/cpu-offload
 # shows: Error

@@ -7,7 +7,7 @@ optimizer.step() in the next forward under no_grad.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: fsdp/step-after-eval
 # shows: outputs are

@@ -7,7 +7,7 @@ memory stays.
 
 Severity: leak
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: fsdp/freed-when-frozen-in-front
 # shows: bytes are kept

@@ -8,7 +8,7 @@ again: exp_avg holds other values.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: fsdp/full-optimizer-state-offloaded
 # shows: exp_avg is

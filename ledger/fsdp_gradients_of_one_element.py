@@ -7,7 +7,7 @@ what the first backward left goes into the second reduction.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: fsdp/one-element-accumulates
 # shows: sum is

@@ -7,7 +7,7 @@ without a word.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: fsdp/hybrid-of-single-ranks
 # shows: gradient is

@@ -8,7 +8,7 @@ old values stay.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: fsdp/assigned-state-dict
 # shows: weights are

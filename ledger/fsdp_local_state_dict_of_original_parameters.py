@@ -7,7 +7,7 @@ ones.
 
 Severity: wrong error
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: fsdp/local-state-dict-original
 # shows: Error|_flat_param

@@ -8,7 +8,7 @@ reaches: no gradient is reduced.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: fsdp/dropped-low-precision-forward
 # shows: gradients are

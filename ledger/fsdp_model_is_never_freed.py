@@ -7,7 +7,7 @@ accumulator: a cycle through autograd that no collector sees.
 
 Severity: leak
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: fsdp/freed-with-the-model
 # shows: still there

@@ -7,7 +7,7 @@ are gone.
 
 Severity: wrong error
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: fsdp/shared-module
 # shows: b is a

@@ -8,7 +8,7 @@ it for cleared.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: fsdp/no-sync-after-thawing
 # shows: gradient is

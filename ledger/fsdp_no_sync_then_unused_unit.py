@@ -8,7 +8,7 @@ an error.
 
 Severity: wrong error
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: fsdp/no-sync-then-unused
 # shows: Error

@@ -8,7 +8,7 @@ optimizer counts up once for each.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: fsdp/optimizer-state-of-units-and-the-bare-module
 # shows: steps are

@@ -8,7 +8,7 @@ comes back permuted.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: fsdp/optimizer-state-channels-last
 # shows: exp_avg came back

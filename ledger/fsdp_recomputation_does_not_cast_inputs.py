@@ -9,7 +9,7 @@ computed from other values).
 
 Severity: wrong error
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: fsdp/recomputed-casts
 # shows: CheckpointError|Recomputed values|metadata|dtype

@@ -7,7 +7,7 @@ the next forward computes with them.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: fsdp/summon-after-forward
 # shows: output is

@@ -8,7 +8,7 @@ device_id=torch.device("cpu").
 
 Severity: missing
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: fsdp/sync-module-states
 # shows: ValueError

@@ -7,7 +7,7 @@ Happens: each unit gets a parameter of its own, and they drift apart.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: fsdp/tied-across-units
 # shows: elements

@@ -8,7 +8,7 @@ gather them: RuntimeError.
 
 Severity: wrong error
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: fsdp/several-backwards
 # shows: RuntimeError

@@ -8,7 +8,7 @@ afterwards. This script, with torch alone, does not show it yet.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: fsdp/unused-replicated-unit
 # shows: parameters are

@@ -7,7 +7,7 @@ Happens: the second instance finds no parameters to shard.
 
 Severity: silent wrong data
 Taste: perhaps: wrapping twice is a mistake, and the first forward fails
-Upstream: none found
+Upstream: none known
 """
 # deviations: fsdp/wrapped-twice
 # shows: not a word

@@ -8,7 +8,7 @@ and the last iteration's gradients are in the sum.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: fsdp/cleared-before-backward
 # shows: gradients are

@@ -6,7 +6,7 @@ Happens: the group is destroyed in one of its own threads, which it joins: the p
 
 Severity: crash
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: groups/last-held-by-a-callback
 # shows: signal SIGABRT

@@ -6,7 +6,7 @@ Happens: before torch 2.12 not noticed: a group of two members, one of which doe
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: new_group/bad-ranks
 # shows: not a word|[Tt]imed out|Error:

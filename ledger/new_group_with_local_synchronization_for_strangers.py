@@ -8,7 +8,7 @@ synchronization.
 
 Severity: wrong error
 Taste: yes: it may be the documentation that is late
-Upstream: none found
+Upstream: none known
 """
 # deviations: new_group/local-synchronization
 # shows: got

@@ -7,7 +7,7 @@ Happens: on Gloo it is made of scatters, whose global sources are taken from ran
 
 Severity: wrong error
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: autograd/lists-in-groups
 # shows: Global rank 0 is not part of group

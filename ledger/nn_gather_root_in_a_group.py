@@ -8,7 +8,7 @@ rank".
 
 Severity: wrong error
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: autograd/roots-in-groups
 # shows: must be specified on destination rank

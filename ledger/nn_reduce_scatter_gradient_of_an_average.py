@@ -7,7 +7,7 @@ Happens: each element of the gradient is 1, not 0.5, without a word.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: autograd/average-in-parts
 # shows: gradient is 1.0

@@ -7,7 +7,7 @@ Happens: it waits for the whole timeout, half an hour by default.
 
 Severity: hang
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: peer_loss/from-anybody
 # shows: after [0-9]+ s

@@ -7,7 +7,7 @@ Happens: x is as it was.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: conjugated/reduced
 # shows: x is \[-1j\]

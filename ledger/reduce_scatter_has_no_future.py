@@ -7,7 +7,7 @@ Happens: RuntimeError "Work::getFuture not implemented."
 
 Severity: missing
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: reduce_scatter/future
 # shows: getFuture not implemented

@@ -7,7 +7,7 @@ Happens: the list is reduced tensor by tensor, and an input was overwritten befo
 
 Severity: silent wrong data
 Taste: perhaps: outputs that overlap inputs are not promised either
-Upstream: none found
+Upstream: none known
 """
 # deviations: reduce_scatter/into-another-input
 # shows: y is

@@ -7,7 +7,7 @@ Happens: it stays False for ever, so polling does not end.
 
 Severity: hang
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: reduce_scatter/completes-unwaited
 # shows: is_completed

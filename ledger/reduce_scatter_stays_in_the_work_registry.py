@@ -8,7 +8,7 @@ tensors alive).
 
 Severity: leak
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: wait_tensor/forgets
 # shows: 1 works? left

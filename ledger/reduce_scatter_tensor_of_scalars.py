@@ -7,7 +7,7 @@ Happens: Gloo divides by a dimension that is not there, and the process dies.
 
 Severity: crash
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: reduce_scatter_tensor/zero-dimensional
 # shows: signal SIG

@@ -8,7 +8,7 @@ operation.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: surroundings/no-history
 # shows: grad_fn

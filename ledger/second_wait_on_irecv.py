@@ -7,7 +7,7 @@ Happens: the second call waits for another message until the timeout, and fails.
 
 Severity: hang
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: p2p/wait-twice
 # shows: [Tt]imed out

@@ -6,7 +6,7 @@ Happens: recv has the timeout that the group was made with, and gives up too ear
 
 Severity: wrong error
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: timeouts/lengthened-for-messages
 # shows: [Tt]imed out waiting 4000ms

@@ -6,7 +6,7 @@ Happens: recv has the timeout that the group was made with, here 10 s.
 
 Severity: hang
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: timeouts/shortened-for-messages
 # shows: after [0-9]+ s

@@ -7,7 +7,7 @@ tensor is a copy: x is as it was.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: sparse/complex
 # shows: x is

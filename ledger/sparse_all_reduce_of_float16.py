@@ -6,7 +6,7 @@ Happens: the ranks' tensors are added by an operator that torch lacks for float1
 
 Severity: missing
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: sparse/float16
 # shows: not implemented

@@ -7,7 +7,7 @@ Happens: since torch 2.15 there is no error, also on backends that cannot split.
 
 Severity: wrong error
 Taste: yes: torch 2.15 can do more; what is missing is a word in its documentation
-Upstream: none found
+Upstream: none known
 """
 # deviations: split_group/arguments
 # shows: not a word

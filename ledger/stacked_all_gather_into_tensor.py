@@ -7,7 +7,7 @@ Happens: Gloo raises; NCCL takes it.
 
 Severity: missing
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: all_gather_into_tensor/stacked
 # shows: Error

@@ -6,7 +6,7 @@ Happens: Gloo adds bytes. x holds the byte 2, which is true but not equal to Tru
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: reductions/bool-bytes
 # shows: bytes of x are

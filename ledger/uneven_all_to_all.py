@@ -7,7 +7,7 @@ Happens: Gloo (which has all_to_all since torch 2.12) refuses them.
 
 Severity: missing
 Taste: no
-Upstream: none found
+Upstream: none known
 """
 # deviations: all_to_all/uneven
 # shows: Error
