@@ -108,7 +108,7 @@ def is_rebuilding(function: object) -> bool:
 
 def check_sparse_tensors() -> None:
     """Raises RuntimeError if a sparse tensor that was rebuilt since the last call has indices
-    outside of it, which whoever reads it would follow."""
+    outside of it, which a reader would follow."""
     with torch.sparse.check_sparse_tensor_invariants():
         torch._utils._validate_loaded_sparse_tensors()
 

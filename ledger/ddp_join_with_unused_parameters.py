@@ -38,7 +38,7 @@ def run(rank, init_method):
             model.zero_grad()
             model(torch.ones(1, 1), uses).sum().backward()
     grad = layers[1].weight.grad
-    assert rank == 0 or grad is None, f"the gradient of what nobody uses is {grad}, not None"
+    assert rank == 0 or grad is None, f"the gradient of an unused parameter is {grad}, not None"
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Promised: sharding_strategy is a public attribute; setting it has effect or is refused.
 
-Happens: nobody reads it again, and the old strategy goes on.
+Happens: it is not read again, and the old strategy goes on.
 
 Severity: silent wrong data
 Taste: yes: nothing says that it may be set

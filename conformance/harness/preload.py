@@ -47,7 +47,7 @@ _pid = os.getpid()
 def _end_at_once() -> None:
     """To take all modules apart first, as Python does, takes a fifth of a second."""
     if os.getpid() == _pid:
-        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+        with contextlib.suppress(OSError, ValueError):  # its reader is gone
             sys.stdout.flush()
         os._exit(0)
 

@@ -151,7 +151,7 @@ def _written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tenso
 
 
 def _on_device(value: Any) -> Any:
-    """A tensor of the device with the values of one of the host, which nobody else uses."""
+    """A tensor of the device with the values of one of the host that is not in use elsewhere."""
     if not isinstance(value, Tensor):
         return value
     made = _new(value.shape, value.stride(), value.dtype)

@@ -1,6 +1,6 @@
 """Streams and events of the device "queued": what is put on a stream runs later, on its own thread.
 
-Nothing runs before somebody waits for it, or before `PATIENCE_S` have passed without a wait. Then
+Nothing runs before it is waited for, or before `PATIENCE_S` have passed without a wait. Then
 only what was waited for runs, with all that it has to follow: the work before it on its stream, and
 the events that this stream was told to wait for. So a wait that is missing shows every time, and
 not only when the device happens to be slow.

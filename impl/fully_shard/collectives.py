@@ -77,8 +77,8 @@ def averaging(
 ) -> Averaging:
     """As torch chooses: the backend averages float32 and bfloat16, which have range enough.
 
-    In other dtypes half of the factor is divided before the sum, so that the sum does not overflow,
-    and half after it, so that small values do not vanish.
+    In other dtypes about the root of the factor is divided before the sum, so that the sum does not
+    overflow, and the rest after it, so that small values do not vanish.
     """
     has_range = dtype in (torch.float32, torch.bfloat16)
     ops, sums = dist.ReduceOp, (dist.ReduceOp.SUM, dist.ReduceOp.SUM)

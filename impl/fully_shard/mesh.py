@@ -20,7 +20,7 @@ class Division:
 
     mesh: of one dimension, or of two: replicas by shards.
     shard_group: the ranks among which each parameter is divided.
-    replica_group: the ranks that hold the same shard as this one; None if nobody does.
+    replica_group: the ranks that hold the same shard as this one; None without replicas.
     """
 
     mesh: DeviceMesh

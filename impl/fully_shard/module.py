@@ -61,12 +61,10 @@ class FSDPModule(TorchFSDPModule):
         return units[0] if units else None
 
     def _set(self, recurse: bool, **settings: Any) -> None:
-        modules: Iterable[Any] = self.modules() if recurse else (self,)  # type: ignore[attr-defined]  # a module as well
-        for module in modules:
-            if isinstance(module, FSDPModule):
-                for unit in module._units:
-                    for name, value in settings.items():
-                        setattr(unit, name, value)
+        for module in self._sharded_modules(recurse):
+            for unit in module._units:
+                for name, value in settings.items():
+                    setattr(unit, name, value)
 
     # Whole parameters and shards
 

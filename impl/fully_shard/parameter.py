@@ -32,7 +32,7 @@ from impl.device import DeviceHandle
 from impl.fully_shard.layout import Layout, dtensor_of, local_of
 from impl.fully_shard.mesh import Division
 from impl.state_machine import StateMachine
-from impl.torch_private import replace_local
+from impl.torch_private import preserve_version_counters, replace_local
 
 _count = itertools.count()
 _ids = WeakIdKeyDictionary()  # of whole parameters that were divided, for those that are tied
@@ -179,7 +179,7 @@ class ShardedParameter:
     def take_gathered(self, parts: Tensor) -> None:
         """Fill `unsharded`. parts: (ranks, numel of each): what all ranks gave."""
         gathered = self._memory(parts)
-        with torch.autograd._unsafe_preserve_version_counter(gathered):
+        with preserve_version_counters([gathered]):
             if self.shard_dim == 0 or self._resharded is not None:
                 gathered.view(parts.shape).copy_(parts)
             else:

@@ -5,7 +5,7 @@ On a device the host only issues work; streams decide what runs beside what.
 
     stream     work
     current    compute: forward, backward, optimizer; copies into and out of collectives' memory
-    gather     all-gathers. Wait for `current`, so that the optimizer has written the shards
+    gather     all-gathers. Wait for `current` once a step: the optimizer has written the shards
     reduce     reduce-scatters. Wait for `current`, so that the gradients are there
     replica    all-reduces over replicas. Wait for `reduce`
 

@@ -89,7 +89,7 @@ class State:
     # The root
 
     def _find_root(self) -> None:
-        """The first forward: whoever runs it is the root of all below it."""
+        """In the first forward: its module is the root of all below it."""
         if self.is_root is not None:
             return
         if len(self.modules) > 1:
@@ -172,6 +172,8 @@ class State:
         event, self.step.optimizer_is_done = self.step.optimizer_is_done, None
         if event is not None:
             self.shared.gather_stream.wait_event(event)
+        else:
+            self.shared.gather_stream.wait_stream(self._device.current_stream())
         if self._device.type != "cpu" and (args or kwargs):
             args, kwargs = move_inputs(args, kwargs, self._device.current_device(), False)
         return args, kwargs

@@ -2,7 +2,7 @@
 
     phase            what happens                                      parameters
     IDLE                                                               sharded, or whole
-    FORWARD          gather, compute, `reshard` after it               whole
+    FORWARD          gather, compute, `shard` after it                 whole
     BACKWARD         gather unless whole, compute gradients            whole
     REDUCED          its gradients are on their way                    sharded, or whole
 
@@ -128,12 +128,13 @@ class Unit:
             return
         if self.phase is Phase.BACKWARD and not self.gathers_in_backward:
             return
-        division = self.division
+        division, stream = self.division, self.shared.gather_stream
         if self.shape is Shape.RESHARDED:
             assert self.after_forward is not None
             division = self.after_forward
-        stream = self.shared.gather_stream
-        stream.wait_stream(self._device.current_stream())
+        if self.phase is Phase.IDLE or self.shape is Shape.RESHARDED:
+            # By hand, or from parts that the forward has copied; otherwise the step has waited.
+            stream.wait_stream(self._device.current_stream())
         with self._device.use_stream(stream), torch.no_grad():
             self._gathered = collectives.gather(
                 self._device, self.parameters, division.shard_group, self.all_gather
@@ -278,6 +279,7 @@ class Unit:
             with device.use_stream(stream):
                 device.flush()
                 self.all_reduce_hook(row)
+        device.record_stream(row, stream)  # it was allocated on the stream of the reduce-scatter
         with device.use_stream(stream):
             collectives.divide(device, row, how.after)
             device.enqueue(lambda: _accumulate(parameters, row), reads=(row,), writes=())

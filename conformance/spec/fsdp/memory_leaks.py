@@ -47,7 +47,9 @@ def let_go_of_a_model(me: Me, strategy: str, orig: bool, step_first: bool) -> bo
 def test_a_model_goes_without_a_backward(ranks: Ranks, step_first: bool, orig: bool) -> None:
     for strategy in STRATEGIES:
         for rank, freed in enumerate(ranks.run(let_go_of_a_model, strategy, orig, step_first)):
-            assert_that(freed, f"{strategy}: rank {rank} still has a model nobody holds", rank)
+            assert_that(
+                freed, f"{strategy}: rank {rank} still has a model without references", rank
+            )
 
 
 def steps_taken(me: Me, strategy: str, orig: bool) -> float:

@@ -100,7 +100,7 @@ class Mapping:
             about = os.fstat(fd)
             if about.st_size != nbytes:
                 raise SharingRefused(f"{path} has another layout")
-            if about.st_uid != os.geteuid():  # root may open anybody's
+            if about.st_uid != os.geteuid():  # root may open any user's
                 raise SharingRefused(f"{path} belongs to another user")
             if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
                 raise SharingRefused(f"{path} may shrink")

@@ -27,7 +27,7 @@ class KeepsGradientsThatWereReduced(Swapped):
     swaps = ((backward, "reduce_gradient", _and_keep),)
 
 
-@breaks("fsdp/freed-with-the-model", says="rank 0 still has a model nobody holds")
+@breaks("fsdp/freed-with-the-model", says="rank 0 still has a model without references")
 class AutogradKeepsTheModel(Swapped):
     """A forward without a backward leaves references to the model in autograd, as in torch
     2.13."""
