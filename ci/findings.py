@@ -121,7 +121,8 @@ def _summary(
         rows.append(f"| {severity} | {len(found)} | {known} | {taste} | {' | '.join(wrong)} |")
     return [
         "The columns of versions count the findings that are wrong there. *Taste* are those that\n"
-        "a careful reader may call a matter of taste; their files say why.\n",
+        "a careful reader may call a matter of taste; their files say why. Findings on CUDA are\n"
+        "counted where they were run.\n",
         "\n".join(rows) + "\n",
     ]
 
@@ -132,7 +133,7 @@ def _table(
     rows = [f"| finding | {' | '.join(versions)} | upstream |", "|---" * (2 + len(versions)) + "|"]
     for f in found:
         marks = [SIGNS[states[version].get(f.name, NOT_RUN)] for version in versions]
-        notes = " (taste)" * f.is_taste + " (CUDA: not run)" * f.on_cuda
+        notes = " (taste)" * f.is_taste + " (CUDA)" * f.on_cuda
         link = f"[{_short(f.upstream)}]({f.upstream})" if f.is_known else ""
         rows.append(f"| [{f.title}]({f.name}.py){notes} | {' | '.join(marks)} | {link} |")
     return "\n".join(rows) + "\n"
