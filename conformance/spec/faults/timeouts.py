@@ -1,17 +1,13 @@
-"""Timeouts of groups, collectives, messages, wait() and joining; set_timeout; recovery.
+"""Timeouts of groups, collectives, messages, wait() and joining; recovery.
 
 None of these cases is probed: a target without timeouts waits for ever.
 """
 
 from __future__ import annotations
 
-import json
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import pytest
@@ -31,101 +27,21 @@ from conformance import (
     not_probed,
     world_sizes,
 )
-from conformance.spec.faults.operations import ALL_NEEDED, OPERATIONS
+from conformance.spec.faults.giving_up import (
+    GROUP_TIMEOUT_S,
+    RETURNED,
+    try_all,
+    wait_at_a_root,
+    wait_in_every_collective,
+)
+from conformance.spec.faults.operations import ALL_NEEDED
 from conformance.spec.groups.membership_sums import mark, sum_marks, sum_of_marks
 from conformance.spec.groups.starting import start
 from conformance.spec.torch_versions import needs_argument
 
 chapter = Chapter("faults", needs="feature:timeouts")
 
-
 pytestmark = not_probed()
-
-# Long enough to make a group within it on a busy machine.
-_GROUP_TIMEOUT_S = 3.0
-
-_RETURNED = "returned"
-
-
-@dataclass(frozen=True)
-class _Ending:
-    """When a call began and ended, on a clock that all ranks have, and how; "" if by giving up."""
-
-    began_s: float
-    ended_s: float
-    how: str
-
-
-def _ending_of(call: Callable[[], object]) -> _Ending:
-    began_s = time.time()
-    try:
-        call()
-        how = _RETURNED
-    except RuntimeError:
-        how = ""
-    except Exception as error:
-        how = f"raised {error!r}"
-    return _Ending(began_s, time.time(), how)
-
-
-def _try_all(
-    me: Me,
-    names: Sequence[str],
-    calls: Mapping[str, Callable[[Any], object]],
-    *,
-    changed: bool = False,
-) -> dict[str, str]:
-    """Make every call at once, each in a thread and a group of its own; those that end wrongly.
-
-    No other rank ends them, and they should end by themselves when the timeout of the rank that
-    began first is over.
-
-    names: of all groups, the same on every rank.
-    calls: those of this rank, which may be none: then it makes the groups, and waits until the
-        other ranks are through.
-    changed: the groups have the timeout from set_timeout, after a first operation.
-    """
-    timeout = timedelta(seconds=_GROUP_TIMEOUT_S)
-    groups: dict[str, Any] = {
-        name: dist.new_group(timeout=timedelta(minutes=5) if changed else timeout) for name in names
-    }
-    for group in groups.values() if changed else ():
-        sum_marks(me, group)
-        group.set_timeout(timeout)
-    endings: dict[str, _Ending] = {}
-
-    def attempt(name: str) -> None:
-        endings[name] = _ending_of(lambda: calls[name](groups[name]))
-
-    threads = [threading.Thread(target=attempt, args=(name,)) for name in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    began_s = {name: ending.began_s for name, ending in endings.items()}
-    me.store.set(f"rank {me.rank} is through", json.dumps(began_s))
-    began_by_rank = [
-        json.loads(me.store.get(f"rank {rank} is through")) for rank in range(me.world_size)
-    ]
-    wrong = {}
-    for name, ending in endings.items():
-        first_s = min(began[name] for began in began_by_rank if name in began)
-        took_s = ending.ended_s - first_s
-        if ending.how:
-            wrong[name] = ending.how
-        elif took_s < 0.75 * _GROUP_TIMEOUT_S:  # a quarter for coarse timers
-            wrong[name] = f"gave up after {took_s:.2f} s of {_GROUP_TIMEOUT_S} s"
-    return wrong
-
-
-def wait_in_every_collective(me: Me, changed: bool = False) -> dict[str, str]:
-    """The last rank comes to none of them."""
-    # A root's sends, and a gathering's contributions, may be complete before others need them.
-    one_sided = {"broadcast", "scatter", "reduce", "gather"}
-    names = [name for name in OPERATIONS if name not in one_sided]
-    absent = me.rank == me.world_size - 1
-    calls = {} if absent else {name: partial(OPERATIONS[name], me) for name in names}
-    return _try_all(me, names, calls, changed=changed)
 
 
 @chapter.must(
@@ -140,26 +56,6 @@ def wait_in_every_collective(me: Me, changed: bool = False) -> dict[str, str]:
 @needs(*ALL_NEEDED)
 def test_every_collective_gives_up(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(wait_in_every_collective), want={})
-
-
-def wait_at_a_root(me: Me, changed: bool = False) -> dict[str, str]:
-    """Rooted collectives whose root, or a contributor to whose root, does not come."""
-    absent = me.world_size - 1
-    names = ["broadcast", "scatter", "reduce", "gather"]
-    if me.rank == absent:
-        return _try_all(me, names, {}, changed=changed)
-    x = torch.ones(4, device=me.device)
-    outputs = [torch.zeros(4, device=me.device) for _ in range(me.world_size)]
-    calls: dict[str, Callable[[Any], object]] = {
-        "broadcast": lambda group: dist.broadcast(x.clone(), absent, group=group),
-        "scatter": lambda group: dist.scatter(x.clone(), None, absent, group=group),
-    }
-    if me.rank == 0:
-        calls |= {
-            "reduce": lambda group: dist.reduce(x.clone(), 0, group=group),
-            "gather": lambda group: dist.gather(x, outputs, 0, group=group),
-        }
-    return _try_all(me, names, calls, changed=changed)
 
 
 @covers("timeouts/of-the-group")
@@ -177,8 +73,8 @@ def wait_for_messages(me: Me) -> dict[str, str]:
         "send": lambda group: dist.send(x, 1, group=group),
         "recv": lambda group: dist.recv(x.clone(), 1, group=group),
     }
-    wrong = _try_all(me, ["send", "recv"], {} if me.rank == 1 else calls)
-    if wrong.get("send") == _RETURNED:
+    wrong = try_all(me, ["send", "recv"], {} if me.rank == 1 else calls)
+    if wrong.get("send") == RETURNED:
         del wrong["send"]  # where sends are buffered
     return wrong
 
@@ -202,7 +98,7 @@ def wait_for_anybody(me: Me) -> dict[str, str]:
     """Rank 0 waits for a message from any rank; no rank sends one."""
     x = torch.ones(4, device=me.device)
     calls = {"recv": lambda group: dist.recv(x, group=group)}
-    return _try_all(me, ["recv"], {} if me.rank else calls)
+    return try_all(me, ["recv"], {} if me.rank else calls)
 
 
 @covers("timeouts/point-to-point")
@@ -286,135 +182,11 @@ def test_a_barrier_has_a_timeout_of_its_own(ranks: Ranks) -> None:
     ranks.run(wait_briefly, "barrier")
 
 
-def shorten_the_timeout(me: Me, where: str, how: str) -> None:
-    """From minutes to 200 ms for one operation that no other rank joins."""
-    start(me, "here")
-    group: Any = dist.group.WORLD if where == "default" else dist.new_group()
-    sum_marks(me, group)
-    if me.rank == 0:
-        group.set_timeout(timedelta(milliseconds=200))
-        calls: dict[str, Callable[[], object]] = {
-            "all_reduce": lambda: dist.all_reduce(mark(me), group=group),
-            "wait": lambda: dist.all_reduce(mark(me), group=group, async_op=True).wait(),
-            "recv": lambda: dist.recv(mark(me), 1, group=group),
-        }
-        with pytest.raises(RuntimeError):
-            calls[how]()
-        me.store.set("rank 0 is through", "1")
-    me.store.wait(["rank 0 is through"])
-
-
-_HOW = [
-    pytest.param("all_reduce", marks=covers("timeouts/changed")),
-    pytest.param("wait", marks=covers("timeouts/changed")),
-    pytest.param(
-        "recv",
-        marks=chapter.should(
-            "timeouts/shortened-for-messages",
-            "A shorter timeout set by set_timeout applies to a recv that follows.",
-            source="torch 2.13, ProcessGroup.set_timeout: 'Sets the default timeout for all future "
-            "operations.'",
-            rests_on=("timeouts/changed", "timeouts/point-to-point"),
-        ),
-    ),
-]
-
-
-@world_sizes(2)
-@deadline(10)
-@pytest.mark.parametrize("how", _HOW)
-@pytest.mark.parametrize("where", ["default", "subgroup"])
-def test_a_shorter_timeout_counts(bare_ranks: Ranks, where: str, how: str) -> None:
-    bare_ranks.run(shorten_the_timeout, where, how)
-
-
-def lengthen_the_timeout(me: Me, names: Sequence[str]) -> list[Tensor | str]:
-    """From two seconds to minutes; rank 1 comes to everything when two seconds are over. Returns
-    what each operation brought, or its error."""
-    short, long = timedelta(seconds=_GROUP_TIMEOUT_S), timedelta(minutes=5)
-    start(me, "here", timeout=short)
-    groups: dict[str, Any] = {
-        name: dist.group.WORLD if name == "default group" else dist.new_group(timeout=short)
-        for name in names
-    }
-    for group in groups.values():
-        sum_marks(me, group)
-        group.set_timeout(long)
-    brought: dict[str, Tensor | str] = {}
-
-    def attempt(name: str) -> None:
-        x, group = mark(me), groups[name]
-        try:
-            if name == "wait":
-                dist.all_reduce(x, group=group, async_op=True).wait()
-            elif name != "recv":
-                dist.all_reduce(x, group=group)
-            elif me.rank == 0:
-                dist.recv(x, 1, group=group)
-            else:
-                dist.send(x, 0, group=group)
-        except RuntimeError as error:
-            brought[name] = f"raised {error!r}"
-        else:
-            brought[name] = x
-
-    if me.rank == 1:
-        me.store.wait(["rank 0 begins"])
-        time.sleep(_GROUP_TIMEOUT_S + 0.5)  # this is what it means to be late
-    me.store.set(f"rank {me.rank} begins", "1")
-    threads = [threading.Thread(target=attempt, args=(name,)) for name in groups]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [brought[name] for name in names]
-
-
-@chapter.must(
-    "timeouts/changed",
-    "set_timeout of a group, the default one or another, applies to the collectives that follow, "
-    "whether it is shorter or longer than before, and whether they are blocking or asynchronous.",
-    source="pytorch#167052; torch 2.13, ProcessGroup.set_timeout",
-    rests_on="timeouts/of-the-group",
-)
-@world_sizes(2)
-@deadline(20)
-def test_a_longer_timeout_counts(bare_ranks: Ranks) -> None:
-    got = bare_ranks.run(lengthen_the_timeout, ["default group", "all_reduce", "wait"])
-    assert_same_on_all_ranks(got, want=[sum_of_marks([0, 1])] * 3)
-
-
-@covers("timeouts/changed")
-@world_sizes(2)
-@deadline(20)
-@needs(*ALL_NEEDED)
-@pytest.mark.parametrize("wait", [wait_in_every_collective, wait_at_a_root])
-def test_a_shorter_timeout_counts_for_every_collective(
-    ranks: Ranks, wait: Callable[[Me, bool], dict[str, str]]
-) -> None:
-    assert_same_on_all_ranks(ranks.run(wait, True), want={})
-
-
-@chapter.should(
-    "timeouts/lengthened-for-messages",
-    "A longer timeout set by set_timeout applies to a recv that follows.",
-    source="torch 2.13, ProcessGroup.set_timeout: 'Sets the default timeout for all future "
-    "operations.'",
-    rests_on=("timeouts/changed", "timeouts/point-to-point"),
-)
-@world_sizes(2)
-@deadline(20)
-@needs("op:send")
-def test_a_longer_timeout_counts_for_messages(bare_ranks: Ranks) -> None:
-    got = bare_ranks.run(lengthen_the_timeout, ["recv"])
-    assert_same_on_all_ranks(got, want=[sum_of_marks([1])])
-
-
 def use_two_timeouts(me: Me) -> list[Tensor]:
     """One group gives up after two seconds, and one made before it does not: a late rank finds
     its partner still there. This group and the default one keep working."""
     patient = dist.new_group()
-    hasty = dist.new_group(timeout=timedelta(seconds=_GROUP_TIMEOUT_S))
+    hasty = dist.new_group(timeout=timedelta(seconds=GROUP_TIMEOUT_S))
     x = mark(me)
     if me.rank == 0:
         work = dist.all_reduce(x, group=patient, async_op=True)
@@ -443,12 +215,12 @@ def test_each_group_has_its_own_timeout(ranks: Ranks) -> None:
 
 def come_late_again_and_again(me: Me) -> list[Tensor]:
     """Five operations to which rank 1 comes a little late: longer in all than the timeout."""
-    group = dist.new_group(timeout=timedelta(seconds=_GROUP_TIMEOUT_S))
+    group = dist.new_group(timeout=timedelta(seconds=GROUP_TIMEOUT_S))
     sums = []
     for number in range(5):
         if me.rank == 1:
             me.store.wait([f"rank 0 is waiting for number {number}"])
-            time.sleep(_GROUP_TIMEOUT_S / 4)  # this is what it means to be late
+            time.sleep(GROUP_TIMEOUT_S / 4)  # this is what it means to be late
         else:
             me.store.set(f"rank 0 is waiting for number {number}", "1")
         sums.append(sum_marks(me, group))
@@ -503,7 +275,7 @@ def test_nobody_waits_for_ever_for_a_member(bare_ranks: Ranks, where: str) -> No
 
 def recover_from_a_timeout(me: Me) -> tuple[Tensor, Tensor]:
     """An operation that rank 1 does not come to; then both ranks make a new default group."""
-    start(me, "before", timeout=timedelta(seconds=_GROUP_TIMEOUT_S))
+    start(me, "before", timeout=timedelta(seconds=GROUP_TIMEOUT_S))
     before = sum_marks(me)
     if me.rank == 0:
         with pytest.raises(RuntimeError):

@@ -26,3 +26,14 @@ class ChangesReductions(ForwardingGroup):
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
         return self.handle(super().allreduce(tensors, opts))
+
+
+class WaitsFor(Relayed):
+    """A handle whose wait has a timeout of its own."""
+
+    def __init__(self, inner: Any, timeout: timedelta) -> None:
+        super().__init__(inner)
+        self.timeout = timeout
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return super().wait(timeout or self.timeout)

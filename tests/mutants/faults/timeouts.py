@@ -10,9 +10,8 @@ import torch.distributed as dist
 
 from conformance.power.handles import Relayed
 from conformance.verdict import Verdict
-from impl.gloo import ProcessGroupGloo
-from tests.mutants.faults.kit import ChangesReductions, Forgiving
-from tests.mutants.kit import ForwardingGroup, GroupMutant, breaks
+from tests.mutants.faults.kit import ChangesReductions, Forgiving, WaitsFor
+from tests.mutants.kit import ForwardingGroup, breaks
 
 
 @breaks("timeouts/of-the-group", says=r"gave up after 0\.\d+ s of 3\.0 s")
@@ -54,23 +53,12 @@ class _Patient(Relayed):
         return super().wait()
 
 
-class _WaitsFor(Relayed):
-    """A handle whose wait has a timeout of its own."""
-
-    def __init__(self, inner: Any, timeout: timedelta) -> None:
-        super().__init__(inner)
-        self.timeout = timeout
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        return super().wait(timeout or self.timeout)
-
-
 @breaks("timeouts/point-to-point", says=r"rank 0 is wrong\ngot keys \['send'\], want \[\]")
 class SendsTimeOutTooSoon(ForwardingGroup):
     """A send without a matching receive fails at once, whatever the timeout."""
 
     def send(self, tensors: Any, dst: int, tag: int) -> Any:
-        return _WaitsFor(super().send(tensors, dst, tag), timedelta(milliseconds=100))
+        return WaitsFor(super().send(tensors, dst, tag), timedelta(milliseconds=100))
 
 
 @breaks("timeouts/of-wait", says=r"rank 0 went on after all_reduce", verdict=Verdict.TIMEOUT)
@@ -102,70 +90,6 @@ class RefusesATimeoutOfABarrier(ForwardingGroup):
         if opts.timeout < timedelta(minutes=2):
             raise RuntimeError("cannot wait so long")
         return super().barrier(opts)
-
-
-@breaks("timeouts/changed", says=r"all_reduce", verdict=Verdict.TIMEOUT)
-class SetTimeoutDoesNothing(ForwardingGroup):
-    """set_timeout has no effect."""
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        return
-
-
-@breaks("timeouts/lengthened-for-messages", says=r"rank 0 is wrong\nat \[0\]")
-class MessagesHaveTwoSeconds(GroupMutant, ProcessGroupGloo):
-    """Whatever the timeout of the group, a message has two seconds at most."""
-
-    base = "impl"
-
-    def recv(self, tensors: Any, src: int, tag: int) -> Any:
-        return _WaitsFor(super().recv(tensors, src, tag), timedelta(seconds=2))
-
-
-class _KnowsItsFirstTimeout(ForwardingGroup):
-    """Its timeout can be changed; a mutant remembers the one that it was made with."""
-
-    def __init__(self, store: Any, rank: int, world_size: int, timeout: timedelta) -> None:
-        super().__init__(store, rank, world_size, timeout)
-        self.first = timeout
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        self.inner.set_timeout(timeout)
-
-
-@breaks("timeouts/shortened-for-messages", says=r"recv", verdict=Verdict.TIMEOUT)
-class MessagesKeepTheFirstTimeout(_KnowsItsFirstTimeout):
-    """set_timeout is for collectives alone."""
-
-    def recv(self, tensors: Any, src: int, tag: int) -> Any:
-        return _WaitsFor(super().recv(tensors, src, tag), self.first)
-
-
-@breaks("timeouts/changed", says=r"how=wait", verdict=Verdict.TIMEOUT)
-class ANewTimeoutIsForBlockingCalls(_KnowsItsFirstTimeout):
-    """An operation that is waited for later has the timeout that the group was made with."""
-
-    def allreduce(self, tensors: Any, opts: Any) -> Any:
-        if opts.asyncOp:
-            opts.timeout = self.first
-        return super().allreduce(tensors, opts)
-
-
-@breaks("timeouts/changed", says=r"where=default", verdict=Verdict.TIMEOUT)
-class TheDefaultTimeoutStays(_KnowsItsFirstTimeout):
-    """The timeout of the default group is that of init_process_group for good."""
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        if dist.group.WORLD is not self:
-            super().set_timeout(timeout)
-
-
-@breaks("timeouts/changed", says=r"rank 0 is wrong\nat \[0\]: got str .raised RuntimeError")
-class TimeoutsOnlyShrink(_KnowsItsFirstTimeout):
-    """set_timeout cannot lengthen the timeout that a group was made with."""
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        super().set_timeout(min(timeout, self.first))
 
 
 @breaks("timeouts/of-each-group", says=r"all_reduce", verdict=Verdict.TIMEOUT)
@@ -247,13 +171,3 @@ class TimeoutEndsOtherGroups(ForwardingGroup):
         if self.has_timed_out:
             raise RuntimeError("another group has timed out")
         return _EndsOthers(super().allreduce(tensors, opts))
-
-
-@breaks("timeouts/changed", says=r"all_gather", verdict=Verdict.TIMEOUT)
-class ANewTimeoutIsForReductions(_KnowsItsFirstTimeout):
-    """Operations other than reductions have the timeout that the group was made with."""
-
-    def forward(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        if "reduce" not in method and hasattr(args[-1], "timeout"):
-            args[-1].timeout = self.first
-        return super().forward(method, *args, **kwargs)

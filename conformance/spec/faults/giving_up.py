@@ -1,0 +1,125 @@
+"""Calls that no other rank joins, each in a group of its own: do they give up, and when?"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from conformance import Me
+from conformance.spec.faults.operations import OPERATIONS
+from conformance.spec.groups.membership_sums import sum_marks
+
+# Long enough to make a group within it on a busy machine.
+GROUP_TIMEOUT_S = 3.0
+
+RETURNED = "returned"
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """When a call began and ended, on a clock that all ranks have, and how; "" if by giving up."""
+
+    began_s: float
+    ended_s: float
+    how: str
+
+
+def _ending_of(call: Callable[[], object]) -> _Ending:
+    began_s = time.time()
+    try:
+        call()
+        how = RETURNED
+    except RuntimeError:
+        how = ""
+    except Exception as error:
+        how = f"raised {error!r}"
+    return _Ending(began_s, time.time(), how)
+
+
+def try_all(
+    me: Me,
+    names: Sequence[str],
+    calls: Mapping[str, Callable[[Any], object]],
+    *,
+    changed: bool = False,
+) -> dict[str, str]:
+    """Make every call at once, each in a thread and a group of its own; those that end wrongly.
+
+    No other rank ends them, and they should end by themselves when the timeout of the rank that
+    began first is over.
+
+    names: of all groups, the same on every rank.
+    calls: those of this rank, which may be none: then it makes the groups, and waits until the
+        other ranks are through.
+    changed: the groups have the timeout from set_timeout, after a first operation.
+    """
+    timeout = timedelta(seconds=GROUP_TIMEOUT_S)
+    groups: dict[str, Any] = {
+        name: dist.new_group(timeout=timedelta(minutes=5) if changed else timeout) for name in names
+    }
+    for group in groups.values() if changed else ():
+        sum_marks(me, group)
+        group.set_timeout(timeout)
+    endings: dict[str, _Ending] = {}
+
+    def attempt(name: str) -> None:
+        endings[name] = _ending_of(lambda: calls[name](groups[name]))
+
+    threads = [threading.Thread(target=attempt, args=(name,)) for name in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    began_s = {name: ending.began_s for name, ending in endings.items()}
+    me.store.set(f"rank {me.rank} is through", json.dumps(began_s))
+    began_by_rank = [
+        json.loads(me.store.get(f"rank {rank} is through")) for rank in range(me.world_size)
+    ]
+    wrong = {}
+    for name, ending in endings.items():
+        first_s = min(began[name] for began in began_by_rank if name in began)
+        took_s = ending.ended_s - first_s
+        if ending.how:
+            wrong[name] = ending.how
+        elif took_s < 0.75 * GROUP_TIMEOUT_S:  # a quarter for coarse timers
+            wrong[name] = f"gave up after {took_s:.2f} s of {GROUP_TIMEOUT_S} s"
+    return wrong
+
+
+def wait_in_every_collective(me: Me, changed: bool = False) -> dict[str, str]:
+    """The last rank comes to none of them."""
+    # A root's sends, and a gathering's contributions, may be complete before others need them.
+    one_sided = {"broadcast", "scatter", "reduce", "gather"}
+    names = [name for name in OPERATIONS if name not in one_sided]
+    absent = me.rank == me.world_size - 1
+    calls = {} if absent else {name: partial(OPERATIONS[name], me) for name in names}
+    return try_all(me, names, calls, changed=changed)
+
+
+def wait_at_a_root(me: Me, changed: bool = False) -> dict[str, str]:
+    """Rooted collectives whose root, or a contributor to whose root, does not come."""
+    absent = me.world_size - 1
+    names = ["broadcast", "scatter", "reduce", "gather"]
+    if me.rank == absent:
+        return try_all(me, names, {}, changed=changed)
+    x = torch.ones(4, device=me.device)
+    outputs = [torch.zeros(4, device=me.device) for _ in range(me.world_size)]
+    calls: dict[str, Callable[[Any], object]] = {
+        "broadcast": lambda group: dist.broadcast(x.clone(), absent, group=group),
+        "scatter": lambda group: dist.scatter(x.clone(), None, absent, group=group),
+    }
+    if me.rank == 0:
+        calls |= {
+            "reduce": lambda group: dist.reduce(x.clone(), 0, group=group),
+            "gather": lambda group: dist.gather(x, outputs, 0, group=group),
+        }
+    return try_all(me, names, calls, changed=changed)
