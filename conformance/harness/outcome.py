@@ -144,7 +144,21 @@ class NotTold:
         return f"harness fault: {self.message}"
 
 
-Outcome = Returned | Raised | Died | StillRunning | NotTold
+@dataclass(frozen=True, slots=True)
+class NotAsked:
+    """Nothing was asked of the rank: it was killed on purpose, for example. It decides nothing.
+
+    outcome: what became of it.
+    """
+
+    outcome: Outcome
+    verdict = Verdict.HOLDS
+
+    def __str__(self) -> str:
+        return f"{self.outcome} (nothing was asked of it)"
+
+
+Outcome = Returned | Raised | Died | StillRunning | NotTold | NotAsked
 
 
 def _end_of_process(exit_code: int) -> str:
@@ -188,7 +202,8 @@ def describe_hang(outcomes: Sequence[Outcome]) -> str:
         groups.setdefault(_position(outcome), []).append(rank)
     for rank, other in enumerate(outcomes):
         if rank not in waiting:
-            groups.setdefault(_ENDED[type(other)], []).append(rank)
+            other = other.outcome if isinstance(other, NotAsked) else other
+            groups.setdefault(_ENDED.get(type(other), "ran on"), []).append(rank)
     if len(groups) == 1:
         return f"All ranks {next(iter(groups))}."
     parts = [f"{named(ranks)} {what}" for what, ranks in groups.items()]

@@ -18,6 +18,7 @@ from conformance.checks.compare import describe, shown
 from conformance.harness.failure import RanksFailed
 from conformance.harness.outcome import (
     Died,
+    NotAsked,
     Outcome,
     Raised,
     Returned,
@@ -105,7 +106,7 @@ def _ranks(case: FailedCase) -> str:
     # Where a rank failed, what those printed that returned is no part of the story.
     checked = not isinstance(case.error, RanksFailed)
     for rank, outcome in enumerate(outcomes):
-        if checked or not isinstance(outcome, Returned):
+        if checked or not isinstance(outcome, Returned | NotAsked):
             lines += _details(rank, outcome, run.outputs[rank] if rank < len(run.outputs) else "")
     return "\n".join(lines)
 

@@ -55,7 +55,7 @@ _GIVEN = {
     ),
     "conformance.harness.failure": ("RanksFailed",),
     "conformance.harness.me": ("Me",),
-    "conformance.harness.outcome": ("Died", "Raised", "Returned", "StillRunning"),
+    "conformance.harness.outcome": ("Died", "NotAsked", "Raised", "Returned", "StillRunning"),
     "conformance.harness.ranks": ("Ranks",),
     "conformance.oracle.near": ("Near",),
     "conformance.spec.tolerance": ("assert_near",),

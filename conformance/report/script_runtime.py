@@ -81,6 +81,7 @@ class Raised(Exception):
 Returned = namedtuple("Returned", "value")
 Died = namedtuple("Died", "")
 StillRunning = namedtuple("StillRunning", "")
+NotAsked = namedtuple("NotAsked", "outcome")
 Me = SimpleNamespace  # one rank, as its functions see it
 ME: list[Me] = []  # in the process of a rank
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from conformance.checks import CheckFailed
 from conformance.harness.failure import RanksFailed
-from conformance.harness.outcome import Outcome, Raised, Returned
+from conformance.harness.outcome import NotAsked, Outcome, Raised, Returned
 
 
 def assert_raised(
@@ -30,7 +30,7 @@ def assert_raised(
     head = f"{what}: " if what else ""
     asked = {rank: outcome for rank, outcome in enumerate(outcomes) if rank not in but}
     if not all(isinstance(outcome, Returned | Raised) for outcome in asked.values()):
-        raise RanksFailed(f"{head}ranks were to raise", _excused(outcomes, but))
+        raise RanksFailed(f"{head}ranks were to raise", _but(outcomes, but))
     names = " or ".join(kind.__name__ for kind in kinds)
     for rank, outcome in asked.items():
         if not isinstance(outcome, Raised) or not any(outcome.is_a(kind) for kind in kinds):
@@ -48,9 +48,9 @@ def returned(outcomes: Sequence[Outcome], doing: str, *, but: Collection[int] = 
     asked = [outcome for rank, outcome in enumerate(outcomes) if rank not in but]
     values = [outcome.value for outcome in asked if isinstance(outcome, Returned)]
     if len(values) < len(asked):
-        raise RanksFailed(doing, _excused(outcomes, but))
+        raise RanksFailed(doing, _but(outcomes, but))
     return values
 
 
-def _excused(outcomes: Sequence[Outcome], but: Collection[int]) -> list[Outcome]:
-    return [Returned(None) if r in but else outcome for r, outcome in enumerate(outcomes)]
+def _but(outcomes: Sequence[Outcome], but: Collection[int]) -> list[Outcome]:
+    return [NotAsked(outcome) if r in but else outcome for r, outcome in enumerate(outcomes)]

@@ -11,6 +11,7 @@ import pytest
 from conformance.harness.failure import RanksFailed, refusals_of
 from conformance.harness.outcome import (
     Died,
+    NotAsked,
     NotTold,
     Outcome,
     Raised,
@@ -40,6 +41,7 @@ LOST = NotTold("the value cannot travel")
     [
         ([], Verdict.NOT_EXERCISED),
         ([RETURNED, RETURNED], Verdict.HOLDS),
+        ([RETURNED, NotAsked(DIED)], Verdict.HOLDS),
         ([RETURNED, RAISED], Verdict.BROKEN),
         ([RAISED, CONSEQUENCE], Verdict.BROKEN),
         ([RAISED, WAITING], Verdict.TIMEOUT),
@@ -56,6 +58,7 @@ def test_the_worst_rank_decides(outcomes: list[Outcome], verdict: Verdict) -> No
     ("outcome", "text"),
     [
         (RETURNED, "returned"),
+        (NotAsked(DIED), "died: SIGSEGV (nothing was asked of it)"),
         (RAISED, "raised ValueError: no ..."),
         (UNMATCHED, "raised AssertionError: Regex pattern did not match. Expected regex: 'a'"),
         (Raised("ValueError", "", ""), "raised ValueError: "),
