@@ -25,7 +25,7 @@ import pytest
 import conformance.early_torch  # noqa: F401  # before what else imports torch
 from conformance.exit_codes import EXIT_HARNESS_FAULT
 from conformance.harness.agents import Crew, serve
-from conformance.harness.launcher import LauncherError, Place, place
+from conformance.harness.launcher import NO_WORKERS, LauncherError, Place, place
 from conformance.harness.pool import SHARED_POOL
 from conformance.harness.rank import HarnessFault, fork_server_context
 from conformance.harness.ranks import Ranks
@@ -121,7 +121,7 @@ def _open_folder(config: pytest.Config, path: Path, target: str) -> None:
 
 def _join_launched(at: Place, settings: Settings, option: Any) -> Settings:
     if getattr(option, "numprocesses", None):
-        raise UsageError("-n cannot be used under a launcher, which has one set of ranks")
+        raise UsageError(NO_WORKERS)
     SHARED_POOL.crew = Crew(at, _folder_of_tmp_path(option))
     return replace(settings, world_size_max=at.world_size)
 

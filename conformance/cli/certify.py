@@ -15,7 +15,7 @@ import pytest
 import conformance.early_torch  # noqa: F401  # before what else imports torch
 from conformance.catalogue.chapters import chapter_files
 from conformance.exit_codes import EXIT_USAGE
-from conformance.harness.launcher import LauncherError, NotLaunched, launch, place
+from conformance.harness.launcher import NO_WORKERS, LauncherError, NotLaunched, launch, place
 from conformance.run.invocation import suite_arguments
 from conformance.run.options import OPTIONS
 from conformance.run.selection import is_asked_for
@@ -55,7 +55,10 @@ def run(arguments: argparse.Namespace) -> int:
     launcher = settings.target.launch if settings else ""
     if launcher and arguments.launcher != "none" and not _is_launched(arguments):
         _launch_ranks(launcher, arguments)
-    workers = [] if _is_launched(arguments) else _workers(arguments, settings)
+    launched = _is_launched(arguments)
+    if launched and arguments.workers not in (None, "0"):
+        raise UsageError(NO_WORKERS)
+    workers = [] if launched else _workers(arguments, settings)
     with _nothing_from_around():
         options = [*_options(arguments), *workers, *arguments.rest]
         code = pytest.main([*suite_arguments(), *options])

@@ -32,6 +32,8 @@ _LOOK_AGAIN_S = 0.1
 _KEY = "conformance/agents"
 _LAUNCHED = "CONFORMANCE_LAUNCHED"  # set in what `launch` starts
 
+NO_WORKERS = "-n cannot be used under a launcher, which has one set of ranks"
+
 
 class LauncherError(ValueError):
     """The launcher's environment does not do; the message is one line for the user."""

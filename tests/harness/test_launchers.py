@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from conformance.__main__ import main
 from conformance.harness import agents, launcher
-from conformance.harness.launcher import LauncherError, Place, meeting, place
+from conformance.harness.launcher import NO_WORKERS, LauncherError, Place, meeting, place
 from conformance.harness.pool import Pool
 from conformance.harness.rank import RankProcess
 from conformance.report.folder import newest_in
@@ -169,6 +170,15 @@ def test_a_launcher_that_is_not_there_is_refused(tmp_path: Path) -> None:
     done = certify_launched(tmp_path, "no_such_mpirun -n 2")
     assert done.returncode == 2
     assert done.stderr.endswith("launch: no_such_mpirun: No such file or directory\n")
+
+
+def test_workers_are_refused_on_each_rank(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PMI_RANK", "1")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    assert main(["certify", "--target=torch", "-n", "4"]) == 2
+    assert NO_WORKERS in capsys.readouterr().err
 
 
 def test_pytest_refuses_a_target_that_is_not_launched(tmp_path: Path) -> None:
