@@ -46,6 +46,8 @@ _PLACE_IN_A_JOB = re.compile(
     r"MASTER_(ADDR|PORT)|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|TORCHELASTIC_\w+"
 )
 
+_FILES_GONE = "; has a rank removed the run's temporary files?"  # the fork server's socket
+
 
 class HarnessFault(Exception):
     """The harness itself failed; nothing can be said of the target."""
@@ -144,7 +146,8 @@ class RankProcess:
             self._process.start()
         except (OSError, EOFError) as error:
             self._close()
-            raise HarnessFault(f"cannot start rank process {index}: {error}") from error
+            hint = _FILES_GONE if isinstance(error, FileNotFoundError) else ""
+            raise HarnessFault(f"cannot start rank process {index}: {error}{hint}") from error
         finally:
             theirs.close()
 

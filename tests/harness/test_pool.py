@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from conformance.harness.me import Me
 from conformance.harness.messages import pack
 from conformance.harness.outcome import Returned, StillRunning
 from conformance.harness.pool import Leak, Pool, WorldSpec
-from conformance.harness.rank import HarnessFault
+from conformance.harness.rank import HarnessFault, RankProcess
 from conformance.harness.ranks import Ranks
 from conformance.run.judgement import verdict_of
 from conformance.target import load_target
@@ -127,6 +128,15 @@ def test_ranks_that_cannot_be_started_are_not_tried_again(monkeypatch: pytest.Mo
     assert str(second.value) == str(first.value)
     assert "\n" not in str(first.value)
     assert verdict_of(first.value) is Verdict.UNKNOWN
+
+
+def test_a_fork_server_whose_files_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def finds_no_socket(_: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(ForkServerProcess, "start", finds_no_socket)
+    with pytest.raises(HarnessFault, match="has a rank removed the run's temporary files"):
+        RankProcess(0)
 
 
 def test_a_pool_that_had_ranks_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
