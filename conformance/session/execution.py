@@ -119,6 +119,8 @@ def _why_no_group(item: pytest.Item) -> str:
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """Hold a failure against the target only if it happens again on fresh ranks."""
+    if pyfuncitem.stash[PLAN].covers:  # Hypothesis asks for it at each failure, and shows nothing
+        pyfuncitem.repr_failure = _as_python_shows_it  # type: ignore[method-assign]  # as below
     try:
         return (yield)
     except (KeyboardInterrupt, SystemExit, pytest.exit.Exception, pytest.skip.Exception):
