@@ -33,6 +33,7 @@ from conformance.markers import DOCUMENTED
 from conformance.report.certificate import JUNIT
 from conformance.report.folder import CertificateFolder, FolderInUse, aside
 from conformance.run import hypothesis_profile
+from conformance.run.first_look import takes_a_process
 from conformance.run.options import OPTIONS
 from conformance.run.selection import chapters_asked_for, modules_for_ranks
 from conformance.run.settings import Settings, UsageError, check_python, read_settings
@@ -175,6 +176,8 @@ def _start_fork_server(config: pytest.Config) -> None:
         return
     distributes = getattr(config.option, "numprocesses", None) and not _is_worker(config)
     settings = config.stash[SETTINGS]
+    if distributes and not takes_a_process(settings.target):
+        return  # no process comes from this one, but from its workers
     chapters = chapters_asked_for(named_paths(config), settings)
     if chapters is not None:
         with contextlib.suppress(HarnessFault):  # the cases will say so

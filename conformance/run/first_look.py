@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from conformance.harness import devices
 from conformance.harness.rank import HarnessFault, fork_server_context
-from conformance.target import Target, resolve
+from conformance.target import Target, built_in_target, resolve
 
 _DEADLINE_S = 120.0
 
@@ -57,13 +57,30 @@ def devices_of(target: Target) -> int:
     return len(_seen(target).devices)
 
 
+def takes_a_process(target: Target) -> bool:
+    """Whether `look_at` needs one, to import what is not loaded yet."""
+    return bool(_not_loaded(target.imports) or _not_loaded(_classes(target)))
+
+
+def _not_loaded(names: Sequence[str]) -> tuple[str, ...]:
+    """Those modules, or "module:attribute", that this process has not imported."""
+    return tuple(name for name in names if name.partition(":")[0] not in sys.modules)
+
+
+def _classes(target: Target) -> tuple[str, ...]:
+    """What the target names as "module:attribute", but for what every torch has: to import torch's
+    FSDP takes as long as the rest of the look."""
+    names = (target.ddp, target.fsdp, target.sync_batchnorm, target.options, target.activate)
+    torchs = built_in_target("torch")
+    assert torchs is not None
+    known = {torchs.ddp, torchs.fsdp, torchs.sync_batchnorm}
+    return tuple(name for name in names if name and name not in known)
+
+
 def _seen(target: Target) -> FirstLook:
     """What is there, but for versions."""
-    names = (target.ddp, target.fsdp, target.sync_batchnorm, target.options, target.activate)
-    given = tuple(name for name in names if name)
-    there = tuple(name for name in given if name.partition(":")[0] in sys.modules)
-    imports = tuple(name for name in target.imports if name not in sys.modules)
-    elsewhere = tuple(name for name in given if name not in there)
+    imports, elsewhere = _not_loaded(target.imports), _not_loaded(_classes(target))
+    there = tuple(name for name in _classes(target) if name not in elsewhere)
     # What is entered in each rank may register the backend.
     backend = "" if target.activate else target.backend
     if not imports and not elsewhere:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from conformance.run.first_look import FirstLook, look_at
-from conformance.target import Target
+from conformance.run.first_look import FirstLook, look_at, takes_a_process
+from conformance.target import Target, load_target
 
 
 def test_a_first_look_imports_what_the_target_names_and_reads_versions() -> None:
@@ -101,3 +102,10 @@ def test_an_import_that_ends_the_process_or_does_not_end_is_an_error_in_one_line
     hangs = "import time\ntime.sleep(60)\n"
     said = look_at_module(tmp_path, monkeypatch, hangs)
     assert said == "importing it did not end within 5 s"
+
+
+def test_no_process_is_needed_for_what_every_torch_has() -> None:
+    torchs = load_target("torch")
+    assert not takes_a_process(torchs)
+    assert takes_a_process(replace(torchs, ddp="no_such_module:DDP"))
+    assert takes_a_process(replace(torchs, imports=("no_such_module",)))
