@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from conformance.__main__ import main
 from conformance.bench import command
 from conformance.bench.plan import latencies
 from conformance.bench.report import Row, print_table
+from tests.warm_python import run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -105,13 +105,9 @@ def test_a_target_without_the_wrapper_has_no_step(
 def test_ranks_that_cannot_be_started_are_a_harness_fault(tmp_path: Path) -> None:
     long = tmp_path / ("x" * 100)
     long.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", "conformance", *MEASURE, "--target=torch"],
-        env={**os.environ, "TMPDIR": str(long), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    environment = {**os.environ, "TMPDIR": str(long), "PYTHONPATH": str(ROOT)}
+    command = ("-m", "conformance", *MEASURE, "--target=torch")
+    done = run_python(*command, cwd=tmp_path, env=environment, timeout_s=120)
     [line] = done.stderr.splitlines()
     assert (done.returncode, done.stdout) == (3, "")
     assert "path too long; set TMPDIR to a shorter folder" in line

@@ -21,9 +21,10 @@ from conformance.__main__ import main
 from conformance.harness import agents, launcher
 from conformance.harness.launcher import NO_WORKERS, LauncherError, Place, meeting, place
 from conformance.harness.pool import Pool
-from conformance.harness.rank import RankProcess
+from conformance.harness.rank import FURTHER, RankProcess
 from conformance.report.folder import newest_in
 from conformance.target import Target
+from tests.warm_python import run_python
 
 NO_PROCESS = SimpleNamespace(waitables=[], writable=[], kill=lambda: None)
 OPEN_MPI = {
@@ -41,6 +42,12 @@ TORCHRUN = {
     "MASTER_ADDR": "there",
     "MASTER_PORT": "29500",
 }
+
+
+@pytest.fixture(autouse=True)
+def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No case here trains: the fork servers of launched ranks need not import what that needs."""
+    monkeypatch.setenv(FURTHER, "")
 
 
 def test_groups_are_made_under_torchrun_as_anywhere(tmp_path: Path) -> None:
@@ -138,20 +145,17 @@ sys.exit(max(rank.wait() for rank in ranks))
 """
 
 
-def certify_launched(tmp_path: Path, launcher: str) -> subprocess.CompletedProcess[str]:
-    """Certify gloo, as if its ranks had to be started by this launcher."""
+def run_launched(tmp_path: Path, launcher: str, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a module on gloo, as if its ranks had to be started by this launcher."""
     (tmp_path / "two_ranks.py").write_text(TWO_RANKS)
     target = f'extends = "torch"\nname = "launched"\nlaunch = "{launcher}"\n'
     (tmp_path / "launched.toml").write_text(target)
-    command = [sys.executable, "-m", "conformance", "certify", "--target=launched.toml"]
-    return subprocess.run(
-        [*command, "--requirement=all_reduce/sum", "--world-sizes=2", "-v"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    return run_python("-m", *command, "--target=launched.toml", cwd=tmp_path, timeout_s=300)
+
+
+def certify_launched(tmp_path: Path, launcher: str) -> subprocess.CompletedProcess[str]:
+    arguments = ("--requirement=all_reduce/sum", "--world-sizes=2", "-v")
+    return run_launched(tmp_path, launcher, "conformance", "certify", *arguments)
 
 
 def test_a_target_says_how_its_ranks_are_launched(tmp_path: Path) -> None:
@@ -182,15 +186,7 @@ def test_workers_are_refused_on_each_rank(
 
 
 def test_pytest_refuses_a_target_that_is_not_launched(tmp_path: Path) -> None:
-    certify_launched(tmp_path, "no_such_mpirun -n 2")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "conformance.plugin", "--target=launched.toml"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = run_launched(tmp_path, "no_such_mpirun -n 2", "pytest", "-p", "conformance.plugin")
     assert done.returncode == 2
     assert "the ranks of launched are started by no_such_mpirun -n 2: begin" in done.stderr
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +13,7 @@ import torch
 
 from conformance.checks import first_difference
 from conformance.harness.messages import pack, reference_to, unpack
+from tests.warm_python import run_python
 
 
 class Holder:
@@ -105,7 +104,8 @@ from conformance.harness.messages import FunctionRef, find_function
 print(find_function(FunctionRef("json", "answer", {str(file)!r}))())
 print(find_function(FunctionRef("absent.package", "answer", {str(file)!r}))())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
-    )
+    script = tmp_path / "elsewhere" / "script.py"
+    script.parent.mkdir()
+    script.write_text(program)
+    done = run_python(str(script), cwd=script.parent, timeout_s=60)
     assert done.stdout.split() == ["42", "42"], done.stderr

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 
 from conformance.report.compare import Kind, compare
 from conformance.report.reading import certificate_file, read_certificate
+from tests.warm_python import run_python
 
 RULE = "reduce_scatter_tensor/concatenated"
 SAID = (
@@ -26,15 +25,11 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     found = {}
     for name in ("OLD", "MENDED"):
         folder = tmp_path_factory.mktemp(name)
-        subprocess.run(
-            [
-                *(sys.executable, "-m", "conformance", "certify", "-n", "0", "-q"),
-                *("--target", f"tests.versions.renamed_calls:{name}", "--world-sizes", "2"),
-                *("--requirement", RULE, "--certificate", str(folder)),
-            ],
+        run_python(
+            *("-m", "conformance", "certify", "-n", "0", "-q"),
+            *("--target", f"tests.versions.renamed_calls:{name}", "--world-sizes", "2"),
+            *("--requirement", RULE, "--certificate", str(folder)),
             cwd=Path(__file__).parents[2],
-            capture_output=True,
-            timeout=240,
         )
         found[name] = read_certificate(certificate_file(folder))
     return found

@@ -15,6 +15,7 @@ import pytest
 from ci.repeat import Way, run
 from ci.zoo import first_sentence, objections
 from conformance.harness.pool import SHARED_POOL
+from conformance.harness.rank import FURTHER
 from conformance.report.results import Results
 from conformance.session.certifier import Certifier
 from conformance.verdict import REFUSES_CERTIFICATE, Verdict
@@ -83,7 +84,10 @@ def test_the_bug_of_a_twin_is_named_first(stranger: Stranger, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("stranger", LAUNCHED, ids=[s.module for s in LAUNCHED])
-def test_a_stranger_that_is_launched_and_its_twin(stranger: Stranger, tmp_path: Path) -> None:
+def test_a_stranger_that_is_launched_and_its_twin(
+    stranger: Stranger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FURTHER, "")  # no case here trains
     telling = ["--requirement", ",".join(stranger.telling), "--repetitions", "1"]
     document = run(Way(""), stranger.honest, tmp_path / "honest", telling, launch=stranger.launch)
     assert list(objections(document)) == []
