@@ -41,12 +41,15 @@ class Rank:
     def __init__(self, round: Round, rank: int, port: int, tell: Callable[[str], None]) -> None:
         self.round, self.rank, self.port = round, rank, port
         self._tell = tell
+        self._timer: threading.Timer | None = None
 
     def run(self) -> None:
         try:
             self._join()
             for index, step in enumerate(self.round.steps):
                 self._meet_fault(index)
+                if self._timer is not None and index == len(self.round.steps) - 1:
+                    self._timer.join()  # the fault comes before the step that needs every rank
                 self._run_step(index, step)
             if self.round.fault.kind == "store lost":
                 self._try_new_group()
@@ -120,9 +123,8 @@ class Rank:
             if fault.after_s is None:
                 self._suffer(fault.kind)
             else:
-                timer = threading.Timer(fault.after_s, self._suffer, (fault.kind,))
-                timer.daemon = True
-                timer.start()
+                self._timer = threading.Timer(fault.after_s, self._suffer, (fault.kind,))
+                self._timer.start()
 
     def _suffer(self, kind: str) -> None:
         self._fire()
