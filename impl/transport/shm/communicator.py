@@ -60,6 +60,7 @@ class ShmCommunicator:
         self.scatter = copying.scatter
         self.all_to_all = copying.all_to_all
         self.barrier = copying.barrier
+        self.allocate = self._slots.registered.allocate
         self.rank = membership.position
         self.world_size = membership.size
         self._mailbox = Mailbox(membership)

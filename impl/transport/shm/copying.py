@@ -10,6 +10,7 @@ from torch import Tensor
 from impl import errors
 from impl.schedules.arithmetic import round_up
 from impl.transport.base import CallInfo, Deadline
+from impl.transport.shm.registered import REGISTERED_FROM_NBYTES
 from impl.transport.shm.segments import CACHE_LINE_NBYTES, part_numel, span_count, spans
 from impl.transport.shm.slots import Slots, Table, ends_the_group
 from impl.transport.shm.words import memcpy
@@ -22,23 +23,32 @@ class Copying:
         self.membership = slots.membership
         self._slots = slots
         self._rounds = slots.rounds
+        self._registered = slots.registered
         self._position = slots.position
         self._size = slots.size
 
     @ends_the_group
     def broadcast(self, tensor: Tensor, root: int, call: CallInfo, until: Deadline) -> None:
-        rounds, itemsize = self._rounds, tensor.itemsize
+        rounds, itemsize, is_root = self._rounds, tensor.itemsize, root == self._position
         address = tensor.data_ptr()
         rounds.announce(call, (tensor,))
+        may_be_read = tensor.nbytes >= REGISTERED_FROM_NBYTES
+        is_read = may_be_read and self._registered.announce(tensor if is_root else None)
         for start, stop in spans(tensor.numel(), self._slots.segment_nbytes // itemsize):
             slot = self._slots.parts[rounds.half()][root]
             place, nbytes = address + start * itemsize, (stop - start) * itemsize
-            if root == self._position:
+            if is_root and not is_read:
                 memcpy(slot, place, nbytes)
             rounds.meet(call, until)
             if start == 0:
                 rounds.compare(call)
-            if root != self._position:
+                inputs = self._registered.inputs(call, until) if may_be_read else {}
+                if inputs:
+                    if not is_root:
+                        memcpy(address, inputs[root], tensor.nbytes)
+                    rounds.meet(call, until)
+                    return
+            if not is_root:
                 memcpy(place, slot, nbytes)
 
     @ends_the_group
@@ -75,19 +85,32 @@ class Copying:
         rounds, itemsize, me = self._rounds, input.itemsize, self._position
         address = input.data_ptr()
         rounds.announce(call, (input, *outputs))
+        may_be_read = input.nbytes >= REGISTERED_FROM_NBYTES
+        is_read = may_be_read and self._registered.announce(input)
+        others, inputs = self._slots.others, dict[int, int]()
         for start, stop in spans(input.numel(), self._slots.segment_nbytes // itemsize):
             half = rounds.half()
             offset, nbytes = start * itemsize, (stop - start) * itemsize
             slots = self._slots.parts[half]
-            memcpy(slots[me], address + offset, nbytes)
+            if not is_read:
+                memcpy(slots[me], address + offset, nbytes)
             rounds.meet(call, until)
             if start == 0:
                 rounds.compare(call)
-                if targets is not None and targets[me] != address:
-                    memcpy(targets[me], address, input.numel() * itemsize)
+                if may_be_read:
+                    inputs = self._registered.inputs(call, until)
+                    others = [position for position in others if position not in inputs]
+                if targets is not None:
+                    for position, source in {**inputs, me: address}.items():
+                        if targets[position] != source:
+                            memcpy(targets[position], source, input.nbytes)
             if targets is not None:
-                for position in self._slots.others:
+                for position in others:
                     memcpy(targets[position] + offset, slots[position], nbytes)
+            if len(inputs) == self._size:
+                break
+        if inputs:
+            rounds.meet(call, until)
 
     @ends_the_group
     def all_gather_v(
@@ -178,13 +201,15 @@ class Copying:
         sizes = _digest(shares) if len(shares) == 1 else 0
         rounds.announce(call, (output, input), sizes)
         self._slots.write_table([*input_splits, *output_splits])
+        is_read = self._registered.announce(input)
+        others = self._slots.others
         count = 1  # until the tables say how many rounds the largest share takes
         number = 0
         while number < count:
             half = rounds.half()
             start = number * room
             slot = self._slots.parts[half][me] + table_nbytes
-            for position in self._slots.others:
+            for position in () if is_read else self._slots.others:
                 length = min(input_splits[position] - start, room)
                 if length > 0:
                     memcpy(
@@ -195,16 +220,33 @@ class Copying:
             rounds.meet(call, until)
             if number == 0:
                 rounds.compare(call)
-                if rounds.same_sizes(sizes):
-                    largest = input_splits[me]
-                else:
+                sent: Table | None = None
+                if not rounds.same_sizes(sizes):
                     tables = self._slots.read_tables(half, 2 * size)
                     sent, expected = tables[:, :size], tables[:, size:]
                     self._check_splits(sent, expected, call)
-                    largest = int((sent * ~np.eye(size, dtype=bool)).max())
+                inputs = self._registered.inputs(call, until)
+                others = [position for position in others if position not in inputs]
+                largest = 0
+                if sent is not None:
+                    through_slots = ~np.eye(size, dtype=bool)
+                    through_slots[list(inputs)] = False
+                    largest = int((sent * through_slots).max())
+                elif len(inputs) < size:
+                    largest = input_splits[me]
                 count = span_count(largest, room)
                 memcpy(targets[me], sources[me], input_splits[me] * itemsize)
-            for position in self._slots.others:
+                for position, source in inputs.items():
+                    if position != me:
+                        before = (
+                            me * input_splits[me] if sent is None else sent[position, :me].sum()
+                        )
+                        memcpy(
+                            targets[position],
+                            source + int(before) * itemsize,
+                            output_splits[position] * itemsize,
+                        )
+            for position in others:
                 length = min(output_splits[position] - start, room)
                 if length > 0:
                     memcpy(
@@ -213,6 +255,8 @@ class Copying:
                         length * itemsize,
                     )
             number += 1
+        if inputs:
+            rounds.meet(call, until)
 
     @ends_the_group
     def barrier(self, call: CallInfo, until: Deadline) -> None:

@@ -79,7 +79,7 @@ class MappingLayout:
     @property
     def _block_nbytes(self) -> int:
         ring_ends = self.world_size * 2 * LINE_NBYTES
-        return 3 * LINE_NBYTES + 2 * ANNOUNCEMENT_NBYTES + ring_ends
+        return 4 * LINE_NBYTES + 2 * ANNOUNCEMENT_NBYTES + ring_ends
 
     def _block(self, rank: int) -> int:
         return self.front_nbytes + rank * self._block_nbytes
@@ -100,12 +100,16 @@ class MappingLayout:
         """Word: 0 while the rank is a member, 1 once it has left."""
         return self._block(rank) + 2 * LINE_NBYTES
 
+    def arena_offset(self, rank: int) -> int:
+        """A line: the size and the offer of the rank's arena, once its peers are to map it."""
+        return self._block(rank) + 3 * LINE_NBYTES
+
     def announcement_offset(self, rank: int, half: int) -> int:
-        return self._block(rank) + 3 * LINE_NBYTES + half * ANNOUNCEMENT_NBYTES
+        return self._block(rank) + 4 * LINE_NBYTES + half * ANNOUNCEMENT_NBYTES
 
     def ring_tail_offset(self, destination: int, source: int) -> int:
         """Word: bytes that the source has put into the ring, modulo 2^32."""
-        ends = self._block(destination) + 3 * LINE_NBYTES + 2 * ANNOUNCEMENT_NBYTES
+        ends = self._block(destination) + 4 * LINE_NBYTES + 2 * ANNOUNCEMENT_NBYTES
         return ends + source * 2 * LINE_NBYTES
 
     def ring_head_offset(self, destination: int, source: int) -> int:

@@ -34,7 +34,7 @@ from torch import Tensor
 from impl.transport.shm.layout import MappingLayout
 
 _OFFERED = re.compile("/proc/[0-9]+/fd/[0-9]+")
-_MAGIC = b"pygloo shm 1\0\0\0\0"  # names the layout's version
+_MAGIC = b"pygloo shm 2\0\0\0\0"  # names the layout's version
 NONCE_NBYTES = 16
 
 # struct flock of Linux on 64-bit machines: type, whence, start, length, pid (0 for these locks)
@@ -67,6 +67,11 @@ class SharedFile:
             raise SharingRefused(f"a shared file of {nbytes} bytes: {error.strerror}") from error
 
     @property
+    def fd(self) -> int:
+        """Open until `close`; -1 afterwards."""
+        return self._fd
+
+    @property
     def offer(self) -> str:
         """The text that a peer needs to open the file, for the store."""
         return f"/proc/{os.getpid()}/fd/{self._fd} {self.nonce.hex()}"
@@ -78,36 +83,49 @@ class SharedFile:
             self._fd = -1
 
 
+def open_offered(offer: str, nbytes: int, flags: int) -> int:
+    """A descriptor of a file that a peer offers. Raises SharingRefused if it is not that file."""
+    path, _, nonce = offer.rpartition(" ")
+    if not _OFFERED.fullmatch(path):  # to open a device, or a pipe, can do something by itself
+        raise SharingRefused(f"{offer!r} is no offer")
+    try:
+        told = _MAGIC + bytes.fromhex(nonce)
+        fd = os.open(path, flags | os.O_CLOEXEC)
+    except OSError as error:
+        raise SharingRefused(f"cannot open {path}: {error.strerror}") from error
+    except ValueError as error:  # no hexadecimal digits, or no path
+        raise SharingRefused(f"{offer!r} is no offer: {error}") from error
+    try:
+        # in another process namespace the path may lead to a stranger's descriptor
+        if os.pread(fd, len(_MAGIC) + NONCE_NBYTES, MappingLayout.nonce_offset) != told:
+            raise SharingRefused(f"{path} is not the file that was offered")
+        about = os.fstat(fd)
+        if about.st_size != nbytes:
+            raise SharingRefused(f"{path} has another layout")
+        if about.st_uid != os.geteuid():  # root may open any user's
+            raise SharingRefused(f"{path} belongs to another user")
+        if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+            raise SharingRefused(f"{path} may shrink")
+    except OSError as error:
+        os.close(fd)
+        raise SharingRefused(f"cannot use {path}: {error.strerror}") from error
+    except SharingRefused:
+        os.close(fd)
+        raise
+    return fd
+
+
 class Mapping:
     """The file in memory, opened from a peer's offer (or one's own)."""
 
     def __init__(self, offer: str, nbytes: int) -> None:
         """Raises SharingRefused if the offer leads to no file, or to another one."""
-        path, _, nonce = offer.rpartition(" ")
-        if not _OFFERED.fullmatch(path):  # to open a device, or a pipe, can do something by itself
-            raise SharingRefused(f"{offer!r} is no offer")
+        fd = open_offered(offer, nbytes, os.O_RDWR)
         try:
-            told = _MAGIC + bytes.fromhex(nonce)
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            raise SharingRefused(f"cannot open {path}: {error.strerror}") from error
-        except ValueError as error:  # no hexadecimal digits, or no path
-            raise SharingRefused(f"{offer!r} is no offer: {error}") from error
-        try:
-            # in another process namespace the path may lead to a stranger's descriptor
-            if os.pread(fd, len(_MAGIC) + NONCE_NBYTES, MappingLayout.nonce_offset) != told:
-                raise SharingRefused(f"{path} is not the file that was offered")
-            about = os.fstat(fd)
-            if about.st_size != nbytes:
-                raise SharingRefused(f"{path} has another layout")
-            if about.st_uid != os.geteuid():  # root may open any user's
-                raise SharingRefused(f"{path} belongs to another user")
-            if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-                raise SharingRefused(f"{path} may shrink")
             self._mmap = mmap.mmap(fd, nbytes)
-            self._presence_fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            self._presence_fd = os.open(offer.rpartition(" ")[0], os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
-            raise SharingRefused(f"cannot use {path}: {error.strerror}") from error
+            raise SharingRefused(f"cannot use {offer}: {error.strerror}") from error
         finally:
             os.close(fd)
         _mappings_with_presence.add(self)

@@ -10,7 +10,7 @@ from impl.transport.end_cause import EndCause, Fate
 from impl.transport.lent import Lent
 from impl.transport.shm import words
 from impl.transport.shm.end_cause import FateBoard
-from impl.transport.shm.layout import MappingLayout
+from impl.transport.shm.layout import LINE_NBYTES, MappingLayout
 from impl.transport.shm.mapping import Mapping
 
 
@@ -60,6 +60,19 @@ class Membership:
         """Tell the other ranks that this rank has left."""
         words.fetch_add(self.mapping.address + self.layout.state_offset(self.position), 1)
         self.wake_everybody()
+
+    def offer_arena(self, offer: str, nbytes: int) -> None:
+        """Write down, for the others, where this rank's arena can be opened, and its size."""
+        text = f"{nbytes} {offer}".encode().ljust(LINE_NBYTES, b"\0")
+        offset = self.layout.arena_offset(self.position)
+        self.mapping.raw[offset : offset + LINE_NBYTES] = text
+
+    def arena_of(self, position: int) -> tuple[str, int]:
+        """Offer and size, as the rank at `position` wrote them."""
+        offset = self.layout.arena_offset(position)
+        text = bytes(self.mapping.raw[offset : offset + LINE_NBYTES]).rstrip(b"\0").decode()
+        nbytes, _, offer = text.partition(" ")
+        return offer, int(nbytes)
 
     def wake_everybody(self) -> None:
         for position in range(self.size):

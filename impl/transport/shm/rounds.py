@@ -39,8 +39,10 @@ YIELDING_S = 2e-3
 PLACE_EVERY = 16  # rounds, a power of two: how often a rank that need not wait says where it runs
 CHECK_EVERY_S = 0.1  # how long a sleeper goes without looking for dead peers
 
-# digest of operation and signature, the group's sequence number, digest of sizes, bytes of text
-_ANNOUNCEMENT = struct.Struct("<QqQ")
+# digest of operation and signature, the group's sequence number, digest of sizes; then, in some
+# calls (see `registered.py`), the offset of the input in its rank's arena, and a verdict
+_ANNOUNCEMENT = struct.Struct("<QqQQQ")
+_SIZES, _INPUT, _VERDICT = 2, 3, 4  # indices
 _TEXT_LENGTH = struct.Struct("<H")
 _TEXT_NBYTES = ANNOUNCEMENT_NBYTES - _ANNOUNCEMENT.size - _TEXT_LENGTH.size
 
@@ -95,8 +97,31 @@ class Rounds:
         u64, index = mapping.u64, offset >> 3
         u64[index] = digest
         u64[index + 1] = call.sequence
-        u64[index + 2] = sizes
-        mapping.raw[offset + 24 : offset + 24 + len(text)] = text
+        u64[index + _SIZES] = sizes
+        offset += _ANNOUNCEMENT.size
+        mapping.raw[offset : offset + len(text)] = text
+
+    def announce_input(self, offset: int) -> None:
+        """Publish where this rank's input lies, with the next round. Large calls alone do it."""
+        self._tell(_INPUT, offset)
+
+    def announce_verdict(self, verdict: int) -> None:
+        self._tell(_VERDICT, verdict)
+
+    def _tell(self, index: int, value: int) -> None:
+        offset = self._announcements[self.half()][self._membership.position]
+        self._mapping.u64[(offset >> 3) + index] = value
+
+    def announced_inputs(self) -> list[int]:
+        """By position, after the round with which they were published."""
+        return self._told(_INPUT)
+
+    def announced_verdicts(self) -> list[int]:
+        return self._told(_VERDICT)
+
+    def _told(self, index: int) -> list[int]:
+        u64 = self._mapping.u64
+        return [u64[(offset >> 3) + index] for offset in self._announcements[self.step & 1]]
 
     def meet(self, call: CallInfo, until: Deadline) -> None:
         """Publish the next step, and wait until every rank has published it.
@@ -133,7 +158,7 @@ class Rounds:
         """After the first round: whether all ranks announced these sizes, and some at all."""
         u64 = self._mapping.u64
         return sizes != 0 and all(
-            u64[index + 2] == sizes for index in self._digest_indices[self.step & 1]
+            u64[index + _SIZES] == sizes for index in self._digest_indices[self.step & 1]
         )
 
     def _mismatch(self, call: CallInfo, half: int) -> errors.CollectiveMismatch:

@@ -21,6 +21,7 @@ from impl.transport.base import CallInfo
 from impl.transport.end_cause import EndCause
 from impl.transport.lent import MemoryGone
 from impl.transport.shm.membership import Membership
+from impl.transport.shm.registered import Registered
 from impl.transport.shm.rounds import Rounds
 
 _P = ParamSpec("_P")
@@ -94,6 +95,7 @@ class Slots:
         layout, mapping = membership.layout, membership.mapping
         self.membership = membership
         self.rounds = Rounds(membership)
+        self.registered = Registered(membership, self.rounds)
         self.segment_nbytes = layout.segment_nbytes
         self.position = membership.position
         self.size = membership.size
@@ -123,6 +125,7 @@ class Slots:
         self._whole_views.clear()
         self._views_made.clear()
         self._i64 = np.empty(0, dtype=np.int64)
+        self.registered.close()
 
     # -- views of shared memory
 
