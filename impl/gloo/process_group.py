@@ -13,8 +13,10 @@ from typing import Any, SupportsIndex
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 
+from impl.gloo.memory import allocation
 from impl.gloo.operations.data_movement import Copies
 from impl.gloo.operations.exchanges import Exchanges
 from impl.gloo.operations.point_to_point import PointToPoint
@@ -208,6 +210,28 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
         """The one that is taken if none is named."""
         return Device()
 
+    # -- memory
+
+    def supports_tensor_alloc(self, device: torch.device | str) -> bool:
+        """Whether `allocate_tensor` gives memory for `device` that all ranks can read."""
+        return allocation.is_supported(self._comm, torch.device(device))
+
+    def allocate_tensor(
+        self,
+        size: int | Sequence[int],
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
+        """An uninitialised tensor in memory that the other ranks read where it lies.
+
+        size: the number of elements, or a shape. dtype: torch's default, if none is given. Not
+        collective: each rank calls it when it likes. Large collectives copy less for such tensors,
+        and for contiguous views of them; in all else they are like any other, except that their
+        storage cannot be resized. Where there is no such memory, or none left, an ordinary tensor.
+        """
+        return allocation.allocate(self._comm, size, dtype, torch.device(device))
+
     # -- subgroups
 
     def split_group(
@@ -338,10 +362,6 @@ class BackendView:
 
     def comm_split_count(self) -> int:
         return self._group._splits
-
-    def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """No special memory for communication."""
-        return False
 
 
 @dataclass(frozen=True, eq=False)

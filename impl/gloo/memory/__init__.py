@@ -5,4 +5,5 @@ aliasing        tensors of one call that share memory
 staging         lends flat memory for the tensors of one operation
 cuda_staging    lends pinned memory for tensors on a GPU
 staging_choice  which of the two lends
+allocation      tensors in memory that the ranks of a group share
 """
