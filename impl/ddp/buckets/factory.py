@@ -91,9 +91,13 @@ def _give_memory(
 
 
 def _allocate(layout: BucketLayout, dtype: torch.dtype, group: dist.ProcessGroup) -> Tensor:
-    """Memory for a bucket. `DDP_DISABLE_COMM_MEM=0` asks the backend for memory of its own."""
-    if os.environ.get("DDP_DISABLE_COMM_MEM", "1") != "1" and not layout.is_complex:
-        buffer = backend_memory(group, layout.numel, dtype, layout.device)
+    """Memory for a bucket: on the CPU the group's own, from which it communicates faster.
+
+    `DDP_DISABLE_COMM_MEM=0` asks for it on all devices, and 1 on none.
+    """
+    disabled = os.environ.get("DDP_DISABLE_COMM_MEM", "0" if layout.device.type == "cpu" else "1")
+    if disabled != "1":
+        buffer = backend_memory(group, layout.buffer_numel, dtype, layout.device)
         if buffer is not None:
             logger.info("Bucket of %d elements in the backend's own memory", layout.numel)
             return buffer.zero_()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 
+import impl.gloo  # noqa: F401  # registers pygloo
 from impl.torch_private import MixedPrecision, TorchDDP
+from impl.transport.shm import arena
 from tests.impl.ddp.models import DDP, Branches, TwoHeads, TwoLayers, grad_of
 from tests.impl.ddp.ranks import Ranks
 
@@ -295,3 +298,41 @@ def test_gradients_of_distributed_autograd_are_averaged_where_they_are(
 ) -> None:
     meeting_point = f"file://{tmp_path / 'rpc'}"
     assert two_ranks.run(over_rpc, meeting_point) == [([1.5, 2.5, 3.5], True)] * 2
+
+
+# ---- with memory from the group
+
+
+def trains_on_pygloo(rank: int, limit: str) -> tuple[list[Tensor], list[bool], list[bool]]:
+    """Weights after some steps; which buckets are registered; which gradients stay in place."""
+    os.environ[arena.LIMIT_VARIABLE] = limit
+    torch.manual_seed(0)
+    group = dist.new_group(backend="pygloo")
+    model = nn.Sequential(nn.Linear(300, 900), nn.ReLU(), nn.Linear(900, 800), nn.Linear(800, 3))
+    wrapped = DDP(model, process_group=group, gradient_as_bucket_view=True, bucket_cap_mb=1.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    addresses = []
+    for number in range(4):
+        optimizer.zero_grad(set_to_none=False)
+        wrapped(torch.full((2, 300), 1.0 + rank + number)).sum().backward()
+        optimizer.step()
+        addresses.append([grad_of(param).data_ptr() for param in model.parameters()])
+    mine = arena.current()
+    registered = [mine is not None and mine.offset_of(one, 4) > 0 for one in addresses[-1]]
+    stays = [before == after for before, after in zip(*addresses[-2:], strict=True)]
+    del wrapped
+    dist.destroy_process_group(group)
+    del os.environ[arena.LIMIT_VARIABLE]
+    return [param.detach() for param in model.parameters()], registered, stays
+
+
+def test_buckets_lie_in_memory_of_the_group(two_ranks: Ranks) -> None:
+    in_arena = two_ranks.run(trains_on_pygloo, "")
+    ordinary = two_ranks.run(trains_on_pygloo, "0")
+    for (weights, registered, stays), (others, unregistered, _) in zip(
+        in_arena, ordinary, strict=True
+    ):
+        assert all(registered)
+        assert all(stays), "gradients are computed where they are reduced"
+        assert not any(unregistered)
+        assert all(torch.equal(one, other) for one, other in zip(weights, others, strict=True))
