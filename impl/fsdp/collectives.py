@@ -12,7 +12,19 @@ import torch
 import torch.distributed as dist
 
 from impl.device import DeviceHandle
-from impl.torch_private import all_gather_single, reduce_scatter_single
+from impl.torch_private import all_gather_single, backend_memory, reduce_scatter_single
+
+
+def new_input(
+    like: torch.Tensor, numel: int, group: dist.ProcessGroup, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """(numel,): uninitialised, from which `group` will communicate; on the device of `like`.
+
+    On the CPU it is the group's own memory, if it has some: that storage cannot be resized.
+    """
+    dtype = like.dtype if dtype is None else dtype
+    own = backend_memory(group, numel, dtype, like.device) if like.device.type == "cpu" else None
+    return like.new_empty(numel, dtype=dtype) if own is None else own
 
 
 @dataclass(frozen=True)

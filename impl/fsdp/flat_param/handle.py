@@ -175,7 +175,9 @@ class FlatParamHandle:
         else:
             self.shard_layout = plan_shard(self.layout, self.rank, self.world_size)
             whole = self.flat_param.data
-            shard = whole.new_zeros(self.shard_layout.numel)
+            shard = collectives.new_input(
+                whole, self.shard_layout.numel, self.process_group
+            ).zero_()
             start, used = self.shard_layout.start, self.shard_layout.unpadded_numel
             shard[:used].copy_(whole[start : start + used])
             self.device_handle.free_storage(whole)

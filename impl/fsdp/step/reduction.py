@@ -8,6 +8,7 @@ and nothing here looks at values.
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from impl.device import DeviceHandle
@@ -44,7 +45,8 @@ def reduce_gradient(state: FSDPState, handle: FlatParamHandle) -> None:
 def _reduce_scatter(state: FSDPState, handle: FlatParamHandle, computed: Tensor) -> None:
     device, streams, factors = state.device_handle, state.shared.streams, state.divide_factors
     padded_numel = handle.shard_layout.numel * handle.world_size
-    source = _cast_and_pad(device, computed, _reduce_dtype(state, handle, computed), padded_numel)
+    group, dtype = handle.process_group, _reduce_dtype(state, handle, computed)
+    source = _cast_and_pad(device, computed, dtype, padded_numel, group)
     shard = source.new_empty(handle.shard_layout.numel)
     if state.comm_hook is not None:
         device.flush()
@@ -147,13 +149,23 @@ def _reduce_dtype(state: FSDPState, handle: FlatParamHandle, grad: Tensor) -> to
 
 
 def _cast_and_pad(
-    device: DeviceHandle, tensor: Tensor, dtype: torch.dtype, padded_numel: int
+    device: DeviceHandle,
+    tensor: Tensor,
+    dtype: torch.dtype,
+    padded_numel: int,
+    group: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """`tensor` in `dtype`, with zeros up to `padded_numel` elements; itself if it is so already."""
+    """`tensor` in `dtype`, with zeros up to `padded_numel` elements; itself if it is so already.
+
+    group: the one that reduces it next.
+    """
     numel = tensor.numel()
     if tensor.dtype == dtype and numel == padded_numel:
         return tensor
-    result = tensor.new_empty(padded_numel, dtype=dtype)
+    if group is None:
+        result = tensor.new_empty(padded_numel, dtype=dtype)
+    else:
+        result = collectives.new_input(tensor, padded_numel, group, dtype)
 
     def fill() -> None:
         result[:numel].copy_(tensor)

@@ -14,7 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffload, MixedPrecision, ShardingStrategy
 
+import impl.gloo  # noqa: F401  # registers pygloo
 from impl.fsdp import FullyShardedDataParallel
+from impl.transport.shm import arena
 from tests.impl.fsdp.models import (
     BLOCK_POLICY,
     differences,
@@ -302,3 +304,37 @@ def run_change_between_passes(rank: int, world_size: int) -> None:
 
 def test_parameters_replaced_between_forward_and_backward(two_ranks: Ranks) -> None:
     two_ranks.run(run_change_between_passes)
+
+
+# With memory from the group
+
+
+def trained_on_pygloo(rank: int, world_size: int, limit: str, orig: bool) -> tuple[Any, ...]:
+    """Whether the shards are registered, and the parameters after some steps."""
+    with mock.patch.dict(os.environ, {arena.LIMIT_VARIABLE: limit}):
+        group = dist.new_group(backend="pygloo")
+        torch.manual_seed(0)
+        # one unit needs padding, and all of them go past one segment
+        module = nn.Sequential(nn.Linear(700, 901), nn.Linear(901, 700))
+        model = FSDP(module, process_group=group, use_orig_params=orig)
+        mine, first = arena.current(), max(model.parameters(), key=lambda param: param.numel())
+        registered = mine is not None and mine.offset_of(first.data_ptr(), first.nbytes) > 0
+        optimizer = sgd(model)
+        for number in range(3):
+            optimizer.zero_grad()
+            model(torch.full((2, 700), 1.0 + rank + number)).mean().backward()
+            optimizer.step()
+        trained = [param.detach().clone() for param in model.parameters()]
+        del model, first, optimizer
+        dist.destroy_process_group(group)
+    return registered, trained
+
+
+@pytest.mark.parametrize("orig", [False, True])
+def test_shards_lie_in_memory_of_the_group(two_ranks: Ranks, orig: bool) -> None:
+    in_arena = two_ranks.run(trained_on_pygloo, "", orig)
+    ordinary = two_ranks.run(trained_on_pygloo, "0", orig)
+    for (registered, params), (unregistered, others) in zip(in_arena, ordinary, strict=True):
+        assert registered
+        assert not unregistered
+        assert all(torch.equal(one, other) for one, other in zip(params, others, strict=True))

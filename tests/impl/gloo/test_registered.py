@@ -13,8 +13,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.fsdp import fully_shard as torch_fully_shard
 
 from impl import errors
+from impl.fully_shard import fully_shard
 from impl.gloo import ProcessGroupGloo
 from impl.torch_private import all_gather_single, reduce_scatter_single
 from impl.transport.shm import arena
@@ -262,3 +264,33 @@ def test_the_backend_of_a_group_offers_the_same() -> None:
         assert is_registered(tensor)
 
     in_groups(2, ask)
+
+
+def trains_with_fully_shard(rank: int, world_size: int, path: str) -> list[str]:
+    """torch's FSDP2, and ours, with and without memory from the group."""
+    join(rank, world_size, path)
+    mesh = dist.init_device_mesh("cpu", (world_size,))
+    trained: dict[str, list[Tensor]] = {}
+    for name, wrap in (("torch's", torch_fully_shard), ("ours", fully_shard)):
+        for from_group in (True, False):
+            torch.manual_seed(0)
+            model = torch.nn.Sequential(torch.nn.Linear(700, 901), torch.nn.Linear(901, 700))
+            sharded: Any = wrap(model, mesh=mesh)
+            sharded.set_allocate_memory_from_process_group_for_comm(from_group)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for number in range(3):
+                optimizer.zero_grad()
+                sharded(torch.full((2, 700), 1.0 + rank + number)).mean().backward()
+                optimizer.step()
+            shards = [param.to_local() for param in model.parameters()]  # type: ignore[attr-defined]  # DTensors
+            trained[f"{name}, {from_group}"] = shards
+    first = trained["torch's, False"]
+    return [
+        name
+        for name, shards in trained.items()
+        if not all(torch.equal(one, other) for one, other in zip(shards, first, strict=True))
+    ]
+
+
+def test_fully_shard_with_memory_from_the_group(tmp_path: Path) -> None:
+    assert on_processes(2, trains_with_fully_shard, str(tmp_path / "store")) == [[], []]
