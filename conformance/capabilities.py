@@ -68,6 +68,7 @@ FEATURES: Mapping[str, str] = {
     "sparse": "all_reduce of sparse tensors",
     "split_group": "dist.split_group",
     "sync_batchnorm_on_cpu": "SyncBatchNorm trains on CPU tensors too",
+    "tensor_alloc": "allocate_tensor: tensors in memory of the group's own",
     "timeouts": "timeouts of a group, a call and a wait",
     "wait_by_tensor": "wait_tensor on outputs, inside of "
     "allow_inflight_collective_as_graph_input_ctx",

@@ -46,6 +46,12 @@ def registered_name(group: Any) -> str:
     return str(distributed_c10d._world.pg_names.get(group, group))
 
 
+def allocated(group: Any, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(numel,), in memory from the group's backend. Raises what that raises if it has none."""
+    tensor: Tensor = group._get_backend(device).allocate_tensor(numel, dtype=dtype, device=device)
+    return tensor
+
+
 def registered_works() -> int:
     """How many works torch keeps for `wait_tensor` on their outputs, in this process."""
     return int(torch._C._distributed_c10d._get_work_registry_size())

@@ -51,7 +51,7 @@ CONFORMANCE = {
     "probing": "capabilities target oracle harness spec torch_private",
     # Pages made of many certificates.
     "site": "verdict rule catalogue report",
-    "bench": "exit_codes harness target capabilities oracle checks",
+    "bench": "exit_codes harness target capabilities oracle checks torch_private",
     "power": "exit_codes verdict target harness run session",
     # What pytest loads wherever the suite is installed; it names the plugin by a string.
     "pyargs": "",

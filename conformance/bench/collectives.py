@@ -17,20 +17,35 @@ from conformance.harness import devices
 from conformance.harness.me import Me
 from conformance.harness.recorder import unrecorded
 from conformance.target import Target, resolve
+from conformance.torch_private import allocated
 
 _WARM_UP = 3
 
+Allocate = Callable[[int], torch.Tensor]  # (numel,) float32, of ones
+
 
 def measure(
-    me: Me, targets: Sequence[Target], plan: Sequence[Point], rounds: int
+    me: Me, targets: Sequence[Target], plan: Sequence[Point], rounds: int, registered: bool = False
 ) -> list[list[list[Span]]]:
     """Every call on this rank: [point][target][call].
 
+    registered: after all targets, the first one comes once more, with tensors that it allocates.
     Targets take turns within each point, round by round, on the same tensors' sizes, so that a
-    machine whose speed drifts is the same for all.
+    machine whose speed drifts is the same for all. Before each round tensors are written anew.
     """
     groups = [make_group(me, target) for target in targets]
-    return [_point(me, groups, point, rounds) for point in plan]
+    contestants: list[tuple[Any, Allocate]] = [(group, _ordinary(me)) for group in groups]
+    if registered:
+        contestants.append((groups[0], _registered(me, groups[0])))
+    return [_point(me, contestants, point, rounds) for point in plan]
+
+
+def _ordinary(me: Me) -> Allocate:
+    return lambda numel: torch.ones(numel, device=me.device)
+
+
+def _registered(me: Me, group: Any) -> Allocate:
+    return lambda numel: allocated(group, numel, torch.float32, me.device).fill_(1.0)
 
 
 def make_group(me: Me, target: Target) -> Any:
@@ -43,8 +58,11 @@ def make_group(me: Me, target: Target) -> Any:
     )
 
 
-def _point(me: Me, groups: Sequence[Any], point: Point, rounds: int) -> list[list[Span]]:
-    calls = [_call(me, group, point) for group in groups]
+def _point(
+    me: Me, contestants: Sequence[tuple[Any, Allocate]], point: Point, rounds: int
+) -> list[list[Span]]:
+    made = [_call(me, group, point, allocate) for group, allocate in contestants]
+    calls = [call for call, _ in made]
     counts = []
     for call in calls:
         call()
@@ -53,7 +71,9 @@ def _point(me: Me, groups: Sequence[Any], point: Point, rounds: int) -> list[lis
         counts.append(iterations(one_s.item()))
     spans: list[list[Span]] = [[] for _ in calls]
     for _ in range(rounds):
-        for call, count, seen in zip(calls, counts, spans, strict=True):
+        for (call, tensors), count, seen in zip(made, counts, spans, strict=True):
+            for tensor in tensors:
+                tensor.fill_(1.0)
             dist.barrier()
             call()  # wakes up what was asleep
             for _ in range(count):
@@ -69,10 +89,13 @@ def _seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - started
 
 
-def _call(me: Me, group: Any, point: Point) -> Callable[[], Any]:
+def _call(
+    me: Me, group: Any, point: Point, allocate: Allocate
+) -> tuple[Callable[[], Any], list[torch.Tensor]]:
+    """The call, and the tensors that it uses."""
     numel = point.numel
-    whole = torch.ones(numel, device=me.device)
-    part = torch.ones(max(1, numel // me.world_size), device=me.device)
+    whole = allocate(numel)
+    part = allocate(max(1, numel // me.world_size))
     other = torch.empty_like(whole)
 
     send, recv = unrecorded(dist.send), unrecorded(dist.recv)
@@ -101,10 +124,10 @@ def _call(me: Me, group: Any, point: Point) -> Callable[[], Any]:
         operation = unrecorded(getattr(dist, point.operation))
         call = partial(operation, *arguments[point.operation], group=group)
     if me.device.type == devices.HOST:
-        return call
+        return call, [whole, part]
 
     def synchronized() -> None:
         call()
         devices.synchronize(me.device.type)
 
-    return synchronized
+    return synchronized, [whole, part]

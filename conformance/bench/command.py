@@ -44,6 +44,7 @@ _FSDP_MODELS = ("medium", "few large")
 _MEASURED = {"collectives": "backend", "ddp": "ddp", "fsdp": "fsdp", "memory": "fsdp"}
 _MEMORY_STEP = Step("64 MiB", "FULL_SHARD")
 _MEMORY_ROUNDS = 3
+_REGISTERED = "registered"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="another target, A@B for A's wrappers on B's backend, or mpi; may be repeated "
-        "(default: torch)",
+        help="another target, A@B for A's wrappers on B's backend, mpi, or registered: the target "
+        "itself, on tensors of its allocate_tensor; may be repeated (default: torch)",
     )
     parser.add_argument(
         "--workload",
@@ -92,6 +93,7 @@ class _Measurement:
 
     targets: tuple[Target, ...]  # the first is what the others are compared with
     with_mpi: bool
+    with_registered: bool
     arguments: argparse.Namespace
 
     @property
@@ -101,7 +103,8 @@ class _Measurement:
 
     @property
     def against(self) -> list[str]:
-        return [other.name for other in self.targets[1:]] + [mpi.NAME] * self.with_mpi
+        names = [other.name for other in self.targets[1:]]
+        return names + [_REGISTERED] * self.with_registered + [mpi.NAME] * self.with_mpi
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -135,8 +138,12 @@ def _measurement(arguments: argparse.Namespace) -> _Measurement:
     with_mpi = mpi.NAME in against
     if with_mpi and (arguments.workload != "collectives" or not mpi.is_available()):
         raise _Refused("--against mpi needs mpi4py and mpirun, and measures collectives")
-    names = [arguments.target, *(name for name in against if name != mpi.NAME)]
-    measurement = _Measurement(tuple(map(load_target, names)), with_mpi, arguments)
+    with_registered = _REGISTERED in against
+    if with_registered and arguments.workload != "collectives":
+        raise _Refused("--against registered measures collectives")
+    others = [name for name in against if name not in (mpi.NAME, _REGISTERED)]
+    targets = tuple(map(load_target, [arguments.target, *others]))
+    measurement = _Measurement(targets, with_mpi, with_registered, arguments)
     measured = _MEASURED[arguments.workload]
     for target in measurement.targets:
         if not getattr(target, measured):
@@ -198,10 +205,13 @@ def _collectives(measurement: _Measurement, world_size: int) -> Iterator[Row]:
     targets, arguments = measurement.targets, measurement.arguments
     plan = points(arguments.operations, arguments.sizes, [world_size])
     with fresh_ranks(world_size, targets[0].device) as ranks:
-        seen = ranks.run(collectives.measure, list(targets), plan, arguments.rounds)
+        registered = measurement.with_registered
+        seen = ranks.run(collectives.measure, list(targets), plan, arguments.rounds, registered)
     by_mpi = mpi.measure(plan, world_size, arguments.rounds) if measurement.with_mpi else []
     for index, point in enumerate(plan):
         times = _by_target(targets, seen, index)
+        if registered:
+            times[_REGISTERED] = latencies([rank[index][len(targets)] for rank in seen])
         if measurement.with_mpi:
             times[mpi.NAME] = by_mpi[index]
         yield Row(point.operation, point.nbytes, world_size, times)

@@ -17,7 +17,7 @@ from conformance.oracle.collectives import Call, after, contribution
 from conformance.probing.calls import WORLD_SIZE
 from conformance.probing.findings import Probe
 from conformance.spec.collectives.perform import all_gather_into_tensor, reduce_scatter_tensor
-from conformance.torch_private import sequence_number
+from conformance.torch_private import allocated, sequence_number
 
 _SOON = timedelta(seconds=0.5)
 _GROUP_TIMEOUT = timedelta(seconds=2)  # on a busy machine, making the group takes some of it
@@ -75,6 +75,14 @@ def gathered_unevenly(me: Me) -> list[Tensor]:
     outputs = [torch.zeros(rank + 1, device=me.device) for rank in range(me.world_size)]
     dist.all_gather(outputs, torch.full_like(outputs[me.rank], me.rank + 1.0))
     return outputs
+
+
+def summed_where_allocated(me: Me) -> Tensor:
+    """In memory from the group."""
+    x = own(me)
+    tensor = allocated(dist.group.WORLD, x.numel(), x.dtype, me.device).copy_(x)
+    dist.all_reduce(tensor)
+    return tensor
 
 
 def reduce_scattered_unevenly(me: Me) -> Tensor:
@@ -223,6 +231,7 @@ PROBES: Mapping[str, tuple[tuple[str, Probe], ...]] = {
     ),
     "sparse": (("all_reduce", _both(summed_sparsely, _SUM)),),
     "split_group": (("all_reduce", _both(split, _SUM)),),
+    "tensor_alloc": (("all_reduce", _both(summed_where_allocated, _SUM)),),
     "timeouts": (
         ("all_reduce", _both(gives_up_after_the_timeout_of_a_group, True, _ENDLESS)),
         ("all_reduce", _both(gives_up_after_the_timeout_of_a_wait, True, _ENDLESS)),

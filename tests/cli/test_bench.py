@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
         (["--target", "nowhere"], "nowhere"),
         (["--target", "torch", "--simulate"], "target torch has no simulation"),
         (["--workload", "ddp", "--against", "mpi"], "measures collectives"),
+        (["--workload", "fsdp", "--against", "registered"], "registered measures collectives"),
         (["--workload", "memory", "--output", "nowhere"], "has no --output"),
         (["--sizes", "4,many"], "many"),
         (["--sizes", "64,3"], "3 is no number of bytes that float32 elements take"),
@@ -136,7 +137,9 @@ def test_a_measurement_has_a_row_a_point(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "20")  # of the terminal; the table goes elsewhere
-    assert main([*MEASURE, "--rounds", "1"]) == 0
-    rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:] if line]
+    assert main([*MEASURE, "--rounds", "1", "--against", "torch", "--against", "registered"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert "torch / impl  registered  registered / impl" in head
+    rows = [line.split()[:2] for line in lines if line]
     assert rows.count(["all_reduce", "2"]) == 2
     assert rows.count(["barrier", "2"]) >= 1

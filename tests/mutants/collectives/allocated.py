@@ -1,0 +1,58 @@
+"""Mutants of conformance/spec/collectives/allocated.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from impl.gloo import ProcessGroupGloo
+from tests.mutants.kit import GroupMutant, breaks
+
+
+@breaks("tensor_alloc/collectives", says=r"is wrong\nat \[\d+\]: \d+ of 270001 elements differ")
+class ReducesFromTheBeginningOfAnAllocation(GroupMutant, ProcessGroupGloo):
+    """Of a tensor in allocated memory, the offset at which it begins is forgotten."""
+
+    base = "impl"
+
+    def allocate_tensor(self, *args: Any, **kwargs: Any) -> Tensor:
+        tensor = super().allocate_tensor(*args, **kwargs)
+        vars(self).setdefault("allocated", set()).add(tensor.untyped_storage().data_ptr())
+        return tensor
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        [x] = tensors
+        if x.untyped_storage().data_ptr() in vars(self).get("allocated", ()):
+            x = torch.empty(0).set_(x.untyped_storage(), 0, x.shape)
+        return super().allreduce([x], opts)
+
+
+@breaks("tensor_alloc/collectives", says=r"rank \d is wrong")
+class RanksReadWhatIsOverwritten(GroupMutant, ProcessGroupGloo):
+    """A broadcast of allocated memory is done on the root before the others have read."""
+
+    base = "impl"
+
+    def broadcast(self, tensors: Any, opts: Any) -> Any:
+        [x] = tensors
+        if opts.rootRank != self.rank() or x.storage_offset() == 0:
+            return super().broadcast(tensors, opts)
+        kept = x.clone()
+        x.zero_()  # as its owner may do when the call is done
+        work = super().broadcast(tensors, opts)
+        work.wait()
+        x.copy_(kept)
+        return work
+
+
+@breaks("tensor_alloc/own-memory", says=r"rank 0: tensor \d+ changed when tensor \d+ was written")
+class AllocatesTheSameMemoryAgain(GroupMutant, ProcessGroupGloo):
+    """All tensors that are allocated lie in one and the same buffer."""
+
+    base = "impl"
+
+    def allocate_tensor(self, size: Any, *, dtype: Any = None, device: Any = "cpu") -> Tensor:
+        buffer = vars(self).setdefault("buffer", torch.empty(1 << 25, dtype=torch.uint8))
+        return buffer[: size * dtype.itemsize].view(dtype)
