@@ -11,6 +11,7 @@ from torch import Tensor
 
 from impl.transport.base import CallInfo, Combine, Deadline, Pace
 from impl.transport.memory import overlap
+from impl.transport.shm.registered import REGISTERED_FROM_NBYTES
 from impl.transport.shm.segments import chunk_span, part_numel, spans
 from impl.transport.shm.slots import Slots, ends_the_group
 from impl.transport.shm.words import memcpy
@@ -282,7 +283,8 @@ class Reducing:
         # fold may write to `output` before it reads part 2 and later ones
         in_place = me >= 2 and overlap(output, input)
         rounds.announce(call, (output, input))
-        is_read = self._registered.announce(input)
+        may_be_read = input.nbytes >= REGISTERED_FROM_NBYTES
+        is_read = may_be_read and self._registered.announce(input)
         inputs: dict[int, Tensor] = {}
         for start, stop in spans(numel, room):
             half = rounds.half()
@@ -298,7 +300,7 @@ class Reducing:
                 rounds.meet(call, until)
             if start == 0:
                 rounds.compare(call)
-                inputs = self._input_views(input, call, until)
+                inputs = self._input_views(input, call, until) if may_be_read else {}
             first = me * room
             parts = list(self._slots.views(half, output.dtype, first, first + stop - start))
             for position, whole in inputs.items():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from impl import errors
-from impl.transport.shm import ShmCommunicator, arena, copying, registered
+from impl.transport.shm import ShmCommunicator, arena, copying, reducing, registered
 from impl.transport.shm.mapping import SharingRefused
 from tests.impl.transport.combines import SUM
 from tests.impl.transport.shm_ranks import call, on_ranks, soon
@@ -33,8 +33,8 @@ WHO: dict[str, Callable[[int], bool]] = {
 
 @pytest.fixture(autouse=True)
 def _small_tensors_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registered, "REGISTERED_FROM_NBYTES", 4096)
-    monkeypatch.setattr(copying, "REGISTERED_FROM_NBYTES", 4096)
+    for module in (registered, copying, reducing):
+        monkeypatch.setattr(module, "REGISTERED_FROM_NBYTES", 4096)
 
 
 each_case = pytest.mark.parametrize(
