@@ -17,15 +17,19 @@ class ReducesFromTheBeginningOfAnAllocation(GroupMutant, ProcessGroupGloo):
 
     base = "impl"
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.allocated: set[int] = set()
+
     def allocate_tensor(self, *args: Any, **kwargs: Any) -> Tensor:
         tensor = super().allocate_tensor(*args, **kwargs)
-        vars(self).setdefault("allocated", set()).add(tensor.untyped_storage().data_ptr())
+        self.allocated.add(tensor.untyped_storage().data_ptr())
         return tensor
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
         [x] = tensors
-        if x.untyped_storage().data_ptr() in vars(self).get("allocated", ()):
-            x = torch.empty(0).set_(x.untyped_storage(), 0, x.shape)
+        if x.untyped_storage().data_ptr() in self.allocated:
+            x = x.as_strided(x.shape, x.stride(), 0)
         return super().allreduce([x], opts)
 
 
@@ -52,7 +56,8 @@ class AllocatesTheSameMemoryAgain(GroupMutant, ProcessGroupGloo):
     """All tensors that are allocated lie in one and the same buffer."""
 
     base = "impl"
+    buffer = torch.empty(1 << 20, dtype=torch.uint8)
 
     def allocate_tensor(self, size: Any, *, dtype: Any = None, device: Any = "cpu") -> Tensor:
-        buffer = vars(self).setdefault("buffer", torch.empty(1 << 25, dtype=torch.uint8))
-        return buffer[: size * dtype.itemsize].view(dtype)
+        tensor: Tensor = self.buffer[: size * dtype.itemsize].view(dtype)
+        return tensor
