@@ -52,7 +52,7 @@ CONFORMANCE = {
     # Pages made of many certificates.
     "site": "verdict rule catalogue report",
     "bench": "exit_codes harness target capabilities oracle checks torch_private",
-    "power": "exit_codes verdict target harness run session",
+    "power": "exit_codes verdict rule catalogue target harness run session",
     # What pytest loads wherever the suite is installed; it names the plugin by a string.
     "pyargs": "",
     "cli": "__init__ early_torch capabilities rule catalogue exit_codes harness probing run report "
@@ -81,7 +81,8 @@ IMPL = {
 # Package -> what lies in it, folders and modules; each imports only from those before it.
 ROOMS = {
     "conformance.catalogue": "chapters rules cases mutants page",
-    "conformance.power": "handles calls defects conditions generated_mutants judging command",
+    "conformance.power": "handles calls defects conditions reach generated_mutants source_mutations "
+    "source_loading source_mutants judging workers command",
     "conformance.run": "invocation hypothesis_profile repetition first_look settings options "
     "worker_files plan budget facets judgement selection",
     "conformance.site": "badges torch_files excerpts entries model reading changes pages build",

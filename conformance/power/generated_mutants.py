@@ -6,6 +6,7 @@ gloo with that bug.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,10 +17,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from conformance.harness.forwarding import OPERATIONS, ForwardingGroup
+from conformance.harness.forwarding import OPERATIONS as METHODS
+from conformance.harness.forwarding import ForwardingGroup
 from conformance.power.calls import Call
 from conformance.power.conditions import CONDITIONS, OF_CALLS
-from conformance.power.defects import DEFECTS
+from conformance.power.defects import DEFECTS, OPERATIONS
+from conformance.power.reach import REACHED, Marks
 from conformance.target import Target, load_target
 
 BACKEND = "systematic_mutant"
@@ -42,9 +45,21 @@ _HARMLESS = {
     "uses_stale_inputs": {"in_the_first_call"},
 }
 
+# Operations that torch's gloo itself gets wrong for strided views, as its target declares.
+_WRONG_WHEN_STRIDED = {
+    *("all_reduce", "broadcast", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter"),
+    *("all_to_all_single",),
+}
+
+# A number for each situation that a mutant may be wrong in.
+SITUATIONS = {
+    situation: number for number, situation in enumerate(itertools.product(OPERATIONS, CONDITIONS))
+}
+_MARKS = Marks(os.environ[REACHED], len(SITUATIONS)) if os.environ.get(REACHED) else None
+
 
 @dataclass(frozen=True, slots=True)
-class Mutant:
+class GeneratedMutant:
     """One bug of one operation under one condition; the three are keys of their tables."""
 
     operation: str
@@ -60,20 +75,42 @@ class Mutant:
         """As `--target` takes it."""
         return f"{__name__}:{self.name}"
 
+    @property
+    def says(self) -> str:
+        return f"{self.name} ({DEFECTS[self.defect].says})"
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        return {
+            "operation": self.operation,
+            "defect": self.defect,
+            "condition": self.condition,
+        }
+
+    @property
+    def is_loaded_once(self) -> bool:
+        return False
+
+    @property
+    def situation(self) -> int:
+        """The number of its operation and condition, among `SITUATIONS`."""
+        return SITUATIONS[self.operation, self.condition]
+
     def target(self) -> Target:
         """torch's gloo with this bug; as a group in Python, which torch.compile does not take."""
         gloo = load_target("torch")
+        noted = os.environ.get(REACHED)
         return replace(
             gloo,
             capabilities=gloo.capabilities.without(["feature:compiled_calls"]),
             name=self.name,
             backend=BACKEND,
             imports=(__name__,),
-            env={_WHICH: self.name},
+            env={_WHICH: self.name, **({REACHED: noted} if noted else {})},
         )
 
 
-def all_mutants() -> Iterator[Mutant]:
+def all_mutants() -> Iterator[GeneratedMutant]:
     """In the order of the tables; without the control."""
     for defect in DEFECTS.values():
         if defect.name == CONTROL:
@@ -82,10 +119,12 @@ def all_mutants() -> Iterator[Mutant]:
         for operation in defect.operations:
             for condition in conditions:
                 if _can_be(operation, defect.name, condition):
-                    yield Mutant(operation, defect.name, condition)
+                    yield GeneratedMutant(operation, defect.name, condition)
 
 
 def _can_be(operation: str, defect: str, condition: str) -> bool:
+    if condition == "when_strided" and operation in _WRONG_WHEN_STRIDED:
+        return False
     is_message = operation in ("send", "recv")
     if (is_message and condition in _NOT_OF_MESSAGES) or condition in _HARMLESS.get(defect, ()):
         return False
@@ -100,13 +139,19 @@ def __getattr__(name: str) -> Target:
         raise AttributeError(f"module {__name__!r} has no mutant {name!r}") from None
 
 
-def _mutant_named(name: str) -> Mutant:
+def _mutant_named(name: str) -> GeneratedMutant:
     operation, defect, condition = name.split(_BETWEEN, 2)
-    mutant = Mutant(operation, defect, condition)
+    mutant = GeneratedMutant(operation, defect, condition)
     is_known = mutant.operation in DEFECTS[mutant.defect].operations
     if not is_known or mutant.condition not in CONDITIONS:
         raise KeyError(name)
     return mutant
+
+
+def _mark(call: Call, marks: Marks) -> None:
+    for condition, holds in CONDITIONS.items():
+        if holds(call):
+            marks.memory[SITUATIONS[call.operation, condition]] = 1
 
 
 class MutantGroup(ForwardingGroup):
@@ -121,8 +166,8 @@ class MutantGroup(ForwardingGroup):
         self._calls: Counter[str] = Counter()
 
     def forward(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        operation = OPERATIONS[method]
-        if operation != self._operation or kwargs:
+        operation = METHODS[method]
+        if operation not in OPERATIONS or kwargs:
             return super().forward(method, *args, **kwargs)
         self._calls[operation] += 1
 
@@ -130,7 +175,11 @@ class MutantGroup(ForwardingGroup):
             return super(MutantGroup, self).forward(method, *args)
 
         call = Call(operation, self, self._calls[operation], args, carry_out)
-        return self._defect(call) if self._condition(call) else call.done_right()
+        if _MARKS is not None:
+            _mark(call, _MARKS)
+        if operation == self._operation and self._condition(call):
+            return self._defect(call)
+        return call.done_right()
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's name
         return BACKEND

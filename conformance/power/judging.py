@@ -1,33 +1,97 @@
-"""Runs the cases about a mutant's operation until one fails; splits mutants among processes."""
+"""Runs the suite in this process: on a mutant until a case fails, or to see what cases reach."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.queues import Queue
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import pytest
 from hypothesis import Phase, settings
 
-from conformance.harness.pool import SHARED_POOL
-from conformance.power.generated_mutants import Mutant
+from conformance.power.reach import Case, Marks, NotesReach
 from conformance.run import hypothesis_profile
-from conformance.run.facets import facets_of
+from conformance.run.first_look import look_at
 from conformance.run.invocation import suite_arguments
 from conformance.session.certifier import Certifier
-from conformance.session.items import PLAN
-from conformance.verdict import REFUSES_CERTIFICATE, Verdict
+from conformance.target import load_target
+from conformance.verdict import FAILURES
+
+# In the place of a rule, where a target cannot be used at all.
+NOT_LOADED = "what it names"
 
 # The first example that fails is as good as the smallest one, and comes much sooner.
 _UNSHRUNK = "unshrunk"
 
-# Operation -> the one of the capabilities that cases about it need.
-_CAPABILITY = {"recv": "send"}
-_COALESCED = "_coalesced"
+
+class Mutant(Protocol):
+    """A target with a bug."""
+
+    @property
+    def name(self) -> str:
+        """What the command line calls it."""
+
+    @property
+    def spec(self) -> str:
+        """As `--target` takes it."""
+
+    @property
+    def says(self) -> str:
+        """What is wrong with it, in one line."""
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        """What the summary counts it under: in each table, the row."""
+
+    @property
+    def is_loaded_once(self) -> bool:
+        """Whether processes that have loaded another mutant are of no use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Those that are checked, as `--profile` and `--requirement` take them."""
+
+    profiles: str
+    requirements: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How the suite is run.
+
+    deadline_s: of each run of the ranks.
+    folder: where cases may write.
+    """
+
+    rules: Rules
+    deadline_s: float
+    folder: str
+
+    def arguments(self, spec: str) -> list[str]:
+        """Pytest's, for a target."""
+        options = ["--target", spec, "--deadline", str(self.deadline_s)]
+        options += ["--profile", self.rules.profiles]
+        options += [f"--requirement={pattern}" for pattern in self.rules.requirements]
+        options += ["--hypothesis-profile", _UNSHRUNK, "-s", "--assert", "plain"]
+        options += ["--basetemp", os.path.join(self.folder, "run")]
+        options += [f"-pno:{name}" for name in ("terminal", "unraisableexception", "faulthandler")]
+        return options
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A mutant with the cases that reach what is wrong with it, the shortest first.
+
+    known: all cases of which that is known; others are run as well, after these.
+    """
+
+    mutant: Mutant
+    cases: Sequence[str]
+    known: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +100,8 @@ class Judged:
 
     rule, verdict: what was held against it first; "" if nothing was.
     blame: what the summary of the run begins with.
-    cases: how many are about its operation; 0 if pytest did not get so far, so nothing is known.
+    cases: how many could have noticed it.
+    is_unknown: whether pytest did not get to an end.
     """
 
     mutant: Mutant
@@ -45,39 +110,38 @@ class Judged:
     blame: str = ""
     cases: int = 0
     seconds: float = 0.0
+    is_unknown: bool = False
 
     @property
     def is_killed(self) -> bool:
         """Whether something was held against it."""
         return bool(self.rule)
 
+    @property
+    def is_reached(self) -> bool:
+        """Whether a case runs what is wrong with it."""
+        return bool(self.cases)
 
-class _About:
-    """A plugin of pytest that leaves the cases about one operation, and keeps deadlines short."""
 
-    def __init__(self, operation: str, deadline_s: float) -> None:
-        self._operation = operation
+class _Watched:
+    """A plugin of pytest that chooses cases, keeps deadlines short, and finds the results."""
+
+    def __init__(self, deadline_s: float, task: Task | None = None) -> None:
         self._deadline_s = deadline_s
+        self._task = task
         self.certifier: Certifier | None = None
-        self.cases = 0
-        self.chapters: list[Path] = []
+        self.cases: int | None = None  # chosen; None before that
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Iterator[None]:
         yield
-        items[:] = [item for item in items if self._is_about_it(item)]
+        if self._task is not None:
+            items[:] = _chosen(self._task, items)
         self.cases = len(items)
-        self.chapters = sorted({item.path for item in items})
         for item in items:
             mark = item.get_closest_marker("deadline")
             if mark and mark.args[0] > self._deadline_s:
                 item.add_marker(pytest.mark.deadline(self._deadline_s), append=False)
-
-    def _is_about_it(self, item: pytest.Item) -> bool:
-        facets = facets_of(item, item.stash[PLAN])
-        if self._operation.endswith(_COALESCED):
-            return any("coalesc" in value for kind, value in facets if kind == "rule")
-        return ("op", _CAPABILITY.get(self._operation, self._operation)) in facets
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -86,41 +150,45 @@ class _About:
         self.certifier = found
 
 
-# Operation -> the chapters with cases about it, once they were found.
-_chapters: dict[str, list[Path]] = {}
+def _chosen(task: Task, items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    places = {name: place for place, name in enumerate(task.cases)}
+    chosen = [i for i in items if i.nodeid in places or i.nodeid not in task.known]
+    return sorted(chosen, key=lambda item: places.get(item.nodeid, len(places)))
 
 
-def judge(mutant: Mutant, profiles: str, deadline_s: float, folder: str) -> Judged:
-    """Run the cases about the mutant's operation until one of them rejects it.
-
-    folder: where cases may write.
-    """
-    about = _About(mutant.operation, deadline_s)
-    started = time.monotonic()
-    options = ["--target", mutant.spec, "--profile", profiles, "--deadline", str(deadline_s)]
-    options += ["--repetitions", "1", "--maxfail", "1", "--hypothesis-profile", _UNSHRUNK]
-    options += ["--basetemp", os.path.join(folder, "run"), "-s", "--assert", "plain"]
-    options += [f"-pno:{name}" for name in ("terminal", "unraisableexception", "faulthandler")]
-    chapters = _chapters.get(mutant.operation, ())
-    pytest.main([*suite_arguments(*chapters), *options], plugins=[about])
-    _chapters[mutant.operation] = about.chapters
+def judge(task: Task, run: Run) -> Judged:
+    """Run the cases that reach the mutant's bug until one of them rejects it."""
+    watched, started = _Watched(run.deadline_s, task), time.monotonic()
+    once = ["--repetitions", "1", "--maxfail", "1"]
+    pytest.main([*suite_arguments(), *run.arguments(task.mutant.spec), *once], plugins=[watched])
     seconds = time.monotonic() - started
-    results = about.certifier.results if about.certifier else None
+    if watched.cases == 0:
+        return Judged(task.mutant)
+    results = watched.certifier.results if watched.certifier else None
     if results is None:
-        return Judged(mutant, seconds=seconds)
-    reds = REFUSES_CERTIFICATE - {Verdict.BLOCKED}
+        why = look_at(load_target(task.mutant.spec)).error
+        if why:
+            return Judged(task.mutant, NOT_LOADED, "refused", why, len(task.cases), seconds)
+        return Judged(task.mutant, seconds=seconds, is_unknown=True)
+    cases = watched.cases or 0
     for result in results.requirements:
-        if result.verdict in reds:
+        if result.verdict in FAILURES:
             blame = results.blames[0] if results.blames else ""
             rule, verdict = result.requirement.id, str(result.verdict)
-            return Judged(mutant, rule, verdict, blame, about.cases, seconds)
-    return Judged(mutant, cases=about.cases, seconds=seconds)
+            return Judged(task.mutant, rule, verdict, blame, cases, seconds)
+    return Judged(task.mutant, cases=cases, seconds=seconds)
 
 
-def judge_all(
-    mutants: Sequence[Mutant], profiles: str, deadline_s: float, folder: str, judged: Queue[Any]
-) -> None:
-    """In a process of its own, with one pool of ranks for all."""
+def cases_reaching(spec: str, chapters: Sequence[Path], marks: Marks, run: Run) -> dict[str, Case]:
+    """Run all cases of these files on a target that is right and sets marks; what each reached."""
+    notes = NotesReach(marks)
+    watched = _Watched(run.deadline_s)
+    pytest.main([*suite_arguments(*chapters), *run.arguments(spec)], plugins=[watched, notes])
+    return notes.cases
+
+
+def begin_in_this_process() -> None:
+    """Silence it, and have Hypothesis take the first example that fails."""
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)  # what pytest says of each run
         os.dup2(nowhere.fileno(), 2)
@@ -128,15 +196,3 @@ def judge_all(
     profile = settings.get_profile(hypothesis_profile.PROFILE)
     phases = [Phase.explicit, Phase.generate]
     settings.register_profile(_UNSHRUNK, profile, phases=phases)
-    owner = object()
-    SHARED_POOL.acquire(owner)
-    try:
-        for mutant in mutants:
-            judged.put(judge(mutant, profiles, deadline_s, folder))
-    finally:
-        SHARED_POOL.release(owner)
-
-
-def shares(mutants: Sequence[Mutant], workers: int) -> Iterator[Sequence[Mutant]]:
-    """What each worker judges: every so many-th one."""
-    yield from (mutants[i::workers] for i in range(min(workers, len(mutants))))

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,8 +20,10 @@ from conformance.power.calls import Call
 from conformance.power.command import chosen, summary
 from conformance.power.conditions import CONDITIONS
 from conformance.power.defects import DEFECTS
-from conformance.power.generated_mutants import CONTROL, Mutant, all_mutants
-from conformance.power.judging import Judged, shares
+from conformance.power.generated_mutants import CONTROL, GeneratedMutant, all_mutants
+from conformance.power.judging import Judged
+from conformance.power.reach import Reach
+from conformance.power.workers import shares
 from conformance.run.settings import UsageError
 from conformance.target import load_target
 
@@ -151,20 +154,20 @@ def test_there_is_no_other_mutant(name: str) -> None:
 
 def named(patterns: list[str], **more: Any) -> argparse.Namespace:
     return argparse.Namespace(
-        **{"sample": None, "seed": 0, "control": False, **more, "patterns": patterns}
+        **{"sample": None, "seed": 0, "control": False, "source": "", **more, "patterns": patterns}
     )
 
 
 def test_a_draw_is_the_same_for_the_same_seed() -> None:
-    def drawn(seed: int) -> list[Mutant]:
-        return chosen(named(["gather__*"], sample=5, seed=seed))
+    def drawn(seed: int) -> list[str]:
+        return [mutant.name for mutant in chosen(named(["gather__*"], sample=5, seed=seed))]
 
     assert drawn(1) == drawn(1) != drawn(2)
-    assert {mutant.operation for mutant in drawn(1)} == {"gather"}
+    assert {name.partition("__")[0] for name in drawn(1)} == {"gather"}
     with pytest.raises(UsageError, match="no mutant is called nothing"):
         chosen(named(["nothing"]))
     [control] = chosen(named(["gather__*"], control=True))
-    assert control == Mutant("gather", CONTROL, "always")
+    assert control == GeneratedMutant("gather", CONTROL, "always")
 
 
 def test_all_workers_together_judge_each_once() -> None:
@@ -175,31 +178,59 @@ def test_all_workers_together_judge_each_once() -> None:
 
 
 def test_the_summary_counts_what_was_killed() -> None:
-    killed = Judged(Mutant("send", "ignores_the_tag", "always"), rule="p2p/tags", cases=9)
-    survivor = Judged(Mutant("gather", "blocks", "always"), cases=9)
+    killed = Judged(GeneratedMutant("send", "ignores_the_tag", "always"), rule="p2p/tags", cases=9)
+    survivor = Judged(GeneratedMutant("gather", "blocks", "always"), cases=9)
     lines = list(summary([killed, survivor]))
     assert lines[-1] == "1 of 2 killed, 50 percent"
-    assert [line.split() for line in lines if line.startswith("gather")] == [["gather", "0", "1"]]
-    assert f"blocks: {DEFECTS['blocks'].says}" in lines
+    rows = [line.split() for line in lines if line.startswith("gather")]
+    assert rows == [["gather", "0", "1", "0"]]
+
+
+def test_what_no_case_runs_is_not_counted_as_survived() -> None:
+    killed = Judged(GeneratedMutant("send", "ignores_the_tag", "always"), rule="p2p/tags", cases=9)
+    lines = list(summary([killed, Judged(GeneratedMutant("gather", "blocks", "always"))]))
+    assert lines[-2:] == ["1 of 2 are not run by any case", "1 of 1 killed, 100 percent"]
 
 
 def test_mutants_are_killed(capsys: pytest.CaptureFixture[str]) -> None:
     names = ["recv__writes_nothing__always", "broadcast__takes_another_root__always"]
-    assert main(["power", *names, "--workers", "1"]) == 0
+    rules = ["--requirement", "p2p/delivers", "--requirement", "broadcast/values"]
+    assert main(["power", *names, *rules, "--workers", "1"]) == 0
     said = capsys.readouterr().out
     assert [line.split()[1] for line in said.splitlines()[:2]] == names
     assert "2 of 2 killed, 100 percent" in said
 
 
 def test_nothing_is_held_against_the_control(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["power", "--control", "send__*", "--workers", "1"]) == 0
-    assert capsys.readouterr().out.startswith("survived  send__none__always  ")
+    rules = ["--profile", "p2p", "--requirement", "p2p/delivers"]
+    assert main(["power", "--control", "send__*", *rules, "--workers", "1"]) == 0
+    assert capsys.readouterr().out.startswith("survived  send__none__always ")
+
+
+def test_only_cases_that_reach_a_mutant_are_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "reach"
+    rules = ["--profile", "collectives", "--requirement", "*gather/values", "--workers", "1"]
+    options = [*rules, "--reached", str(file)]
+    names = ["all_gather__misses_the_last__always", "reduce__writes_nothing__always"]
+    assert main(["power", *names, *options]) == 1
+    killed, not_run = capsys.readouterr().out.splitlines()[:2]
+    assert killed.startswith(f"killed    {names[0]}")
+    assert not_run.startswith(f"not run   {names[1]}")
+    assert any("::test_all_gather" in name for name in Reach.read(file).cases)
+    file.write_text(file.read_text().replace("*gather/values", "*scatter/values"))
+    assert main(["power", *names, *options]) == 2
+    assert "is about another source or other rules" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--profile", "colectives"], "colectives"),
+        (["--source", "no_such_package"], "no_such_package"),
+        (["--source", "impl.ddp", "--control"], "--control is of generated mutants"),
+        (["--source", "impl.ddp", "--of", "nobody"], "nobody"),
         (["--deadline", "0"], "deadline"),
         (["--sample", "0"], "0 is less than 1"),
         (["--workers", "0"], "0 is less than 1"),
@@ -216,13 +247,13 @@ def test_bad_options_are_refused(
 def test_what_was_not_judged_is_not_counted_as_killed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    killed = Judged(Mutant("send", "ignores_the_tag", "always"), rule="p2p/tags", cases=9)
-    unknown = Judged(Mutant("send", "ignores_strides", "always"))
+    killed = Judged(GeneratedMutant("send", "ignores_the_tag", "always"), rule="p2p/tags", cases=9)
+    unknown = Judged(GeneratedMutant("send", "ignores_strides", "always"), is_unknown=True)
 
     def judged(*_: Any) -> Iterator[Judged]:
         yield from (killed, unknown)
 
-    monkeypatch.setattr("conformance.power.command._judged", judged)
+    monkeypatch.setattr("conformance.power.workers.Workers.judged", judged)
     assert main(["power", killed.mutant.name, unknown.mutant.name]) == 3
     said = capsys.readouterr().out
     assert "1 of 1 killed" in said
