@@ -9,15 +9,22 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance import Chapter, Me, Ranks, world_sizes
+from conformance import Chapter, Me, Ranks, adapts, world_sizes
+from conformance.capabilities import DTYPES
 from conformance.oracle.collectives import Call, before
 from conformance.oracle.layout import place
 from conformance.spec.collectives.coalesced_handles import GATHER, LIST, REDUCE, SCATTER, Way
+from conformance.spec.collectives.combinations import (
+    around_powers_of_two,
+    assert_none_wrong,
+    difference,
+)
 from conformance.spec.collectives.perform import (
     REDUCE_OPS,
     Placement,
     Seen,
     assert_all_of,
+    everyone,
     issue,
     seen_around,
     views_of,
@@ -133,3 +140,44 @@ def test_coalesced_calls_in_any_situation(ranks: Ranks, way: Way, data: st.DataO
 @settings(max_examples=8)
 def test_coalesced_calls_change_nothing_else(ranks: Ranks, way: Way, data: st.DataObject) -> None:
     check(ranks, way, data, around=True)
+
+
+def wrong_of_all(me: Me, way: Way, made: tuple[Call, ...]) -> list[str]:
+    """What is wrong with these calls, coalesced, on dense tensors of all ranks."""
+    now = Situation(made, tuple(range(me.world_size)), async_op=False, times=1)
+    seen = once(me, way, now, Placement(), everyone())
+    words = (difference(me, call, one.taken) for call, one in zip(made, seen, strict=True))
+    return list(filter(None, words))
+
+
+@chapter.must(
+    "coalescing/sizes",
+    "Coalesced calls take tensors of any number of elements together: one, as many as ranks, and "
+    "the powers of two, at which buffers and pieces end, with one more or less.",
+    source="derived: capacities, chunks and their last element",
+    rests_on="coalescing/all_reduce",
+)
+@pytest.mark.parametrize("way", [REDUCE, LIST, GATHER, SCATTER])
+@world_sizes(2, 3)
+def test_coalesced_sizes_around_powers_of_two(ranks: Ranks, way: Way) -> None:
+    sizes = around_powers_of_two(ranks.world_size)
+    made = tuple(Call(way.op, (numel,), salt=numel) for numel in sizes)
+    assert_none_wrong(ranks.run(wrong_of_all, way, made))
+
+
+@chapter.must(
+    "coalescing/dtypes",
+    "Coalesced calls take each dtype that the same calls take one by one.",
+    source="derived; torch 2.13 docs, torch.dtype",
+    rests_on=("coalescing/all_reduce", "dtypes/reduced"),
+)
+@adapts()
+@pytest.mark.parametrize("way", [REDUCE, LIST, GATHER, SCATTER])
+@world_sizes(2, 3)
+def test_coalesced_calls_of_each_dtype(ranks: Ranks, way: Way) -> None:
+    """What a sum of bools means has a requirement of its own."""
+    claimed = [name for name in DTYPES if ranks.target.capabilities.has(f"dtype:{name}")]
+    for dtype in claimed:
+        if dtype != "bool" or way.op == "all_gather_into_tensor":
+            made = Call(way.op, (5,), dtype), Call(way.op, (2,), dtype)
+            assert_none_wrong(ranks.run(wrong_of_all, way, made))

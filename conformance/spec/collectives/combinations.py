@@ -9,6 +9,7 @@ import pytest
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from conformance import Chapter, Me, Ranks, adapts, assert_that, world_sizes
 from conformance.oracle.collectives import COLLECTIVES, Call, after, before, receives
@@ -201,11 +202,15 @@ def wrong_calls(me: Me, made: Sequence[Call]) -> list[str]:
 
 
 def what_is_wrong(me: Me, call: Call) -> str:
-    """Compares where the result is: there is much of it."""
     buffers = before(call, me.rank, me.world_size)
     given = [x.to(me.device) for x in buffers.given]
     taken = [x.to(me.device) for x in buffers.taken]
     issue(call, given, taken)
+    return difference(me, call, taken)
+
+
+def difference(me: Me, call: Call, taken: Sequence[Tensor]) -> str:
+    """What is wrong with the result of a call, "" for nothing; found where there is much of it."""
     wanted = after(call, me.rank, me.world_size).taken if receives(call, me.rank) else ()
     for index, (got, want) in enumerate(zip(taken, wanted, strict=False)):
         differs = (got.cpu() != want).flatten().nonzero().flatten().tolist()
@@ -215,7 +220,12 @@ def what_is_wrong(me: Me, call: Call) -> str:
 
 
 def check_all(ranks: Ranks, made: Sequence[Call]) -> None:
-    for rank, wrong in enumerate(ranks.run(wrong_calls, made)):
+    assert_none_wrong(ranks.run(wrong_calls, made))
+
+
+def assert_none_wrong(found: Sequence[Sequence[str]]) -> None:
+    """No rank has found a call whose result is wrong."""
+    for rank, wrong in enumerate(found):
         assert_that(not wrong, "; ".join(wrong[:3]), rank)
 
 

@@ -129,7 +129,7 @@ def _bytes(x: Tensor) -> Tensor:
 @world_sizes(2, 3)
 @pytest.mark.parametrize(
     "shape",
-    [(), (1,), (1, 1, 1), (2, 3, 5), (16385,), (1 << 20, 2)],
+    [(), (1,), (1, 1, 1), (2, 3, 5), (2, 1, 3, 2), (16385,), (1 << 20, 2)],
     ids=lambda shape: "x".join(map(str, shape)) or "scalar",
 )
 def test_tensors_of_any_shape_arrive_whole(ranks: Ranks, shape: tuple[int, ...]) -> None:

@@ -104,6 +104,26 @@ def test_an_empty_rank_takes_part_in_backward(ranks: Ranks, empty: str) -> None:
     trained.check_parameter_grads()
 
 
+@chapter.must(
+    "sync_batchnorm/one-element",
+    "A rank whose whole batch is one number takes part with it, in the output, in the statistics "
+    "and in the gradients.",
+    source="derived: a rank with one value per channel has no variance of its own",
+    rests_on=("sync_batchnorm/input-gradient", "sync_batchnorm/one-value-a-rank"),
+)
+@world_sizes(2, 3)
+@pytest.mark.parametrize("rest", [(1,), (1, 1), (1, 1, 1)], ids=["2d", "3d", "4d"])
+def test_a_rank_with_one_element(ranks: Ranks, rest: tuple[int, ...]) -> None:
+    """The first rank has one, and the others two each or one."""
+    for others in (2, 1):
+        xs = batches([1, *[others] * (ranks.world_size - 1)], rest, "float64")
+        trained = train(ranks, Layer(channels=1, dtype="float64"), xs)
+        trained.check_outputs()
+        trained.check_running_statistics()
+        trained.check_input_grads()
+        trained.check_parameter_grads()
+
+
 def train_frozen(me: Me, frozen: str, x: Tensor, dy: Tensor) -> list[Tensor | None]:
     """Gradients of input, weight and bias of which one or both are frozen, and running_mean."""
     layer = _DOUBLE.make(me)

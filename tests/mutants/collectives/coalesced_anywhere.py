@@ -55,3 +55,24 @@ class WritesBehindCoalescedScatters(ForwardingGroup):
                 x.as_strided((behind,), (1,), end).zero_()
 
         return After(work, overwrite)
+
+
+@breaks(
+    "coalescing/sizes", says=r"Call\(op='all_gather_into_tensor', shape=\(16384,\)[^;]*is wrong in"
+)
+class LargeGathersAreSpoilt(ForwardingGroup):
+    """The last element of coalesced gathers is 1 if each rank contributes 16,384 or more."""
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, *rest: Any) -> Any:
+        large = [x for x, given in zip(outputs, inputs, strict=True) if given.numel() >= 1 << 14]
+        return after_spoiling(super().all_gather_single_coalesced(outputs, inputs, *rest), large)
+
+
+@breaks("coalescing/dtypes", says=r"dtype='bfloat16'[^;]*is wrong in")
+class ScattersOfBfloat16AreSpoilt(ForwardingGroup):
+    """The last element of coalesced scatters of bfloat16 is 1."""
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        spoilt = [x for x in outputs if x.dtype is torch.bfloat16]
+        work = super().reduce_scatter_single_coalesced(outputs, inputs, opts)
+        return after_spoiling(work, spoilt)

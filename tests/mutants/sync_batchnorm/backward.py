@@ -58,6 +58,26 @@ class WeighsGradientsOfRanksAlike(ExchangeMutant):
     exchange = _EqualWeights
 
 
+@breaks("sync_batchnorm/one-element", says=r"gradient of weight: rank 0 is wrong")
+class LeavesOneElementOut(Patch):
+    """A batch of one number adds nothing to the gradients of weight and bias."""
+
+    base = "impl"
+
+    @staticmethod
+    @contextmanager
+    def patched() -> Iterator[None]:
+        def change(ctx: Any, grads: Gradients) -> Gradients:
+            x, *_ = ctx.saved_tensors
+            if x.numel() > 1:
+                return grads
+            of_x, of_weight, of_bias, *rest = grads
+            return of_x, 0 * of_weight, 0 * of_bias, *rest
+
+        with backward_as(change):
+            yield
+
+
 @breaks("sync_batchnorm/transposed-neighbours", says=r"gradient of .*: rank \d is wrong")
 class ReadsGradientsInMemoryOrder(Patch):
     """The gradient that comes in is read as if it were contiguous."""
