@@ -81,8 +81,8 @@ IMPL = {
 # Package -> what lies in it, folders and modules; each imports only from those before it.
 ROOMS = {
     "conformance.catalogue": "chapters rules cases mutants page",
-    "conformance.power": "handles calls defects conditions reach generated_mutants source_mutations "
-    "source_loading source_mutants judging workers command",
+    "conformance.power": "handles calls defects conditions reach generated_mutants "
+    "source_mutations source_loading source_mutants judging workers command",
     "conformance.run": "invocation hypothesis_profile repetition first_look settings options "
     "worker_files plan budget facets judgement selection",
     "conformance.site": "badges torch_files excerpts entries model reading changes pages build",

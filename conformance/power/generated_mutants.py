@@ -51,6 +51,15 @@ _WRONG_WHEN_STRIDED = {
     *("all_to_all_single",),
 }
 
+# What torch's gloo itself does, as its target declares: handles of messages are completed by wait
+# alone, and those of reduce_scatter never, nor do they know of timeouts and errors.
+_SCATTERED = ("reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced")
+_WRONG_ANYWAY = {
+    "is_never_completed": ("send", "recv", *_SCATTERED),
+    "ignores_timeouts": _SCATTERED,
+    "loses_errors": _SCATTERED,
+}
+
 # A number for each situation that a mutant may be wrong in.
 SITUATIONS = {
     situation: number for number, situation in enumerate(itertools.product(OPERATIONS, CONDITIONS))
@@ -124,6 +133,8 @@ def all_mutants() -> Iterator[GeneratedMutant]:
 
 def _can_be(operation: str, defect: str, condition: str) -> bool:
     if condition == "when_strided" and operation in _WRONG_WHEN_STRIDED:
+        return False
+    if operation in _WRONG_ANYWAY.get(defect, ()):
         return False
     is_message = operation in ("send", "recv")
     if (is_message and condition in _NOT_OF_MESSAGES) or condition in _HARMLESS.get(defect, ()):

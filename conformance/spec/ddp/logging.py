@@ -8,7 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_that, world_sizes
+from conformance import (
+    Chapter,
+    Me,
+    Ranks,
+    assert_same_on_all_ranks,
+    assert_that,
+    covers,
+    world_sizes,
+)
 from conformance.spec.ddp.models import WIDTH, Branching, Recipe, loss_of, normal
 from conformance.spec.ddp.training_runs import Options, wrap
 from conformance.spec.raising import assert_raised
@@ -177,4 +185,22 @@ def error_logged(me: Me) -> tuple[int, str]:
 def test_errors_are_logged(ranks: Ranks) -> None:
     for rank, (has_error, words) in enumerate(ranks.run(error_logged)):
         logged = has_error == 1 and "Expected to have finished reduction" in words
+        assert_that(logged, f"has_error is {has_error}, error is {words!r}", rank)
+
+
+def refusal_logged(me: Me) -> tuple[int, str]:
+    model = me.ddp(nn.Linear(WIDTH, 1).to(me.device))
+    try:
+        model.register_comm_hook(None, "no function")
+    except TypeError:
+        data = model._get_ddp_logging_data()
+        return data.get("has_error", 0), str(data.get("error", ""))
+    return 0, "no error"
+
+
+@covers("ddp/logging/errors")
+@world_sizes(2)
+def test_refusals_are_logged(ranks: Ranks) -> None:
+    for rank, (has_error, words) in enumerate(ranks.run(refusal_logged)):
+        logged = has_error == 1 and "Communication hook must be callable" in words
         assert_that(logged, f"has_error is {has_error}, error is {words!r}", rank)

@@ -186,3 +186,39 @@ def test_a_forward_pass_without_gradients(ranks: Ranks) -> None:
     for i in range(2):
         grads = [mine[i] for _, mine in got]
         assert_grads(grads, want_of(i), f"gradient of step {i + 1}", within=0.02)
+
+
+def replaced_between_steps(me: Me) -> list[Tensor]:
+    """The parameter after each of two steps, of which the second begins with other data."""
+    torch.manual_seed(0)
+    module = Noting().to(me.device)
+    config = _MixedPrecision(param_dtype=HALF, reduce_dtype=HALF, buffer_dtype=HALF)
+    model = me.ddp(module, mixed_precision=config)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    seen = []
+    for i in range(2):
+        x = normal((2, WIDTH), 10 * i + me.rank, "float32").to(me.device)
+        if i == 1:
+            module.layer.weight.data = torch.full_like(module.layer.weight.data, 0.25)
+        optimizer.zero_grad()
+        model(x).float().sum().backward()
+        optimizer.step()
+        seen.append(module.layer.weight.detach().clone())
+    return seen
+
+
+@chapter.must(
+    "ddp/mixed-precision/replaced-data",
+    "With mixed_precision, what a program puts in the place of a parameter's data between steps is "
+    "what the next step works with and updates.",
+    source="derived; torch docs, Tensor.data: as without mixed_precision",
+    rests_on="ddp/mixed-precision/average",
+)
+@world_sizes(2)
+def test_data_that_are_replaced(ranks: Ranks) -> None:
+    """The gradient of a sum does not depend on the parameter."""
+    inputs = [normal((2, WIDTH), 10 + rank, "float32").sum(0) for rank in range(2)]
+    want = 0.25 - 0.5 * (inputs[0] + inputs[1]) / 2
+    for rank, (_, last) in enumerate(ranks.run(replaced_between_steps)):
+        off = (last - want).abs().max().item()
+        assert_that(off < 0.01, f"the parameter is {off:.2g} from what it should be", rank)

@@ -108,6 +108,25 @@ def test_shapes(ranks: Ranks, models: list[list[tuple[int, ...]]]) -> None:
     assert_some_raised(outcomes, [1], words)
 
 
+@chapter.must(
+    "ddp/verify/names-the-parameter",
+    "The error of a parameter that differs names the rank, the first such parameter's place and "
+    "sizes, and the rank that it was compared with.",
+    source=f"{REDUCER}, verify_params_across_processes",
+    rests_on="ddp/verify/shapes",
+)
+@world_sizes(3)
+@deadline(8)
+def test_a_message_about_one_parameter_of_one_rank(ranks: Ranks) -> None:
+    """The last rank's parameters differ from the second one on."""
+    usual: list[tuple[int, ...]] = [(2,), (2, 6), (4,)]
+    outcomes = construct_each(ranks, [usual, usual, [(2,), (4, 3), (1, 4)]])
+    where = r"\[2\]: params\[1\] in this process with sizes \[4, 3\]"
+    assert_some_raised(
+        outcomes, [2], rf"{where} appears not to match sizes of the same param in process 0"
+    )
+
+
 @chapter.should(
     "ddp/verify/shapes-on-every-rank",
     "If a parameter's sizes differ, construction raises RuntimeError 'appears not to match' on "

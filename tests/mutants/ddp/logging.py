@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from impl.ddp import DistributedDataParallel
 from impl.ddp.iteration.reducer import Reducer
 from impl.ddp.wrapper.logging_data import Logger
 from tests.mutants.ddp.kit import DDPMutant, afterwards, instead, swap
@@ -51,3 +52,14 @@ class AddsStatisticsUp(DDPMutant):
 @breaks("ddp/logging/errors", says="has_error|KeyError")
 class LogsNoErrors(DDPMutant):
     patched = instead(Logger, "set_error_and_log", lambda self, error: None)
+
+
+def _raise_alone(_: Any, err_type: type[Exception], err_msg: str) -> None:
+    raise err_type(err_msg)
+
+
+@breaks("ddp/logging/errors", says="has_error is 0")
+class LogsNoRefusals(DDPMutant):
+    """What the wrapper itself refuses is not recorded; what its reducer finds is."""
+
+    patched = instead(DistributedDataParallel, "_log_and_throw", _raise_alone)

@@ -59,3 +59,10 @@ def _reduce_in_full(precision: Any, _: Any, bucket: Any) -> Any:
 @breaks("ddp/mixed-precision/reduce-dtype", says=r"backward issued .*float32")
 class ReducesInFullPrecision(DDPMutant):
     patched = instead(MixedPrecision, "reduce_hook", _reduce_in_full)
+
+
+@breaks("ddp/mixed-precision/replaced-data", says="the parameter is .* from what it should be")
+class KeepsTheFirstData(DDPMutant):
+    """Data that are put in the place of a parameter's are lost."""
+
+    patched = instead(_Precisions, "_take_in", lambda self: None)

@@ -24,6 +24,20 @@ class ComparesNoShapes(DDPMutant):
     patched = instead(api, "verify_params_across_processes", lambda *args, **kwargs: None)
 
 
+def _about_the_first(right: Any) -> Any:
+    def compare(self: Any, *descriptions: str, other: int) -> Any:
+        return str(right(self, *descriptions, other=other)).replace("params[1]", "params[0]")
+
+    return compare
+
+
+@breaks("ddp/verify/names-the-parameter", says="does not match")
+class NamesTheFirstParameter(DDPMutant):
+    """Whichever parameter differs, the message is about the first one."""
+
+    patched = swap(verification._Digests, "_compare", _about_the_first)
+
+
 @breaks("ddp/verify/strides", says="does not match|was to raise|went on")
 class ComparesNoStrides(DDPMutant):
     patched = instead(api, "verify_params_across_processes", lambda *args, **kwargs: None)
