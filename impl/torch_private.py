@@ -69,6 +69,12 @@ __all__ = [
 ]
 
 
+def premul_sum(factor: float) -> Any:
+    """`ReduceOp.PREMUL_SUM(factor)`, which torch 2.11 and 2.12 make by a private function alone."""
+    op: Any = dist.ReduceOp.PREMUL_SUM
+    return op(factor) if callable(op) else dist._make_nccl_premul_sum(factor)
+
+
 def all_gather_single(
     output: torch.Tensor, source: torch.Tensor, group: dist.ProcessGroup, async_op: bool
 ) -> dist.Work | None:

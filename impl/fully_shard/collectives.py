@@ -26,6 +26,7 @@ from impl.device import DeviceHandle
 from impl.fully_shard.comm import AllGather, ReduceScatter
 from impl.fully_shard.mesh import Division
 from impl.fully_shard.parameter import ShardedParameter
+from impl.torch_private import premul_sum
 
 
 def gather(
@@ -89,7 +90,7 @@ def averaging(
         if division.shard_count == 1:  # nothing is scattered that could be multiplied
             return Averaging(*sums, after=factor)
         is_count = factor == division.shard_count
-        return Averaging(ops.AVG if is_count else ops.PREMUL_SUM(1 / factor), ops.SUM)
+        return Averaging(ops.AVG if is_count else premul_sum(1 / factor), ops.SUM)
     factor = float(division.rank_count) if factor is None else factor
     if has_range:
         return Averaging(*sums, after=factor)

@@ -60,6 +60,19 @@ def test_how_eight_ranks_average(
     assert averaging(division, dtype, factor, only_sums) == wanted
 
 
+def test_a_factor_of_ones_own_is_made_as_this_torch_makes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch 2.11 and 2.12: PREMUL_SUM cannot be called."""
+    division: Any = SimpleNamespace(rank_count=8, shard_count=4)
+    made = averaging(division, torch.float32, 3.0, False).scatter_op
+    assert made == dist.ReduceOp.PREMUL_SUM
+    former = SimpleNamespace(PREMUL_SUM=object(), AVG=AVG, SUM=SUM)
+    monkeypatch.setattr(dist, "ReduceOp", former)
+    monkeypatch.setattr(dist, "_make_nccl_premul_sum", lambda factor: ("premul", factor))
+    assert averaging(division, torch.float32, 3.0, False) == Averaging(("premul", 1 / 3), SUM)
+
+
 def test_every_method_of_torchs_is_our_own() -> None:
     theirs = {name for name in vars(TorchFSDPModule) if callable(getattr(TorchFSDPModule, name))}
     assert theirs <= set(vars(FSDPModule))
