@@ -270,6 +270,12 @@ class ShardedParameter:
             grad = torch.zeros_like(self.unsharded)
         return None if grad is None else self._layout.local_gradient(grad)
 
+    def forget_gradient(self) -> None:
+        """Of the whole parameter: what has not been reduced is lost."""
+        self.accumulated = None
+        if self.unsharded is not None:
+            self.unsharded.grad = None
+
     def put_gradient(self, shard: Tensor) -> None:
         """Add a shard of the reduced gradient, (sharded_size), and run the user's hooks."""
         have: Any = self.sharded.grad

@@ -78,6 +78,13 @@ class Unit:
         self.only_sums = False
         self.divisor: float | None = None
         self.in_flight_max = 1
+        for module in {place.module for p in parameters for place in p.places}:
+            module.register_state_dict_pre_hook(self._before_state_dict)
+            module.register_load_state_dict_pre_hook(self._before_state_dict)
+
+    def _before_state_dict(self, *_: Any) -> None:
+        """State dicts have shards, also of what a forward has left whole."""
+        self.shard_fully()
 
     def __repr__(self) -> str:
         return f"Unit({self.name or 'the root'}, {self.phase.name}, {self.shape.name})"
@@ -303,7 +310,7 @@ class Unit:
         self.phase = Phase.IDLE
         self.shard_fully()
         for parameter in self.parameters:
-            parameter.accumulated = None
+            parameter.forget_gradient()
 
 
 def _accumulate(parameters: Sequence[ShardedParameter], row: Tensor) -> None:
