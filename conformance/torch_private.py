@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -83,8 +84,11 @@ def tables_with_entries() -> list[str]:
 
 def forget_meshes() -> None:
     """Empty the caches that hold each mesh, with its groups, on which a DTensor was computed."""
-    from torch.distributed.tensor import _redistribute, debug  # most runs do without DTensors
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    from torch.distributed.tensor import _collective_utils, _redistribute, debug
 
+    _collective_utils.MeshTopoInfo.build_from_mesh.cache_clear()
     _redistribute.clear_redistribute_planner_cache()
     _redistribute._gen_transform_infos.cache_clear()
     debug._clear_sharding_prop_cache()

@@ -67,7 +67,7 @@ from conformance.harness.process_state import (
 from conformance.harness.recorder import Page, Recorder
 from conformance.harness.restricted_pickle import pack_for_parent
 from conformance.target import Target, resolve
-from conformance.torch_private import forget_group_count, on_new_group
+from conformance.torch_private import forget_group_count, forget_meshes, on_new_group
 
 T = TypeVar("T")
 
@@ -287,6 +287,7 @@ class Worker:
             if dist.is_initialized():
                 dist.destroy_process_group()
             forget_group_count()
+            forget_meshes()
             self._undo.close()
         except BaseException as error:
             leaks.append(f"cleaning up raised {type_name(type(error))}: {error}")
