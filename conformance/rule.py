@@ -21,6 +21,8 @@ PROFILES = (
     "checkpointing",
     "sync_batchnorm",
     "fsdp",
+    "device_mesh",
+    "fully_shard",
     "faults",
     "accelerator",
 )
@@ -28,13 +30,14 @@ PROFILES = (
 # What profiles were called before: still understood wherever one is named.
 FORMER_NAMES = {"cuda": "accelerator"}
 
-# What these profiles say is about DDP, FSDP or SyncBatchNorm, on whatever backend.
+# What these profiles say is about DDP, FSDP, SyncBatchNorm or fully_shard, on whatever backend.
 PART_OF_PROFILE = {
     "ddp": "ddp",
     "comm_hooks": "ddp",
     "checkpointing": "ddp",
     "sync_batchnorm": "sync_batchnorm",
     "fsdp": "fsdp",
+    "fully_shard": "fully_shard",
 }
 
 

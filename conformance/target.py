@@ -29,6 +29,7 @@ else:
 
 _WAYS_TO_FAIL = tuple(sorted(map(str, FAILURES)))
 
+TORCHS_FULLY_SHARD = "torch.distributed.fsdp:fully_shard"
 BUILT_IN = Path(__file__).parent / "targets"
 _FRONT_END = Path(__file__).with_name("front_end.toml")
 _DEVICE = re.compile(r"[a-z][a-z0-9_]*")
@@ -102,6 +103,9 @@ class Target:
     device: "cpu", "cuda" or another type that torch knows after the imports; rank r uses device r
         modulo the number of devices.
     ddp, fsdp, sync_batchnorm: "module:attribute", or "" when the target has none of its own.
+    fully_shard: "module:function"; torch's, which runs on any backend, unless the target says
+        otherwise; "" for none. What belongs to it, such as `register_fsdp_forward_method`, is taken
+        from the same module, if it is there.
     options: "module:attribute" of a callable without arguments that returns `pg_options`.
     activate: "module:attribute" of a callable without arguments that returns a context manager;
         it is entered in every rank before its group is made and left after the group is gone.
@@ -113,8 +117,8 @@ class Target:
     simulation: "module:attribute" of a callable without arguments that returns a text: how the
         backend would scale to many ranks, by its own reckoning.
     distributions: names of installed distributions whose versions belong in the certificate.
-    arguments: of "ddp" and "fsdp", torch's arguments that the target's wrapper has, where its
-        signature does not tell.
+    arguments: of "ddp", "fsdp" and "fully_shard", torch's arguments that the target's one has,
+        where its signature does not tell.
     capabilities: what it claims; with some versions of torch and on some devices, without its
         `absences`.
     """
@@ -126,6 +130,7 @@ class Target:
     ddp: str = ""
     fsdp: str = ""
     sync_batchnorm: str = ""
+    fully_shard: str = TORCHS_FULLY_SHARD
     options: str = ""
     activate: str = ""
     simulation: str = ""
@@ -149,7 +154,7 @@ class Target:
             _check_variable(name, value)
         for wrapper in self.arguments:
             if wrapper not in _WITH_ARGUMENTS:
-                known = " and ".join(_WITH_ARGUMENTS)
+                known = ", ".join(_WITH_ARGUMENTS)
                 raise ValueError(f"arguments: unknown wrapper {wrapper!r}; there are {known}")
         for key in _REFERENCES:
             reference = getattr(self, key)
@@ -174,8 +179,10 @@ class Target:
         return next((d for d in of_it if seen in (None, d.expects)), None)
 
 
-_WITH_ARGUMENTS = ("ddp", "fsdp")
-_REFERENCES = ("ddp", "fsdp", "sync_batchnorm", "options", "activate", "simulation")
+_WITH_ARGUMENTS = ("ddp", "fsdp", "fully_shard")
+_REFERENCES = (
+    *("ddp", "fsdp", "sync_batchnorm", "fully_shard", "options", "activate", "simulation"),
+)
 
 
 def load_target(spec: str) -> Target:
@@ -183,7 +190,7 @@ def load_target(spec: str) -> Target:
 
     spec: a built-in name, the path of a TOML file, or "module:attribute" where the attribute is a
         `Target` or a callable without arguments that returns one. "A@B", of two of these, is A's
-        DDP, FSDP and SyncBatchNorm on B's backend.
+        DDP, FSDP, SyncBatchNorm and fully_shard on B's backend.
     What it says of other versions of torch than the one that is installed is left out. What it says
     of devices is left to `on_device`.
     Raises TargetError with one line that says what is wrong.
@@ -273,6 +280,7 @@ def _combined(wrappers: Target, backend: Target) -> Target:
         ddp=wrappers.ddp,
         fsdp=wrappers.fsdp,
         sync_batchnorm=wrappers.sync_batchnorm,
+        fully_shard=wrappers.fully_shard,
         arguments=wrappers.arguments,
         preload=wrappers.preload and backend.preload,
         capabilities=backend.capabilities.with_wrappers_of(wrappers.capabilities),

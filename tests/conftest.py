@@ -19,7 +19,7 @@ from conformance.harness.rank import FOR_TRAINING, fork_server_context
 from conformance.session.collection import named_paths
 
 MUTANTS = Path(__file__).parent / "mutants"
-_OF_IMPL = ("impl.gloo", "impl.ddp", "impl.fsdp", "impl.sync_batchnorm")
+_OF_IMPL = (*("impl.gloo", "impl.ddp", "impl.fsdp", "impl.fully_shard", "impl.sync_batchnorm"),)
 
 # Whatever else the machine does, no example is too slow.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -70,6 +70,17 @@ class Me:
             taken |= arguments_for(wrapper, FullyShardedDataParallel, own, named)
         return wrapper(module, **taken)
 
+    def fully_shard(self, module: Any, **kwargs: Any) -> Any:
+        """The module, or the list of modules, that the target's fully_shard was applied to.
+
+        Raises LacksArgument as `ddp` does.
+        """
+        from torch.distributed.fsdp import fully_shard  # takes most of a second
+
+        function = resolve(self.target.fully_shard)
+        named = self.target.arguments.get("fully_shard")
+        return function(module, **arguments_for(function, fully_shard, kwargs, named))
+
     def sync_batchnorm(self) -> Any:
         """The target's SyncBatchNorm class."""
         return resolve(self.target.sync_batchnorm)

@@ -171,6 +171,7 @@ def described(target: Target, spec: str, versions: Mapping[str, str]) -> Documen
         "ddp": target.ddp,
         "fsdp": target.fsdp,
         "sync_batchnorm": target.sync_batchnorm,
+        "fully_shard": target.fully_shard,
         "options": target.options,
         "activate": target.activate,
         "env": dict(target.env),

@@ -44,7 +44,7 @@ _CASE = "case"
 
 # The first optimizer of a process imports torch._dynamo, which takes seconds. Cases with these
 # attributes train, so their ranks import it before their deadline counts.
-_TRAINING = frozenset({"ddp", "fsdp", "sync_batchnorm", "optim"})
+_TRAINING = frozenset({"ddp", "fsdp", "sync_batchnorm", "fully_shard", "optim"})
 _NEEDED_FOR_TRAINING = "torch._dynamo"
 
 # What `script_runtime.py` has in place of the harness: module -> names.
@@ -279,7 +279,10 @@ def _is_copied(modules: Set[str], target: Target) -> Callable[[str], bool]:
 
 
 def _target_modules(target: Target) -> list[str]:
-    references = (target.ddp, target.fsdp, target.sync_batchnorm, target.options, target.activate)
+    references = (
+        *(target.ddp, target.fsdp, target.sync_batchnorm, target.fully_shard),
+        *(target.options, target.activate),
+    )
     return [*target.imports, *(r.partition(":")[0] for r in references if r)]
 
 

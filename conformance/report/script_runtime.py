@@ -35,6 +35,7 @@ TARGET = SimpleNamespace(
     ddp="",
     fsdp="",
     sync_batchnorm="",
+    fully_shard="",
     options="",
     activate="",
     env={},
@@ -182,6 +183,9 @@ def join(rank: int, port: int) -> None:
         wrapped, TARGET.fsdp, TARGET.arguments.get("fsdp"), device_id=me.device
     )
     me.sync_batchnorm = partial(resolve_name, TARGET.sync_batchnorm)  #: sync_batchnorm
+    me.fully_shard = partial(  #: fully_shard
+        wrapped, TARGET.fully_shard, TARGET.arguments.get("fully_shard")
+    )
     me.active = resolve_name(TARGET.activate)()  #: with_activate
     me.active.__enter__()  #: with_activate
     ME.append(me)

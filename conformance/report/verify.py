@@ -43,7 +43,7 @@ _ROUNDING_S = 1e-4  # of each duration
 # What a certificate says of a target that is the same with every torch and on every device.
 _OF_BUILT_IN = (
     *("name", "backend", "imports", "ddp", "fsdp", "sync_batchnorm", "options", "activate", "env"),
-    "arguments",
+    *("arguments", "fully_shard"),
 )
 _EXIT = {
     Conclusion.CONFORMANT: (0,),
@@ -264,7 +264,7 @@ def _built_in(document: Document) -> Iterator[str]:
     if known is not None:
         due = described(known, spec, {})
         for field in _OF_BUILT_IN:
-            if target[field] != due[field]:
+            if field in target and target[field] != due[field]:
                 yield (
                     f"its target {spec} has {field} {target[field]!r}, and that of this suite "
                     f"has {due[field]!r}"

@@ -16,7 +16,7 @@ from conformance.run.settings import Settings
 from conformance.target import Target
 
 # Folders of cases in which ranks have models and optimizers.
-_TRAINING = {*PART_OF_PROFILE, "accelerator"}
+_TRAINING = {*PART_OF_PROFILE, "accelerator", "device_mesh"}
 
 
 def planned_cases(
@@ -83,7 +83,8 @@ def chapters_asked_for(named: Iterable[Path], settings: Settings) -> list[Path] 
 def modules_for_ranks(chapters: Sequence[Path], target: Target) -> list[str]:
     """Names of the modules that a fork server may import, of those that ranks are going to need."""
     trains = any(file.parent.name in _TRAINING for file in chapters)
-    wrappers = (target.ddp, target.fsdp, target.sync_batchnorm) if trains else ()
+    of_training = (target.ddp, target.fsdp, target.sync_batchnorm, target.fully_shard)
+    wrappers = of_training if trains else ()
     references = (target.options, target.activate, *wrappers)
     of_target = (*target.imports, *(r.partition(":")[0] for r in references if r))
     # Modules may read the target's variables when they are imported; the server does not have them.

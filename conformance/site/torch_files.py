@@ -23,6 +23,8 @@ _OF_PROFILE = {
     "comm_hooks": "torch/distributed/algorithms/ddp_comm_hooks/default_hooks.py",
     "fsdp": _FSDP,
     "sync_batchnorm": "torch/nn/modules/batchnorm.py",
+    "device_mesh": "torch/distributed/device_mesh.py",
+    "fully_shard": "torch/distributed/fsdp/_fully_shard/_fully_shard.py",
 }
 _CPP = "torch/csrc/distributed/c10d/"  # not installed with torch, and still where they are
 
@@ -38,6 +40,8 @@ _PLACES = (
     "torch/distributed/algorithms/ddp_comm_hooks/*.py",
     "torch/distributed/algorithms/*.py",
     "torch/distributed/fsdp/_*.py",
+    "torch/distributed/fsdp/_fully_shard/*.py",
+    "torch/distributed/device_mesh.py",
     "torch/utils/checkpoint.py",
 )
 _DEFINITION = re.compile(r"^ *(?:def|class) (\w+)", re.MULTILINE)

@@ -1,0 +1,46 @@
+"""Mutants of conformance/spec/fully_shard/prefetching.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from impl.fully_shard.module import FSDPModule
+from impl.fully_shard.state import State
+from impl.fully_shard.unit import Phase
+from tests.mutants.fsdp.kit import Swapped, always, nothing
+from tests.mutants.fully_shard.kit import then
+from tests.mutants.kit import breaks
+
+
+def _all(_: Any, state: Any, *args: Any) -> None:
+    for unit in state._all_units():
+        unit.gather_ahead(Phase.FORWARD)
+
+
+@breaks("fully_shard/no-forward-prefetch", says="forward: the traces part")
+class GathersAllUnitsAtTheBeginning(Swapped):
+    swaps = ((State, "_begin_step", then(_all)),)
+
+
+@breaks("fully_shard/backward-prefetch", says="backward: the traces part")
+class GathersNothingAhead(Swapped):
+    swaps = ((State, "_the_one_before", always(())),)
+
+
+@breaks("fully_shard/forward-prefetch", says="forward: the traces part")
+@breaks("fully_shard/several-in-forward", says="forward: the traces part")
+class IgnoresWhatToPrefetchInForward(Swapped):
+    swaps = ((FSDPModule, "set_modules_to_forward_prefetch", nothing),)
+
+
+@breaks("fully_shard/several-in-backward", says="backward: the traces part")
+@breaks("fully_shard/no-backward-prefetch", says="backward: the traces part")
+class IgnoresWhatToPrefetchInBackward(Swapped):
+    swaps = ((FSDPModule, "set_modules_to_backward_prefetch", nothing),)
+
+
+@breaks("fully_shard/no-unshard-in-backward", says="gathers in the backward")
+class GathersWhatNoBackwardNeeds(Swapped):
+    """set_unshard_in_backward has no effect."""
+
+    swaps = ((FSDPModule, "set_unshard_in_backward", nothing),)

@@ -1,0 +1,48 @@
+"""Mutants of conformance/spec/fully_shard/resharding.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from impl.fully_shard.module import FSDPModule
+from impl.fully_shard.parameter import ShardedParameter
+from impl.fully_shard.state import State
+from tests.mutants.fsdp.kit import Swapped, nothing
+from tests.mutants.fully_shard.kit import then
+from tests.mutants.kit import breaks
+
+
+def _free(_: Any, state: Any) -> None:
+    for unit in state.units:
+        unit.after_forward = unit.division
+
+
+@breaks("fully_shard/root-kept", says="the root is whole")
+class FreesTheRoot(Swapped):
+    """The root is sharded after the forward, although nobody has asked for that."""
+
+    swaps = ((State, "_find_root", then(_free)),)
+
+
+@breaks("fully_shard/freed-after-forward", says="whole are")
+@breaks("fully_shard/one-unit-at-once", says="backward: whole are")
+@breaks("fully_shard/freed-after-backward", says="end: whole are")
+class FreesNoMemory(Swapped):
+    """Modules show shards, and the memory of whole parameters stays."""
+
+    swaps = ((ShardedParameter, "_free", nothing),)
+
+
+@breaks("fully_shard/changed-after-forward", says="between: whole are")
+class KeepsTheFirstChoice(Swapped):
+    """set_reshard_after_forward has no effect."""
+
+    swaps = ((FSDPModule, "set_reshard_after_forward", nothing),)
+
+
+@breaks("fully_shard/kept-after-backward", says="end: whole are")
+@breaks("fully_shard/no-gather-when-kept", says="gathers of the second step")
+class AlwaysFreesAfterTheBackward(Swapped):
+    """set_reshard_after_backward has no effect."""
+
+    swaps = ((FSDPModule, "set_reshard_after_backward", nothing),)
