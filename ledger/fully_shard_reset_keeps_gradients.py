@@ -10,7 +10,7 @@ over when another one's raised.
 Severity: silent wrong data
 Upstream: none known
 """
-# deviations: fully_shard/backward-that-raises fully_shard/reset-of-an-accumulation
+# deviations: fully_shard/backward-that-raises, fully_shard/reset-of-an-accumulation
 # shows: gradient
 
 import signal

@@ -176,7 +176,9 @@ def dtypes_on_the_way(me: Me, param: Any, reduce: Any) -> list[str]:
     return [issued.tensors[0][0] for issued in group.take()]
 
 
-@chapter.must("fully_shard/gather-dtype", "Parameters are gathered in the param_dtype.")
+@chapter.must(
+    "fully_shard/gather-dtype", "fully_shard gathers parameters in the param_dtype of the policy."
+)
 @chapter.must(
     "fully_shard/scatter-dtype",
     "Gradients are reduced in the reduce_dtype; without one, in the param_dtype.",

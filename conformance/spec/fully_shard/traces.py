@@ -62,7 +62,8 @@ def numels_of(recipe: Recipe, count: int) -> tuple[int, list[int]]:
 )
 @chapter.must(
     "fully_shard/same-calls",
-    "All ranks issue the same collectives with the same sizes, whatever their batches.",
+    "All ranks of fully_shard issue the same collectives with the same sizes, whatever their "
+    "batches.",
     source="torch 2.13 docs: collectives are called by all ranks",
 )
 @world_sizes(2, 3, 4, at_least=2)

@@ -27,7 +27,8 @@ chapter = Chapter("fully_shard", source=DOCS, needs=NEEDS)
 
 @chapter.must(
     "fully_shard/losses",
-    "Each rank's forward gives what the bare module gives for its batch, in every iteration.",
+    "Each rank's forward under fully_shard gives what the bare module gives for its batch, in "
+    "every iteration.",
 )
 @chapter.must(
     "fully_shard/training",
@@ -57,7 +58,7 @@ TRAINED = rows(
     (
         chapter.must(
             "fully_shard/units-in-units",
-            "Units within units train like the bare module.",
+            "fully_shard of modules within sharded modules trains like the bare module.",
             rests_on="fully_shard/training",
         ),
         Recipe(units="layers", net=Net(blocks=1, nested=True)),
@@ -111,7 +112,8 @@ TRAINED = rows(
     (
         chapter.must(
             "fully_shard/frozen-unit",
-            "A unit of frozen parameters does not change them, and gradients flow through it.",
+            "A unit of frozen parameters keeps their values and gives them no gradients, while "
+            "gradients flow through it.",
             rests_on="fully_shard/training",
         ),
         Recipe(net=Net(frozen="block")),
