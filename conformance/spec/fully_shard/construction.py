@@ -144,7 +144,10 @@ def ignored(me: Me) -> list[str]:
     if found:
         return found
     found = unlike("value", weight.detach(), value)
-    close = torch.allclose(weight.grad.cpu(), bare.head.weight.grad)
+    got, want = weight.grad, bare.head.weight.grad
+    assert got is not None
+    assert want is not None
+    close = torch.allclose(got.cpu(), want)
     return found + unlike("gradient is this rank's own", close, True)
 
 
@@ -168,7 +171,7 @@ def local_state(optimizer: torch.optim.Optimizer, param: Tensor) -> Tensor:
 def earlier_calls(me: Me) -> list[str]:
     """A layer of its own, a block around it, and the rest."""
     group = record()
-    network = Net(blocks=1).make(device=me.device)
+    network: Any = Net(blocks=1).make(device=me.device)
     mesh = mesh_over(me, group)
     layer, block = network.blocks[0].up, network.blocks[0]
     numels = [row_numel(module.parameters(), me.world_size) for module in (layer, block)]

@@ -335,7 +335,7 @@ class FailingBackward(torch.autograd.Function):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]  # of one input
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         raise Interrupted
 
 
@@ -348,7 +348,7 @@ class Failing(Block):
         if self.fails == "forward":
             raise Interrupted
         y = super().forward(x)
-        return FailingBackward.apply(y) if self.fails == "backward" else y  # type: ignore[no-any-return,no-untyped-call]
+        return FailingBackward.apply(y) if self.fails == "backward" else y  # type: ignore[no-untyped-call]  # torch's
 
 
 def interrupted(me: Me, where: str) -> list[str]:

@@ -143,7 +143,7 @@ def gathers_of_an_embedding(me: Me) -> list[str]:
     """The backward of an embedding needs no parameters."""
     log = Log(me)
     layers = nn.Embedding(4, 3, device=me.device), nn.Linear(3, 2, device=me.device)
-    model = nn.Sequential(*(layer.double() for layer in layers))
+    model: Any = nn.Sequential(*(layer.double() for layer in layers))
     mesh = mesh_over(me, log.group)
     for module in (layers[0], model):
         me.fully_shard(module, mesh=mesh)

@@ -28,7 +28,8 @@ chapter = Chapter("fully_shard", source="observed, torch 2.13.0, fully_shard", n
 
 
 def linear(me: Me, *sizes: int) -> nn.Linear:
-    return nn.Linear(*(sizes or (2, 2)), device=me.device)
+    width, outputs = sizes or (2, 2)
+    return nn.Linear(width, outputs, device=me.device)
 
 
 def of_linear(me: Me, **kwargs: Any) -> Any:

@@ -212,18 +212,18 @@ def test_when_parameters_are_whole(ranks: Ranks, case: Case) -> None:
             got = [sorted(blocks) for blocks in seen.get(moment, [])]
             assert_that(got == want, f"{moment}: whole are {got}, want {want}", rank)
         if case.root is not None:
-            got = tuple(root)
-            assert_that(got == case.root, f"the root is whole: {got}, want {case.root}", rank)
+            whole = tuple(root)
+            assert_that(whole == case.root, f"the root is whole: {whole}, want {case.root}", rank)
 
 
 def divided_among_two(me: Me) -> list[str]:
     model = sharded(me, Recipe(net=NET, kwargs={"reshard_after_forward": 2}))
     whole = NET.make()
     NET.loss(model, me.rank, 0, me.device)
-    weight = model.blocks[0].up.weight
+    weight: Any = model.blocks[0].up.weight
     if not isinstance(weight, DTensor):
         return ["after the forward the weight is no DTensor"]
-    want = whole.blocks[0].get_submodule("up").weight.detach().chunk(2)[me.rank % 2]
+    want = whole.get_parameter("blocks.0.up.weight").detach().chunk(2)[me.rank % 2]
     found = unlike("after the forward", weight.to_local().detach().cpu(), want)
     return found + unlike("global shape", tuple(weight.shape), (7, 5))
 

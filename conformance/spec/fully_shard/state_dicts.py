@@ -148,7 +148,7 @@ def in_a_file(me: Me) -> list[str]:
 def whole_on_the_first_rank(me: Me) -> list[str]:
     model, _ = trained(me)
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    state = get_model_state_dict(model, options=options)
+    state: Any = get_model_state_dict(model, options=options)
     if me.rank > 0:
         return unlike("keys on other ranks", list(state), [])
     shapes = {name: tuple(x.shape) for name, x in state.items()}

@@ -10,6 +10,7 @@ import impl.fully_shard as package
 from impl.fully_shard import state
 from impl.fully_shard.parameter import ShardedParameter
 from impl.fully_shard.state import State
+from impl.nested_tensors import map_tensors
 from tests.mutants.fsdp.kit import Swapped
 from tests.mutants.fully_shard.kit import first, fully_shard_then, then
 from tests.mutants.kit import breaks
@@ -40,7 +41,7 @@ class CastsPositionalInputsAlone(Swapped):
 
 
 def _all(tree: Any, dtype: Any) -> Any:
-    return state.map_tensors(lambda x: x.to(dtype), tree)
+    return map_tensors(lambda x: x.to(dtype), tree)
 
 
 @breaks("fully_shard/integer-inputs", says="index")
