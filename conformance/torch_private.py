@@ -86,12 +86,13 @@ def forget_meshes() -> None:
     """Empty the caches that hold each mesh, with its groups, on which a DTensor was computed."""
     if "torch.distributed.tensor" not in sys.modules:
         return
-    from torch.distributed.tensor import _collective_utils, _redistribute, debug
+    from torch.distributed.tensor import DTensor, _collective_utils, _redistribute, debug
 
     _collective_utils.MeshTopoInfo.build_from_mesh.cache_clear()
     _redistribute.clear_redistribute_planner_cache()
     _redistribute._gen_transform_infos.cache_clear()
     debug._clear_sharding_prop_cache()
+    DTensor._op_dispatcher.sharding_propagator._propagate_tensor_meta_cached.cache_clear()
 
 
 def sequence_number(group: dist.ProcessGroup) -> int:

@@ -8,6 +8,7 @@ adds its own, and reduces the sum, without a word. So do gradients of layers who
 over when another one's raised.
 
 Severity: silent wrong data
+Taste: no
 Upstream: none known
 """
 # deviations: fully_shard/backward-that-raises, fully_shard/reset-of-an-accumulation
