@@ -11,7 +11,7 @@ Severity: silent wrong data
 Taste: no
 Upstream: none known
 """
-# deviations: fully_shard/backward-that-raises, fully_shard/reset-of-an-accumulation
+# deviations: fully_shard/backward-that-raises
 # shows: gradient
 
 import signal
