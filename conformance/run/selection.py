@@ -13,7 +13,7 @@ from conformance.harness.rank import FOR_TRAINING
 from conformance.rule import PART_OF_PROFILE
 from conformance.run.plan import Plan, select
 from conformance.run.settings import Settings
-from conformance.target import Target
+from conformance.target import TORCHS_FULLY_SHARD, Target
 
 # Folders of cases in which ranks have models and optimizers.
 _TRAINING = {*PART_OF_PROFILE, "accelerator", "device_mesh"}
@@ -84,7 +84,7 @@ def modules_for_ranks(chapters: Sequence[Path], target: Target) -> list[str]:
     """Names of the modules that a fork server may import, of those that ranks are going to need."""
     trains = any(file.parent.name in _TRAINING for file in chapters)
     of_training = (target.ddp, target.fsdp, target.sync_batchnorm, target.fully_shard)
-    wrappers = of_training if trains else ()
+    wrappers = [r for r in of_training if r != TORCHS_FULLY_SHARD] if trains else []
     references = (target.options, target.activate, *wrappers)
     of_target = (*target.imports, *(r.partition(":")[0] for r in references if r))
     # Modules may read the target's variables when they are imported; the server does not have them.

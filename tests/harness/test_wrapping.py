@@ -77,7 +77,7 @@ def test_arguments_are_declared_in_the_targets_file(tmp_path: Path) -> None:
     file.write_text(head + 'ddp = ["bucket_cap_mb"]\n')
     assert load_target(str(file)).arguments == {"ddp": ("bucket_cap_mb",)}
     file.write_text(head + 'dpp = ["bucket_cap_mb"]\n')
-    with pytest.raises(TargetError, match="arguments: unknown wrapper 'dpp'; there are ddp and"):
+    with pytest.raises(TargetError, match="arguments: unknown wrapper 'dpp'; there are ddp, fsdp"):
         load_target(str(file))
     file.write_text(head + 'ddp = "bucket_cap_mb"\n')
     with pytest.raises(TargetError, match="arguments: ddp must be a list of strings"):

@@ -109,8 +109,10 @@ class TheLastRankNeverUpdates(Swapped):
 
 
 def _padded_in_front(right: Any) -> Any:
-    def wrong(device: Any, tensor: torch.Tensor, dtype: Any, padded_numel: int) -> torch.Tensor:
-        result: torch.Tensor = right(device, tensor, dtype, padded_numel)
+    def wrong(
+        device: Any, tensor: torch.Tensor, dtype: Any, padded_numel: int, *group: Any
+    ) -> torch.Tensor:
+        result: torch.Tensor = right(device, tensor, dtype, padded_numel, *group)
         return result.roll(padded_numel - tensor.numel())
 
     return wrong
