@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.storage import TypedStorage
+from torch.torch_version import TorchVersion
 
 
 def on_new_group(callback: Callable[[str, dist.ProcessGroup], None]) -> None:
@@ -93,6 +95,21 @@ def forget_meshes() -> None:
     _redistribute._gen_transform_infos.cache_clear()
     debug._clear_sharding_prop_cache()
     DTensor._op_dispatcher.sharding_propagator._propagate_tensor_meta_cached.cache_clear()
+
+
+def empty_lost_meshes() -> None:
+    """Before version 2.13, torch loses a reference to the mesh of each DTensor that is detached or
+    viewed. What such meshes hold is dropped; no mesh can be used after this."""
+    if (
+        torch.__version__ >= TorchVersion("2.13")
+        or "torch.distributed.device_mesh" not in sys.modules
+    ):
+        return
+    from torch.distributed.device_mesh import DeviceMesh
+
+    for found in gc.get_objects():
+        if type(found) is DeviceMesh:
+            vars(found).clear()
 
 
 def sequence_number(group: dist.ProcessGroup) -> int:

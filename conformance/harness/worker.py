@@ -67,7 +67,12 @@ from conformance.harness.process_state import (
 from conformance.harness.recorder import Page, Recorder
 from conformance.harness.restricted_pickle import pack_for_parent
 from conformance.target import Target, resolve
-from conformance.torch_private import forget_group_count, forget_meshes, on_new_group
+from conformance.torch_private import (
+    empty_lost_meshes,
+    forget_group_count,
+    forget_meshes,
+    on_new_group,
+)
 
 T = TypeVar("T")
 
@@ -288,6 +293,7 @@ class Worker:
                 dist.destroy_process_group()
             forget_group_count()
             forget_meshes()
+            empty_lost_meshes()
             self._undo.close()
         except BaseException as error:
             leaks.append(f"cleaning up raised {type_name(type(error))}: {error}")
