@@ -3,7 +3,7 @@
 [Note: registered memory] A tensor that lies in an arena is *registered*: the other ranks on this
 host read it where it lies (`registered.py`), so nothing is copied into slots for them. Each process
 has one arena, for all of its groups. Peers map it for reading only: whatever happens to a group,
-nobody but its owner ever writes to a tensor.
+only its owner ever writes to a tensor.
 
 The file is anonymous and sparse (see `mapping.py`), as large as the limit: PYGLOO_REGISTERED_NBYTES
 in the environment (0 turns registered memory off), else a quarter of the machine's memory. Pages
@@ -13,7 +13,8 @@ becomes an ordinary one; they are kept for the next tensor. When the last tensor
 
 [Note: registered memory and fork] Shared memory is not copied on write. So a child of `os.fork`
 gives its inherited tensors ordinary memory with a copy of what they held, and its parent waits for
-that. Children started in other ways inherit no tensors.
+that. The arena stays the parent's: what the child frees is not given back. Children started in
+other ways inherit no tensors.
 """
 
 from __future__ import annotations
@@ -56,9 +57,14 @@ _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_
 
 
 def limit_nbytes() -> int:
-    """How much registered memory this process may have; 0 for none. Raises ValueError."""
+    """How much registered memory this process may have; 0 for none.
+
+    Raises ValueError if the variable holds something else than a number of bytes.
+    """
     told = os.environ.get(LIMIT_VARIABLE, "")
     if told:
+        if not (told.isascii() and told.isdigit()):
+            raise ValueError(f"{LIMIT_VARIABLE} is {told!r}; it must be a number of bytes")
         return int(told)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
 
@@ -109,6 +115,7 @@ class Arena:
         self._claimed_stop = PAGE_NBYTES  # the file has pages up to here
         self._freed: deque[int] = deque()  # offsets; filled wherever a tensor happens to be freed
         self._lock = threading.Lock()
+        self._is_ours = True  # and not that of a process which this one was forked from
         weakref.finalize(self, self._file.close).atexit = False
 
     def offset_of(self, address: int, nbytes: int) -> int:
@@ -118,6 +125,8 @@ class Arena:
 
     def allocate(self, nbytes: int) -> Any:
         """A buffer of so many bytes, at least one, that frees itself; None if there is no room."""
+        if not self._is_ours:
+            return None
         with self._lock:
             self._take_back()
             taken = round_up(nbytes, PAGE_NBYTES)
@@ -154,6 +163,8 @@ class Arena:
         return True
 
     def put_back(self, offset: int) -> None:
+        if not self._is_ours:
+            return
         self._freed.append(offset)
         if len(self._freed) == len(self.live) and self._lock.acquire(blocking=False):
             try:
@@ -161,8 +172,9 @@ class Arena:
             finally:
                 self._lock.release()
 
-    def become_private(self) -> None:
-        """In a forked child: give the tensors memory of the child's own."""
+    def leave_to_parent(self) -> None:
+        """In a forked child: touch the file no more, and give the tensors memory of the child's."""
+        self._is_ours = False
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         for offset, nbytes in self.live.items():
             place = self.address + offset
@@ -225,15 +237,15 @@ def _before_fork() -> None:
 def _in_child() -> None:
     global _current, _copied, _creating
     arena, _current, _creating = current(), None, threading.Lock()
-    if arena is None or _copied is None:
-        return
     try:
-        arena.become_private()
+        if arena is not None:
+            arena.leave_to_parent()
     finally:
-        os.write(_copied[1], b"x")
-        for fd in _copied:
-            os.close(fd)
-        _copied = None
+        if _copied is not None:
+            os.write(_copied[1], b"x")
+            for fd in _copied:
+                os.close(fd)
+            _copied = None
 
 
 def _in_parent() -> None:

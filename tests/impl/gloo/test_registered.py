@@ -238,6 +238,25 @@ def test_a_forked_child_has_a_copy(tmp_path: Path) -> None:
     assert on_processes(2, forks, str(tmp_path / "store")) == [[], []]
 
 
+def frees_in_a_fork(rank: int, world_size: int, path: str) -> list[str]:
+    arena._KEPT_NBYTES = 4096  # all else goes back to the system with the last tensor
+    group = join(rank, world_size, path)
+    x = group.allocate_tensor(NUMEL).fill_(3.0)
+    child = os.fork()
+    if child == 0:
+        del x
+        os._exit(int(is_registered(group.allocate_tensor(NUMEL))))
+    status = os.waitpid(child, 0)[1]
+    wrong = [] if status == 0 else ["the child allocates from its parent's arena"]
+    wrong += [] if x.eq(3).all() else ["what the child freed is gone"]
+    dist.destroy_process_group()
+    return wrong
+
+
+def test_a_forked_child_frees_nothing_of_its_parent(tmp_path: Path) -> None:
+    assert on_processes(2, frees_in_a_fork, str(tmp_path / "store")) == [[], []]
+
+
 def is_killed(rank: int, world_size: int, path: str) -> Any:
     group = join(rank, world_size, path)
     x = group.allocate_tensor(NUMEL).fill_(1.0)

@@ -134,7 +134,14 @@ def test_a_limit_of_nothing_turns_arenas_off(limit: str, monkeypatch: pytest.Mon
     assert arenas.get() is None
 
 
-def test_a_process_has_one_arena_as_long_as_somebody_uses_it(
+@pytest.mark.parametrize("limit", ["-1", "1 GiB"])
+def test_a_limit_that_is_no_number_is_refused(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(arenas.LIMIT_VARIABLE, limit)
+    with pytest.raises(ValueError, match=f"PYGLOO_REGISTERED_NBYTES is '{limit}'; it must be"):
+        arenas.get()
+
+
+def test_a_process_has_one_arena_as_long_as_it_is_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(arenas.LIMIT_VARIABLE, str(NBYTES))
