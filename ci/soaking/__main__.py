@@ -47,6 +47,7 @@ class Hosts:
     """One process for each host, which forks its ranks."""
 
     def __init__(self, transport: str, world_size: int) -> None:
+        self._store: dist.TCPStore | None = None  # of the round
         prefixes: list[tuple[str, ...]] = [_OWN_NAMESPACE] * 2 if transport == "mixed" else [()]
         self.ranks = [list(range(i, world_size, len(prefixes))) for i in range(len(prefixes))]
         self._processes = [
@@ -61,17 +62,18 @@ class Hosts:
         ]
 
     def run(self, round: Round) -> Verdict:
-        store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        store = self._store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
         for process, ranks in zip(self._processes, self.ranks, strict=True):
             assert process.stdin is not None
             asked = {"round": round.to_plain(), "ranks": ranks, "port": store.port}
             process.stdin.write(json.dumps(asked) + "\n")
             process.stdin.flush()
-        answers = list(self._answers(store, round.fault.kind == "store lost"))
+        del store  # so that it goes when `_answers` lets go of it
+        answers = list(self._answers(round.fault.kind == "store lost"))
         told = {int(rank): it for answer in answers for rank, it in answer["ranks"].items()}
         return judge(round, told, sorted({name for answer in answers for name in answer["left"]}))
 
-    def _answers(self, store: dist.TCPStore | None, is_to_go: bool) -> Iterator[Any]:
+    def _answers(self, may_go: bool) -> Iterator[Any]:
         """One line of each host. The store goes when a rank says so."""
         selector = selectors.DefaultSelector()
         for process in self._processes:
@@ -82,8 +84,8 @@ class Hosts:
             for key, _ in selector.select(_LOOK_AGAIN_S):
                 selector.unregister(key.fileobj)
                 yield json.loads(key.fileobj.readline())  # type: ignore[union-attr]  # a text file
-            if is_to_go and store is not None and store.check([LOSE_THE_STORE]):
-                store = None
+            if may_go and self._store is not None and self._store.check([LOSE_THE_STORE]):
+                self._store = None
             if time.monotonic() > until_s:
                 raise SystemExit("ci/soak: a host does not answer")
 

@@ -28,7 +28,7 @@ STOPPED_S = 0.3  # a rank that goes on afterwards
 LOSE_THE_STORE = "lose the store"
 _SLOW_S = 0.2
 _ALIVE_S = 1.0  # after it has left the group, which is what the others should notice
-_LOST_S = 0.2  # until a store that was told to go is gone
+_LOST_WITHIN_S = 10.0
 
 
 class Told(Exception):
@@ -127,13 +127,12 @@ class Rank:
                 self._timer.start()
 
     def _suffer(self, kind: str) -> None:
+        if kind == "store lost":
+            self._lose_the_store()
         self._fire()
         match kind:
             case "slow":
                 time.sleep(_SLOW_S)
-            case "store lost":
-                self.store.set(LOSE_THE_STORE, "")
-                time.sleep(_LOST_S)
             case "stop" | "stop and continue":
                 os.kill(os.getpid(), signal.SIGSTOP)
             case "kill":
@@ -149,6 +148,17 @@ class Rank:
                 dist.destroy_process_group()
                 time.sleep(_ALIVE_S)
                 raise Told
+
+    def _lose_the_store(self) -> None:
+        """Returns once it is gone. Raises Told if it does not go: the fault has not come then."""
+        until_s = time.monotonic() + _LOST_WITHIN_S
+        while time.monotonic() < until_s:
+            try:
+                self.store.set(LOSE_THE_STORE, "")
+            except RuntimeError:
+                return
+            time.sleep(0.02)
+        raise Told
 
     def _make_group_in_need(self, fault: Fault) -> None:
         """All ranks make a group, for which one of them lacks something that it gets back later."""

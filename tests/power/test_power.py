@@ -230,7 +230,7 @@ def test_only_cases_that_reach_a_mutant_are_run(
         (["--profile", "colectives"], "colectives"),
         (["--source", "no_such_package"], "no_such_package"),
         (["--source", "impl.ddp", "--control"], "--control is of generated mutants"),
-        (["--source", "impl.ddp", "--of", "nobody"], "nobody"),
+        (["--source", "impl.ddp", "--of", "no_such_target"], "no_such_target"),
         (["--deadline", "0"], "deadline"),
         (["--sample", "0"], "0 is less than 1"),
         (["--workers", "0"], "0 is less than 1"),

@@ -267,7 +267,8 @@ FACTS = rows(
     (
         chapter.must(
             "device_mesh/groups-made-once",
-            "A dimension has one group, whoever asks for it, by number, by name or of a sub-mesh.",
+            "A dimension has one group, whether it is asked for by number, by name or of a "
+            "sub-mesh.",
             source="observed, torch 2.13.0",
         ),
         same_groups,

@@ -145,7 +145,8 @@ MOMENTS = rows(
     (
         chapter.must(
             "fully_shard/freed-after-forward",
-            "What was whole has no memory after the unit's forward, whoever still holds it.",
+            "What was whole has no memory after the unit's forward, also if a reference to it is "
+            "kept.",
             source="torch 2.13, FSDPParam.free_unsharded_param",
         ),
         Case("memory", {"forward": [[0], [1], [2]], "between": [[]]}),

@@ -229,7 +229,7 @@ def test_one_rank_that_cannot_map_an_arena_sends_all_through_the_slots(
 
     for results in on_ranks(3, reduce):
         assert all(torch.equal(got, in_rank_order(given)) for got in results)
-    assert calls == 6, "nobody tries again"
+    assert calls == 6, "mapping is tried once"
     assert "it lives elsewhere" in caplog.text
 
 

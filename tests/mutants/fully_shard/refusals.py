@@ -45,7 +45,7 @@ def _quiet(right: Any) -> Any:
 @breaks("fully_shard/no-buffers", says="nothing was raised")
 @breaks("fully_shard/type-of-buffers", says="nothing was raised")
 class RefusesNothing(Swapped):
-    """What is refused is left undone, and nobody is told."""
+    """What is refused is left undone, without an error."""
 
     swaps = (
         (package, "fully_shard", _quiet),

@@ -19,7 +19,7 @@ def _free(_: Any, state: Any) -> None:
 
 @breaks("fully_shard/root-kept", says="the root is whole")
 class FreesTheRoot(Swapped):
-    """The root is sharded after the forward, although nobody has asked for that."""
+    """The root is sharded after the forward, unasked."""
 
     swaps = ((State, "_find_root", then(_free)),)
 
