@@ -175,6 +175,8 @@ class Catalogue(Mapping[str, Requirement]):
 
     def matching(self, pattern: str) -> list[Requirement]:
         """Those whose id matches a shell pattern ("all_reduce/*"); at least one."""
+        if pattern in self._by_id:
+            return [self._by_id[pattern]]
         found = [r for id, r in self._by_id.items() if fnmatch.fnmatchcase(id, pattern)]
         if not found:
             raise UnknownRequirement(

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from multiprocessing import forkserver, reduction
 from multiprocessing.context import ForkServerContext
 from pickle import UnpicklingError
@@ -28,11 +29,12 @@ from conformance.harness.restricted_pickle import unpack_from_rank
 
 _PRELOAD = "conformance.harness.preload"
 # What ranks that train models need: it takes as long to import as torch itself.
+COMPILER = "torch._dynamo"  # which the first optimizer of a process imports
 FOR_TRAINING = (
     "torch.distributed.fsdp",
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.optim",
-    "torch._dynamo",  # which the first optimizer of a process imports
+    COMPILER,
 )
 # The variable of the environment in which the fork server finds names of further modules. Where no
 # modules are named to `fork_server_context`, as for a user's own cases, it replaces FOR_TRAINING.
@@ -40,6 +42,7 @@ FURTHER = "C10D_CONFORMANCE_PRELOAD"
 _OUTPUT_BYTES_KEPT = 64 * 1024
 _OUTPUT_BYTES_MAX = 16 * 1024 * 1024
 _STACKS_WAIT_S = 2.0
+_SHORT_BYTES = 512  # of an answer that is remembered
 _FATAL = "Fatal Python error"  # how `faulthandler` begins
 _EXIT_CODE_UNKNOWN = 255  # what multiprocessing says of a process whose end it did not see
 _PLACE_IN_A_JOB = re.compile(
@@ -180,7 +183,7 @@ class RankProcess:
             try:
                 data = self._connection.receive()
                 if data is not None:
-                    return _read_answer(data)
+                    return _read_short(data) if len(data) <= _SHORT_BYTES else _read_answer(data)
             except (BrokenFrame, UnpicklingError) as error:
                 return Garbled(f"the rank's code wrote where only the harness writes: {error}")
             if self._process.is_alive():
@@ -294,6 +297,11 @@ def _read_answer(data: bytes) -> Answer | Begun:
     if not isinstance(said, Answer | Begun):
         raise UnpicklingError(f"{said!r} is no answer")
     return said
+
+
+# Most answers only say that something is begun, done or left, always in the same bytes. They are
+# immutable.
+_read_short = lru_cache(maxsize=64)(_read_answer)
 
 
 def _file_of_fixed_size(name: str, size: int) -> int:

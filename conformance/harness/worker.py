@@ -305,7 +305,7 @@ class Worker:
         before = self._before
         assert before is not None, "no world was joined"
         held, census = find_leaks_and_census(before.census)
-        switches = take_switches()
+        switches = take_switches(before.switches)
         changed = changed_between(before.switches, switches)
         # The next world begins with this state, unless a thread goes on or something may yet go.
         is_settled = len(census.threads) == 1 and not (leaks or groups or held or changed)

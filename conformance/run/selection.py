@@ -9,7 +9,7 @@ import pytest
 
 from conformance.catalogue.chapters import PACKAGE, chapter_files, is_chapter, module_of
 from conformance.catalogue.rules import catalogue, ids_in
-from conformance.harness.rank import FOR_TRAINING
+from conformance.harness.rank import COMPILER, FOR_TRAINING
 from conformance.rule import PART_OF_PROFILE
 from conformance.run.plan import Plan, select
 from conformance.run.settings import Settings
@@ -17,6 +17,8 @@ from conformance.target import TORCHS_FULLY_SHARD, Target
 
 # Folders of cases in which ranks have models and optimizers.
 _TRAINING = {*PART_OF_PROFILE, "accelerator", "device_mesh"}
+# What cases take from torch that imports a compiler when it is first called, in each rank anew.
+_COMPILING = ("_functional_collectives", "torch.compile")
 
 
 def planned_cases(
@@ -83,6 +85,7 @@ def chapters_asked_for(named: Iterable[Path], settings: Settings) -> list[Path] 
 def modules_for_ranks(chapters: Sequence[Path], target: Target) -> list[str]:
     """Names of the modules that a fork server may import, of those that ranks are going to need."""
     trains = any(file.parent.name in _TRAINING for file in chapters)
+    compiles = any(name in file.read_text() for file in chapters for name in _COMPILING)
     of_training = (target.ddp, target.fsdp, target.sync_batchnorm, target.fully_shard)
     wrappers = [r for r in of_training if r != TORCHS_FULLY_SHARD] if trains else []
     references = (target.options, target.activate, *wrappers)
@@ -91,7 +94,7 @@ def modules_for_ranks(chapters: Sequence[Path], target: Target) -> list[str]:
     may_preload = target.preload and not target.env
     # The target's come before the cases, as in a rank: they may replace what cases take from torch.
     preloaded = [*of_target, *map(module_of, chapters)] if may_preload or not of_target else []
-    return [*(FOR_TRAINING if trains else ()), *preloaded]
+    return [*(FOR_TRAINING if trains else (COMPILER,) if compiles else ()), *preloaded]
 
 
 def files_left_out(found: Iterable[pytest.Item], settings: Settings) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from conformance.catalogue import chapters as suite
-from conformance.harness.rank import FOR_TRAINING
+from conformance.harness.rank import COMPILER, FOR_TRAINING
 from conformance.report.conclusion import Conclusion
 from conformance.report.folder import newest_in
 from conformance.report.terminal import verdict_line
@@ -212,11 +212,12 @@ def test_a_named_file_without_a_case_of_the_selection_is_no_mistake_of_its_name(
     [
         ("collectives/asynchronous.py", {}, ["conformance.spec.collectives.asynchronous"]),
         ("", {"requirements": ["all_reduce/async"]}, ["conformance.spec.collectives.asynchronous"]),
+        ("collectives/functional.py", {}, [COMPILER]),
         ("", {"profiles": "ddp,p2p"}, [*FOR_TRAINING, "conformance.spec.p2p.batch"]),
         ("", {}, [*FOR_TRAINING, "conformance.spec.fsdp.memory"]),
         ("../../elsewhere", {"profiles": "p2p"}, None),
     ],
-    ids=["a file", "a requirement", "profiles", "everything", "a user's own"],
+    ids=["a file", "a requirement", "what compiles", "profiles", "everything", "a user's own"],
 )
 def test_only_ranks_that_may_train_models_get_what_that_takes(
     named: str, chosen: dict[str, Any], needed: list[str] | None
@@ -228,7 +229,8 @@ def test_only_ranks_that_may_train_models_get_what_that_takes(
     assert chapters is not None
     modules = modules_for_ranks(chapters, Target(name="mine", backend="mine"))
     assert set(needed) <= set(modules)
-    assert (FOR_TRAINING[0] in modules) == (FOR_TRAINING[0] in needed)
+    for module in FOR_TRAINING:
+        assert (module in modules) == (module in needed)
 
 
 def test_a_target_says_whether_its_modules_are_preloaded() -> None:
