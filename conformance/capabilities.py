@@ -67,6 +67,9 @@ FEATURES: Mapping[str, str] = {
     "sequence_numbers": "a sequence number for each group",
     "sparse": "all_reduce of sparse tensors",
     "split_group": "dist.split_group",
+    "store_barrier": "barrier of a store",
+    "store_of_processes": "several processes use a store together",
+    "store_queues": "queue_push, queue_pop and queue_len of a store",
     "sync_batchnorm_on_cpu": "SyncBatchNorm trains on CPU tensors too",
     "tensor_alloc": "allocate_tensor: tensors in memory of the group's own",
     "timeouts": "timeouts of a group, a call and a wait",
@@ -83,6 +86,7 @@ NEVER_REFUSED = frozenset(
         "feature:mismatch_errors",
         "feature:nonblocking",
         "feature:peer_loss",
+        "feature:store_of_processes",
         "feature:timeouts",
         "feature:wait_by_tensor",
     }
@@ -97,6 +101,9 @@ OF_WRAPPERS = frozenset(
         "sync_batchnorm_on_cpu",
     }
 )
+
+# Features of a target's store.
+OF_STORES = frozenset({"store_barrier", "store_of_processes", "store_queues"})
 
 # Features that mean something on one device only; on others, nothing is missing without them.
 _ONLY_ON = {f"feature:{name}": "cpu" for name in OF_WRAPPERS}
@@ -172,7 +179,8 @@ class Capabilities:
 
     def with_wrappers_of(self, other: Capabilities) -> Capabilities:
         """These, but what they say of wrappers is what the other ones say."""
-        own, theirs = self.features - OF_WRAPPERS, other.features & OF_WRAPPERS
+        of_others = OF_WRAPPERS | OF_STORES
+        own, theirs = self.features - of_others, other.features & of_others
         return replace(self, features=own | theirs)
 
     def as_mapping(self) -> dict[str, list[str]]:

@@ -23,6 +23,7 @@ PROFILES = (
     "fsdp",
     "device_mesh",
     "fully_shard",
+    "stores",
     "faults",
     "accelerator",
 )
@@ -30,7 +31,8 @@ PROFILES = (
 # What profiles were called before: still understood wherever one is named.
 FORMER_NAMES = {"cuda": "accelerator"}
 
-# What these profiles say is about DDP, FSDP, SyncBatchNorm or fully_shard, on whatever backend.
+# What these profiles say is about DDP, FSDP, SyncBatchNorm, fully_shard or a store, on whatever
+# backend.
 PART_OF_PROFILE = {
     "ddp": "ddp",
     "comm_hooks": "ddp",
@@ -38,6 +40,7 @@ PART_OF_PROFILE = {
     "sync_batchnorm": "sync_batchnorm",
     "fsdp": "fsdp",
     "fully_shard": "fully_shard",
+    "stores": "store",
 }
 
 
@@ -166,6 +169,9 @@ class Catalogue(Mapping[str, Requirement]):
             return self._by_id[id]
         except KeyError:
             raise UnknownRequirement(f"no requirement {id!r}{self._did_you_mean(id)}") from None
+
+    def __contains__(self, id: object) -> bool:
+        return id in self._by_id
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._by_id)

@@ -106,6 +106,7 @@ class Target:
     fully_shard: "module:function"; torch's, which runs on any backend, unless the target says
         otherwise; "" for none. What belongs to it, such as `register_fsdp_forward_method`, is taken
         from the same module, if it is there.
+    store: "module:function" that makes a store, as `conformance.stores` says; "" for none.
     options: "module:attribute" of a callable without arguments that returns `pg_options`.
     activate: "module:attribute" of a callable without arguments that returns a context manager;
         it is entered in every rank before its group is made and left after the group is gone.
@@ -131,6 +132,7 @@ class Target:
     fsdp: str = ""
     sync_batchnorm: str = ""
     fully_shard: str = TORCHS_FULLY_SHARD
+    store: str = ""
     options: str = ""
     activate: str = ""
     simulation: str = ""
@@ -181,7 +183,7 @@ class Target:
 
 _WITH_ARGUMENTS = ("ddp", "fsdp", "fully_shard")
 _REFERENCES = (
-    *("ddp", "fsdp", "sync_batchnorm", "fully_shard", "options", "activate", "simulation"),
+    *("ddp", "fsdp", "sync_batchnorm", "fully_shard", "store", "options", "activate", "simulation"),
 )
 
 
@@ -190,7 +192,7 @@ def load_target(spec: str) -> Target:
 
     spec: a built-in name, the path of a TOML file, or "module:attribute" where the attribute is a
         `Target` or a callable without arguments that returns one. "A@B", of two of these, is A's
-        DDP, FSDP, SyncBatchNorm and fully_shard on B's backend.
+        DDP, FSDP, SyncBatchNorm, fully_shard and store on B's backend.
     What it says of other versions of torch than the one that is installed is left out. What it says
     of devices is left to `on_device`.
     Raises TargetError with one line that says what is wrong.
@@ -281,6 +283,7 @@ def _combined(wrappers: Target, backend: Target) -> Target:
         fsdp=wrappers.fsdp,
         sync_batchnorm=wrappers.sync_batchnorm,
         fully_shard=wrappers.fully_shard,
+        store=wrappers.store,
         arguments=wrappers.arguments,
         preload=wrappers.preload and backend.preload,
         capabilities=backend.capabilities.with_wrappers_of(wrappers.capabilities),

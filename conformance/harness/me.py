@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
@@ -80,6 +81,23 @@ class Me:
         function = resolve(self.target.fully_shard)
         named = self.target.arguments.get("fully_shard")
         return function(module, **arguments_for(function, fully_shard, kwargs, named))
+
+    def shared_store(self, folder: str, timeout: timedelta) -> Any:
+        """A new store of the target, which all ranks of the world share. Each rank calls this.
+
+        folder: empty, and of no other store.
+        timeout: of the store's calls.
+        """
+        make = resolve(self.target.store)
+        meeting = dist.PrefixStore(f"for the store in {folder}", self.store)
+        return make(
+            rank=self.rank,
+            world_size=self.world_size,
+            host=self.host,
+            meeting=meeting,
+            folder=folder,
+            timeout=timeout,
+        )
 
     def sync_batchnorm(self) -> Any:
         """The target's SyncBatchNorm class."""

@@ -172,6 +172,7 @@ def described(target: Target, spec: str, versions: Mapping[str, str]) -> Documen
         "fsdp": target.fsdp,
         "sync_batchnorm": target.sync_batchnorm,
         "fully_shard": target.fully_shard,
+        "store": target.store,
         "options": target.options,
         "activate": target.activate,
         "env": dict(target.env),

@@ -36,6 +36,7 @@ TARGET = SimpleNamespace(
     fsdp="",
     sync_batchnorm="",
     fully_shard="",
+    store="",
     options="",
     activate="",
     env={},
@@ -186,6 +187,7 @@ def join(rank: int, port: int) -> None:
     me.fully_shard = partial(  #: fully_shard
         wrapped, TARGET.fully_shard, TARGET.arguments.get("fully_shard")
     )
+    me.shared_store = partial(shared_store, me)  #: shared_store
     me.active = resolve_name(TARGET.activate)()  #: with_activate
     me.active.__enter__()  #: with_activate
     ME.append(me)
@@ -194,6 +196,14 @@ def join(rank: int, port: int) -> None:
     group["pg_options"] = resolve_name(TARGET.options)()  #: with_options
     group["world_size"] = WORLD_SIZE
     dist.init_process_group(TARGET.backend, **group)  #: without_default_group
+
+
+def shared_store(me: Me, folder: str, timeout: timedelta) -> Any:
+    """A new store of the target, which all ranks share."""
+    make = resolve_name(TARGET.store)
+    meeting = dist.PrefixStore(folder, me.store)
+    own = {"rank": me.rank, "world_size": me.world_size, "host": "127.0.0.1", "folder": folder}
+    return make(meeting=meeting, timeout=timeout, **own)
 
 
 def device_of(rank: int) -> torch.device:

@@ -16,7 +16,7 @@ from conformance.run.settings import Settings
 from conformance.target import TORCHS_FULLY_SHARD, Target
 
 # Folders of cases in which ranks have models and optimizers.
-_TRAINING = {*PART_OF_PROFILE, "accelerator", "device_mesh"}
+_TRAINING = {*PART_OF_PROFILE, "accelerator", "device_mesh"} - {"stores"}
 # What cases take from torch that imports a compiler when it is first called, in each rank anew.
 _COMPILING = ("_functional_collectives", "torch.compile")
 
@@ -88,7 +88,7 @@ def modules_for_ranks(chapters: Sequence[Path], target: Target) -> list[str]:
     compiles = any(name in file.read_text() for file in chapters for name in _COMPILING)
     of_training = (target.ddp, target.fsdp, target.sync_batchnorm, target.fully_shard)
     wrappers = [r for r in of_training if r != TORCHS_FULLY_SHARD] if trains else []
-    references = (target.options, target.activate, *wrappers)
+    references = (target.options, target.activate, target.store, *wrappers)
     of_target = (*target.imports, *(r.partition(":")[0] for r in references if r))
     # Modules may read the target's variables when they are imported; the server does not have them.
     may_preload = target.preload and not target.env

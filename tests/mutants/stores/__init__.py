@@ -1,0 +1,1 @@
+"""Mutants of the rules of stores."""
