@@ -37,7 +37,8 @@ class Finding:
     title: str
     severity: str  # one of SEVERITIES
     taste: str  # "no", or why a careful reader may call it a matter of taste
-    upstream: str  # a link, or "none known"
+    upstream: str  # a link, "none found, searched in ...", or "none known" if nobody has searched
+    related: str  # a link to what is close to it, but not the same fault; or ""
     deviations: tuple[str, ...]  # each by its first requirement, and " on cuda" if it is so
     shows: str  # a regular expression that the last line matches where torch is wrong
     on_cuda: bool
@@ -49,6 +50,10 @@ class Finding:
     @property
     def is_known(self) -> bool:
         return self.upstream.startswith("https://")
+
+    @property
+    def is_searched(self) -> bool:
+        return self.is_known or self.upstream.startswith("none found, searched in ")
 
 
 def read_finding(path: Path) -> Finding:
@@ -65,6 +70,7 @@ def read_finding(path: Path) -> Finding:
         severity=fields["severity"],
         taste=fields["taste"],
         upstream=fields["upstream"],
+        related=fields.get("related", ""),
         deviations=tuple(name.strip() for name in notes["deviations"].split(",")),
         shows=notes["shows"],
         on_cuda=notes.get("device") == "cuda",
@@ -110,19 +116,21 @@ def page(all_findings: Sequence[Finding], states: Mapping[str, Mapping[str, str]
 def _summary(
     all_findings: Sequence[Finding], states: Mapping[str, Mapping[str, str]], versions: list[str]
 ) -> list[str]:
-    rows = [f"| | findings | known upstream | taste | {' | '.join(versions)} |"]
-    rows.append("|---" * (4 + len(versions)) + "|")
+    rows = [f"| | findings | known upstream | none found | taste | {' | '.join(versions)} |"]
+    rows.append("|---" * (5 + len(versions)) + "|")
     for severity in (*SEVERITIES, "all"):
         found = [f for f in all_findings if severity in (f.severity, "all")]
         known, taste = sum(f.is_known for f in found), sum(f.is_taste for f in found)
-        wrong = [
-            str(sum(states[version].get(f.name) == WRONG for f in found)) for version in versions
-        ]
-        rows.append(f"| {severity} | {len(found)} | {known} | {taste} | {' | '.join(wrong)} |")
+        missing = sum(f.is_searched for f in found) - known
+        wrong = [sum(states[version].get(f.name) == WRONG for f in found) for version in versions]
+        counts = [len(found), known, missing, taste, *wrong]
+        rows.append(f"| {severity} | {' | '.join(str(count) for count in counts)} |")
     return [
-        "The columns of versions count the findings that are wrong there. *Taste* are those that\n"
-        "a careful reader may call a matter of taste; their files say why. Findings on CUDA are\n"
-        "counted where they were run.\n",
+        "The columns of versions count the findings that are wrong there. *Known upstream* is a\n"
+        "report or a change that is about the same fault, open or closed; *none found* was looked\n"
+        "for in the issues of pytorch, gloo and projects that use them, and a report that is only\n"
+        "close to it is called related. *Taste* are those that a careful reader may call a matter\n"
+        "of taste; their files say why. Findings on CUDA are counted where they were run.\n",
         "\n".join(rows) + "\n",
     ]
 
@@ -134,9 +142,19 @@ def _table(
     for f in found:
         marks = [SIGNS[states[version].get(f.name, NOT_RUN)] for version in versions]
         notes = " (taste)" * f.is_taste + " (CUDA)" * f.on_cuda
-        link = f"[{_short(f.upstream)}]({f.upstream})" if f.is_known else ""
-        rows.append(f"| [{f.title}]({f.name}.py){notes} | {' | '.join(marks)} | {link} |")
+        rows.append(f"| [{f.title}]({f.name}.py){notes} | {' | '.join(marks)} | {_upstream(f)} |")
     return "\n".join(rows) + "\n"
+
+
+def _upstream(finding: Finding) -> str:
+    if finding.is_known:
+        return _link(finding.upstream)
+    found = "none found" * finding.is_searched
+    return f"{found}; related: {_link(finding.related)}" if finding.related else found
+
+
+def _link(address: str) -> str:
+    return f"[{_short(address)}]({address})"
 
 
 def _short(link: str) -> str:

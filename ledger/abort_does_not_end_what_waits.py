@@ -6,7 +6,7 @@ Happens: on Gloo it does nothing: a wait goes on to the timeout, and later opera
 
 Severity: hang
 Taste: no
-Upstream: none known
+Upstream: https://github.com/pytorch/pytorch/issues/130345
 """
 # deviations: abort/*
 # shows: after [0-9]+ s

@@ -6,7 +6,7 @@ Happens: a message longer than expected is an exception in Gloo's loop thread: S
 
 Severity: crash
 Taste: no
-Upstream: none known
+Upstream: https://github.com/pytorch/gloo/pull/456
 """
 # deviations: mismatch/numel
 # shows: signal SIGABRT

@@ -7,7 +7,8 @@ Happens: Gloo divides the bytes: half an element goes to the other rank, without
 
 Severity: silent wrong data
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
+Related: https://github.com/pytorch/pytorch/issues/101380
 """
 # deviations: arguments/even-splits
 # shows: y is

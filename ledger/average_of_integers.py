@@ -8,7 +8,7 @@ sum by then.
 
 Severity: wrong error
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
 """
 # deviations: reductions/average-of-integers
 # shows: can't be cast

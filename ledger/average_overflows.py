@@ -7,7 +7,8 @@ Happens: Gloo sums first: the average of 60000 and 60000 in float16 is inf.
 
 Severity: silent wrong data
 Taste: perhaps: rounding and range are not promised
-Upstream: none known
+Upstream: none found, searched in November 2026
+Related: https://github.com/pytorch/pytorch/pull/149781
 """
 # deviations: reductions/average-in-range
 # shows: x is \[inf\]

@@ -6,7 +6,8 @@ Happens: each rank waits for the other for the whole timeout, half an hour by de
 
 Severity: hang
 Taste: perhaps: the documentation makes agreement the caller's duty, and DETAIL checks it
-Upstream: https://github.com/pytorch/pytorch/issues/100207
+Upstream: none found, searched in November 2026
+Related: https://github.com/pytorch/pytorch/issues/22071
 """
 # deviations: mismatch/root
 # shows: [Tt]imed out|closed by peer

@@ -7,7 +7,7 @@ Happens: the dispatcher hands Gloo a copy, the result stays in the copy, and x i
 
 Severity: silent wrong data
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
 """
 # deviations: negated/written
 # shows: x is \[-?1.0\]

@@ -7,7 +7,7 @@ word.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none known
+Upstream: https://github.com/pytorch/pytorch/pull/175573
 """
 # deviations: coalescing/mixed-refused
 # shows: y is

@@ -8,7 +8,7 @@ begins in it.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
 """
 # deviations: comm_hooks/result-inside-another-tensor
 # shows: gradient is

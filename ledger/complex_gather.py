@@ -7,7 +7,8 @@ Happens: "Invalid scalar type": gather does not view complex tensors as real one
 
 Severity: missing
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
+Related: https://github.com/pytorch/pytorch/issues/89197
 """
 # deviations: gather/complex
 # shows: Invalid scalar type

@@ -7,7 +7,7 @@ and DTensor use too, read the device's memory from the host: SIGSEGV.
 
 Severity: crash
 Taste: no
-Upstream: none known
+Upstream: https://github.com/pytorch/pytorch/issues/152645
 """
 # deviations: all_gather_coalesced/values on cuda
 # shows: signal SIGSEGV

@@ -7,7 +7,7 @@ Happens: after backward the parameter has the tensor again that it had when DDP 
 
 Severity: silent wrong data
 Taste: perhaps: _MixedPrecision is private
-Upstream: none known
+Upstream: none found, searched in November 2026
 """
 # deviations: ddp/mixed-precision/replaced-data on cuda
 # shows: weight is

@@ -7,7 +7,7 @@ versions).
 
 Severity: missing
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
 """
 # deviations: cuda/futures
 # shows: getFuture not implemented

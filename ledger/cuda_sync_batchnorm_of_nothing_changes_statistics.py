@@ -6,7 +6,7 @@ Happens: an empty batch counts as one of zeros.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none known
+Upstream: https://github.com/pytorch/pytorch/issues/36530
 """
 # deviations: sync_batchnorm/empty-statistics on cuda
 # shows: running_mean is

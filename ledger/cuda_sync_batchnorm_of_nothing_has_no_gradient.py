@@ -6,7 +6,7 @@ Happens: x.grad is None.
 
 Severity: missing
 Taste: perhaps: there is nothing in it
-Upstream: none known
+Upstream: https://github.com/pytorch/pytorch/issues/36530
 """
 # deviations: sync_batchnorm/empty-on-all-ranks on cuda
 # shows: None

@@ -6,7 +6,8 @@ Happens: the statistics are zeros of the batch's dtype, which the kernel refuses
 
 Severity: wrong error
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
+Related: https://github.com/pytorch/pytorch/issues/36530
 """
 # deviations: sync_batchnorm/output on cuda
 # shows: Error

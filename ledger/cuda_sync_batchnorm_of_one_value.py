@@ -7,7 +7,7 @@ Happens: each rank counts its own values alone: not a word.
 
 Severity: silent wrong data
 Taste: perhaps: SyncBatchNorm checks what a rank can see
-Upstream: none known
+Upstream: none found, searched in November 2026
 """
 # deviations: sync_batchnorm/more-than-one-value on cuda
 # shows: not a word

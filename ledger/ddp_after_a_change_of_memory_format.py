@@ -8,7 +8,8 @@ wrong order, without a word.
 
 Severity: silent wrong data
 Taste: no
-Upstream: https://github.com/pytorch/pytorch/issues/47163
+Upstream: none found, searched in November 2026
+Related: https://github.com/pytorch/pytorch/issues/47163
 """
 # deviations: ddp/gradients/memory-format-later
 # shows: gradients differ

@@ -10,7 +10,7 @@ It reads memory of another class: with torch 2.14 not every run dies.
 
 Severity: crash
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
 """
 # deviations: ddp/debug-detail
 # shows: signal SIG

@@ -9,7 +9,7 @@ It is a race: wrong in 4 of 5 runs with torch 2.13 on two cores.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
 """
 # deviations: ddp/gradients/delayed
 # shows: gradient is

@@ -8,7 +8,8 @@ messages of different sizes: SIGABRT.
 
 Severity: crash
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
+Related: https://github.com/pytorch/gloo/pull/456
 """
 # deviations: ddp/verify/dtypes
 # shows: signal SIGABRT

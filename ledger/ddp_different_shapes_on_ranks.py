@@ -8,7 +8,7 @@ for it.
 
 Severity: hang
 Taste: no
-Upstream: none known
+Upstream: https://github.com/pytorch/pytorch/issues/76449
 """
 # deviations: ddp/verify/shapes-on-every-rank
 # shows: rank 0 was not told

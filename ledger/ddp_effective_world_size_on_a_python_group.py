@@ -7,7 +7,7 @@ the base class does not end, or "Work::getFuture not implemented".
 
 Severity: hang
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
 """
 # deviations: ddp/join/effective-world-size
 # shows: getFuture not implemented|SIGALRM

@@ -8,7 +8,7 @@ they are not ignored.
 
 Severity: silent wrong data
 Taste: perhaps: the function is private, though error messages and other projects name it
-Upstream: none known
+Upstream: none found, searched in November 2026
 """
 # deviations: ddp/buffers/ignored-at-the-top
 # shows: it was not ignored

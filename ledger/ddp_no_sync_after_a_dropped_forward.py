@@ -8,7 +8,7 @@ all-reduced.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
 """
 # deviations: ddp/no-sync/after-a-dropped-forward
 # shows: gradient is

@@ -8,7 +8,7 @@ never asked for.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
 """
 # deviations: ddp/copies/pickle-of-a-static-graph
 # shows: gradient is

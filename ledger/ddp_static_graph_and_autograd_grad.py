@@ -9,7 +9,7 @@ stay local.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
 """
 # deviations: ddp/static-graph/gradient-penalty
 # shows: gradient is

@@ -8,7 +8,8 @@ the next gradients are wrong unless it was quick.
 
 Severity: silent wrong data
 Taste: perhaps: the function is private
-Upstream: none known
+Upstream: none found, searched in November 2026
+Related: https://github.com/pytorch/pytorch/pull/114194
 """
 # deviations: ddp/update-group/after-an-error-in-backward
 # shows: gradient is|unused is

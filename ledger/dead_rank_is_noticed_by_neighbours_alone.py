@@ -8,7 +8,7 @@ default.
 
 Severity: hang
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
 """
 # deviations: peer_loss/every-rank
 # shows: after [0-9]+ s

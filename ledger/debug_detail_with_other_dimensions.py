@@ -8,7 +8,7 @@ something else.
 
 Severity: wrong error
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
 """
 # deviations: mismatch/debug-detail-of-other-dimensions
 # shows: the error is

@@ -8,7 +8,8 @@ AssertionError.
 
 Severity: wrong error
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
+Related: https://github.com/mosaicml/llm-foundry/issues/247
 """
 # deviations: fsdp/forward-that-raises
 # shows: Expects the handle training to be IDLE

@@ -7,7 +7,7 @@ Happens: norms are computed in float32, and float64 is not narrowed: RuntimeErro
 
 Severity: wrong error
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
 """
 # deviations: fsdp/norm-of-doubles
 # shows: Error

@@ -7,7 +7,8 @@ memory stays.
 
 Severity: leak
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
+Related: https://github.com/pytorch/pytorch/pull/101982
 """
 # deviations: fsdp/freed-when-frozen-in-front
 # shows: bytes are kept

@@ -8,7 +8,7 @@ parameters: state_dict() raises.
 
 Severity: wrong error
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
 """
 # deviations: fsdp/full-state-dict-on-cpu
 # shows: weight has|setStorage|Error

@@ -7,7 +7,7 @@ without a word.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none known
+Upstream: https://github.com/pytorch/pytorch/issues/154888
 """
 # deviations: fsdp/hybrid-of-single-ranks
 # shows: gradient is

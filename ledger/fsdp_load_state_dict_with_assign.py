@@ -8,7 +8,7 @@ old values stay.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
 """
 # deviations: fsdp/assigned-state-dict
 # shows: weights are

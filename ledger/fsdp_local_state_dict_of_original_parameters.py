@@ -7,7 +7,7 @@ ones.
 
 Severity: wrong error
 Taste: no
-Upstream: none known
+Upstream: https://github.com/pytorch/pytorch/issues/102667
 """
 # deviations: fsdp/local-state-dict-original
 # shows: Error|_flat_param

@@ -7,7 +7,8 @@ accumulator: a cycle through autograd that no collector sees.
 
 Severity: leak
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
+Related: https://github.com/pytorch/pytorch/pull/182774
 """
 # deviations: fsdp/freed-with-the-model
 # shows: still there

@@ -7,7 +7,7 @@ are gone.
 
 Severity: wrong error
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
 """
 # deviations: fsdp/shared-module
 # shows: b is a

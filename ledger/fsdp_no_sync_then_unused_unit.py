@@ -8,7 +8,7 @@ an error.
 
 Severity: wrong error
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
 """
 # deviations: fsdp/no-sync-then-unused
 # shows: Error

@@ -8,7 +8,8 @@ optimizer counts up once for each.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
+Related: https://github.com/pytorch/pytorch/pull/96313
 """
 # deviations: fsdp/optimizer-state-of-units-and-the-bare-module
 # shows: steps are

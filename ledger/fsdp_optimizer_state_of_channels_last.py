@@ -8,7 +8,8 @@ comes back permuted.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
+Related: https://github.com/NVIDIA/physicsnemo/pull/1597
 """
 # deviations: fsdp/optimizer-state-channels-last
 # shows: exp_avg came back

@@ -9,7 +9,8 @@ computed from other values).
 
 Severity: wrong error
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
+Related: https://github.com/pytorch/pytorch/issues/159359
 """
 # deviations: fsdp/recomputed-casts
 # shows: CheckpointError|Recomputed values|metadata|dtype

@@ -7,7 +7,7 @@ the next forward computes with them.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
 """
 # deviations: fsdp/summon-after-forward
 # shows: output is

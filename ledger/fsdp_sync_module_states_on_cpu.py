@@ -8,7 +8,7 @@ device_id=torch.device("cpu").
 
 Severity: missing
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
 """
 # deviations: fsdp/sync-module-states
 # shows: ValueError

@@ -8,7 +8,7 @@ gather them: RuntimeError.
 
 Severity: wrong error
 Taste: no
-Upstream: none known
+Upstream: https://github.com/pytorch/pytorch/issues/136861
 """
 # deviations: fsdp/several-backwards
 # shows: RuntimeError

@@ -7,7 +7,7 @@ are no longer tied.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none known
+Upstream: https://github.com/pytorch/pytorch/pull/176225
 """
 # deviations: fully_shard/tied-across-units
 # shows: are not tied

@@ -7,7 +7,8 @@ Happens: torch 2.15 reduces them in float32: twice the bytes.
 
 Severity: missing
 Taste: yes: the result is more precise than promised
-Upstream: none known
+Upstream: none found, searched in November 2026
+Related: https://github.com/pytorch/pytorch/pull/194434
 """
 # deviations: fully_shard/scatter-dtype
 # shows: gradient is

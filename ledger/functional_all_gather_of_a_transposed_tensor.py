@@ -7,7 +7,7 @@ Happens: before torch 2.12: AssertionError; so does the backward of reduce_scatt
 
 Severity: wrong error
 Taste: no
-Upstream: none known
+Upstream: https://github.com/pytorch/pytorch/pull/177965
 """
 # deviations: functional/any-call
 # shows: AssertionError

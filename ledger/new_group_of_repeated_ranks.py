@@ -6,7 +6,7 @@ Happens: before torch 2.12 not noticed: a group of two members, one of which doe
 
 Severity: silent wrong data
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
 """
 # deviations: new_group/bad-ranks
 # shows: not a word|[Tt]imed out|Error:

@@ -7,7 +7,8 @@ Happens: on Gloo it is made of scatters, whose global sources are taken from ran
 
 Severity: wrong error
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
+Related: https://github.com/pytorch/pytorch/issues/120213
 """
 # deviations: autograd/lists-in-groups
 # shows: Global rank 0 is not part of group

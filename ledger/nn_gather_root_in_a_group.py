@@ -8,7 +8,8 @@ rank".
 
 Severity: wrong error
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
+Related: https://github.com/pytorch/pytorch/issues/120213
 """
 # deviations: autograd/roots-in-groups
 # shows: must be specified on destination rank

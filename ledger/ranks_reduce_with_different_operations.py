@@ -7,7 +7,8 @@ Happens: nothing but bytes is exchanged, so each rank reduces them in its own wa
 
 Severity: silent wrong data
 Taste: perhaps: the documentation makes agreement the caller's duty, and DETAIL checks it
-Upstream: https://github.com/pytorch/pytorch/issues/100207
+Upstream: none found, searched in November 2026
+Related: https://github.com/pytorch/pytorch/issues/22071
 """
 # deviations: mismatch/dtype
 # shows: no error; x is

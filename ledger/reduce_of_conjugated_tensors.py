@@ -7,7 +7,7 @@ Happens: x is as it was.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
 """
 # deviations: conjugated/reduced
 # shows: x is \[-1j\]

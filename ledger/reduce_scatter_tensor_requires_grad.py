@@ -8,7 +8,7 @@ operation.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
 """
 # deviations: surroundings/no-history
 # shows: grad_fn

@@ -7,7 +7,7 @@ Happens: the second call waits for another message until the timeout, and fails.
 
 Severity: hang
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
 """
 # deviations: p2p/wait-twice
 # shows: [Tt]imed out

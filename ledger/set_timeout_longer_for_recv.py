@@ -6,7 +6,8 @@ Happens: recv has the timeout that the group was made with, and gives up too ear
 
 Severity: wrong error
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
+Related: https://github.com/pytorch/pytorch/issues/165422
 """
 # deviations: timeouts/lengthened-for-messages
 # shows: [Tt]imed out waiting 4000ms

@@ -6,7 +6,8 @@ Happens: recv has the timeout that the group was made with, here 10 s.
 
 Severity: hang
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
+Related: https://github.com/pytorch/pytorch/issues/165422
 """
 # deviations: timeouts/shortened-for-messages
 # shows: after [0-9]+ s

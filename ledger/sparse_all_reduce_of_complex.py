@@ -7,7 +7,8 @@ tensor is a copy: x is as it was.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
+Related: https://github.com/pytorch/pytorch/issues/31413
 """
 # deviations: sparse/complex
 # shows: x is

@@ -7,7 +7,7 @@ Happens: Gloo raises; NCCL takes it.
 
 Severity: missing
 Taste: no
-Upstream: none known
+Upstream: https://github.com/pytorch/pytorch/issues/178798
 """
 # deviations: all_gather_into_tensor/stacked
 # shows: Error

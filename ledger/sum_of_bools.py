@@ -6,7 +6,8 @@ Happens: Gloo adds bytes. x holds the byte 2, which is true but not equal to Tru
 
 Severity: silent wrong data
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
+Related: https://github.com/pytorch/pytorch/pull/41959
 """
 # deviations: reductions/bool-bytes
 # shows: bytes of x are

@@ -7,7 +7,8 @@ Happens: Gloo (which has all_to_all since torch 2.12) refuses them.
 
 Severity: missing
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
+Related: https://github.com/pytorch/pytorch/issues/88245
 """
 # deviations: all_to_all/uneven
 # shows: Error

@@ -6,7 +6,7 @@ Happens: before torch 2.13: TypeError, std::exception_ptr is of a type that Pyth
 
 Severity: wrong error
 Taste: no
-Upstream: none known
+Upstream: https://github.com/pytorch/pytorch/issues/147312
 """
 # deviations: work/success
 # shows: TypeError|pybind11

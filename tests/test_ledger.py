@@ -23,11 +23,11 @@ def all_findings() -> list[Finding]:
     return findings()
 
 
-def deviations() -> set[str]:
-    """Each by its first requirement; those that differ in how it breaks are one finding."""
+def deviations() -> dict[str, str]:
+    """The link of each, by its first requirement; those that differ in how it breaks are one."""
     files = BUILT_IN / "torch.toml", BUILT_IN.parent / "front_end.toml"
     return {
-        each["requirements"][0] + " on cuda" * (each.get("device") == "cuda")
+        each["requirements"][0] + " on cuda" * (each.get("device") == "cuda"): each.get("link", "")
         for path in files
         for each in tomllib.loads(path.read_text())["deviations"]
     }
@@ -38,10 +38,18 @@ def test_every_deviation_of_torch_is_in_one_finding(all_findings: list[Finding])
     assert sorted(named) == sorted(deviations())
 
 
+def test_deviations_have_the_links_of_their_findings(all_findings: list[Finding]) -> None:
+    links = deviations()
+    for finding in all_findings:
+        for name in finding.deviations:
+            assert links[name] == (finding.upstream if finding.is_known else ""), name
+
+
 def test_findings_say_what_they_should(all_findings: list[Finding]) -> None:
     for finding in all_findings:
         assert finding.severity in SEVERITIES, finding.name
-        assert finding.is_known or finding.upstream == "none known", finding.name
+        assert finding.is_searched or finding.upstream == "none known", finding.name
+        assert not finding.related or finding.related.startswith("https://"), finding.name
         assert finding.taste == "no" or finding.taste.startswith(("yes: ", "perhaps: "))
 
 
