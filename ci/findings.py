@@ -132,7 +132,17 @@ def _summary(
         "close to it is called related. *Taste* are those that a careful reader may call a matter\n"
         "of taste; their files say why. Findings on CUDA are counted where they were run.\n",
         "\n".join(rows) + "\n",
+        _never_run(all_findings, states),
     ]
+
+
+def _never_run(all_findings: Sequence[Finding], states: Mapping[str, Mapping[str, str]]) -> str:
+    names = [
+        f"[{f.name}]({f.name}.py)"
+        for f in all_findings
+        if all(seen.get(f.name, NOT_RUN) == NOT_RUN for seen in states.values())
+    ]
+    return f"Not run on any version yet, as they stand: {', '.join(names) or 'none'}.\n"
 
 
 def _table(

@@ -31,7 +31,7 @@ def normalise(x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor, bias: Ten
 
 def gradient_sums(dy: Tensor, x: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
     centre, rest = round_mean(mean, x.dtype)
-    # Of half types the kernel rounds its sums to them, which is more than the result may be.
+    # Before torch 2.15 the kernel takes products and partial sums through half types of its input.
     dy, x = dy.to(centre.dtype), x.to(centre.dtype)
     one = torch.ones_like(centre)  # for invstd and weight, which do not enter these two sums
     total, product, _, _ = torch.batch_norm_backward_reduce(
