@@ -63,6 +63,11 @@ class Report:
         return str(self.document["run"]["started_at"])
 
     @property
+    def began(self) -> str:
+        """The same for people, to the minute, since several certificates may be of one day."""
+        return self.date[:16].replace("T", " ")
+
+    @property
     def is_whole(self) -> bool:
         """Whether nothing of the suite was left out, by options either."""
         run = self.document["run"]
@@ -195,6 +200,16 @@ class Observatory:
                 if deviation.get("of_torch") and id in deviation["matched"]:
                     return str(deviation["reason"])
         return ""
+
+    def upstream(self, id: str) -> list[str]:
+        """Where those who declare that they break a rule say that this is known."""
+        found = {
+            str(deviation["link"])
+            for report in self.reports
+            for deviation in report.document["deviations"]
+            if deviation["link"] and id in deviation["matched"]
+        }
+        return sorted(found)
 
     def reasons(self, id: str) -> list[tuple[Finding, list[Report]]]:
         """What reports say of a rule beyond a verdict, and which ones, the failures first."""

@@ -101,7 +101,8 @@ class Pages:
             findings=list(by_verdict(report)),
         )
         said = str(report.document["conclusion"])
-        yield f"badges/{folder}.svg", badge(f"c10d on torch {report.torch}", said, _TONES[said])
+        shown = said if report.is_whole else f"{said}, a selection"
+        yield f"badges/{folder}.svg", badge(f"c10d on torch {report.torch}", shown, _TONES[said])
         for profile, row in report.profiles.items():
             said = row["conclusion"]
             said = "not exercised" if said == "nothing exercised" else said

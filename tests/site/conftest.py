@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conformance.catalogue.rules import catalogue
+from conformance.report.certificate import seal
 from conformance.site.build import write_site
 from conformance.site.entries import Entry, entries
 from conformance.site.model import Observatory, Report, report_of
@@ -32,7 +34,18 @@ def reports() -> list[Report]:
             report_of(document("gamma delta", "2.13.0", left_out=3)), reproduce=f"    run {EVIL}"
         ),
         report_of(document(EVIL, "2.13.0", evil, case("test_root", "a/root", D, reason="known"))),
+        report_of(older_document()),
     ]
+
+
+def older_document() -> dict[str, Any]:
+    """As a suite wrote it that knew less of a target, asked for one profile."""
+    made = document("older", "2.12.1", profiles=["collectives"])
+    del made["target"]["fully_shard"]
+    made["deviations"] = [
+        {**made["deviations"][0], "link": "https://example.org/7", "matched": ["c/one"]}
+    ]
+    return seal(made)
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,22 @@ def test_a_release_tells_what_changed_for_which_targets() -> None:
     ]
 
 
+def test_what_went_back_and_forth_comes_last_and_is_marked() -> None:
+    once = [one(H, "a", "2.12.1"), one(B, "a", "2.13.0"), one(B, "a", "2.14.1")]
+    twice = [one(H, "b", "2.12.1"), one(B, "b", "2.13.0"), one(H, "b", "2.14.1")]
+    made = releases(observatory(*once, *twice))
+    assert [(r.targets, r.is_unsteady) for r in made[0].rules] == [(("a", "b"), False)]
+    assert [(r.targets, r.is_unsteady, r.was) for r in made[1].rules] == [
+        (("b",), True, "because broken")
+    ]
+
+
+def test_a_release_tells_which_targets_it_saw_in_part() -> None:
+    before, after = one(H, "a", "2.12.1", left_out=3), one(H, "a", "2.13.0")
+    [release] = releases(observatory(before, after))
+    assert release.selections == {"a"}
+
+
 def test_what_is_blocked_comes_after_what_it_rests_on() -> None:
     before = document("a", "2.12.1", case("test_root", "a/root"), case("test_leaf", "a/leaf"))
     bad = (case("test_root", "a/root", B), case("test_leaf", "a/leaf", B))

@@ -128,10 +128,24 @@ def test_a_target_has_its_history_findings_and_page_of_instructions(
 def test_versions_show_what_each_changed(html: dict[str, SitePage]) -> None:
     words = html["versions.html"].words
     assert words.index("From torch 2.13.0 to 2.15.0") < words.index("From torch 2.12.1 to 2.13.0")
-    assert "2 targets, 1 change." in words
+    assert "2 targets ( alpha , beta ), 1 change." in words
     assert "c/two holds then broken beta because broken" in words
     assert "alpha" in html["versions/2.15.0.html"].words
     assert "beta" not in html["versions/2.15.0.html"].words
+
+
+def test_a_selection_is_called_one_wherever_its_conclusion_is(
+    html: dict[str, SitePage], pages: dict[str, str]
+) -> None:
+    for path in ("index.html", "history.html", "targets/older.html", "versions/2.12.1.html"):
+        assert "selection" in html[path].words.partition("older")[2], path
+    assert "a selection" in pages["badges/older.svg"]
+    assert "a selection" not in pages["badges/alpha.svg"]
+
+
+def test_a_rule_says_where_it_is_known_that_it_is_broken(html: dict[str, SitePage]) -> None:
+    assert "known upstream https://example.org/7" in html["rules/c/one.html"].words
+    assert "known upstream" not in html["rules/c/two.html"].words
 
 
 def test_the_list_has_every_rule_with_words_to_search_for(pages: dict[str, str]) -> None:
