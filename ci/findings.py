@@ -16,6 +16,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parents[1] / "ledger"
 STATES = FOLDER / "states.json"
 PAGE = FOLDER / "README.md"
+ISSUES = FOLDER / "ISSUES.md"
 
 SEVERITIES = {
     "silent wrong data": "a result is wrong, or a mistake is taken, without a word",
@@ -35,6 +36,9 @@ States = dict[str, dict[str, str]]  # version of torch, as 2.13; finding; state
 class Finding:
     name: str  # of its file, without .py
     title: str
+    promised: str
+    happens: str
+    cause: str  # where in torch, and what would mend it; or ""
     severity: str  # one of SEVERITIES
     taste: str  # "no", or why a careful reader may call it a matter of taste
     upstream: str  # a link, "none found, searched in ...", or "none known" if nobody has searched
@@ -67,6 +71,9 @@ def read_finding(path: Path) -> Finding:
     return Finding(
         name=path.stem,
         title=text.splitlines()[0],
+        promised=fields["promised"],
+        happens=fields["happens"],
+        cause=fields.get("cause", ""),
         severity=fields["severity"],
         taste=fields["taste"],
         upstream=fields["upstream"],
@@ -92,6 +99,12 @@ def write_states(states: States) -> None:
 
 # ---- The page
 
+WRITTEN_OUT = (
+    "fsdp_clip_grad_norm_without_gradients_on_a_rank",
+    "ddp_sum_of_two_sparse_embeddings",
+    "comm_hook_result_inside_another_tensor",
+)
+
 HEAD = """# The ledger of findings
 
 What torch gets wrong, by the rules of this project: every deviation that
@@ -99,7 +112,8 @@ What torch gets wrong, by the rules of this project: every deviation that
 that needs torch alone and ends by itself. The docstring of each is a text to file. `python
 ledger/NAME.py` ends with `as promised` and exit code 0, or with `wrong: ` and what it saw and
 exit code 1. `ci/ledger` runs them all on the torch that is installed and compares with the states
-below. This page is made by `python -m ci.ledger --page`.
+below. `ci/ledger --issue NAME` prints one as it would be filed; [three](ISSUES.md) are there to
+read. This page is made by `python -m ci.ledger --page`.
 """
 
 
@@ -171,3 +185,40 @@ def _short(link: str) -> str:
     """pytorch#30723 for .../pytorch/pytorch/issues/30723."""
     *_, repository, _, number = link.split("/")
     return f"{repository}#{number}"
+
+
+# ---- Issues
+
+
+def issue(finding: Finding, states: Mapping[str, Mapping[str, str]]) -> str:
+    """A report for torch's tracker: what it is, a script, and the versions on which it is so."""
+    seen = [f"{version} {states[version].get(finding.name, NOT_RUN)}" for version in states]
+    told = [
+        f"## {finding.title}\n",
+        f"**What happens:** {finding.happens}\n",
+        f"**Expected:** {finding.promised}\n",
+        *([f"**Cause:** {finding.cause}\n"] if finding.cause else []),
+        *([f"**Related:** {finding.related}\n"] if finding.related else []),
+        "**To reproduce:** it ends with `as promised`, or with `wrong: ` and what it saw.\n",
+        f"```python\n{_code(finding)}\n```\n",
+        f"**Versions of torch:** {', '.join(seen)}. Linux, x86-64; {_device(finding)}.\n",
+    ]
+    return "\n".join(told)
+
+
+def issues(all_findings: Sequence[Finding], states: Mapping[str, Mapping[str, str]]) -> str:
+    """The page of those that are written out."""
+    chosen = [f for name in WRITTEN_OUT for f in all_findings if f.name == name]
+    head = "# Three findings as they would be filed\n\nMade by `python -m ci.ledger --issues`.\n"
+    return "\n".join([head, *(issue(finding, states) for finding in chosen)])
+
+
+def _code(finding: Finding) -> str:
+    """The script without what the issue says beside it."""
+    source = (FOLDER / f"{finding.name}.py").read_text()
+    lines = source.splitlines()[ast.parse(source).body[0].end_lineno or 0 :]
+    return "\n".join(lines[next(i for i, line in enumerate(lines) if line[:1] not in ("#", "")) :])
+
+
+def _device(finding: Finding) -> str:
+    return "CUDA tensors on gloo" if finding.on_cuda else "CPU tensors on gloo, two or more ranks"

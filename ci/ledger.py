@@ -4,6 +4,7 @@
     ci/ledger strided_all_reduce    # some
     ci/ledger --write               # record the states of this version of torch
     ci/ledger --page                # print the page, from what is recorded; runs nothing
+    ci/ledger --issue strided_all_reduce  # print a report to file; runs nothing
 
 torch is imported once: each script runs in a fork of this process, as `python SCRIPT` would run it.
 """
@@ -30,6 +31,8 @@ from ci.findings import (
     WRONG,
     Finding,
     findings,
+    issue,
+    issues,
     page,
     read_states,
     write_states,
@@ -69,12 +72,17 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="files of ledger/, without .py (default: all)")
     parser.add_argument("--write", action="store_true", help="record the states")
     parser.add_argument("--page", action="store_true", help="print the page and run nothing")
+    parser.add_argument("--issue", action="store_true", help="print reports to file, run nothing")
+    parser.add_argument("--issues", action="store_true", help="print ISSUES.md and run nothing")
     parser.add_argument("--workers", type=int, default=2, metavar="N")
     arguments = parser.parse_args()
-    if arguments.page:
-        print(page(findings(), read_states()), end="")
-        return 0
     chosen = [f for f in findings() if not arguments.names or f.name in arguments.names]
+    if arguments.page or arguments.issues:
+        print((page if arguments.page else issues)(findings(), read_states()), end="")
+        return 0
+    if arguments.issue:
+        print("\n".join(issue(finding, read_states()) for finding in chosen), end="")
+        return 0
     version = ".".join(importlib.import_module("torch").__version__.split(".")[:2])
     before = read_states().get(version, {})
     seen: dict[str, str] = {}

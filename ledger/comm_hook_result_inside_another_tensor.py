@@ -6,6 +6,10 @@ which may be a view.
 Happens: gradients are taken from the beginning of the result's storage, wherever the result
 begins in it.
 
+Cause: Reducer::populate_bucket_views_out makes a view of each gradient by as_strided with the
+offset in the bucket. That offset counts from the beginning of the storage; the result's own
+storage_offset() has to be added to it.
+
 Severity: silent wrong data
 Taste: no
 Upstream: none found, searched in November 2026

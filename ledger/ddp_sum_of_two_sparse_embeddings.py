@@ -5,6 +5,11 @@ Promised: DistributedDataParallel averages gradients; with dense embeddings it d
 Happens: values of sparse gradients are divided where they are, which is the memory of other
 gradients too: on 2 ranks a part is a quarter, not a half.
 
+Cause: Reducer::mark_variable_ready_sparse takes the gradient for its bucket and divides it in
+place (bucket.gradients.div_). The outputs of the embeddings are added, so autograd hands one and
+the same tensor to both, whose gradients and that of the layer beside them share its memory. A
+division into new memory, as copy_grad_to_bucket does for dense gradients, mends it.
+
 Severity: silent wrong data
 Taste: no
 Upstream: none found, searched in November 2026

@@ -5,6 +5,11 @@ Promised: torch docs, clip_grad_norm_: the total norm of the parameters.
 Happens: a rank whose shard has no gradients contributes one and the same tensor, which the first
 step's result overwrites: with the maximum norm it never falls again.
 
+Cause: _get_grad_norm returns self._zero_scalar itself if there are no gradients ("Reuse a tensor
+for zero"), and clip_grad_norm_ with norm_type inf all-reduces into it. From then on the zero is
+the largest norm that there was. A clone of it, or torch.zeros, mends it; with other norm types the
+power makes a new tensor.
+
 Severity: silent wrong data
 Taste: no
 Upstream: none found, searched in November 2026

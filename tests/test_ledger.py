@@ -12,7 +12,18 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-from ci.findings import PAGE, SEVERITIES, STATES, Finding, findings, page, read_states
+from ci.findings import (
+    ISSUES,
+    PAGE,
+    SEVERITIES,
+    STATES,
+    Finding,
+    findings,
+    issue,
+    issues,
+    page,
+    read_states,
+)
 from conformance.target import BUILT_IN
 
 LINES_MAX = 30
@@ -71,3 +82,16 @@ def test_every_finding_has_a_state_on_each_version(all_findings: list[Finding]) 
 def test_the_page_is_fresh(all_findings: list[Finding]) -> None:
     made = page(all_findings, read_states())
     assert PAGE.read_text() == made, "python -m ci.ledger --page > ledger/README.md"
+    made = issues(all_findings, read_states())
+    assert ISSUES.read_text() == made, "python -m ci.ledger --issues > ledger/ISSUES.md"
+
+
+def test_any_finding_can_be_printed_to_file(all_findings: list[Finding]) -> None:
+    for finding in all_findings:
+        text = issue(finding, read_states())
+        code = text.partition("```python\n")[2].partition("```")[0]
+        assert finding.title in text
+        assert code.startswith(("import ", "from ")), finding.name
+        assert "__main__" in code
+        assert "# deviations:" not in code
+        ast.parse(code)
