@@ -9,7 +9,7 @@ over when another one's raised.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
 """
 # deviations: fully_shard/backward-that-raises
 # shows: gradient

@@ -8,7 +8,8 @@ synchronization.
 
 Severity: wrong error
 Taste: yes: it may be the documentation that is late
-Upstream: none known
+Upstream: none found, searched in November 2026
+Related: https://github.com/pytorch/pytorch/pull/122574
 """
 # deviations: new_group/local-synchronization
 # shows: got

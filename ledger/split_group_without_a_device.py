@@ -1,13 +1,13 @@
 """split_group of a default group that is bound to no device is accepted since torch 2.15
 
-Promised: split_group documents and raises "device_id" errors: RuntimeError if the parent is bound
-to no device.
+Promised: until torch 2.14, RuntimeError if the parent is bound to no device.
 
-Happens: since torch 2.15 there is no error, also on backends that cannot split.
+Happens: since torch 2.15 there is no error: a group on Gloo can be split, as the documentation of
+2.15 says. The change is intended; a program that relied on the error sees it.
 
 Severity: wrong error
-Taste: yes: torch 2.15 can do more; what is missing is a word in its documentation
-Upstream: none known
+Taste: yes: torch 2.15 can do more, and says so
+Upstream: https://github.com/pytorch/pytorch/pull/189103
 """
 # deviations: split_group/arguments
 # shows: not a word
