@@ -1,12 +1,13 @@
 """fully_shard does not reduce gradients in param_dtype if there is no reduce_dtype
 
-Promised: "reduce_dtype: if None but param_dtype is not None, then this takes on the param_dtype
-value" (MixedPrecisionPolicy).
+Promised: until torch 2.14, "reduce_dtype: if None but param_dtype is not None, then this takes on
+the param_dtype value" (MixedPrecisionPolicy).
 
-Happens: torch 2.15 reduces them in float32: twice the bytes.
+Happens: torch 2.15 reduces them in float32: twice the bytes. Its documentation says so, as a
+change of this version.
 
 Severity: missing
-Taste: yes: the result is more precise than promised
+Taste: yes: the change is intended and documented
 Upstream: none found, searched in November 2026
 Related: https://github.com/pytorch/pytorch/pull/194434
 """

@@ -107,12 +107,13 @@ class NamesGroupsAfterTheirMembers(Replacing):
 
 @breaks("new_group/local-synchronization", says=r"got False, want True")
 class NonMembersGetAGroup(Replacing):
-    """A rank that is not a member gets something other than None."""
+    """A rank that is not a member gets the default group."""
 
     @staticmethod
     def new_group(right: Any, *args: Any, **how: Any) -> Any:
         group = right(*args, **how)
-        return dist.GroupMember.NON_GROUP_MEMBER if group is None else group
+        others = None, dist.GroupMember.NON_GROUP_MEMBER
+        return dist.group.WORLD if group in others else group
 
 
 @breaks("new_group/names", says=r"two groups are called alike")
