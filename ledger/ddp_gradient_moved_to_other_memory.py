@@ -8,7 +8,7 @@ are not those of the bucket.
 
 Severity: silent wrong data
 Taste: no
-Upstream: none known
+Upstream: none found, searched in November 2026
 """
 # deviations: ddp/gradients/other-memory
 # shows: gradient is
