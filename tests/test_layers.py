@@ -47,6 +47,8 @@ CONFORMANCE = {
     "session": "verdict early_torch exit_codes rule catalogue checks harness run report",
     "plugin": "verdict early_torch exit_codes catalogue target harness markers run report session",
     "conftest": "early_torch plugin run",
+    # torch's stores, as target files name them.
+    "stores": "",
     # What a backend has, for a first target file.
     "probing": "capabilities target oracle harness spec torch_private",
     # Pages made of many certificates.

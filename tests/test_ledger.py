@@ -36,7 +36,8 @@ def all_findings() -> list[Finding]:
 
 def deviations() -> dict[str, str]:
     """The link of each, by its first requirement; those that differ in how it breaks are one."""
-    files = BUILT_IN / "torch.toml", BUILT_IN.parent / "front_end.toml"
+    stores = sorted(BUILT_IN.glob("torch_*_store.toml"))
+    files = BUILT_IN / "torch.toml", BUILT_IN.parent / "front_end.toml", *stores
     return {
         each["requirements"][0] + " on cuda" * (each.get("device") == "cuda"): each.get("link", "")
         for path in files
