@@ -109,11 +109,11 @@ HEAD = """# The ledger of findings
 
 What torch gets wrong, by the rules of this project: every deviation that
 `conformance/targets/torch.toml`, `conformance/front_end.toml` and the targets of torch's stores
-declare, as a script of its own that needs torch alone and ends by itself. The docstring of each is a text to file. `python
-ledger/NAME.py` ends with `as promised` and exit code 0, or with `wrong: ` and what it saw and
-exit code 1. `ci/ledger` runs them all on the torch that is installed and compares with the states
-below. `ci/ledger --issue NAME` prints one as it would be filed; [three](ISSUES.md) are there to
-read. This page is made by `python -m ci.ledger --page`.
+declare, as a script of its own that needs torch alone and ends by itself. The docstring of each is
+a text to file. `python ledger/NAME.py` ends with `as promised` and exit code 0, or with `wrong: `
+and what it saw and exit code 1. `ci/ledger` runs them all on the torch that is installed and
+compares with the states below. `ci/ledger --issue NAME` prints one as it would be filed;
+[three](ISSUES.md) are there to read. This page is made by `python -m ci.ledger --page`.
 """
 
 

@@ -6,7 +6,7 @@ Promised: TCPStore names the keys that were waited for: "wait timeout after 200m
 Happens: the message is "Wait timeout".
 
 Severity: wrong error
-Taste: yes
+Taste: yes: how much a message should tell
 Upstream: none found, searched in November 2026
 Related: https://github.com/pytorch/pytorch/issues/55571
 """

@@ -6,7 +6,7 @@ reads the message wants to know which.
 Happens: all keys that were waited for are listed.
 
 Severity: wrong error
-Taste: yes
+Taste: yes: how much a message should tell
 Upstream: none found, searched in November 2026
 Related: https://github.com/pytorch/pytorch/issues/55571
 """

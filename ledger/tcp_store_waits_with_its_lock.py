@@ -7,7 +7,7 @@ Happens: set waits until get has timed out, so a program that sets the key a mom
 for its timeout, by default 5 minutes.
 
 Severity: hang
-Taste: yes
+Taste: yes: clone is there for threads, though nothing says that it is needed
 Upstream: none found, searched in November 2026
 Related: https://github.com/pytorch/pytorch/pull/150966
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.capabilities import Capabilities
+from conformance.capabilities import OF_STORES, Capabilities
 from conformance.catalogue.rules import catalogue
 from conformance.target import (
     BUILT_IN,
@@ -257,7 +257,9 @@ def test_the_wrappers_of_one_target_on_the_backend_of_another() -> None:
     torch = load_target("torch")
     assert combined.name == "torch@object"
     assert (combined.backend, combined.ddp, combined.fsdp) == ("gloo", torch.ddp, torch.fsdp)
-    assert combined.capabilities == OBJECT.capabilities
+    assert combined.store == torch.store
+    assert combined.capabilities == OBJECT.capabilities.with_wrappers_of(torch.capabilities)
+    assert combined.capabilities.features >= OF_STORES
 
 
 def test_what_a_target_lacks_depends_on_its_device() -> None:

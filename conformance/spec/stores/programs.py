@@ -45,9 +45,7 @@ def operations() -> st.SearchStrategy[Operation]:
             lambda pairs: ([key for key, _ in pairs], [text for _, text in pairs])
         ),
     }
-    return st.one_of(
-        *(arguments.map(lambda a, name=name: (name, a)) for name, arguments in kinds.items())
-    )
+    return st.one_of(*(st.tuples(st.just(name), given) for name, given in kinds.items()))
 
 
 class Model:

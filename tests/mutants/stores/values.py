@@ -223,7 +223,9 @@ class IgnoresPrefixes(StoreMutant):
 @breaks("store/queue", says="values")
 class PopsTheNewestFirst(StoreMutant):
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        values = [self.inner.queue_pop(key, block) for _ in range(self.inner.queue_len(key))]
+        values: list[bytes] = [
+            self.inner.queue_pop(key, block) for _ in range(self.inner.queue_len(key))
+        ]
         for value in values[:-1]:
             self.inner.queue_push(key, value.decode())
         return values[-1]
