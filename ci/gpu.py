@@ -2,7 +2,7 @@
 
     ci/gpu                              # all targets, all profiles
     ci/gpu impl torch_gloo              # these targets
-    ci/gpu impl --profile cuda -x       # arguments go on to the suite
+    ci/gpu impl --profile accelerator -x # arguments go on to the suite
     PYTHON=/opt/torch/bin/python ci/gpu
 
 Each target is a run of its own, of some minutes; where the time for a command is limited, name one

@@ -102,6 +102,9 @@ def certificate_of(results: Results, settings: Settings, run: Run) -> Document:
     )
 
 
+_SAYS = ("id", "level", "profile", "says", "source", "needs", "rests_on")
+
+
 def seal(document: Mapping[str, Any]) -> Document:
     """The document with a digest over everything else in it.
 
@@ -119,11 +122,13 @@ def digest_of(document: Mapping[str, Any]) -> str:
 
 def digest_of_requirements(requirements: Iterable[Requirement]) -> str:
     """Identifies a set of requirements by all that they say; their order does not matter."""
-    rows = [
-        [r.id, str(r.level), r.profile, r.says, r.source, list(r.needs), list(r.rests_on)]
-        for r in sorted(requirements, key=lambda r: r.id)
-    ]
-    return _sha256(json.dumps(rows, separators=(",", ":")))
+    return digest_of_rows(requirement.to_plain() for requirement in requirements)
+
+
+def digest_of_rows(rows: Iterable[Mapping[str, Any]]) -> str:
+    """The same of requirements as a certificate has them, with other keys or without."""
+    said = [[row[key] for key in _SAYS] for row in sorted(rows, key=lambda row: str(row["id"]))]
+    return _sha256(json.dumps(said, separators=(",", ":")))
 
 
 def counted(verdicts: Iterable[str]) -> dict[str, int]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from conformance.report.certificate import CERTIFICATE, digest_of
+from conformance.report.certificate import CERTIFICATE, digest_of, digest_of_rows
 from conformance.report.folder import newest_in
 from conformance.rule import FORMER_NAMES
+
+_OF_RULES = "requirements_digest"
 
 
 class Unreadable(Exception):
@@ -42,10 +45,13 @@ def read_certificate(path: Path) -> dict[str, Any]:
 
 
 def _in_todays_names(document: dict[str, Any]) -> dict[str, Any]:
-    """The same with profiles by the names that they have now; its digest is as right as before."""
+    """The same with profiles by their names of today; its digests are as right as before."""
     changed = {key: _renamed(key, value) for key, value in document.items()}
     if changed == document:
         return document
+    with suppress(KeyError, TypeError):  # no certificate, as its reader will say
+        if digest_of_rows(document["requirements"]) == document["suite"][_OF_RULES]:
+            changed["suite"][_OF_RULES] = digest_of_rows(changed["requirements"])
     is_whole = digest_of(document) == document.get("digest")
     return {**changed, "digest": digest_of(changed)} if is_whole else changed
 

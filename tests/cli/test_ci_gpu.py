@@ -91,8 +91,8 @@ def test_targets_can_be_chosen() -> None:
     names = [run.name for run in runs]
     assert gpu.chosen(runs, []) == (runs, [])
     assert gpu.chosen(runs, ["-k", "impl"]) == (runs, ["-k", "impl"])
-    picked, rest = gpu.chosen(runs, ["torch_gloo", "--profile", "cuda"])
-    assert ([run.name for run in picked], rest) == (["torch_gloo"], ["--profile", "cuda"])
+    picked, rest = gpu.chosen(runs, ["torch_gloo", "--profile", "accelerator"])
+    assert ([run.name for run in picked], rest) == (["torch_gloo"], ["--profile", "accelerator"])
     with pytest.raises(gpu.CannotRun, match=f"no target 'torch_nccl' here, but {names[0]}"):
         gpu.chosen(runs, ["impl", "torch_nccl"])
 
@@ -139,9 +139,9 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def test_each_run_is_told_and_the_worst_code_is_returned(
     commands: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert gpu.main(["--profile", "cuda"]) == 1
+    assert gpu.main(["--profile", "accelerator"]) == 1
     assert [command[1:4] for command in commands] == [["-m", "conformance", "certify"]] * 3
-    assert all(command[-2:] == ["--profile", "cuda"] for command in commands)
+    assert all(command[-2:] == ["--profile", "accelerator"] for command in commands)
     folders = {command[command.index("--certificate") + 1] for command in commands}
     assert folders == {f"certificate/gpu/{name}" for name in ("impl", "torch_gloo", "torch_nccl")}
     said = capsys.readouterr().out
