@@ -3,7 +3,7 @@
     storage       frees and allocates a tensor's storage in place
     handle        `DeviceHandle`: what the rest of impl asks of a device
     host          the CPU, on which streams hold collectives that go on in the background
-    accelerator   CUDA, and every device with streams like its own
+    accelerator   CUDA, every device with streams like its own, and devices without streams
     choice        the process's handle of each device
 
 Everything that is stream-ordered goes through a `DeviceHandle`; no other folder calls `torch.cuda`,
@@ -12,8 +12,8 @@ rules, and one thing to replace in order to check them (a handle that records ev
 and runs the queued work in another legal order, `impl.testing.device`).
 """
 
-from impl.device.accelerator import AcceleratorHandle, StreamMark
-from impl.device.choice import handle_for, handle_of, substituted_handle
+from impl.device.accelerator import AcceleratorHandle, QueueHandle, StreamMark
+from impl.device.choice import handle_for, handle_of, substituted_handle, types_served
 from impl.device.handle import DeviceHandle, Event, Stream, TimeMark
 from impl.device.host import HostHandle, HostMark, HostStream
 from impl.device.storage import storage_numel
@@ -25,6 +25,7 @@ __all__ = [
     "HostHandle",
     "HostMark",
     "HostStream",
+    "QueueHandle",
     "Stream",
     "StreamMark",
     "TimeMark",
@@ -32,4 +33,5 @@ __all__ = [
     "handle_of",
     "storage_numel",
     "substituted_handle",
+    "types_served",
 ]

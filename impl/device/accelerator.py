@@ -2,7 +2,7 @@
 
 `AcceleratorHandle` hands out torch's streams and events. A kernel that is put on a stream is
 asynchronous anyway, so `enqueue` simply calls the function, and a collective runs on the current
-stream.
+stream. `QueueHandle` is for devices without streams.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from impl.device.handle import Event, StartCollective, Stream, TimeMark
-from impl.device.host import HostMark
+from impl.device.host import HostHandle, HostMark
 from impl.device.storage import check_freed, check_sole_occupant, resize_storage, storage_numel
 
 
@@ -39,13 +40,11 @@ class StreamMark:
         return int(elapsed_ms * 1e6) if elapsed_ms >= 0 else None
 
 
-class AcceleratorHandle:
-    """A device with streams, reached as `torch.<type>`.
+class _OfModule:
+    """What the module of a device type knows.
 
     device: without an index, the handle is for whichever device is current.
     """
-
-    has_streams = True
 
     def __init__(self, device: torch.device) -> None:
         self.type = device.type
@@ -72,6 +71,27 @@ class AcceleratorHandle:
 
     def holds(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type == self.type
+
+    @cached_property
+    def _can_pin(self) -> bool:
+        try:
+            return torch.empty(1, device="cpu", pin_memory=True).is_pinned()
+        except RuntimeError:  # not for this accelerator
+            return False
+
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.pin_memory() if self._can_pin else tensor
+
+    def pinned(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        # From torch's caching host allocator: no system call once the sizes repeat, and a block is
+        # given out again only after the copies that use it, which the allocator notes itself.
+        return torch.empty(numel, dtype=dtype, device="cpu", pin_memory=self._can_pin)
+
+
+class AcceleratorHandle(_OfModule):
+    """A device with streams, reached as `torch.<type>`."""
+
+    has_streams = True
 
     def new_stream(self, priority: int = 0) -> Stream:
         stream: Stream = self._module.Stream(*self._where, priority=priority)
@@ -138,17 +158,21 @@ class AcceleratorHandle:
             check_sole_occupant(tensor)
             resize_storage(tensor, 0)
 
-    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.pin_memory()
-
-    def pinned(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        # From torch's caching host allocator: no system call once the sizes repeat, and a block is
-        # given out again only after the copies that use it, which the allocator notes itself.
-        return torch.empty(numel, dtype=dtype, device="cpu", pin_memory=True)
-
     def copy_from_host(self, host: torch.Tensor, target: torch.Tensor) -> None:
         # The copy may run long after the host has gone on and cleared `host`. So it reads a pinned
         # copy, which the caching allocator keeps until it is done.
         pinned = self.pinned(host.numel(), host.dtype).view(host.shape)
         pinned.copy_(host)
         target.copy_(pinned, non_blocking=True)
+
+
+class QueueHandle(_OfModule, HostHandle):
+    """A device without streams of one's own, reached as `torch.<type>`.
+
+    Its kernels run one after the other, and whoever carries out a collective orders it with them.
+    So it is treated as the host is: see [Note: Streams on the host].
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        _OfModule.__init__(self, device)
+        HostHandle.__init__(self)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from impl.device.accelerator import AcceleratorHandle
+from impl.device.accelerator import AcceleratorHandle, QueueHandle
 from impl.device.handle import DeviceHandle
 from impl.device.host import HostHandle
 
@@ -25,19 +25,32 @@ def handle_for(device: torch.device) -> DeviceHandle:
         return _substitute
     key = device.type, device.index
     if key not in _handles:
-        _handles[key] = HostHandle() if device.type == "cpu" else AcceleratorHandle(device)
+        _handles[key] = _made_for(device)
     return _handles[key]
+
+
+def _made_for(device: torch.device) -> DeviceHandle:
+    if device.type == "cpu":
+        return HostHandle()
+    has_streams = hasattr(getattr(torch, device.type, None), "Stream")
+    return AcceleratorHandle(device) if has_streams else QueueHandle(device)
 
 
 _HOST = torch.device("cpu")
 
 
 def handle_of(tensor: torch.Tensor) -> DeviceHandle:
-    """The handle of the device that a tensor is on; the host's for a device without streams."""
-    if tensor.is_cpu:
-        return handle_for(_HOST)
-    module = getattr(torch, tensor.device.type, None)  # none for the meta device
-    return handle_for(tensor.device if hasattr(module, "Stream") else _HOST)
+    """The handle of the device that a tensor is on; the host's for one without a module, "meta"."""
+    is_hosts = tensor.is_cpu or not hasattr(torch, tensor.device.type)
+    return handle_for(_HOST if is_hosts else tensor.device)
+
+
+def types_served() -> tuple[str, ...]:
+    """Types of device whose tensors a group takes: those of torch's gloo, and the accelerator that
+    torch has in this process.
+    """
+    current = torch.accelerator.current_accelerator()
+    return tuple(dict.fromkeys(("cpu", "cuda", *([current.type] if current else []))))
 
 
 @contextlib.contextmanager

@@ -3,6 +3,9 @@
     import impl.gloo
     dist.init_process_group("pygloo", ...)
 
+It serves CPU and CUDA, and the accelerator that torch has when this package is imported: one that a
+package of its own brings (`torch.npu`) must be imported before.
+
     options        what a user can choose about a group
     requests/      arguments of a call: checks, options, ReduceOps, dispatch
     memory/        from tensors of any layout and device to flat memory, and back
@@ -20,6 +23,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from impl.device import types_served
 from impl.gloo.options import BACKEND_NAME, Options
 from impl.gloo.process_group import ProcessGroupGloo
 
@@ -45,4 +49,6 @@ def _create(given: Any, options: Options | None) -> ProcessGroupGloo:
     )
 
 
-dist.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+dist.Backend.register_backend(
+    BACKEND_NAME, _create, extended_api=True, devices=list(types_served())
+)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 
+from impl.device import types_served
 from impl.gloo.memory import allocation
 from impl.gloo.operations.data_movement import Copies
 from impl.gloo.operations.exchanges import Exchanges
@@ -33,7 +34,7 @@ _TELLING_S = 0.5  # how long a signal's handler waits for the locks of what it h
 
 
 class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
-    """Gloo's collectives and point to point, for CPU tensors and, through pinned memory, CUDA's.
+    """Gloo's collectives and point to point, for tensors on the CPU and, by copies, on devices.
 
     Construction is collective: it returns once all `size` ranks have come, and raises
     `CollectiveTimeout` if one does not. `import impl.gloo` registers the class as "pygloo".
@@ -156,10 +157,11 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
     def _device_types(self) -> list[torch.device]:
         # to a new group that serves devices torch 2.15 attaches a recorder, which looks for a
         # backend in C++ and finds none
-        return [torch.device("cpu"), torch.device("cuda")] if is_registered(self) else []
+        return list(map(torch.device, types_served())) if is_registered(self) else []
 
     def _get_backend(self, device: torch.device) -> BackendView:
-        if torch.device(device).type not in ("cpu", "cuda"):
+        type = torch.device(device).type
+        if type != "cpu" and type not in types_served():
             raise RuntimeError(f"No backend type associated with device type {device}")
         return BackendView(self)
 

@@ -116,9 +116,7 @@ class CudaLender(Lender):
         return memory
 
     def _pinned_like(self, tensor: Tensor) -> Tensor:
-        numel = tensor.numel() * (2 if tensor.is_complex() else 1)
-        dtype = tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
-        return self._device.pinned(numel, dtype)
+        return self._device.pinned(*dense.numbers_of(tensor))
 
     def pace(self) -> SegmentPace | None:
         """The pace of an operation that goes through one tensor from front to back.
@@ -149,7 +147,7 @@ class CudaLender(Lender):
         with device.use_stream(self._up):
             for host, tensor in self._owed:
                 if self._pace is None:
-                    tensor.data.copy_(_shaped(host, tensor), non_blocking=True)
+                    tensor.data.copy_(dense.shaped(host, tensor), non_blocking=True)
                 device.record_stream(tensor, self._up)
             self._arrived = self._up.record_event()
 
@@ -246,10 +244,3 @@ class SegmentPace:
         with device.use_stream(streams_of(device).up):
             self._target[start:stop].copy_(self._memory[start:stop], non_blocking=True)
         self._sent_stop = stop
-
-
-def _shaped(host: Tensor, tensor: Tensor) -> Tensor:
-    """The lent memory as a tensor of the caller's shape and dtype."""
-    if tensor.is_complex():
-        return torch.view_as_complex(host.view(*tensor.shape, 2))
-    return host.view(tensor.shape)

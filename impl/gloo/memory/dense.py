@@ -42,16 +42,26 @@ def room_for(tensor: Tensor) -> Tensor:
     """Memory in which results for `tensor` may be received: its own or new. See `put_back`."""
     if flat_shares_memory(tensor):
         return flat(tensor)
-    numel = tensor.numel() * (2 if tensor.is_complex() else 1)
-    dtype = tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
+    numel, dtype = numbers_of(tensor)
     return torch.empty(numel, dtype=dtype, device=tensor.device)
+
+
+def numbers_of(tensor: Tensor) -> tuple[int, torch.dtype]:
+    """How many numbers `flat` gives, and of which dtype."""
+    if tensor.is_complex():
+        return 2 * tensor.numel(), tensor.dtype.to_real()
+    return tensor.numel(), tensor.dtype
 
 
 def put_back(memory: Tensor, tensor: Tensor) -> None:
     """After `flat` or `room_for`: copy `memory` to `tensor`, unless they are the same."""
     if flat_shares_memory(tensor):
         return
+    lent.fill(tensor.data, shaped(memory, tensor))
+
+
+def shaped(memory: Tensor, tensor: Tensor) -> Tensor:
+    """The memory as a tensor of `tensor`'s shape and dtype."""
     if tensor.is_complex():
-        lent.fill(tensor.data, torch.view_as_complex(memory.view(*tensor.shape, 2)))
-    else:
-        lent.fill(tensor.data, memory.view(tensor.shape))
+        return torch.view_as_complex(memory.view(*tensor.shape, 2))
+    return memory.view(tensor.shape)

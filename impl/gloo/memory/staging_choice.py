@@ -1,4 +1,4 @@
-"""Choice by device between CPU memory (`Lender`) and pinned memory for CUDA (`CudaLender`)."""
+"""Choice by device of what lends memory: `Lender`, `CudaLender` or `CopyLender`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from impl.device import handle_of
 from impl.gloo.memory.cuda_staging import CudaLender
+from impl.gloo.memory.host_copies import CopyLender
 from impl.gloo.memory.staging import Lender
 
 
@@ -16,4 +17,6 @@ def lender_for(tensors: Sequence[Tensor]) -> Lender:
     if not tensors:
         return Lender()
     device = handle_of(tensors[0])
-    return CudaLender(device) if device.has_streams else Lender()
+    if device.has_streams:
+        return CudaLender(device)
+    return Lender() if tensors[0].is_cpu else CopyLender()

@@ -14,9 +14,8 @@ from typing import Any, NoReturn, SupportsIndex
 import torch
 from torch import Tensor
 
+from impl.device import types_served
 from impl.errors import describe_call
-
-DEVICES = ("cpu", "cuda")
 
 
 def refuse(method: str, text: str) -> NoReturn:
@@ -58,7 +57,7 @@ def check_dense(method: str, tensors: Sequence[Tensor]) -> None:
 def check_device(method: str, tensors: Sequence[Tensor]) -> None:
     """All on one device, of a kind that this backend serves."""
     device = tensors[0].device
-    if device.type not in DEVICES:
+    if device.type != "cpu" and device.type not in types_served():
         refuse(method, f"unsupported device type {device.type}")
     for tensor in tensors[1:]:
         if tensor.device != device:
