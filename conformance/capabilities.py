@@ -78,10 +78,21 @@ FEATURES: Mapping[str, str] = {
     "work_result": "Work.result and the futures of point-to-point operations",
 }
 
+# Of the devices on which ranks are, and so of each target there: what a device lacks, the suite
+# finds out, and takes for not claimed.
+DEVICE_FEATURES: Mapping[str, str] = {
+    "streams": "several streams on a device",
+    "events": "marks of points in a stream",
+    "pinned_memory": "memory of the host from which a device copies by itself",
+    "resizable_storage": "storages that can be freed and allocated in place, as FSDP does",
+    "moved_data": "a tensor of the host takes one of the device for its data",
+}
+
 # A target that lacks one of these cannot refuse: it notices nothing, and waits where it should not,
-# or does not wait where it should. So no case that needs one is probed.
+# or does not wait where it should. So no case that needs one is probed. Nor is a device.
 NEVER_REFUSED = frozenset(
     {
+        *(f"device:{name}" for name in DEVICE_FEATURES),
         "feature:abort",
         "feature:mismatch_errors",
         "feature:nonblocking",
@@ -120,9 +131,16 @@ VOCABULARY: Mapping[str, Sequence[str]] = {
     "dtypes": DTYPES,
     "reduce_ops": REDUCE_OPS,
     "features": tuple(FEATURES),
+    "device_features": tuple(DEVICE_FEATURES),
 }
 
-_KINDS = {"op": "ops", "dtype": "dtypes", "reduce_op": "reduce_ops", "feature": "features"}
+_KINDS = {
+    "op": "ops",
+    "dtype": "dtypes",
+    "reduce_op": "reduce_ops",
+    "feature": "features",
+    "device": "device_features",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +151,7 @@ class Capabilities:
     dtypes: frozenset[str] = frozenset(_PLAIN_DTYPES)
     reduce_ops: frozenset[str] = frozenset(_PLAIN_REDUCE_OPS)
     features: frozenset[str] = frozenset(_PLAIN_FEATURES)
+    device_features: frozenset[str] = frozenset(DEVICE_FEATURES)
 
     def __post_init__(self) -> None:
         for field in fields(self):

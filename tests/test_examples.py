@@ -51,6 +51,17 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
         ),
         pytest.param(DEVICE, "early.toml", {"all_reduce/sum": "broken"}, id="a missing wait"),
         pytest.param(
+            DEVICE,
+            "plain.toml",
+            {
+                "all_reduce/sum": "holds",
+                "cuda/several-in-flight": "not claimed",  # several streams
+                "ddp/average": "not claimed",  # float64
+                "fsdp/homogeneous-settings": "not claimed",  # parameters that move to the device
+            },
+            id="a device that lacks much",
+        ),
+        pytest.param(
             FLAT_DDP,
             "flat_ddp.toml@../own_backend/star.toml",
             {"ddp/average": "holds"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from conformance.capabilities import FEATURES, VOCABULARY, Capabilities
+from conformance.capabilities import DEVICE_FEATURES, FEATURES, VOCABULARY, Capabilities
 from conformance.catalogue.page import page
 from conformance.catalogue.rules import catalogue
 from conformance.cli.tables import show_json, show_table
@@ -68,6 +68,7 @@ def _chosen(arguments: argparse.Namespace) -> list[Requirement]:
 
 def _show_capabilities(*, as_json: bool) -> None:
     plain = Capabilities()
+    means = {**FEATURES, **DEVICE_FEATURES}
     if as_json:
         show_json(
             {
@@ -75,7 +76,7 @@ def _show_capabilities(*, as_json: bool) -> None:
                     {
                         "name": name,
                         "default": name in getattr(plain, kind),
-                        "means": FEATURES.get(name, ""),
+                        "means": means.get(name, ""),
                     }
                     for name in names
                 ]
@@ -86,7 +87,7 @@ def _show_capabilities(*, as_json: bool) -> None:
     for kind, names in VOCABULARY.items():
         columns = ("name", "unless said otherwise", "means")
         rows = [
-            (name, "claimed" if name in getattr(plain, kind) else "", FEATURES.get(name, ""))
+            (name, "claimed" if name in getattr(plain, kind) else "", means.get(name, ""))
             for name in names
         ]
         show_table(kind, columns, rows)

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from conformance.capabilities import DEVICE_FEATURES, DTYPES
+
 HOST = "cpu"
 
 # Where a case for devices runs if the target names none.
@@ -206,6 +208,70 @@ def has_events(type: str) -> bool:
     return type != HOST and hasattr(module_of(type), "Event")
 
 
+def has_pinned_memory(type: str) -> bool:
+    """Whether the host's memory can be pinned for it."""
+    if not _is_accelerator(type):
+        return False
+    try:
+        return torch.zeros(1, pin_memory=True).is_pinned()
+    except RuntimeError:
+        return False
+
+
+def has_resizable_storage(type: str) -> bool:
+    """Whether a storage can be freed and allocated again in place."""
+    try:
+        torch.empty(1, device=type).untyped_storage().resize_(0)
+    except RuntimeError:
+        return False
+    return True
+
+
+def has_moved_data(type: str) -> bool:
+    """Whether a tensor of the host may be given one of the device for its data, and is moved so."""
+    try:
+        torch.empty(1).data = torch.empty(1, device=type)
+    except RuntimeError:
+        return False
+    return True
+
+
+# Dtypes in which devices need not compute: they store and move them.
+_STORED = frozenset({"bool", "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2"})
+
+
+def has_dtype(type: str, name: str) -> bool:
+    """Whether tensors of this dtype can be copied there, computed with and copied back."""
+    try:
+        x = torch.zeros(2, dtype=getattr(torch, name)).to(type)
+        (x if name in _STORED else x.add_(x)).cpu()
+    except (RuntimeError, TypeError, ValueError):
+        return False
+    return True
+
+
+def lacks(type: str) -> tuple[str, ...]:
+    """Capabilities ("dtype:float64", "device:streams") that no target can have on such a device, as
+    the device has not got them. None of the host, nor where there is no such device.
+
+    Of a device that cannot even add float32, dtypes say nothing.
+    """
+    if count(type) == 0:
+        return ()
+    has = {
+        "streams": has_streams,
+        "events": has_events,
+        "pinned_memory": has_pinned_memory,
+        "resizable_storage": has_resizable_storage,
+        "moved_data": has_moved_data,
+    }
+    dtypes = DTYPES if has_dtype(type, "float32") else ()
+    return (
+        *(f"device:{name}" for name in DEVICE_FEATURES if not has[name](type)),
+        *(f"dtype:{name}" for name in dtypes if not has_dtype(type, name)),
+    )
+
+
 def compute_in_full(type: str) -> bool:
     """Have float32 computed in all its bits: convolutions in TF32 have ten, and would be judged by
     what a CPU computes. False where there is no such switch.
@@ -222,7 +288,7 @@ def warm_up(device: torch.device) -> None:
     """Have the device's libraries open and start what they keep for the life of the process."""
     with _stream_of_its_own(device), contextlib.suppress(NotImplementedError):
         matrix = torch.ones(2, 2, device=device)
-        torch.mm(matrix, matrix)[0, :1].copy_(_pinned(), non_blocking=True)
+        torch.mm(matrix, matrix)[0, :1].copy_(_pinned(device.type), non_blocking=True)
         if has_events(device.type):
             module_of(device.type).Event().record()
     synchronize(device.type)
@@ -238,12 +304,9 @@ def _stream_of_its_own(device: torch.device) -> Iterator[None]:
         yield
 
 
-def _pinned() -> torch.Tensor:
-    """One element of host memory, pinned if torch can pin it for this accelerator."""
-    try:
-        return torch.zeros(1, pin_memory=True)
-    except RuntimeError:
-        return torch.zeros(1)
+def _pinned(type: str) -> torch.Tensor:
+    """One element of host memory, pinned if that is possible."""
+    return torch.zeros(1, pin_memory=has_pinned_memory(type))
 
 
 def _is_accelerator(type: str) -> bool:

@@ -136,6 +136,10 @@ class Recorder:
         self._asked.clear()
         self._refused = NOTHING_REFUSED
 
+    def note(self, refusal: Refusal) -> None:
+        """What the device refused, or what raised in another way; the first one counts."""
+        self._refused = self._refused or refusal
+
     def refused(self, *, function_raised: bool) -> Refusal:
         """The first call that raised since `expect_calls`. If none did, and the function itself
         has raised, what all of its calls asked for: one may have raised when it was waited for.
@@ -162,7 +166,7 @@ class Recorder:
             try:
                 return operation(*args, **kwargs)
             except Exception as error:
-                self._refused = self._refused or Refusal(f"{name} raised {_brief(error)}", needs)
+                self.note(Refusal(f"{name} raised {_brief(error)}", needs))
                 raise
             finally:
                 self._calls.outer, self._calls.needs = outer, outer_needs

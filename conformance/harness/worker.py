@@ -32,6 +32,7 @@ import torch
 import torch.distributed as dist
 
 from conformance.harness import devices
+from conformance.harness.device_lacks import Watch
 from conformance.harness.frames import RankEnd
 from conformance.harness.leaks import (
     Holdings,
@@ -172,6 +173,7 @@ class Worker:
         self._joined: object = None
         self._pid = os.getpid()
         self._modules_apart = 0
+        self._lacking: tuple[str, tuple[str, ...]] = (devices.HOST, ())  # a type, and what it lacks
 
     def obey(self, command: Command) -> Answer:
         """Do as told. Whatever the case's code raises becomes an answer."""
@@ -200,7 +202,8 @@ class Worker:
         self._begin()
         self._recorder.expect_calls()
         try:
-            value = function(self._me, *args)
+            with self._watching_device():
+                value = function(self._me, *args)
         except BaseException as error:
             self._end_if_forked(error)
             here = error.__traceback__
@@ -211,6 +214,10 @@ class Worker:
             return Done(pack_for_parent(value), self._recorder.refused(function_raised=False))
         except BaseException as error:  # raised by the value's own code
             return Lost(f"the returned value is of no use: {message_of(error)}")
+
+    def _watching_device(self) -> contextlib.AbstractContextManager[Any]:
+        type, lacks = self._lacking
+        return Watch(type, lacks, self._recorder.note) if lacks else contextlib.nullcontext()
 
     def _end_if_forked(self, error: BaseException | None = None) -> None:
         """End a process that the function has forked, as Python would. It is no rank: what comes of
@@ -234,7 +241,7 @@ class Worker:
         outside = _import(join.target, join.search_path)
         self._set_modules_apart()
         # Before the census: both live as long as the process.
-        device = _device(join)
+        device = self._device(join)
         store = dist.PrefixStore(join.prefix, self._connected(join.host, join.port))
         self._joined = join.target, join.search_path, device, len(self._stores)
         where = self._joined, len(sys.modules)
@@ -264,6 +271,15 @@ class Worker:
                 timeout=timedelta(seconds=join.group_timeout_s),
                 pg_options=self._me.options,
             )
+
+    def _device(self, join: Join) -> torch.device:
+        device = devices.place(join.device, join.rank)
+        if device.type != devices.HOST:
+            devices.compute_in_full(device.type)
+            devices.warm_up(device)
+        if device.type != self._lacking[0]:
+            self._lacking = device.type, devices.lacks(device.type)
+        return device
 
     def _set_modules_apart(self) -> None:
         """What has been imported outlives every world: the collector need not look at it again."""
@@ -374,14 +390,6 @@ def _check_device(type: str) -> None:
     why = devices.why_unusable(type)
     if why:
         raise RuntimeError(why)
-
-
-def _device(join: Join) -> torch.device:
-    device = devices.place(join.device, join.rank)
-    if device.type != devices.HOST:
-        devices.compute_in_full(device.type)
-        devices.warm_up(device)
-    return device
 
 
 def _failed(error: BaseException) -> Failed:

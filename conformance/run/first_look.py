@@ -28,11 +28,13 @@ class FirstLook:
 
     versions: of the distributions that the target names.
     devices: the names of those of its type, where only its modules make that type known.
+    lacks: capabilities that it cannot have on its device, see `devices.lacks`.
     """
 
     error: str
     versions: dict[str, str] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
 
 
 def look_at(target: Target) -> FirstLook:
@@ -57,9 +59,15 @@ def devices_of(target: Target) -> int:
     return len(_seen(target).devices)
 
 
+def lacking(target: Target) -> tuple[str, ...]:
+    """The capabilities that the target cannot have on its device."""
+    return () if target.device == devices.HOST else _seen(target).lacks
+
+
 def takes_a_process(target: Target) -> bool:
-    """Whether `look_at` needs one, to import what is not loaded yet."""
-    return bool(_not_loaded(target.imports) or _not_loaded(_classes(target)))
+    """Whether `look_at` needs one: to import what is not loaded yet, or to try a device."""
+    loads = _not_loaded(target.imports) or _not_loaded(_classes(target))
+    return bool(loads) or target.device != devices.HOST
 
 
 def _not_loaded(names: Sequence[str]) -> tuple[str, ...]:
@@ -79,12 +87,12 @@ def _classes(target: Target) -> tuple[str, ...]:
 
 def _seen(target: Target) -> FirstLook:
     """What is there, but for versions."""
-    imports, elsewhere = _not_loaded(target.imports), _not_loaded(_classes(target))
+    elsewhere = _not_loaded(_classes(target))
     there = tuple(name for name in _classes(target) if name not in elsewhere)
     # What is entered in each rank may register the backend.
     backend = "" if target.activate else target.backend
-    if not imports and not elsewhere:
-        return FirstLook(missing((), there, backend) or devices.why_unusable(target.device))
+    if not takes_a_process(target):
+        return FirstLook(missing((), there, backend))
     env = tuple(sorted(target.env.items()))
     error = missing((), there, "")
     if error:
@@ -123,7 +131,8 @@ def _seen_elsewhere(
     device: str,
     env: tuple[tuple[str, str], ...],
 ) -> FirstLook:
-    """What `missing` says, and devices, in a process of its own with these environment variables.
+    """What `missing` says, devices and what they lack, in a process of its own with these
+    environment variables.
 
     It comes from the fork server, so torch is not imported once more, and answers through a file:
     modules may print at any time. A machine on which none can be started is no mistake of the
@@ -152,8 +161,8 @@ def _seen_elsewhere(
     if not told:
         why = (said.splitlines() or [f"exit code {process.exitcode}"])[-1]
         return FirstLook(f"importing it ended the process: {why}")
-    error, found = json.loads(told)
-    return FirstLook(error, devices=tuple(found))
+    error, found, lacks = json.loads(told)
+    return FirstLook(error, devices=tuple(found), lacks=tuple(lacks))
 
 
 def _tell(
@@ -177,8 +186,9 @@ def _tell(
     is_new = not devices.is_known(device)
     error = missing(imports, references, backend) or devices.why_unusable(device)
     found = devices.names(device) if is_new and not error else []
+    lacks = devices.lacks(device) if not error else ()
     with open(answer, "w") as file:
-        json.dump((error, found), file)
+        json.dump((error, found, lacks), file)
 
 
 def _version(distribution: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from conformance.catalogue.rules import catalogue
@@ -63,6 +63,11 @@ class Settings:
         if self.profiles is not None and catalogue()[requirement].profile not in self.profiles:
             return False
         return self.requirements is None or requirement in self.requirements
+
+    def without(self, lacks: Iterable[str]) -> Settings:
+        """The same for a target that cannot have these capabilities."""
+        claims = self.target.capabilities.without(lacks)
+        return replace(self, target=replace(self.target, capabilities=claims))
 
     @property
     def restricts_world_sizes(self) -> bool:

@@ -83,6 +83,7 @@ class Certifier:
         if session.config.option.collectonly:
             return None
         self._look = self._first_look()
+        self._settings = self._settings.without(self._look.lacks)
         if self._look.error:
             message = f"--target {self._settings.spec}: {self._look.error}"
             self._board.note_usage_error(message)

@@ -11,6 +11,7 @@ from conformance.catalogue.chapters import is_chapter
 from conformance.early_torch import collector_off
 from conformance.harness.pool import SHARED_POOL
 from conformance.run.budget import most_rules_first
+from conformance.run.first_look import lacking
 from conformance.run.plan import Plan, adopt_own, make_plan, select
 from conformance.run.selection import (
     files_left_out,
@@ -75,11 +76,13 @@ def pytest_make_collect_report(
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    settings = config.stash[SETTINGS]
     board = config.stash[BOARD]
     plans: dict[str, Plan] = {}
     crew = SHARED_POOL.crew
     may_probe = crew is None or not crew.starts_together
+    settings = config.stash[SETTINGS]
+    if may_probe and not config.option.collectonly:
+        settings = config.stash[SETTINGS] = settings.without(lacking(settings.target))
     try:
         for item in [*config.stash[FOUND], *items]:
             if item.nodeid not in plans:

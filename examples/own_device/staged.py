@@ -88,7 +88,7 @@ class StagedWork(dist.Work):
 
     def get_future(self) -> Any:
         if self._future is None:
-            raise RuntimeError(f"{StagedGroup.name} has no future for this operation")
+            raise RuntimeError(f"{StagedGroup.backend_name} has no future for this operation")
         return self._future
 
     def _finished(self, future: Any) -> Any:
@@ -163,11 +163,13 @@ class StagedGroup(dist.ProcessGroup):
 
 
 def _staged(value: Any, copies: dict[Tensor, Tensor]) -> Any:
-    """The same with tensors of the host for those of the device; these copies are noted."""
+    """The same with copies on the host for tensors of the device; these copies are noted."""
     if isinstance(value, list | tuple):
         return [_staged(v, copies) for v in value]
-    if not isinstance(value, Tensor) or value.device.type != NAME:
+    if not isinstance(value, Tensor):
         return value
+    if value.device.type != NAME:
+        raise RuntimeError(f"tensors must be on {NAME}, and one is on {value.device}")
     if value not in copies:
         host = torch.empty_like(value, device="cpu", requires_grad=False)
         copies[value] = host.copy_(value.detach(), non_blocking=True)

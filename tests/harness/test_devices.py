@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from conformance.capabilities import DTYPES
 from conformance.harness import devices
 
 # A type of torch's own that no build for tests has a module for.
@@ -123,6 +124,26 @@ def test_what_a_bare_module_lacks_is_none_or_false(module: object) -> None:
     assert not devices.has_streams(TYPE)
     assert not devices.has_events(TYPE)
     assert not devices.compute_in_full(TYPE)
+
+
+_FEATURES = {"device:streams", "device:events"}
+
+
+def test_what_the_module_has_is_not_lacking(module: Whole) -> None:
+    assert _FEATURES.isdisjoint(devices.lacks(TYPE))
+
+
+@bare
+def test_what_the_module_has_not_is_lacking(module: object) -> None:
+    assert set(devices.lacks(TYPE)) >= _FEATURES
+    assert not any(name.startswith("dtype:") for name in devices.lacks(TYPE)), "it cannot add"
+
+
+def test_the_host_lacks_nothing() -> None:
+    assert devices.lacks("cpu") == ()
+    assert all(devices.has_dtype("cpu", name) for name in DTYPES)
+    assert devices.has_resizable_storage("cpu")
+    assert devices.has_moved_data("cpu")
 
 
 @pytest.mark.parametrize("module", [Whole(0)], indirect=True, ids=["none"])

@@ -7,8 +7,10 @@ wait for. On a host everything is done at once, and a case only shows that it ca
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -17,11 +19,12 @@ from torch import Tensor, nn
 from conformance import Me
 from conformance.harness import devices
 
-HOST = torch.device("cpu")
-
 # Some ten milliseconds on a large GPU, much longer than any copy of a case takes.
 _BUSY_MATRIX = 2048
 _BUSY_PRODUCTS = 40
+# Of a device that is much slower, and takes long enough for a single product of this size.
+_SLOW_MATRIX = 512
+_SLOW_S = 0.002
 
 
 class Streams(Protocol):
@@ -52,51 +55,8 @@ class Streams(Protocol):
         """The values on the host, as of the current stream."""
 
 
-class OfAccelerator:
-    """One device whose module has streams, as `torch.cuda` has them."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._module = torch.get_device_module(device)
-
-    def new(self) -> Any:
-        stream = self._module.Stream(self._device)
-        stream.wait_stream(self.current())
-        return stream
-
-    def current(self) -> Any:
-        return self._module.current_stream(self._device)
-
-    def use(self, stream: Any) -> AbstractContextManager[Any]:
-        entered: AbstractContextManager[Any] = self._module.stream(stream)
-        return entered
-
-    def follow(self, stream: Any) -> None:
-        self.current().wait_stream(stream)
-
-    def uses(self, tensor: Tensor, stream: Any) -> None:
-        tensor.record_stream(stream)
-
-    def delay(self) -> None:
-        matrix = torch.ones(_BUSY_MATRIX, _BUSY_MATRIX, device=self._device)
-        for _ in range(_BUSY_PRODUCTS):
-            torch.mm(matrix, matrix)
-
-    def put(self, values: Tensor) -> Tensor:
-        return values.to(self._device, copy=True)
-
-    def get(self, tensor: Tensor) -> Tensor:
-        return tensor.cpu()
-
-
 class OfHost:
-    """No streams: everything is done when the call returns.
-
-    device: where tensors are put.
-    """
-
-    def __init__(self, device: torch.device = HOST) -> None:
-        self._device = device
+    """No streams: everything is done when the call returns."""
 
     def new(self) -> Any:
         return None
@@ -117,10 +77,67 @@ class OfHost:
         """Nothing runs later."""
 
     def put(self, values: Tensor) -> Tensor:
+        return values.clone()
+
+    def get(self, tensor: Tensor) -> Tensor:
+        return tensor.clone()
+
+
+class OfDevice(OfHost):
+    """A device without streams of one's own: kernels run one after the other, maybe later."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._busy = _busy_with(device)
+
+    def delay(self) -> None:
+        rows, count = self._busy
+        matrix = torch.ones(rows, rows, device=self._device)
+        for _ in range(count):
+            torch.mm(matrix, matrix)
+
+    def put(self, values: Tensor) -> Tensor:
         return values.to(self._device, copy=True)
 
     def get(self, tensor: Tensor) -> Tensor:
-        return tensor.to(HOST, copy=True)
+        return tensor.cpu()
+
+
+@cache
+def _busy_with(device: torch.device) -> tuple[int, int]:
+    """Rows of a square matrix, and how many products of it keep the device busy."""
+    matrix = torch.ones(_SLOW_MATRIX, _SLOW_MATRIX, device=device)
+    torch.mm(matrix, matrix)[0, 0].item()  # the first one may take longer
+    began_at = time.perf_counter()
+    torch.mm(matrix, matrix)[0, 0].item()
+    is_slow = time.perf_counter() - began_at > _SLOW_S
+    return (_SLOW_MATRIX, 5) if is_slow else (_BUSY_MATRIX, _BUSY_PRODUCTS)
+
+
+class OfAccelerator(OfDevice):
+    """One device whose module has streams, as `torch.cuda` has them."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._module = torch.get_device_module(device)
+
+    def new(self) -> Any:
+        stream = self._module.Stream(self._device)
+        stream.wait_stream(self.current())
+        return stream
+
+    def current(self) -> Any:
+        return self._module.current_stream(self._device)
+
+    def use(self, stream: Any) -> AbstractContextManager[Any]:
+        entered: AbstractContextManager[Any] = self._module.stream(stream)
+        return entered
+
+    def follow(self, stream: Any) -> None:
+        self.current().wait_stream(stream)
+
+    def uses(self, tensor: Tensor, stream: Any) -> None:
+        tensor.record_stream(stream)
 
 
 _stand_in: Callable[[], Streams] = OfHost
@@ -139,9 +156,9 @@ def stand_in(make: Callable[[], Streams]) -> Iterator[None]:
 
 def streams_of(me: Me) -> Streams:
     """The streams of a rank's device."""
-    if me.device == HOST:
+    if me.device.type == devices.HOST:
         return _stand_in()
-    return (OfAccelerator if devices.has_streams(me.device.type) else OfHost)(me.device)
+    return (OfAccelerator if devices.has_streams(me.device.type) else OfDevice)(me.device)
 
 
 def put_module(streams: Streams, module: nn.Module) -> nn.Module:

@@ -156,6 +156,7 @@ def wait_on_other_stream(me: Me, call: Call) -> Seen:
     source=f"{NOTES}: Work.wait",
     rests_on="cuda/reads-after-the-stream",
 )
+@needs("device:streams")
 @pytest.mark.parametrize("op", OPS)
 @world_sizes(1, 2, 3)
 def test_a_consumer_on_another_stream_waits_there(ranks: Ranks, op: str) -> None:
@@ -266,6 +267,7 @@ def several_in_flight(me: Me, calls: list[Call]) -> list[Seen]:
     "Several asynchronous operations may be in progress, issued on different streams, and be "
     "waited for in any order.",
     source=NOTES,
+    needs="device:streams",
     rests_on="cuda/after-the-wait",
 )
 @world_sizes(1, 2, 3)

@@ -155,6 +155,7 @@ def train_ddp_on_side_stream(me: Me) -> dict[str, Tensor]:
     "one process on the CPU, up to rounding, also if forward, backward and optimizer run on a "
     "stream that is not the default one.",
     source="torch 2.13 docs, CUDA semantics: 'Stream semantics of backward passes'",
+    needs="device:streams",
     rests_on="cuda/ddp",
 )
 @world_sizes(1, 2)

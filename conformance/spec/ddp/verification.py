@@ -205,7 +205,7 @@ def wrap_module(me: Me, kind: str) -> None:
         modules: dict[str, nn.Module] = {
             "empty": nn.ReLU(),
             "frozen": nn.Linear(1, 1).requires_grad_(False),
-            "lazy": nn.LazyLinear(2),
+            "lazy": nn.LazyLinear(2, device=me.device),
             "plain": nn.Linear(1, 1),
         }
     module = modules[kind.partition(" ")[0]]

@@ -1,0 +1,108 @@
+"""Notes where a rank asks its device for what no target can have on it: a dtype, streams, events,
+pinned memory and the like.
+
+What is asked for may be asked by a case, by torch or by the target's wrappers, at any place. So the
+calls of torch are watched, but only on devices that lack something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from conformance.harness import devices
+from conformance.harness.outcome import Refusal, message_of, type_name
+
+# Methods that name a dtype and take none.
+_DTYPES = {"double": "float64", "cdouble": "complex128", "cfloat": "complex64", "half": "float16"}
+_ATTRIBUTES = {
+    **dict.fromkeys(("Stream", "stream", "current_stream", "set_stream"), "device:streams"),
+    "Event": "device:events",
+}
+_PINNED = "device:pinned_memory"
+_RESIZED = "device:resizable_storage"
+_MOVED = "device:moved_data"
+
+
+class Watch(TorchFunctionMode):
+    """Inside, a call of torch that raises is noted if it asks for what the device lacks.
+
+    type: of the device.
+    lacks: capabilities, as `devices.lacks` gives them.
+    tell: is told what raised and what it needs.
+    """
+
+    def __init__(self, type: str, lacks: Sequence[str], tell: Callable[[Refusal], None]) -> None:
+        super().__init__()
+        self._type = type
+        self._lacks = frozenset(lacks)
+        self._tell = tell
+
+    def __enter__(self) -> Watch:
+        torch.UntypedStorage.resize_ = _watched_resize(self)  # type: ignore[method-assign]
+        super().__enter__()
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        super().__exit__(kind, error, trace)
+        del torch.UntypedStorage.resize_
+        if isinstance(error, AttributeError) and error.obj is devices.module_of(self._type):
+            need = _ATTRIBUTES.get(error.name, "")
+            self.note(f"torch.{self._type}.{error.name}", error, (need,))
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        try:
+            return func(*args, **kwargs)
+        except Exception as error:
+            self._note_if_lacking(func, args, kwargs, error)
+            raise
+
+    def _note_if_lacking(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception
+    ) -> None:
+        name = getattr(func, "__name__", str(func))
+        asked = {*_dtypes((*args, *kwargs.values())), f"dtype:{_DTYPES.get(name, '')}"}
+        if name == "pin_memory" or kwargs.get("pin_memory"):
+            asked.add(_PINNED)
+        if func == torch.Tensor.data.__set__:  # type: ignore[attr-defined]  # a descriptor
+            asked.add(_MOVED)
+        self.note(name, error, asked)
+
+    def note(self, name: str, error: Exception, asked: Iterable[str]) -> None:
+        """What raised, if any of that which it asked for is lacking."""
+        if needs := self._lacks.intersection(asked):
+            first = f"{type_name(type(error))}: {message_of(error)}".splitlines()[0]
+            self._tell(Refusal(f"{name} raised {first}", tuple(sorted(needs))))
+
+
+def _watched_resize(watch: Watch) -> Callable[..., Any]:
+    """`UntypedStorage.resize_`, which is no function that a mode sees."""
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        try:
+            return torch._C.StorageBase.resize_(storage, size)
+        except Exception as error:
+            watch.note("resize_ of a storage", error, (_RESIZED,))
+            raise
+
+    return resize_
+
+
+def _dtypes(values: Sequence[Any]) -> Iterator[str]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield _need(value.dtype)
+        elif isinstance(value, torch.dtype):
+            yield _need(value)
+        elif isinstance(value, list | tuple):
+            yield from _dtypes(value)
+
+
+def _need(dtype: torch.dtype) -> str:
+    return f"dtype:{str(dtype).removeprefix('torch.')}"

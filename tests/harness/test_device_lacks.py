@@ -1,0 +1,73 @@
+"""Calls of torch that fail for want of something that the device lacks are told from others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from conformance.harness.device_lacks import Watch
+from conformance.harness.outcome import Refusal
+
+LACKING = (
+    *("dtype:float64", "device:streams", "device:events", "device:pinned_memory"),
+    *("device:resizable_storage", "device:moved_data"),
+)
+
+
+def noted(call: Callable[[], object], lacks: tuple[str, ...] = LACKING) -> list[Refusal]:
+    """What is told when a call raises on a device that lacks so much."""
+    told: list[Refusal] = []
+    with pytest.raises((RuntimeError, AttributeError)), Watch("mtia", lacks, told.append):
+        call()
+    return told
+
+
+def assign_data() -> None:
+    torch.ones(1, requires_grad=True).data = torch.sparse_coo_tensor(size=(1,))
+
+
+def without(name: str) -> Callable[[], object]:
+    return lambda: getattr(torch.get_device_module("mtia"), name)
+
+
+@pytest.fixture
+def bare_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = type(torch)("torch.mtia")
+    monkeypatch.setattr(torch, "get_device_module", lambda type: module)
+
+
+@pytest.mark.parametrize(
+    ("call", "needs"),
+    [
+        (lambda: torch.ones(2, dtype=torch.float64).view(3), "dtype:float64"),
+        (lambda: torch.empty(-1, dtype=torch.float64), "dtype:float64"),
+        (lambda: torch.stack([torch.ones(1).double(), torch.ones(2)]), "dtype:float64"),
+        (lambda: torch.empty(-1, pin_memory=True), "device:pinned_memory"),
+        (lambda: torch.ones(1).untyped_storage().resize_(-8), "device:resizable_storage"),
+        (assign_data, "device:moved_data"),
+        (without("Stream"), "device:streams"),
+        (without("Event"), "device:events"),
+    ],
+)
+def test_what_is_asked_for_and_lacking_is_noted(
+    call: Callable[[], object], needs: str, bare_module: None
+) -> None:
+    [refusal] = noted(call)
+    assert refusal.needs == (needs,)
+    assert " raised " in refusal.said
+    assert noted(call, tuple({*LACKING} - {needs})) == [], "the device has it"
+
+
+@pytest.mark.parametrize(
+    "call", [lambda: torch.ones(2).view(3), without("memory_stats")], ids=["float32", "statistics"]
+)
+def test_other_errors_are_not(call: Callable[[], object], bare_module: None) -> None:
+    assert noted(call) == []
+
+
+def test_nothing_of_it_stays() -> None:
+    noted(lambda: torch.ones(2).view(3))
+    assert "resize_" not in vars(torch.UntypedStorage)
