@@ -86,6 +86,7 @@ DEVICE_FEATURES: Mapping[str, str] = {
     "pinned_memory": "memory of the host from which a device copies by itself",
     "resizable_storage": "storages that can be freed and allocated in place, as FSDP does",
     "moved_data": "a tensor of the host takes one of the device for its data",
+    "autocast": "torch.autocast",
 }
 
 # A target that lacks one of these cannot refuse: it notices nothing, and waits where it should not,

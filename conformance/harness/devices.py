@@ -236,6 +236,15 @@ def has_moved_data(type: str) -> bool:
     return True
 
 
+def has_autocast(type: str) -> bool:
+    """Whether `torch.autocast` computes in bfloat16 on it."""
+    try:
+        torch.autocast(type, torch.bfloat16)
+    except (RuntimeError, AssertionError):
+        return False
+    return True
+
+
 # Dtypes in which devices need not compute: they store and move them.
 _STORED = frozenset({"bool", "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2"})
 
@@ -264,6 +273,7 @@ def lacks(type: str) -> tuple[str, ...]:
         "pinned_memory": has_pinned_memory,
         "resizable_storage": has_resizable_storage,
         "moved_data": has_moved_data,
+        "autocast": has_autocast,
     }
     dtypes = DTYPES if has_dtype(type, "float32") else ()
     return (

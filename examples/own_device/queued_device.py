@@ -200,6 +200,9 @@ def _resize(tensor: Tensor, size: Sequence[int], **_: Any) -> Tensor:
         offset = int(tensor.storage_offset())
         return _set(tensor, tensor.untyped_storage(), offset, size, shape.stride())
     made = _new(size, shape.stride(), tensor.dtype)
+    room, kept = _on_host(made).untyped_storage(), old.untyped_storage()
+    first = tensor.storage_offset() * tensor.element_size()
+    streams.current_stream().enqueue(lambda: room[: len(kept) - first].copy_(kept[first:]))
     return _set(tensor, made.untyped_storage(), 0, size, shape.stride())
 
 

@@ -115,7 +115,7 @@ class StagedGroup(dist.ProcessGroup):
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # torch's stub lacks this form
         self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
-        self._group_name = ""
+        self._group_name = self._group_desc = ""
 
     def getBackendName(self) -> str:
         return self.backend_name
@@ -127,10 +127,10 @@ class StagedGroup(dist.ProcessGroup):
         return self._group_name
 
     def setGroupDesc(self, desc: str) -> None:
-        pass
+        self._group_desc = desc
 
     def getGroupDesc(self) -> str:
-        return ""
+        return self._group_desc
 
     @property
     def _device_types(self) -> list[torch.device]:

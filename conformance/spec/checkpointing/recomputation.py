@@ -191,6 +191,7 @@ def cast(me: Me, how: str, inside: bool) -> tuple[list[str], Gradients]:
     "the gradients have the parameters' dtypes and the values that they have without "
     "checkpoints.",
     source="pytorch#141896",
+    needs="device:autocast",
     rests_on="checkpointing/once",
 )
 @world_sizes(2)

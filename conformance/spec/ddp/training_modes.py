@@ -107,7 +107,7 @@ def all_gradients(module: nn.Module) -> Tensor:
     "Under autocast the module computes in the lower precision, and gradients of float32 "
     "parameters are averaged in float32.",
     source="torch 2.13, test_DistributedDataParallel_with_amp_and_grad_is_view",
-    needs="dtype:bfloat16",
+    needs=("dtype:bfloat16", "device:autocast"),
     rests_on="ddp/average",
 )
 @world_sizes(2)

@@ -155,6 +155,8 @@ def refused(me: Me, refusal: Refusal) -> str:
     """What is wrong with how it is refused; the ranks still work together afterwards."""
     try:
         refusal.of(me)
+    except AttributeError:
+        raise  # a device without streams has refused it
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
         if not isinstance(error, refusal.kind) or not re.search(refusal.words, str(error)):

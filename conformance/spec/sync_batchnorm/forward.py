@@ -325,6 +325,7 @@ def train_under_autocast(me: Me, x: Tensor) -> tuple[str, str, str]:
     "Under autocast the layer keeps the dtype of its input, and its parameters' gradients have "
     "the dtype of the parameters.",
     source="torch 2.13, batch norm is on none of autocast's lists; observed on CPU",
+    needs=("feature:sync_batchnorm_on_cpu", "device:autocast"),
     rests_on="sync_batchnorm/half-input",
 )
 @world_sizes(2)
