@@ -25,7 +25,7 @@ import pytest
 import conformance.early_torch  # noqa: F401  # before what else imports torch
 from conformance.exit_codes import EXIT_HARNESS_FAULT
 from conformance.harness.agents import Crew, serve
-from conformance.harness.launcher import NO_WORKERS, LauncherError, Place, place
+from conformance.harness.launcher import NO_WORKERS, LauncherError, Place, place, tell_launcher
 from conformance.harness.pool import SHARED_POOL
 from conformance.harness.rank import HarnessFault, fork_server_context
 from conformance.harness.ranks import Ranks
@@ -87,6 +87,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
             budget=option.budget,
         )
         if at is not None:
+            tell_launcher()
             settings = _join_launched(at, settings, option)
         elif settings.target.launch and option.launcher != "none" and not option.collectonly:
             raise UsageError(_must_be_launched(settings.target))

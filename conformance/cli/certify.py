@@ -8,7 +8,6 @@ import difflib
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import NoReturn
 
 import pytest
 
@@ -54,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = _settings(arguments)
     launcher = settings.target.launch if settings else ""
     if launcher and arguments.launcher != "none" and not _is_launched(arguments):
-        _launch_ranks(launcher, arguments)
+        return _launch_ranks(launcher, arguments)
     launched = _is_launched(arguments)
     if launched and arguments.workers not in (None, "0"):
         raise UsageError(NO_WORKERS)
@@ -113,11 +112,11 @@ def _settings(arguments: argparse.Namespace) -> Settings | None:
         return None
 
 
-def _launch_ranks(launcher: str, arguments: argparse.Namespace) -> NoReturn:
-    """Start this command again on all ranks."""
+def _launch_ranks(launcher: str, arguments: argparse.Namespace) -> int:
+    """Start this command again on all ranks; the exit code."""
     given = [*_options(arguments), *arguments.rest]
     try:
-        launch(launcher, [sys.executable, "-m", "conformance", "certify", *given])
+        return launch(launcher, [sys.executable, "-m", "conformance", "certify", *given])
     except LauncherError as error:
         raise UsageError(str(error)) from error
 

@@ -20,7 +20,9 @@ are ranks themselves would have gained nothing: a job does not outlive any of th
 from __future__ import annotations
 
 import secrets
+import signal
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -227,8 +229,15 @@ class Crew:
 
 
 def serve(at: Place) -> None:
-    """An agent's whole life: pass messages on until rank 0 ends the run or is gone."""
+    """An agent's whole life: pass messages on until rank 0 ends the run or is gone.
+
+    A launcher that is told to end tells all processes. Rank 0 then writes what was found so far,
+    and ends the others itself.
+    """
     connection = _connect(at)
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)  # rank processes do not inherit it, as SIG_IGN
     rank: RankProcess | None = RankProcess(at.rank)  # on all hosts at the same time
     life = 0
     try:

@@ -8,18 +8,21 @@ leaves a note in a folder of this user's, as all ranks are on one host.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shlex
+import signal
 import stat
+import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import IO, Protocol
 
 import torch.distributed as dist
 
@@ -30,7 +33,9 @@ _LOOPBACK = "127.0.0.1"
 _MEETING_S = 300.0
 _LOOK_AGAIN_S = 0.1
 _KEY = "conformance/agents"
-_LAUNCHED = "CONFORMANCE_LAUNCHED"  # set in what `launch` starts
+# Set in what `launch` starts: a file for the number of rank 0's process.
+_LAUNCHED = "CONFORMANCE_LAUNCHED"
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM)
 
 NO_WORKERS = "-n cannot be used under a launcher, which has one set of ranks"
 
@@ -137,8 +142,12 @@ def _place_by(launcher: _Launcher, environment: Mapping[str, str]) -> Place | No
     return Place(rank, size, _LOOPBACK, 0, job)
 
 
-def launch(launcher: str, command: Sequence[str]) -> NoReturn:
-    """Go on as a launcher that runs the command on all ranks.
+def launch(launcher: str, command: Sequence[str]) -> int:
+    """Have a launcher run the command on all ranks; its exit code.
+
+    SIGINT and SIGTERM go to rank 0, which then ends the run as without a launcher: a launcher would
+    kill all ranks at once. If rank 0 is on another host, or at the second signal, the launcher
+    gets them.
 
     launcher: a command, such as "mpirun -n 4".
     Raises LauncherError if it cannot be started, or has been and its ranks know no place.
@@ -149,10 +158,59 @@ def launch(launcher: str, command: Sequence[str]) -> NoReturn:
             "recognized with --launcher slurm"
         )
     words = shlex.split(launcher)
+    with tempfile.NamedTemporaryFile("r", prefix="conformance-rank-0-") as told:
+        try:
+            process = subprocess.Popen(
+                [*words, *command],
+                env={**os.environ, _LAUNCHED: told.name},
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # a terminal's Ctrl-C does not reach it
+                preexec_fn=_end_with_parent,
+            )
+        except OSError as error:
+            raise LauncherError(f"launch: {words[0]}: {error.strerror}") from error
+        with _passing_on(process, told):
+            code = process.wait()
+    return 128 - code if code < 0 else code
+
+
+_libc = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
+
+def _end_with_parent() -> None:
+    """Have the kernel send SIGTERM when the process that has started this one is killed."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@contextmanager
+def _passing_on(process: subprocess.Popen[bytes], told: IO[str]) -> Iterator[None]:
+    """Inside, this process's signals go to rank 0, or to the launcher.
+
+    told: where rank 0 leaves the number of its process.
+    """
+    pids: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        rank_0 = told.read()
+        if rank_0 and not pids:
+            pids.append(int(rank_0))
+            with suppress(ProcessLookupError):
+                return os.kill(pids[0], number)
+        process.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
     try:
-        os.execvpe(words[0], [*words, *command], {**os.environ, _LAUNCHED: "1"})
-    except OSError as error:
-        raise LauncherError(f"launch: {words[0]}: {error.strerror}") from error
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def tell_launcher() -> None:
+    """Rank 0: say to `launch` which process this is, where it can see that."""
+    with suppress(KeyError, FileNotFoundError), open(os.environ[_LAUNCHED], "r+") as told:
+        told.write(str(os.getpid()))
 
 
 def _parent() -> str:

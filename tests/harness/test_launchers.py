@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -164,6 +167,70 @@ def test_a_target_says_how_its_ranks_are_launched(tmp_path: Path) -> None:
     assert done.stdout.count("1 of 1 requirements hold") == 1
 
 
+# A backend whose barrier hangs, and says that it does.
+HANGING = """
+import os, pathlib, time
+import torch.distributed as dist
+from conformance.harness.forwarding import ForwardingGroup
+
+class Hanging(ForwardingGroup):
+    def getBackendName(self):
+        return "hanging"
+
+    def barrier(self, *args, **kwargs):
+        pathlib.Path(os.environ["FOLDER"], f"there{self.rank()}").touch()
+        time.sleep(1000)
+
+def make(store, rank, size, timeout):
+    return Hanging(rank, size, dist.ProcessGroupGloo(store, rank, size, timeout))
+
+dist.Backend.register_backend("hanging", make, devices=["cpu"])
+"""
+
+
+def test_a_signal_to_what_launches_ranks_leaves_a_certificate(tmp_path: Path) -> None:
+    (tmp_path / "two_ranks.py").write_text(TWO_RANKS)
+    (tmp_path / "hanging.py").write_text(HANGING)
+    (tmp_path / "hanging.toml").write_text(
+        f'name = "hanging"\nbackend = "hanging"\nimports = ["hanging"]\n'
+        f'env = {{FOLDER = "{tmp_path}"}}\nlaunch = "{sys.executable} two_ranks.py"\n'
+    )
+    rules = "--requirement=all_reduce/sum,barrier/waits-for-all"
+    command = ("-m", "conformance", "certify", "--target=hanging.toml", "--world-sizes=2", rules)
+    with subprocess.Popen(
+        [sys.executable, *command], cwd=tmp_path, start_new_session=True, stdout=subprocess.DEVNULL
+    ) as process:
+        give_up_at = time.monotonic() + 300
+        while not all((tmp_path / f"there{rank}").exists() for rank in range(2)):
+            assert process.poll() is None
+            assert time.monotonic() < give_up_at
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(300) == 130
+    place = tmp_path / "certificate" / "hanging" / "interrupted" / "certificate.json"
+    document = json.loads(place.read_text())
+    assert document["conclusion"] == "interrupted"
+    [sums] = [row for row in document["requirements"] if row["id"] == "all_reduce/sum"]
+    assert sums["verdict"] == "holds", "it had ended"
+    assert ended(tmp_path)
+
+
+def ended(folder: Path) -> bool:
+    """Whether no process is in the folder, or soon will not be."""
+    give_up_at = time.monotonic() + 30
+    while time.monotonic() < give_up_at:
+        if not any(map(folder.__eq__, working_folders())):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def working_folders() -> Iterator[Path]:
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            yield (process / "cwd").readlink()
+
+
 def test_a_launcher_that_launches_nothing_is_refused(tmp_path: Path) -> None:
     done = certify_launched(tmp_path, "env")
     assert done.returncode == 2
@@ -274,11 +341,11 @@ def test_all_ranks_import_and_end_together_under_mpi(
     together: tuple[Pool, Target, tuple[str, ...]], tmp_path: Path
 ) -> None:
     pool, target, path = together
-    for time in (1, 2):
+    for times in (1, 2):
         assert pool.prepare(target, path) == ""
-        assert len(list(tmp_path.glob("started-*"))) == 3 * time
+        assert len(list(tmp_path.glob("started-*"))) == 3 * times
         pool.close()
-        assert len(list(tmp_path.glob("ended-*"))) == 3 * time
+        assert len(list(tmp_path.glob("ended-*"))) == 3 * times
 
 
 def test_a_module_that_is_missing_under_mpi_is_named(
