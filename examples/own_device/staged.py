@@ -134,7 +134,9 @@ class StagedGroup(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device(NAME)]
+        # Of a new group, torch 2.15 asks these for a backend in C++, and there is none.
+        is_new = self not in dist.distributed_c10d._world.pg_map
+        return [] if is_new else [torch.device(NAME)]
 
     def _get_sequence_number_for_group(self) -> int:
         gloo: Any = self._gloo  # torch's stub lacks the method
