@@ -116,6 +116,12 @@ DEVICES_AND_BACKENDS = {
     *("gloo", "nccl", "mpi", "ucc", "xccl", "hccl", "fake"),
 }
 
+# What names several of them nevertheless, and why.
+NAMES_SEVERAL = {
+    "spec/collectives/reductions.py": "sources of rules: what was seen of two backends of torch",
+    "spec/groups/backends.py": "how torch reads names of several backends in one text",
+}
+
 # Imported by name when a command or a file is asked for; no import statement shows it.
 ENTRY_POINTS = {
     "conformance.__main__",
@@ -314,10 +320,44 @@ def test_one_module_of_the_suite_knows_devices() -> None:
     assert naming == set(NAMES_CUDA), "an exception that nothing needs"
 
 
+def named_in(source: str) -> set[str]:
+    """The devices and backends that code names, in whatever form; not in what it tells readers."""
+    tree = ast.parse(source)
+    told = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+    words: set[str] = set()
+    for node in ast.walk(tree):
+        for _, value in ast.iter_fields(node):
+            if isinstance(value, str) and id(node) not in told:
+                words.update(re.findall("[a-z]+", value.lower()))
+    return words & DEVICES_AND_BACKENDS
+
+
 def test_the_suite_lists_neither_devices_nor_backends() -> None:
+    """A module that names one of them names no other."""
+    naming = {}
     for path in modules("conformance").values():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.List | ast.Tuple | ast.Set):
-                values = {n.value for n in node.elts if isinstance(n, ast.Constant)}
-                named = sorted(map(str, values & DEVICES_AND_BACKENDS))
-                assert len(named) < 2, f"{path.relative_to(ROOT)}:{node.lineno} lists {named}"
+        named = named_in(path.read_text())
+        if len(named) > 1:
+            naming[path.relative_to(ROOT / "conformance").as_posix()] = sorted(named)
+    assert set(naming) == set(NAMES_SEVERAL), naming
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'KNOWN = ["xpu", "npu"]',
+        'KNOWN = "xpu npu".split()',
+        'KNOWN = {"xpu": torch.xpu, "npu": None}',
+        'def f(type): return type == "xpu" or type == "npu"',
+        'match type:\n    case "xpu": ...\n    case "npu": ...',
+        "KNOWN = (torch.xpu, torch.npu)",
+        'KNOWN = f"xpu|npu{x}"',
+        'KNOWN = Literal["xpu"]\nOTHER = "npu:0"',
+        "def f(xpu, npu): ...",
+    ],
+)
+def test_a_list_is_found_in_every_form(source: str) -> None:
+    assert named_in(source) == {"xpu", "npu"}
+    assert (
+        named_in(f'"""{source.replace(chr(34), chr(39))}"""\n# {source.splitlines()[0]}') == set()
+    )
