@@ -8,6 +8,7 @@ calls of torch are watched, but only on devices that lack something.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,31 +28,34 @@ _RESIZED = "device:resizable_storage"
 _MOVED = "device:moved_data"
 
 
-class Watch(TorchFunctionMode):
-    """Inside, a call of torch that raises is noted if it asks for what the device lacks.
+@contextmanager
+def watching(type: str, lacks: Sequence[str], tell: Callable[[Refusal], None]) -> Iterator[None]:
+    """Inside, a call of torch that raises is told if it asks for what the device lacks.
 
     type: of the device.
     lacks: capabilities, as `devices.lacks` gives them.
     tell: is told what raised and what it needs.
     """
+    watch = _Watch(lacks, tell)
+    storage: Any = torch.UntypedStorage
+    storage.resize_ = _watched_resize(watch, storage.resize_)
+    try:
+        with watch:
+            yield
+    except AttributeError as error:
+        if error.obj is devices.module_of(type):
+            need = _ATTRIBUTES.get(str(error.name), "")
+            watch.note(f"torch.{type}.{error.name}", error, (need,))
+        raise
+    finally:
+        del storage.resize_  # that of its base is the original
 
-    def __init__(self, type: str, lacks: Sequence[str], tell: Callable[[Refusal], None]) -> None:
+
+class _Watch(TorchFunctionMode):
+    def __init__(self, lacks: Sequence[str], tell: Callable[[Refusal], None]) -> None:
         super().__init__()
-        self._type = type
         self._lacks = frozenset(lacks)
         self._tell = tell
-
-    def __enter__(self) -> Watch:
-        torch.UntypedStorage.resize_ = _watched_resize(self)  # type: ignore[method-assign]
-        super().__enter__()
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        super().__exit__(kind, error, trace)
-        del torch.UntypedStorage.resize_
-        if isinstance(error, AttributeError) and error.obj is devices.module_of(self._type):
-            need = _ATTRIBUTES.get(error.name, "")
-            self.note(f"torch.{self._type}.{error.name}", error, (need,))
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -81,12 +85,12 @@ class Watch(TorchFunctionMode):
             self._tell(Refusal(f"{name} raised {first}", tuple(sorted(needs))))
 
 
-def _watched_resize(watch: Watch) -> Callable[..., Any]:
+def _watched_resize(watch: _Watch, resize: Callable[..., Any]) -> Callable[..., Any]:
     """`UntypedStorage.resize_`, which is no function that a mode sees."""
 
     def resize_(storage: torch.UntypedStorage, size: int) -> Any:
         try:
-            return torch._C.StorageBase.resize_(storage, size)
+            return resize(storage, size)
         except Exception as error:
             watch.note("resize_ of a storage", error, (_RESIZED,))
             raise

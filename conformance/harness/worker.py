@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 
 from conformance.harness import devices
-from conformance.harness.device_lacks import Watch
+from conformance.harness.device_lacks import watching
 from conformance.harness.frames import RankEnd
 from conformance.harness.leaks import (
     Holdings,
@@ -217,7 +217,7 @@ class Worker:
 
     def _watching_device(self) -> contextlib.AbstractContextManager[Any]:
         type, lacks = self._lacking
-        return Watch(type, lacks, self._recorder.note) if lacks else contextlib.nullcontext()
+        return watching(type, lacks, self._recorder.note) if lacks else contextlib.nullcontext()
 
     def _end_if_forked(self, error: BaseException | None = None) -> None:
         """End a process that the function has forked, as Python would. It is no rank: what comes of

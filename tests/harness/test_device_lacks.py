@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from conformance.harness.device_lacks import Watch
+from conformance.harness.device_lacks import watching
 from conformance.harness.outcome import Refusal
 
 LACKING = (
@@ -20,13 +20,13 @@ LACKING = (
 def noted(call: Callable[[], object], lacks: tuple[str, ...] = LACKING) -> list[Refusal]:
     """What is told when a call raises on a device that lacks so much."""
     told: list[Refusal] = []
-    with pytest.raises((RuntimeError, AttributeError)), Watch("mtia", lacks, told.append):
+    with pytest.raises((RuntimeError, AttributeError)), watching("mtia", lacks, told.append):
         call()
     return told
 
 
 def assign_data() -> None:
-    torch.ones(1, requires_grad=True).data = torch.sparse_coo_tensor(size=(1,))
+    torch.ones(1, requires_grad=True).data = torch.ones(1).to_sparse()
 
 
 def without(name: str) -> Callable[[], object]:
