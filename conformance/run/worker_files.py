@@ -18,6 +18,7 @@ _USAGE_ERROR = "usage error"
 _PLANNED = "planned"
 _MADE = "made"
 _NOT_MADE = "not made"
+_HUNG = "hung"
 
 # A target may fail once by bad luck. Each try may cost a deadline.
 _TRIES = 2
@@ -40,9 +41,9 @@ class Planned:
 
 
 class Board:
-    """A folder with one empty file for each broken requirement and each default group that could
-    not be made, one for a usage error and one for what was planned: safe to write to and to read
-    from several processes, and gone at the end of the run."""
+    """A folder with one empty file for each requirement that is broken, each in which ranks hung
+    and each default group that could not be made, one for a usage error and one for what was
+    planned: safe to write to and to read from several processes, and gone at the end of the run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -52,9 +53,15 @@ class Board:
         """A board of a name that no other run has."""
         return Board(Path(tempfile.mkdtemp(prefix="conformance-")))
 
-    def note_broken(self, requirement: str) -> None:
-        """Tell every worker that this requirement does not hold."""
+    def note_broken(self, requirement: str, *, hung: bool = False) -> None:
+        """Tell every worker that this requirement does not hold, and whether ranks hung."""
         self._note(requirement).touch()
+        if hung:
+            self._note(f"{_HUNG} {requirement}").touch()
+
+    def has_hung(self, requirement: str) -> bool:
+        """Whether ranks hung in a case of it, and again on fresh ranks."""
+        return self._note(f"{_HUNG} {requirement}").exists()
 
     def broken_root(self, requirements: Sequence[str]) -> str:
         """A requirement that does not hold and on which one of these rests, or "".

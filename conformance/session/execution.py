@@ -45,7 +45,7 @@ from conformance.session.items import (
     smallest_example,
 )
 from conformance.session.worlds import device_of, which_ranks
-from conformance.verdict import FAILURES
+from conformance.verdict import FAILURES, Verdict
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -219,7 +219,7 @@ def _record(
     item.user_properties += properties  # JUnit takes those of the teardown's report
     for id, verdict in judgement.verdicts.items():
         if verdict in FAILURES:
-            item.config.stash[BOARD].note_broken(id)
+            item.config.stash[BOARD].note_broken(id, hung=verdict is Verdict.TIMEOUT)
 
 
 def _facets(item: pytest.Item, judgement: Judgement) -> Facets:

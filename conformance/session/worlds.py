@@ -16,10 +16,14 @@ from conformance.harness.shrink_limit import limits_shrinking, no_shrinking, uns
 from conformance.run.judgement import LeftBehind
 from conformance.run.settings import Settings
 from conformance.session.items import BOARD, EXCUSED, FAILED, PLAN, SETTINGS, TEMPORARY, WORLD
-from conformance.verdict import worst
+from conformance.verdict import Verdict, worst
 
 # Longer than any deadline: a group that gives up first would hide which ranks hang, and where.
 _GROUP_TIMEOUT_S = 300.0
+
+# For cases that are known to hang: each would cost a whole deadline, and its repetition another.
+# One that does not hang after all has long ended by then.
+KNOWN_HANG_S = 10.0
 
 _WHOSE_IT_MAY_BE = """
 A function that ranks run must end what it starts. If it starts nothing, this is what the target
@@ -32,7 +36,6 @@ def ranks_of(
     """The ranks of a case while it runs; LeftBehind after it if they leave something behind."""
     settings = request.config.stash[SETTINGS]
     item = request.node
-    mark = item.get_closest_marker("deadline")
     spec = WorldSpec(
         target=settings.target,
         world_size=world_size,
@@ -43,7 +46,7 @@ def ranks_of(
         search_path=tuple(sys.path),
     )
     pool = SHARED_POOL.acquire(request.config)
-    world = Ranks(pool, spec, mark.args[0] if mark else settings.deadline_s)
+    world = Ranks(pool, spec, _deadline_s(item, settings))
     limits_shrinking(item.obj)
     is_known = how_it_fails_is_known(item, settings)
     if is_known:
@@ -71,6 +74,20 @@ def how_it_fails_is_known(item: pytest.Item, settings: Settings) -> bool:
     """Whether the target declares a deviation for all that a case checks."""
     covered = item.stash[PLAN].covers
     return bool(covered) and all(settings.target.deviation(id) for id in covered)
+
+
+def _deadline_s(item: pytest.Item, settings: Settings) -> float:
+    mark = item.get_closest_marker("deadline")
+    deadline_s: float = mark.args[0] if mark else settings.deadline_s
+    return min(deadline_s, KNOWN_HANG_S) if _is_known_to_hang(item, settings) else deadline_s
+
+
+def _is_known_to_hang(item: pytest.Item, settings: Settings) -> bool:
+    """Whether for all that a case checks the target declares a hang, or another case has hung."""
+    covered, board = item.stash[PLAN].covers, item.config.stash[BOARD]
+    return bool(covered) and all(
+        settings.target.deviation(id, Verdict.TIMEOUT) or board.has_hung(id) for id in covered
+    )
 
 
 def which_ranks(world_size: int, device: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from conformance.report.conclusion import Conclusion
+from conformance.session import worlds
 from conformance.verdict import Verdict
 from tests.harness.kit import Inside
 
@@ -243,6 +244,47 @@ def test_holds(ranks):
     assert holding.needless == ("mine/holds",)
     assert idle.idle == ("mine/no-such-*",)
     assert keeping.matched == ("mine/keeps",)
+
+
+def test_what_is_known_to_hang_is_not_waited_for_as_long(
+    inside: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worlds, "KNOWN_HANG_S", 0.5)
+    run = inside(
+        CASES
+        + """
+def waits(me):
+    while True:
+        time.sleep(1)
+
+FOUND = r("found-out")
+
+@pytest.mark.parametrize("deadline_s", [1, 0.5])
+@covers(FOUND)
+@deadline(1)
+@world_sizes(2)
+def test_found_out(ranks, deadline_s):
+    assert ranks.deadline_s == deadline_s
+    ranks.run(waits)
+
+@covers(r("hangs"))
+@deadline(1)
+@world_sizes(2)
+def test_declared(ranks):
+    assert ranks.deadline_s == 0.5
+    ranks.run(waits)
+
+@covers(FOUND, r("checks-more"))
+@deadline(1)
+@world_sizes(2)
+def test_checks_more(ranks):
+    assert ranks.deadline_s == 1
+""",
+        "--target=tests.harness.targets:DEVIATING",
+    )
+    assert [case.seen for case in run.result("mine/found-out").cases][:2] == [Verdict.TIMEOUT] * 2
+    assert run.result("mine/hangs").verdict is Verdict.DEVIATION
+    assert run.result("mine/checks-more").verdict is Verdict.HOLDS
 
 
 def test_a_deviation_that_breaks_in_another_way_is_not_excused(inside: Run) -> None:
