@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import socket
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -61,6 +63,7 @@ _LOAD_S = 30.0
 _POLL_S = 0.5
 _PROOF_DEADLINE_S = 10.0
 _LOOPBACK_WAIT_S = 5.0
+_NUMBERS = re.compile(r"\d+|(?<=/sem\.)\w+")  # also the random names of semaphores
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,11 @@ class Leak:
     def verdict(self) -> Verdict:
         """What it says of the target."""
         return self.outcome.verdict if self.outcome else Verdict.BROKEN
+
+    @property
+    def kind(self) -> str:
+        """What it is, whichever of its kind it is."""
+        return _NUMBERS.sub("N", self.what)
 
     def __str__(self) -> str:
         text = f"rank {self.rank} left behind: {self.what}"
@@ -127,7 +135,8 @@ class Pool:
         self._own_changes: dict[tuple[str, str], OwnChanges] = {}
         self._target = ("", "")
         self._hung_leaving: set[tuple[str, str]] = set()
-        self._leaking: set[tuple[str, str]] = set()  # each world anew: no need to look twice
+        # Kinds of what each world of a target leaves: no need to look twice.
+        self._left_by_each: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
 
     def join(self, spec: WorldSpec, deadline_s: float) -> list[Outcome]:
         """Make the first `world_size` ranks one world; one that does not return spoils the pool.
@@ -248,12 +257,12 @@ class Pool:
             return []
         deadline_s = min(max(deadline_s, _SETTLING_S), _LEAVE_DEADLINE_S)
         leaks = self._leave_once(world_size, deadline_s)
-        may_be_kept = all(leak.is_held for leak in leaks) and self._target not in self._leaking
-        if repeat and leaks and may_be_kept:
-            if repeat() and not self._leave_once(world_size, deadline_s):
-                leaks = []
-            else:
-                self._leaking.add(self._target)
+        known = self._left_by_each[self._target]
+        may_be_kept = all(leak.is_held and leak.kind not in known for leak in leaks)
+        if repeat and leaks and may_be_kept and repeat():
+            left_again = self._leave_once(world_size, deadline_s)
+            known.update(leak.kind for leak in left_again)
+            leaks = leaks if left_again else []
         if leaks or self._is_changed:
             self.close()
         return leaks

@@ -132,8 +132,8 @@ from contextlib import contextmanager
 
 progress = None
 
-def start():
-    thread = threading.Thread(target=threading.Event().wait, name="progress", daemon=True)
+def start(name="progress"):
+    thread = threading.Thread(target=threading.Event().wait, name=name, daemon=True)
     thread.start()
     return thread
 
@@ -147,6 +147,16 @@ def once_in_a_process():
 def once_in_a_world():
     start()
     yield
+
+@contextmanager
+def more_in_the_first_two_worlds():
+    with open(__file__ + ".worlds", "a+") as worlds:
+        worlds.write(".")
+        worlds.seek(0)
+        if len(worlds.read()) <= 2:
+            start("early")
+    with once_in_a_process():
+        yield
 """
 
 
@@ -183,4 +193,17 @@ def test_what_every_world_leaves_is_a_leak(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.syspath_prepend(str(tmp_path))
     leaks, same_process = left_in_two_worlds(tmp_path, "once_in_a_world")
     assert leaks == ["rank 0 left behind: thread 'progress'"] * 2
+    assert not same_process
+
+
+def test_a_world_that_leaves_something_does_not_make_all_else_a_leak(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    leaks, same_process = left_in_two_worlds(tmp_path, "more_in_the_first_two_worlds")
+    assert {leak.partition("behind: ")[2] for leak in leaks} == {
+        "thread 'early'",
+        "thread 'progress'",
+    }
+    assert len(leaks) == 2, "both of the first process"
     assert not same_process
