@@ -6,8 +6,8 @@ for before each step; both is done here.
 
 from __future__ import annotations
 
+import weakref
 from datetime import timedelta
-from itertools import count
 from typing import Any
 
 import torch
@@ -15,8 +15,6 @@ import torch.distributed as dist
 from torch import nn
 from torchft.ddp import DistributedDataParallel
 from torchft_groups import ManagerOfARank
-
-_made = count()
 
 
 class TorchftDDP(DistributedDataParallel):  # type: ignore[misc]  # torchft may be missing
@@ -30,11 +28,18 @@ class TorchftDDP(DistributedDataParallel):  # type: ignore[misc]  # torchft may 
         gradient_as_bucket_view: bool = False,
         static_graph: bool = False,
     ) -> None:
-        for tensor in (*module.parameters(), *module.buffers()):
-            dist.broadcast(tensor.detach(), 0)
+        ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            if name not in ignored:
+                whole = tensor.detach().contiguous()
+                dist.broadcast(whole, 0)
+                tensor.detach().copy_(whole)
         rank, size = dist.get_rank(), dist.get_world_size()
-        store = dist.PrefixStore(f"torchft ddp {next(_made)}", _store())
+        store = _store()
+        number = store.add(f"torchft ddps of rank {rank}", 1)
+        store = dist.PrefixStore(f"torchft ddp {number}", store)
         manager = ManagerOfARank(store, rank, size, timedelta(seconds=60))
+        weakref.finalize(self, manager.end)
         super().__init__(
             manager,
             module,

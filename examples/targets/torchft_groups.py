@@ -125,7 +125,8 @@ class ManagerOfARank(Manager):  # type: ignore[misc]  # torchft may be missing
 
 
 def own_server() -> dist.TCPStore:
-    return dist.TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+    # Without libuv, which leaves a pipe in the process for good.
+    return dist.TCPStore(HERE, 0, is_master=True, wait_for_workers=False, use_libuv=False)
 
 
 def gloo(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:

@@ -109,7 +109,7 @@ def work_in_detail(me: Me) -> list[Tensor]:
     rests_on=("all_reduce/sum", "p2p/delivers"),
 )
 @world_sizes(1, 2, 3)
-@needs("op:send")
+@needs("op:send", "feature:sequence_numbers")
 def test_groups_at_the_level_detail_give_the_same(bare_ranks: Ranks) -> None:
     n = bare_ranks.world_size
     total, first = sum_of_marks(range(n)), sum_of_marks([0])
