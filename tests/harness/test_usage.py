@@ -24,7 +24,8 @@ def test_nothing(ranks):
 # Options -> what the one line says.
 BAD = {
     "--target=nowhere.toml": "--target nowhere.toml: No such file or directory",
-    "--target=gloo": "--target gloo: not one of impl, torch, torch_nccl, nor a path that ends in "
+    "--target=gloo": "--target gloo: not one of impl, torch, torch_file_store, "
+    "torch_hash_store, torch_nccl, torch_threaded_store, nor a path that ends in "
     ".toml, nor module:attribute",
     "--target=no_such_module:target": "--target no_such_module:target: ModuleNotFoundError: "
     "No module named 'no_such_module'",

@@ -100,7 +100,7 @@ STRANGERS = (
         bug="a result is written densely into a strided tensor",
         blamed=r"strided",
         telling=(
-            *("all_reduce/*", "arguments/root-in-group", "work/future", "broadcast/strided"),
+            *("all_reduce/s*", "arguments/root-in-group", "work/future", "broadcast/strided"),
             "negated/written",
         ),
     ),
@@ -137,7 +137,7 @@ STRANGERS = (
         claims="five collectives that keep the interpreter's lock while they wait",
         bug="float16 is added up in bfloat16",
         blamed=r"float16",
-        telling=("all_reduce/*", "reductions/rounding", "broadcast/values"),
+        telling=("all_reduce/s*", "all_reduce/r*", "reductions/rounding", "broadcast/values"),
     ),
     Stranger(
         "on_mpi",

@@ -110,8 +110,8 @@ def compare_set_missing(me: Me, store: Any) -> list[str]:
 
 def check(me: Me, store: Any) -> list[str]:
     store.multi_set(["a", "b"], ["1", "2"])
-    yes, no = (["a"], ["b", "a"], []), (["a", "c"], ["c"])
-    answers = [store.check(keys) for keys in (*yes, *no)]
+    asked: list[list[str]] = [["a"], ["b", "a"], [], ["a", "c"], ["c"]]
+    answers = [store.check(keys) for keys in asked]
     return unlike("answers", answers, [True, True, True, False, False])
 
 
