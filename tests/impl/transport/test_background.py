@@ -23,6 +23,8 @@ def interrupt(*_: object) -> None:
     raise Interrupted
 
 
+# Python ignores, and tells, what a handler raises inside the callback of a weak reference.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_no_thread_is_lost_if_a_handler_raises_while_it_starts() -> None:
     draw = random.Random(0)
     interrupted = 0
