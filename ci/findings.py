@@ -41,7 +41,7 @@ class Finding:
     cause: str  # where in torch, and what would mend it; or ""
     severity: str  # one of SEVERITIES
     taste: str  # "no", or why a careful reader may call it a matter of taste
-    upstream: str  # a link, "none found, searched in ...", or "none known" if nobody has searched
+    upstream: str  # a link, "none found, searched in ...", or "none known" before a search
     related: str  # a link to what is close to it, but not the same fault; or ""
     deviations: tuple[str, ...]  # each by its first requirement, and " on cuda" if it is so
     shows: str  # a regular expression that the last line matches where torch is wrong

@@ -1,7 +1,7 @@
 """The error of TCPStore.wait names keys that are there as if they were missing
 
-Promised: torch docs, Store.wait: it throws "if not all keys are set before the timeout"; whoever
-reads the message wants to know which.
+Promised: torch docs, Store.wait: it throws "if not all keys are set before the timeout"; a reader
+of the message wants to know which.
 
 Happens: all keys that were waited for are listed.
 

@@ -169,8 +169,8 @@ class AcceleratorHandle(_OfModule):
 class QueueHandle(_OfModule, HostHandle):
     """A device without streams of one's own, reached as `torch.<type>`.
 
-    Its kernels run one after the other, and whoever carries out a collective orders it with them.
-    So it is treated as the host is: see [Note: Streams on the host].
+    Its kernels run one after the other, and the backend that carries out a collective orders it
+    with them. So it is treated as the host is: see [Note: Streams on the host].
     """
 
     def __init__(self, device: torch.device) -> None:
