@@ -68,6 +68,9 @@ FEATURES: Mapping[str, str] = {
     "sparse": "all_reduce of sparse tensors",
     "split_group": "dist.split_group",
     "store_barrier": "barrier of a store",
+    "store_clone": "clone of a store",
+    "store_extended": "append, multi_set and multi_get of a store",
+    "store_keys": "delete_key, num_keys and list_keys of a store",
     "store_of_processes": "several processes use a store together",
     "store_queues": "queue_push, queue_pop and queue_len of a store",
     "sync_batchnorm_on_cpu": "SyncBatchNorm trains on CPU tensors too",
@@ -115,7 +118,7 @@ OF_WRAPPERS = frozenset(
 )
 
 # Features of a target's store.
-OF_STORES = frozenset({"store_barrier", "store_of_processes", "store_queues"})
+OF_STORES = frozenset(name for name in FEATURES if name.startswith("store_"))
 
 # Features that mean something on one device only; on others, nothing is missing without them.
 _ONLY_ON = {f"feature:{name}": "cpu" for name in OF_WRAPPERS}

@@ -1,7 +1,9 @@
 """torch's stores as a target names them (`store = "conformance.stores:tcp_store"`).
 
 A target file says how its store is made: a function that each rank calls once, with the arguments
-of those below. What it returns has the methods of `torch.distributed.Store`:
+of those below. It returns a `torch.distributed.Store`; of something else that has its methods
+neither a group nor a `PrefixStore` can be made. What a store lacks (clones, queues, several
+processes, ...) it does not claim: see `python -m conformance list --capabilities`.
 
     rank, world_size: of the caller.
     host: the address of rank 0, as every rank reaches it.

@@ -78,10 +78,13 @@ def _not_loaded(names: Sequence[str]) -> tuple[str, ...]:
 def _classes(target: Target) -> tuple[str, ...]:
     """What the target names as "module:attribute", but for what every torch has: to import torch's
     FSDP takes as long as the rest of the look."""
-    names = (target.ddp, target.fsdp, target.sync_batchnorm, target.options, target.activate)
+    names = (
+        *(target.ddp, target.fsdp, target.sync_batchnorm),
+        *(target.store, target.options, target.activate),
+    )
     torchs = built_in_target("torch")
     assert torchs is not None
-    known = {torchs.ddp, torchs.fsdp, torchs.sync_batchnorm}
+    known = {torchs.ddp, torchs.fsdp, torchs.sync_batchnorm, torchs.store}
     return tuple(name for name in names if name and name not in known)
 
 

@@ -11,7 +11,7 @@ from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 
 from conformance import Chapter, Me, Ranks, world_sizes
-from conformance.spec.fully_shard.facts import Fact, check_fact, rows, unlike
+from conformance.spec.facts import Fact, check_fact, rows, unlike
 
 DOCS = "torch 2.13 docs, torch.distributed.device_mesh"
 

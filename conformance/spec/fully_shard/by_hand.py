@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from conformance import Chapter, Me, Ranks, world_sizes
+from conformance.spec.facts import Fact, check_fact, rows, unlike
 from conformance.spec.fsdp.models import Net
 from conformance.spec.fully_shard.companions import register_forward_method
-from conformance.spec.fully_shard.facts import Fact, check_fact, rows, unlike
 from conformance.spec.fully_shard.recipes import Recipe, local, mesh_of, sharded
 from conformance.spec.fully_shard.recording import logged
 

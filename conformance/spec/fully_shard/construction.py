@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from conformance import Chapter, Me, Ranks, world_sizes
 from conformance.harness.traces import record
+from conformance.spec.facts import Fact, check_fact, rows, unlike
 from conformance.spec.fsdp.models import Net
-from conformance.spec.fully_shard.facts import Fact, check_fact, rows, unlike
 from conformance.spec.fully_shard.recipes import (
     Recipe,
     mesh_of,

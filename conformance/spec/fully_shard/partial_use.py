@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from conformance import Chapter, Me, Ranks, world_sizes
 from conformance.checks.traces import assert_same_trace
+from conformance.spec.facts import Fact, check_fact, rows, unlike
 from conformance.spec.fsdp.models import Block, Net
-from conformance.spec.fully_shard.facts import Fact, check_fact, rows, unlike
 from conformance.spec.fully_shard.recipes import (
     Recipe,
     Run,

@@ -14,8 +14,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import Replicate, Shard
 
 from conformance import Chapter, Me, Ranks, assert_that, world_sizes
+from conformance.spec.facts import Fact, check_fact, rows, unlike
 from conformance.spec.fsdp.models import Net
-from conformance.spec.fully_shard.facts import Fact, check_fact, rows, unlike
 from conformance.spec.fully_shard.recipes import (
     Recipe,
     check_shards,

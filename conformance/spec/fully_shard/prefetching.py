@@ -11,8 +11,8 @@ from torch import nn
 
 from conformance import Chapter, Me, Ranks, world_sizes
 from conformance.checks.traces import assert_same_trace
+from conformance.spec.facts import check_fact, rows, unlike
 from conformance.spec.fsdp.models import Net
-from conformance.spec.fully_shard.facts import check_fact, rows, unlike
 from conformance.spec.fully_shard.recipes import Recipe, mesh_over
 from conformance.spec.fully_shard.recording import Log, logged
 

@@ -16,9 +16,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 
 from conformance import Chapter, Me, Ranks, assert_that, world_sizes
+from conformance.spec.facts import rows
 from conformance.spec.fsdp.models import Net
 from conformance.spec.fully_shard.companions import register_forward_method
-from conformance.spec.fully_shard.facts import rows
 from conformance.spec.fully_shard.recipes import Recipe, mesh_of, sharded
 from conformance.spec.fully_shard.versions import lacks
 

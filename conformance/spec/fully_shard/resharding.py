@@ -11,8 +11,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from conformance import Chapter, Me, Ranks, assert_that, world_sizes
+from conformance.spec.facts import Fact, check_fact, rows, unlike
 from conformance.spec.fsdp.models import Net
-from conformance.spec.fully_shard.facts import Fact, check_fact, rows, unlike
 from conformance.spec.fully_shard.recipes import Recipe, everywhere, sharded
 from conformance.spec.fully_shard.recording import logged
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conformance import Chapter, Me, Ranks, world_sizes
+from conformance.spec.facts import Fact, check_fact, rows, unlike
 from conformance.spec.fsdp.models import Net
-from conformance.spec.fully_shard.facts import Fact, check_fact, rows, unlike
 from conformance.spec.fully_shard.recipes import (
     CPU,
     Recipe,

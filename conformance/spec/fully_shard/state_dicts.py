@@ -21,8 +21,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from conformance import Chapter, Me, Ranks, world_sizes
+from conformance.spec.facts import Fact, check_fact, rows, unlike
 from conformance.spec.fsdp.models import Net
-from conformance.spec.fully_shard.facts import Fact, check_fact, rows, unlike
 from conformance.spec.fully_shard.recipes import (
     Recipe,
     backward_passes,

@@ -11,8 +11,8 @@ from torch.distributed.fsdp import fully_shard as torchs
 
 from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_that, world_sizes
 from conformance.checks.traces import assert_same_trace
+from conformance.spec.facts import rows
 from conformance.spec.fsdp.models import Net
-from conformance.spec.fully_shard.facts import rows
 from conformance.spec.fully_shard.recipes import Recipe, row_numel
 from conformance.spec.fully_shard.recording import log_of_a_step, trace_of
 

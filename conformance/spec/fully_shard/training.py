@@ -6,8 +6,8 @@ import pytest
 from torch.distributed.fsdp import fully_shard as torchs
 
 from conformance import Chapter, Me, Ranks, world_sizes
+from conformance.spec.facts import rows
 from conformance.spec.fsdp.models import Net
-from conformance.spec.fully_shard.facts import rows
 from conformance.spec.fully_shard.recipes import (
     Recipe,
     Run,

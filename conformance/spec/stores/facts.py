@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance import Me, Ranks, assert_that
-from conformance.checks import first_difference
+from conformance.spec.facts import unlike
 
 # What a rank finds wrong with the store, one text each; nothing if all is right.
 Fact = Callable[[Me, Any], list[str]]
@@ -18,16 +18,13 @@ PATIENCE_S = 20.0  # of a store's calls that are meant to succeed
 SHORT = timedelta(milliseconds=300)  # of those that are not
 
 
-def unlike(what: str, got: object, want: object) -> list[str]:
-    """What is found if one is not the other."""
-    found = first_difference(got, want)
-    return [f"{what}: {found}"] if found else []
-
-
 def raised(call: Callable[[], Any], *kinds: type[BaseException]) -> str:
-    """The exception's message, if it is one of these. Raises AssertionError for anything else."""
+    """The exception's message, if it is one of these. Raises AssertionError for anything else, but
+    for a refusal, which is raised again."""
     try:
         value = call()
+    except NotImplementedError:
+        raise
     except kinds as error:
         return str(error)
     except Exception as error:
@@ -42,14 +39,9 @@ def value_of(store: Any, key: str) -> bytes | None:
 
 
 def seconds_of(call: Callable[[], Any]) -> float:
-    """How long the call takes, whether it raises or not; a refusal is raised again."""
+    """How long the call takes."""
     begun = time.monotonic()
-    try:
-        call()
-    except NotImplementedError:
-        raise
-    except Exception:
-        return time.monotonic() - begun
+    call()
     return time.monotonic() - begun
 
 

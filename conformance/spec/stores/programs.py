@@ -11,7 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformance import Chapter, Me, Ranks, assert_that, needs, world_sizes
-from conformance.spec.stores.facts import PATIENCE_S, all_are_here, unlike
+from conformance.spec.facts import unlike
+from conformance.spec.stores.facts import (
+    PATIENCE_S,
+    all_are_here,
+)
 
 chapter = Chapter("stores", source="torch 2.13 docs, Distributed Key-Value Store")
 
@@ -101,7 +105,7 @@ def performed(
     return returned, left
 
 
-@needs("feature:store_of_processes")
+@needs("feature:store_of_processes", "feature:store_extended", "feature:store_keys")
 @chapter.must(
     "store/any-program",
     "Any sequence of operations, by any rank after the other, does what it does to a dictionary.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from conformance import Chapter, Me, Ranks, needs, world_sizes
-from conformance.spec.fully_shard.facts import rows
+from conformance.spec.facts import rows, unlike
 from conformance.spec.stores.facts import (
     PATIENCE_S,
     SHORT,
@@ -21,7 +22,6 @@ from conformance.spec.stores.facts import (
     is_usable,
     raised,
     seconds_of,
-    unlike,
     value_of,
 )
 
@@ -38,7 +38,9 @@ def set_timeout(me: Me, store: Any) -> list[str]:
     return unlike("timeout", store.timeout, SHORT)
 
 
-def _ends_in_time(what: str, taken_s: float) -> list[str]:
+def _ends_in_time(what: str, call: Callable[[], Any]) -> list[str]:
+    """Whether the call raises an error when the short timeout is over."""
+    taken_s = seconds_of(lambda: raised(call, Exception))
     if SHORT.total_seconds() * 0.9 <= taken_s <= _SOON_S:
         return []
     return [f"{what}: ended after {taken_s:.2f} s; the timeout is {SHORT.total_seconds()} s"]
@@ -46,33 +48,30 @@ def _ends_in_time(what: str, taken_s: float) -> list[str]:
 
 def get_of_a_missing_key(me: Me, store: Any) -> list[str]:
     store.set_timeout(SHORT)
-    return _ends_in_time("get", seconds_of(lambda: store.get("missing")))
+    return _ends_in_time("get", lambda: store.get("missing"))
 
 
 def wait_for_a_missing_key(me: Me, store: Any) -> list[str]:
     store.set_timeout(SHORT)
     store.set("there", "1")
-    found = _ends_in_time("wait for one", seconds_of(lambda: store.wait(["missing"])))
-    taken_s = seconds_of(lambda: store.wait(["there", "missing"]))
-    return found + _ends_in_time("wait for two", taken_s)
+    found = _ends_in_time("wait for one", lambda: store.wait(["missing"]))
+    return found + _ends_in_time("wait for two", lambda: store.wait(["there", "missing"]))
 
 
 def wait_with_a_timeout(me: Me, store: Any) -> list[str]:
-    taken_s = seconds_of(lambda: store.wait(["missing"], SHORT))
-    found = _ends_in_time("wait", taken_s)
+    found = _ends_in_time("wait", lambda: store.wait(["missing"], SHORT))
     return found + unlike("timeout of the store", store.timeout, timedelta(seconds=PATIENCE_S))
 
 
 def multi_get_of_a_missing_key(me: Me, store: Any) -> list[str]:
     store.set_timeout(SHORT)
     store.set("there", "1")
-    taken_s = seconds_of(lambda: store.multi_get(["there", "missing"]))
-    return _ends_in_time("multi_get", taken_s)
+    return _ends_in_time("multi_get", lambda: store.multi_get(["there", "missing"]))
 
 
 def pop_of_an_empty_queue(me: Me, store: Any) -> list[str]:
     store.set_timeout(SHORT)
-    return _ends_in_time("queue_pop", seconds_of(lambda: store.queue_pop("queue")))
+    return _ends_in_time("queue_pop", lambda: store.queue_pop("queue"))
 
 
 def kind_of_error(me: Me, store: Any) -> list[str]:
@@ -201,6 +200,7 @@ FACTS = rows(
         chapter.must(
             "store/multi-get-timeout",
             "multi_get ends with an error when the timeout is over and one of the keys is missing.",
+            needs="feature:store_extended",
             rests_on="store/get-timeout",
         ),
         multi_get_of_a_missing_key,
@@ -247,6 +247,14 @@ FACTS = rows(
         ),
         wait_for_what_is_there,
     ),
+    (
+        chapter.must(
+            "store/queue-timeout",
+            "queue_pop of an empty queue ends with an error when the timeout is over.",
+            needs="feature:store_queues",
+        ),
+        pop_of_an_empty_queue,
+    ),
 )
 
 OF_RANKS = rows(
@@ -267,13 +275,17 @@ OF_RANKS = rows(
     ),
     (
         chapter.must(
-            "store/woken-by-append", "append of a new key wakes all ranks that wait for it."
+            "store/woken-by-append",
+            "append of a new key wakes all ranks that wait for it.",
+            needs="feature:store_extended",
         ),
         woken_by_append,
     ),
     (
         chapter.must(
-            "store/woken-by-multi-set", "multi_set wakes all ranks that wait for its keys."
+            "store/woken-by-multi-set",
+            "multi_set wakes all ranks that wait for its keys.",
+            needs="feature:store_extended",
         ),
         woken_by_multi_set,
     ),
@@ -282,6 +294,14 @@ OF_RANKS = rows(
             "store/woken-by-all", "wait for several keys ends when the last of them is set."
         ),
         woken_by_all_keys,
+    ),
+    (
+        chapter.must(
+            "store/woken-by-push",
+            "Each value that is pushed wakes one of the ranks that wait for it.",
+            needs="feature:store_queues",
+        ),
+        woken_by_push,
     ),
 )
 
@@ -292,27 +312,8 @@ def test_timeouts(bare_ranks: Ranks, fact: Fact, tmp_path: Path) -> None:
     check_store(bare_ranks, fact, tmp_path)
 
 
-@needs("feature:store_queues")
-@chapter.must(
-    "store/queue-timeout",
-    "queue_pop of an empty queue ends with an error when the timeout is over.",
-)
-@world_sizes(1)
-def test_the_timeout_of_queues(bare_ranks: Ranks, tmp_path: Path) -> None:
-    check_store(bare_ranks, pop_of_an_empty_queue, tmp_path)
-
-
 @needs("feature:store_of_processes")
 @world_sizes(2, 3)
 @pytest.mark.parametrize("fact", OF_RANKS)
 def test_what_wakes_others(bare_ranks: Ranks, fact: Fact, tmp_path: Path) -> None:
     check_store(bare_ranks, fact, tmp_path)
-
-
-@needs("feature:store_of_processes", "feature:store_queues")
-@chapter.must(
-    "store/woken-by-push", "Each value that is pushed wakes one of the ranks that wait for it."
-)
-@world_sizes(2, 3)
-def test_what_wakes_a_pop(bare_ranks: Ranks, tmp_path: Path) -> None:
-    check_store(bare_ranks, woken_by_push, tmp_path)
