@@ -54,6 +54,12 @@ def is_usable(store: Any) -> list[str]:
         return [f"afterwards the store is of no use: {type(error).__name__}: {error}"]
 
 
+def is_through(store: Any) -> None:
+    """Return when what this rank has told the store is done: a store need not answer a set or an
+    append, but it takes what comes from one rank in order."""
+    store.check(["any"])
+
+
 def all_are_here(me: Me, where: str) -> None:
     """Wait until each rank of the world has come to this place, by the harness's own store."""
     me.store.set(f"{where}/{me.rank}", "")

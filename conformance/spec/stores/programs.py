@@ -15,6 +15,7 @@ from conformance.spec.facts import unlike
 from conformance.spec.stores.facts import (
     PATIENCE_S,
     all_are_here,
+    is_through,
 )
 
 chapter = Chapter("stores", source="torch 2.13 docs, Distributed Key-Value Store")
@@ -98,6 +99,7 @@ def performed(
     for number, (rank, (name, arguments)) in enumerate(program):
         if me.rank == rank % me.world_size:
             returned.append(getattr(store, name)(*arguments))
+            is_through(store)
         all_are_here(me, f"{own} {number}")
     names = [f"{kind}/{key}" for kind in "tn" for key in KEYS]
     left = {name: store.get(name) for name in names if store.check([name])}

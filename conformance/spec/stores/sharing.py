@@ -19,6 +19,7 @@ from conformance.spec.stores.facts import (
     Fact,
     all_are_here,
     check_store,
+    is_through,
     seconds_of,
 )
 
@@ -42,6 +43,7 @@ def overwritten_by_another(me: Me, store: Any) -> list[str]:
     for writer in range(me.world_size):
         if me.rank == writer:
             store.set("key", f"value {writer}")
+            is_through(store)
         all_are_here(me, f"written {writer}")
         found += unlike(f"value of rank {writer}", store.get("key"), f"value {writer}".encode())
         all_are_here(me, f"read {writer}")
@@ -51,6 +53,7 @@ def overwritten_by_another(me: Me, store: Any) -> list[str]:
 def deleted_by_another(me: Me, store: Any) -> list[str]:
     if me.rank == 0:
         store.set("key", "value")
+        is_through(store)
     all_are_here(me, "set")
     returned = store.delete_key("key") if me.rank == me.world_size - 1 else True
     all_are_here(me, "deleted")
@@ -70,6 +73,7 @@ def each_sum_once(me: Me, store: Any) -> list[str]:
     all_are_here(me, "before")
     for _ in range(_ROUNDS):
         store.set(f"taken/{store.add('ticket', 1)}", str(me.rank))
+    is_through(store)
     all_are_here(me, "taken")
     keys = [f"taken/{i + 1}" for i in range(me.world_size * _ROUNDS)]
     return unlike("each number was taken", store.check(keys), True)
@@ -89,6 +93,7 @@ def appended_by_all(me: Me, store: Any) -> list[str]:
     all_are_here(me, "before")
     for _ in range(_ROUNDS):
         store.append("log", f"<{me.rank}>")
+    is_through(store)
     all_are_here(me, "appended")
     log = store.get("log").decode()
     counts = [log.count(f"<{rank}>") for rank in range(me.world_size)]
@@ -218,7 +223,8 @@ OF_RANKS = rows(
     (chapter.must("store/seen-by-all", "What one rank sets, every rank gets."), seen_by_all),
     (
         chapter.must(
-            "store/newest-for-all", "Once set has returned, every rank gets the new value."
+            "store/newest-for-all",
+            "Once the rank that has set a value is answered again, every rank gets it.",
         ),
         overwritten_by_another,
     ),
