@@ -101,6 +101,7 @@ NEVER_REFUSED = frozenset(
         "feature:mismatch_errors",
         "feature:nonblocking",
         "feature:peer_loss",
+        "feature:store_extended",
         "feature:store_of_processes",
         "feature:timeouts",
         "feature:wait_by_tensor",
