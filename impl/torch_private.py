@@ -588,6 +588,22 @@ def distributed_autograd_gradients(context_id: int) -> dict[torch.Tensor, torch.
     return gradients
 
 
+def dtensor_from_local(
+    local: torch.Tensor,
+    mesh: DeviceMesh,
+    placements: Sequence[Any],
+    size: torch.Size,
+    stride: tuple[int, ...],
+) -> torch.Tensor:
+    """A DTensor on the memory of `local`, also where that is not on the device of the mesh."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    meta = TensorMeta(size, stride, local.dtype)
+    spec = DTensorSpec(mesh, tuple(placements), tensor_meta=meta)
+    return DTensor(local, spec, requires_grad=local.requires_grad)
+
+
 def replace_local(dtensor: Any, local: torch.Tensor) -> None:
     """Give a DTensor other memory, in place."""
     dtensor._local_tensor = local

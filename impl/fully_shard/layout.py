@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from impl.fully_shard.mesh import Division
-from impl.torch_private import root_mesh_of, strided_shard
+from impl.torch_private import dtensor_from_local, root_mesh_of, strided_shard
 
 
 class Layout:
@@ -72,12 +72,9 @@ def local_of(param: Tensor) -> Tensor:
 def dtensor_of(
     local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], size: torch.Size
 ) -> Tensor:
-    """A DTensor of this size, on the memory of `local`."""
+    """A DTensor of this size, on the memory of `local`, which may lie on the host."""
     stride = torch.empty(size, device="meta").stride()
-    with torch.no_grad():
-        return DTensor.from_local(
-            local, mesh, placements, run_check=False, shape=size, stride=stride
-        )
+    return dtensor_from_local(local.detach(), mesh, placements, size, stride)
 
 
 def _times_divided(placements: tuple[Placement, ...], mesh: Any, dim: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +29,7 @@ from conformance.spec.fully_shard.recipes import (
 )
 from conformance.spec.fully_shard.recording import replica_groups
 from conformance.spec.fully_shard.settings import mean_gradients, scaled
+from conformance.spec.waiting import wait_until_freed
 
 NEEDS = ("op:all_gather_into_tensor", "op:reduce_scatter_tensor", "dtype:float64", "reduce_op:sum")
 REPLICAS = (*NEEDS, "op:all_reduce")
@@ -311,7 +311,7 @@ def freed(me: Me) -> list[str]:
     NET.loss(model, me.rank, 0, me.device).backward()
     seen = [weakref.ref(module) for module in (model, model.blocks[0])]
     del model
-    gc.collect()
+    wait_until_freed(*seen)
     return unlike("is still there", [ref() is not None for ref in seen], [False, False])
 
 

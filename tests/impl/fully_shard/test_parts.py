@@ -11,10 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule as TorchFSDPModule
+from torch.distributed.tensor import Shard
 
 from impl.fully_shard import FSDPModule, fully_shard, recorded_schedule
 from impl.fully_shard.collectives import Averaging, averaging, lay_out
+from impl.fully_shard.layout import dtensor_of
 from impl.state_machine import IllegalTransition
 from tests.impl.fully_shard.training import loss_of, sharded
 
@@ -136,3 +139,12 @@ class TestOneRank:
         model.weight = nn.Parameter(torch.ones(2, 2).as_subclass(Extended))
         with pytest.raises(NotImplementedError, match="fsdp_pre_all_gather"):
             fully_shard(model)
+
+
+def test_a_shard_stays_on_the_host() -> None:
+    """Where the mesh is of another device: offloaded parameters are so."""
+    elsewhere = DeviceMesh("meta", [0], _init_backend=False, _rank=0)
+    local = torch.ones(2, 3)
+    shard: Any = dtensor_of(local, elsewhere, [Shard(0)], torch.Size([4, 3]))
+    assert shard.to_local().data_ptr() == local.data_ptr()
+    assert (shard.device, shard.shape) == (torch.device("cpu"), (4, 3))
