@@ -19,6 +19,17 @@ from tests.impl.gloo.ranks import in_groups
 Call = Callable[[ProcessGroupGloo, Tensor], object]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def operators_are_looked_up() -> None:
+    """Two threads that are the first to meet an operator crash torch 2.13: each makes a Python
+    object of it, the second takes the first one's place, and C++ keeps a pointer to the first."""
+    for name in torch._C._dispatch_get_all_op_names():
+        namespace, operator = name.split("::")
+        if namespace in ("aten", "c10d"):
+            packet, _, overload = operator.partition(".")
+            getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+
+
 class Seen(TorchDispatchMode):
     """Notes the operators that come by."""
 
