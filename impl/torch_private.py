@@ -31,7 +31,6 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     ActivationWrapper,
 )
 from torch.distributed.algorithms._comm_hooks import LOW_PRECISION_HOOKS
-from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.modules.batchnorm import _BatchNorm
 
 T = TypeVar("T")
@@ -62,7 +61,6 @@ __all__ = [
     "mark_for_compiler",
     "queue_backward_callback",
     "reduce_scatter_single",
-    "root_mesh_of",
     "run_wrap_policy",
     "sharded_tensor_from_flat_shard",
     "sharded_tensor_from_rows",
@@ -124,22 +122,6 @@ def run_wrap_policy(
         root, ignored_modules, dict(root_kwargs)
     )
     return chosen
-
-
-def root_mesh_of(mesh: DeviceMesh) -> DeviceMesh:
-    """The mesh that `mesh` is a slice of, itself if it is none.
-
-    A method since torch 2.10 or so; before, a question to a registry.
-    """
-    method: Any = getattr(mesh, "_get_root_mesh", None)
-    if method is None:
-        from torch.distributed import device_mesh
-
-        registry: Any = device_mesh
-        root: DeviceMesh = registry._mesh_resources.get_root_mesh(mesh)
-        return root
-    found: DeviceMesh = method()
-    return found
 
 
 def sharded_tensor_from_rows(
@@ -497,14 +479,6 @@ def device_index(device: Any) -> int:
     return int(torch._utils._get_device_index(device, True))
 
 
-def tensor_parallel_transform(mesh: Any, module: nn.Module) -> None:
-    """If `mesh` is one dimension of a larger mesh, let DDP see `module`'s DTensors locally."""
-    if mesh._get_root_mesh() != mesh:
-        from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
-
-        _pre_dp_module_transform(module)
-
-
 def move_inputs(
     args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device, use_side_stream: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -586,31 +560,3 @@ def distributed_autograd_gradients(context_id: int) -> dict[torch.Tensor, torch.
     autograd: Any = dist.autograd
     gradients: dict[torch.Tensor, torch.Tensor] = autograd.get_gradients(context_id)
     return gradients
-
-
-def dtensor_from_local(
-    local: torch.Tensor,
-    mesh: DeviceMesh,
-    placements: Sequence[Any],
-    size: torch.Size,
-    stride: tuple[int, ...],
-) -> torch.Tensor:
-    """A DTensor on the memory of `local`, also where that is not on the device of the mesh."""
-    from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-
-    meta = TensorMeta(size, stride, local.dtype)
-    spec = DTensorSpec(mesh, tuple(placements), tensor_meta=meta)
-    return DTensor(local, spec, requires_grad=local.requires_grad)
-
-
-def replace_local(dtensor: Any, local: torch.Tensor) -> None:
-    """Give a DTensor other memory, in place."""
-    dtensor._local_tensor = local
-
-
-def strided_shard(dim: int, split_factor: int) -> Any:
-    """The placement of what is a shard of shards: its rows are not next to each other."""
-    from torch.distributed.tensor.placement_types import _StridedShard
-
-    return _StridedShard(dim, split_factor=split_factor)

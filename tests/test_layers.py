@@ -68,15 +68,16 @@ IMPL = {
     "device": "",
     "torch_private": "",
     "torch_dispatch": "",
+    "torch_dtensor": "",
     "schedules": "errors",
     "transport": "errors schedules torch_private",
     "gloo": "device errors schedules transport torch_private torch_dispatch",
     "testing": "device errors schedules transport gloo ddp fsdp torch_private",
     # These run on any backend, so they know torch.distributed alone.
-    "ddp": "device errors state_machine torch_private torch_dispatch",
+    "ddp": "device errors state_machine torch_private torch_dispatch torch_dtensor",
     "sync_batchnorm": "errors torch_private",
-    "fsdp": "device errors nested_tensors state_machine torch_private",
-    "fully_shard": "device nested_tensors state_machine torch_private",
+    "fsdp": "device errors nested_tensors state_machine torch_private torch_dtensor",
+    "fully_shard": "device nested_tensors state_machine torch_private torch_dtensor",
     "__init__": "",
 }
 

@@ -96,15 +96,20 @@ def _judge_errors(
 
 def whom_it_names(text: str, own: int, victim: int) -> str:
     """ "the rank", "another" or "none"."""
+    named = ranks_named(text, own)
+    if victim in named:
+        return "the rank"
+    return "another" if named - {own} else "none"
+
+
+def ranks_named(text: str, own: int) -> set[int]:
+    """By the message of an error, where it does not speak of the rank itself."""
     text = re.sub(rf"\brank {own} of \d+", "", text)
-    named = {
+    return {
         int(number)
         for ranks in re.findall(r"\branks? ((?:\d+(?:, | and )?)+)", text)
         for number in re.findall(r"\d+", ranks)
     }
-    if victim in named:
-        return "the rank"
-    return "another" if named - {own} else "none"
 
 
 def _of_scarcity(lines: Mapping[int, Lines]) -> list[str]:

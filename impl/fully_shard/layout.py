@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from impl.fully_shard.mesh import Division
-from impl.torch_private import dtensor_from_local, root_mesh_of, strided_shard
+from impl.torch_dtensor import dtensor_from_local, root_mesh_of, strided_shard
 
 
 class Layout:

@@ -32,7 +32,8 @@ from impl.device import DeviceHandle
 from impl.fully_shard.layout import Layout, dtensor_of, local_of
 from impl.fully_shard.mesh import Division
 from impl.state_machine import StateMachine
-from impl.torch_private import preserve_version_counters, replace_local
+from impl.torch_dtensor import replace_local
+from impl.torch_private import preserve_version_counters
 
 _count = itertools.count()
 _ids = WeakIdKeyDictionary()  # of whole parameters that were divided, for those that are tied

@@ -92,6 +92,10 @@ class Pipe:
     def has_something_to_read(self) -> bool:
         return bool(self._arrived) or self._is_ended or self._is_broken
 
+    def hold(self, seconds: float) -> None:
+        """What is written from now on arrives at the earliest in so many seconds."""
+        self._last_due_s = max(self._last_due_s, self._clock.now() + seconds)
+
     def end(self) -> None:
         """The writer closes: what is under way still arrives."""
         self._later(self._end_now)
@@ -132,6 +136,9 @@ class PipeEnd:
         if not self.is_closed:
             self.is_closed = True
             self._outgoing.end()
+
+    def hold(self, seconds: float) -> None:
+        self._outgoing.hold(seconds)
 
     def break_off(self) -> None:
         """The connection breaks in the middle, in both directions."""

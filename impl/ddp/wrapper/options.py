@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from impl.torch_private import default_group, device_index, tensor_parallel_transform
+from impl.torch_dtensor import tensor_parallel_transform
+from impl.torch_private import default_group, device_index
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from impl.fsdp.flat_param.packing import ParamTransform
-from impl.torch_private import root_mesh_of
+from impl.torch_dtensor import root_mesh_of
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,14 @@ import torch
 from torch import Tensor
 
 from impl import errors
+from impl.testing.faults import Cut, Freeze, Kill
 from impl.testing.network import CALM, Weather
+from impl.testing.simulated_rank import Program, SimulatedRank
 from impl.testing.simulation import (
-    Cut,
     FaultNeverFired,
-    Freeze,
-    Kill,
     Killed,
-    Program,
     Raised,
     Returned,
-    SimulatedRank,
     Simulation,
     Stuck,
     values,
