@@ -3,8 +3,8 @@
 Promised: Gloo copies CUDA tensors through the host in collectives; for messages it refuses them
 with an error.
 
-Happens: the address of the device's memory goes to a socket, which refuses it; that is thrown in
-Gloo's loop thread: SIGABRT.
+Happens: the address of the device's memory goes to a socket, which refuses it. Once the receiver
+has come later than the sender, that is thrown in Gloo's loop thread: SIGABRT.
 
 Severity: crash
 Taste: no
@@ -16,6 +16,7 @@ Upstream: none found, searched in November 2026
 
 import signal
 import tempfile
+import time
 from datetime import timedelta
 
 import torch
@@ -27,6 +28,7 @@ def run(rank, init_method):
     signal.alarm(30)  # ends a rank that hangs
     dist.init_process_group("gloo", init_method, timedelta(seconds=10), 2, rank)
     x = torch.ones(4, device="cuda")
+    time.sleep(rank)
     try:
         dist.isend(x, 1).wait() if rank == 0 else dist.irecv(x, 0).wait()
         dist.barrier()
