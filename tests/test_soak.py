@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
 from ci.soaking.__main__ import Hosts
 from ci.soaking.judging import judge, whom_it_names
-from ci.soaking.rounds import KINDS, Fault, Round, Step, draw
+from ci.soaking.link import NEEDED
+from ci.soaking.rounds import (
+    KINDS,
+    KINDS_OF_TWO_HOSTS,
+    LINK_CUT,
+    LINK_MENDED,
+    Fault,
+    Round,
+    Step,
+    draw,
+)
+
+
+def may_make_networks() -> bool:
+    if os.geteuid() != 0 or any(shutil.which(command) is None for command in NEEDED):
+        return False
+    command = ("unshare", "--net", "ip", "link", "add", "a", "type", "veth", "peer", "name", "b")
+    return subprocess.run(command, capture_output=True).returncode == 0
+
 
 SUM = Step("all_reduce", 7, 0, is_async=False, in_subgroup=False)
 
 
 def round_with(kind: str, rank: int = 0) -> Round:
-    return Round(0, "pygloo", "shm", 2, (SUM, SUM), Fault(kind, rank, at=1, after_s=None))
+    return Round(0, "pygloo", "shm", 2, 1, (SUM, SUM), Fault(kind, rank, at=1, after_s=None))
 
 
 def answer(*lines: tuple[str, Any], ended: str = "exit 0") -> dict[str, Any]:
@@ -62,6 +84,27 @@ def test_survivors_that_raise_are_right() -> None:
 def test_what_is_wrong_is_told(kind: str, ranks: list[Any], wrong: str) -> None:
     told = judge(round_with(kind), dict(enumerate(ranks)), []).wrong
     assert any(sentence.startswith(wrong) for sentence in told), told
+
+
+def test_a_cut_link_is_noticed_by_all_and_a_mended_one_by_none() -> None:
+    raised = answer(("fired", ""), ("done", 0), ("error", "Timed out"), ("end", ""))
+    through = answer(("fired", ""), *WHOLE)
+    assert judge(round_with(LINK_CUT), {0: raised, 1: LEFT}, []).wrong == []
+    assert judge(round_with(LINK_MENDED), {0: through, 1: answer(*WHOLE)}, []).wrong == []
+    unnoticed = judge(round_with(LINK_CUT), {0: raised, 1: answer(*WHOLE)}, []).wrong
+    assert unnoticed == ["rank 1 did not notice that the link was cut"]
+    (noticed,) = judge(round_with(LINK_MENDED), {0: through, 1: LEFT}, []).wrong
+    assert noticed.startswith("rank 1 raised, though nothing was lost")
+
+
+@pytest.mark.skipif(not may_make_networks(), reason="needs root, iproute2 and util-linux")
+@pytest.mark.parametrize("kind", [LINK_MENDED, LINK_CUT])
+def test_the_link_between_two_hosts_is_cut(kind: str) -> None:
+    number = str(KINDS_OF_TWO_HOSTS.index(kind))
+    command = [sys.executable, "-m", "ci.soaking", "--transports", "mixed", "--ranks", "2"]
+    done = subprocess.run([*command, "--only", number], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"1 faults: {kind} 1\n" in done.stdout
 
 
 def test_what_is_left_behind_is_wrong() -> None:

@@ -10,16 +10,18 @@ stopped (for a while or for good), exits, raises, aborts or destroys its group, 
 lacks descriptors or memory for a new group; or the store is lost. Every result is checked. All
 other ranks have to raise an error in time if a rank is gone, and must not notice what is harmless.
 
-`mixed` puts the ranks into two process namespaces, which cannot share memory: it needs root and
-unshare. Exit code: 0 if all was well, 1 if not, 2 for bad usage. A fault that did not come is not
-well either.
+`mixed` puts the ranks on two hosts: namespaces of processes and networks, which share no memory.
+The cable between them is cut, for a while or for good. It needs root, iproute2 and util-linux. Exit
+code: 0 if all was well, 1 if not, 2 for bad usage. A fault that did not come is not well either.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import secrets
 import selectors
 import shutil
 import subprocess
@@ -34,13 +36,15 @@ import torch.distributed as dist
 
 from ci.soaking.host import LIMIT_S
 from ci.soaking.judging import Verdict, judge
-from ci.soaking.program import LOSE_THE_STORE
-from ci.soaking.rounds import Round, draw
+from ci.soaking.link import INTERFACES, NEEDED, Link, enter_own_network
+from ci.soaking.program import CUT_THE_LINK, LOSE_THE_STORE, store_address
+from ci.soaking.rounds import LINK_MENDED, Round, draw
 
 TRANSPORTS = ("shm", "tcp", "gloo", "mixed")
 _SHOWN = 20
 _LOOK_AGAIN_S = 0.05
-_OWN_NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+_CUT_S = 0.5
+_OWN_PROCESSES = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 
 class Hosts:
@@ -48,46 +52,71 @@ class Hosts:
 
     def __init__(self, transport: str, world_size: int) -> None:
         self._store: dist.TCPStore | None = None  # of the round
-        prefixes: list[tuple[str, ...]] = [_OWN_NAMESPACE] * 2 if transport == "mixed" else [()]
-        self.ranks = [list(range(i, world_size, len(prefixes))) for i in range(len(prefixes))]
-        self._processes = [
-            subprocess.Popen(
-                [*prefix, sys.executable, "-m", "ci.soaking.host"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env={"TORCH_CPP_LOG_LEVEL": "FATAL", **os.environ},  # many a rank loses a peer
-            )
-            for prefix in prefixes
-        ]
+        self._secret = secrets.token_hex()
+        self.count = 2 if transport == "mixed" else 1
+        self.ranks = [list(range(i, world_size, self.count)) for i in range(self.count)]
+        self._processes = [self._start(host) for host in range(self.count)]
+        self._link = Link(self._processes[1].pid) if self.count > 1 else None
+
+    def _start(self, host: int) -> subprocess.Popen[str]:
+        prefix: tuple[str, ...] = ()
+        if self.count > 1:
+            prefix = (*_OWN_PROCESSES, "--net") if host else _OWN_PROCESSES
+        interface = INTERFACES[host] if self.count > 1 else "lo"
+        quiet = {"TORCH_CPP_LOG_LEVEL": "FATAL"}  # many a rank loses a peer
+        secret = {"PYGLOO_SECRET": self._secret}  # or there is a warning for each group
+        return subprocess.Popen(
+            [*prefix, sys.executable, "-m", "ci.soaking.host"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**quiet, **secret, **os.environ, "GLOO_SOCKET_IFNAME": interface},
+        )
 
     def run(self, round: Round) -> Verdict:
-        store = self._store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        address = store_address(round)
+        store = self._store = dist.TCPStore(address, 0, None, True, wait_for_workers=False)
         for process, ranks in zip(self._processes, self.ranks, strict=True):
             assert process.stdin is not None
             asked = {"round": round.to_plain(), "ranks": ranks, "port": store.port}
             process.stdin.write(json.dumps(asked) + "\n")
             process.stdin.flush()
         del store  # so that it goes when `_answers` lets go of it
-        answers = list(self._answers(round.fault.kind == "store lost"))
+        answers = list(self._answers(round.fault.kind))
         told = {int(rank): it for answer in answers for rank, it in answer["ranks"].items()}
         return judge(round, told, sorted({name for answer in answers for name in answer["left"]}))
 
-    def _answers(self, may_go: bool) -> Iterator[Any]:
-        """One line of each host. The store goes when a rank says so."""
+    def _answers(self, kind: str) -> Iterator[Any]:
+        """One line of each host. The store goes, or the link is cut, when a rank says so."""
         selector = selectors.DefaultSelector()
         for process in self._processes:
             assert process.stdout is not None
             selector.register(process.stdout, selectors.EVENT_READ)
         until_s = time.monotonic() + LIMIT_S + 20.0
+        cut_at_s: float | None = None
         while selector.get_map():
             for key, _ in selector.select(_LOOK_AGAIN_S):
                 selector.unregister(key.fileobj)
                 yield json.loads(key.fileobj.readline())  # type: ignore[union-attr]  # a text file
-            if may_go and self._store is not None and self._store.check([LOSE_THE_STORE]):
+            now_s = time.monotonic()
+            if kind == "store lost" and self._is_told(LOSE_THE_STORE):
                 self._store = None
-            if time.monotonic() > until_s:
+            if self._link is not None and cut_at_s is None and self._is_told(CUT_THE_LINK):
+                self._link.cut()
+                cut_at_s = now_s
+            if cut_at_s is not None and kind == LINK_MENDED and now_s > cut_at_s + _CUT_S:
+                self._mend()
+                cut_at_s = math.inf
+            if now_s > until_s:
                 raise SystemExit("ci/soak: a host does not answer")
+        self._mend()
+
+    def _is_told(self, key: str) -> bool:
+        return self._store is not None and self._store.check([key])
+
+    def _mend(self) -> None:
+        if self._link is not None:
+            self._link.mend()
 
     def close(self) -> None:
         for process in self._processes:
@@ -116,7 +145,7 @@ class Tally:
         faults = ", ".join(f"{kind} {n}" for kind, n in self.faults.items())
         yield f"{self.rounds} rounds, {self.steps} steps right"
         yield f"{self.faults.total()} faults: {faults}"
-        named = ", ".join(f"{whom} {n}" for whom, n in self.named.items())
+        named = ", ".join(f"{whom} {n}" for whom, n in self.named.items()) or "nothing"
         yield f"errors of survivors name: {named}; the last came after {self.latest_s:.1f} s"
         yield f"wrong: {len(self.wrong)}"
         yield from self.wrong[:_SHOWN]
@@ -125,9 +154,13 @@ class Tally:
 def main() -> int:
     arguments = parse(sys.argv[1:])
     names = arguments.transports.split(",") if arguments.backend == "pygloo" else [""]
-    if "mixed" in names and (os.geteuid() != 0 or shutil.which("unshare") is None):
-        print("ci/soak: mixed needs root and unshare; name other --transports", file=sys.stderr)
-        return 2
+    if "mixed" in names:
+        lacking = [command for command in NEEDED if shutil.which(command) is None]
+        if os.geteuid() != 0 or lacking:
+            needs = f"root, and the commands {', '.join(NEEDED)}"
+            print(f"ci/soak: mixed needs {needs}; name other --transports", file=sys.stderr)
+            return 2
+        enter_own_network()
     hosts = {name: Hosts(name, arguments.ranks) for name in names}
     tallies = {name: Tally() for name in names}
     until_s = time.monotonic() + 60 * arguments.minutes
@@ -135,7 +168,14 @@ def main() -> int:
         for number in [arguments.only] if arguments.only is not None else count():
             for name in names:
                 transport = "auto" if name == "mixed" else name
-                drawn = draw(arguments.seed, number, arguments.backend, transport, arguments.ranks)
+                drawn = draw(
+                    arguments.seed,
+                    number,
+                    arguments.backend,
+                    transport,
+                    arguments.ranks,
+                    hosts[name].count,
+                )
                 tallies[name].add(drawn, hosts[name].run(drawn))
             if time.monotonic() > until_s:
                 break

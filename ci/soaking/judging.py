@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ci.soaking.program import TIMEOUT_S
-from ci.soaking.rounds import DEADLY, HARMLESS, Round
+from ci.soaking.rounds import DEADLY, LINK_CUT, SCARCE, Round
 
 Lines = Sequence[Mapping[str, Any]]
 _SLACK_S = 3.0  # after the timeout, on a busy machine
@@ -49,9 +49,9 @@ def judge(round: Round, ranks: Mapping[int, Mapping[str, Any]], left: Sequence[s
             found.wrong.append(f"rank {rank} hung: {_told(answer['lines'])}")
         elif rank != fault.rank or fault.kind not in DEADLY:
             found.wrong += _of_survivor(round, rank, answer)
-    if fault.kind in DEADLY and found.fired:
+    if fault.kind in (*DEADLY, LINK_CUT) and found.fired:
         _judge_errors(found, round, lines, fired_at_s[0])
-    if fault.kind not in (*DEADLY, *HARMLESS):
+    if fault.kind in SCARCE:
         found.wrong += _of_scarcity(lines)
     return found
 
@@ -62,7 +62,7 @@ def _of_survivor(round: Round, rank: int, answer: Mapping[str, Any]) -> list[str
     if answer["ended"] != "exit 0" or last.get("what") not in ("end", "left"):
         return [f"rank {rank} was lost ({answer['ended']}): {_told(answer['lines'])}"]
     errors = [line["text"] for line in answer["lines"] if line["what"] == "error"]
-    if round.fault.kind in DEADLY or not errors:
+    if round.fault.kind in (*DEADLY, LINK_CUT) or not errors:
         return []
     if round.fault.kind == "store lost" and _has_done_all(round, rank, answer["lines"]):
         return []  # it was the new group
@@ -78,20 +78,23 @@ def _has_done_all(round: Round, rank: int, lines: Lines) -> bool:
 def _judge_errors(
     found: Verdict, round: Round, lines: Mapping[int, Lines], fired_at_s: float
 ) -> None:
-    """Every other rank raises in time; whom does it name?"""
-    victim = round.fault.rank
+    """Every other rank raises in time; whom does it name? If hosts are parted, no rank is gone:
+    all raise, and may name any on the other side."""
+    victim = round.fault.rank if round.fault.kind in DEADLY else None
     for rank, told in lines.items():
         if rank == victim:
             continue
         error = next((line for line in told if line["what"] == "error"), None)
         if error is None:
-            found.wrong.append(f"rank {rank} did not notice that rank {victim} was gone")
+            lost = "the link was cut" if victim is None else f"rank {victim} was gone"
+            found.wrong.append(f"rank {rank} did not notice that {lost}")
             continue
         took_s = error["at_s"] - fired_at_s
         found.latest_s = max(found.latest_s, took_s)
         if took_s > TIMEOUT_S + _SLACK_S:
             found.wrong.append(f"rank {rank} raised after {took_s:.1f} s: {error['text']}")
-        found.named[whom_it_names(error["text"], rank, victim)] += 1
+        if victim is not None:
+            found.named[whom_it_names(error["text"], rank, victim)] += 1
 
 
 def whom_it_names(text: str, own: int, victim: int) -> str:

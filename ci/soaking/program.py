@@ -20,15 +20,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ci.soaking.rounds import Fault, Round, Step
+from ci.soaking.link import ADDRESSES, is_whole
+from ci.soaking.rounds import LINK_CUT, LINK_MENDED, Fault, Round, Step
 
 TIMEOUT_S = 5.0  # of operations, once all have joined
 _JOINING_S = 60.0
 STOPPED_S = 0.3  # a rank that goes on afterwards
-LOSE_THE_STORE = "lose the store"
+LOSE_THE_STORE, CUT_THE_LINK = "lose the store", "cut the link"
 _SLOW_S = 0.2
 _ALIVE_S = 1.0  # after it has left the group, which is what the others should notice
 _LOST_WITHIN_S = 10.0
+
+
+def store_address(round: Round) -> str:
+    return ADDRESSES[0] if round.host_count > 1 else "127.0.0.1"
 
 
 class Told(Exception):
@@ -68,10 +73,9 @@ class Rank:
             self._fire()
             time.sleep(_SLOW_S)
         os.environ["PYGLOO_TRANSPORT"] = self.round.transport
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         timeout = timedelta(seconds=_JOINING_S)
         world_size = self.round.world_size
-        store = dist.TCPStore("127.0.0.1", self.port, world_size, False, timeout)
+        store = dist.TCPStore(store_address(self.round), self.port, world_size, False, timeout)
         dist.init_process_group(
             self.round.backend, store=store, rank=self.rank, world_size=world_size, timeout=timeout
         )
@@ -129,6 +133,8 @@ class Rank:
     def _suffer(self, kind: str) -> None:
         if kind == "store lost":
             self._lose_the_store()
+        if kind in (LINK_CUT, LINK_MENDED):
+            self._have_the_link_cut()
         self._fire()
         match kind:
             case "slow":
@@ -159,6 +165,15 @@ class Rank:
                 return
             time.sleep(0.02)
         raise Told
+
+    def _have_the_link_cut(self) -> None:
+        """Returns once it is. Raises Told if it does not happen."""
+        self.store.set(CUT_THE_LINK, "")
+        until_s = time.monotonic() + _LOST_WITHIN_S
+        while is_whole():
+            if time.monotonic() > until_s:
+                raise Told
+            time.sleep(0.001)
 
     def _make_group_in_need(self, fault: Fault) -> None:
         """All ranks make a group, for which one of them lacks something that it gets back later."""

@@ -8,11 +8,14 @@ from typing import Any
 
 # A fault that the other ranks should not notice, but for time.
 HARMLESS = ("slow", "late", "stop and continue", "store lost")
+# Of the cable between two hosts, which is mended or not.
+LINK_MENDED, LINK_CUT = "link cut for a while", "link cut"
 # One after which every other rank should raise an error.
 DEADLY = ("kill", "exit", "exception", "abort", "destroy", "stop")
 # One in the making of a further group, which may fail on all ranks, but not on some alone.
 SCARCE = ("no descriptors", "no memory")
 KINDS = (*HARMLESS, *DEADLY, *SCARCE)
+KINDS_OF_TWO_HOSTS = (*KINDS, LINK_MENDED, LINK_CUT)
 
 OPERATIONS = (
     *("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "gather", "scatter"),
@@ -52,12 +55,16 @@ class Fault:
 
 @dataclass(frozen=True)
 class Round:
-    """A program and its fault. transport: of pygloo, or "" for another backend."""
+    """A program and its fault.
+
+    transport: of pygloo, or "" for another backend. host_count: over which the ranks are spread.
+    """
 
     number: int
     backend: str
     transport: str
     world_size: int
+    host_count: int
     steps: tuple[Step, ...]
     fault: Fault
 
@@ -70,13 +77,16 @@ class Round:
         return Round(steps=steps, fault=Fault(**plain.pop("fault")), **plain)
 
 
-def draw(seed: int, number: int, backend: str, transport: str, world_size: int) -> Round:
+def draw(
+    seed: int, number: int, backend: str, transport: str, world_size: int, host_count: int = 1
+) -> Round:
     """The round of this number. All kinds of faults take turns."""
     chance = random.Random(f"{seed} {number}")
     steps = [_step(chance, world_size) for _ in range(chance.randint(*_STEPS))]
     # Every rank needs every other one in the last step, which no fault comes after.
     steps.append(Step("all_reduce", 7, 0, is_async=False, in_subgroup=False))
-    kind = KINDS[number % len(KINDS)]
+    kinds = KINDS if host_count == 1 else KINDS_OF_TWO_HOSTS
+    kind = kinds[number % len(kinds)]
     during = kind in ("kill", "exit", "stop", "stop and continue") and chance.random() < 0.5
     fault = Fault(
         kind,
@@ -84,7 +94,7 @@ def draw(seed: int, number: int, backend: str, transport: str, world_size: int) 
         at=0 if kind == "late" else chance.randrange(len(steps) - 1),
         after_s=chance.choice((0.0, 0.0005, 0.003)) if during else None,
     )
-    return Round(number, backend, transport, world_size, tuple(steps), fault)
+    return Round(number, backend, transport, world_size, host_count, tuple(steps), fault)
 
 
 def _step(chance: random.Random, world_size: int) -> Step:

@@ -9,6 +9,7 @@ from pathlib import Path
 from conformance.report.certificate import JUNIT
 from conformance.report.conclusion import Conclusion
 from conformance.report.reading import Unreadable, certificate_file, read_certificate
+from conformance.report.signature import NoKey, NotSigned, trusted_comment
 from conformance.report.terminal import count_of
 from conformance.report.verify import junit_problems, problems
 from conformance.rule import profile_named
@@ -24,9 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PROFILE,...",
         help="the target must be conformant in each of these profiles, as in --require ddp,fsdp",
     )
+    parser.add_argument(
+        "--signed-by",
+        metavar="KEY",
+        help="the certificate must be signed by this public key of minisign: a file, or its line",
+    )
     parser.epilog = (
-        "Exit code: 0, or 1 if something is wrong with the certificate, or if a profile of "
-        "--require is not found conformant by it."
+        "Exit code: 0, or 1 if something is wrong with the certificate or its signature, or if a "
+        "profile of --require is not found conformant by it."
     )
 
 
@@ -41,13 +47,16 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         path = certificate_file(arguments.folder)
         document = read_certificate(path)
+        comment = trusted_comment(path, arguments.signed_by) if arguments.signed_by else None
         found = list(problems(document))
         junit = path.with_name(JUNIT)
         if not found and junit.exists():
             found += junit_problems(document, junit)
     except OSError as error:
         raise UsageError(f"{arguments.folder}: {error.strerror}") from error
-    except Unreadable as error:
+    except NoKey as error:
+        raise UsageError(f"--signed-by: {error}") from None
+    except (Unreadable, NotSigned) as error:
         document, found = {}, [str(error)]
     for problem in found:
         print(f"{path}: {problem}", file=sys.stderr)
@@ -60,6 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
     if cases or files:
         left_out = f"{count_of(cases, 'case')} and {count_of(len(files), 'file')}"
         print(f"of a selection: {left_out} of the suite were left out")
+    if arguments.signed_by:
+        print(f"{path}: signed; {comment}")
     print(f"{path}: consistent; {document['target']['name']}: {document['sentence']}")
     said = {row["profile"]: row["conclusion"] for row in document["profiles"]}
     missed = [profile for profile in required if said[profile] != str(Conclusion.CONFORMANT)]

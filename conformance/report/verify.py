@@ -1,7 +1,7 @@
 """Checks that a certificate is whole, and agrees with itself, the suite and JUnit's record.
 
 Pure, apart from the reading of JUnit's file. Nothing here proves who made a certificate: the digest
-shows damage and editing by hand, not forgery.
+shows damage and editing by hand, not forgery. `signature` does.
 """
 
 from __future__ import annotations

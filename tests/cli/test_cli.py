@@ -392,6 +392,37 @@ def test_verify_tells_what_is_wrong(call: Called, good: Path) -> None:
     assert "junit.xml does not have tests/test_x.py::test_0[ws2]" in err
 
 
+def test_verify_can_ask_who_has_signed(call: Called, tmp_path: Path, good: Path) -> None:
+    minisign = pytest.importorskip("minisign", reason="a package that CI has")
+    pair, other = minisign.KeyPair.generate(), minisign.KeyPair.generate()
+    key, path = tmp_path / "key.pub", good / CERTIFICATE
+    key.write_bytes(bytes(pair.public_key))
+    code, _, err = call("verify", str(good), "--signed-by", str(key))
+    assert (code, f"there is no {CERTIFICATE}.minisig beside it" in err) == (1, True)
+    signature = pair.secret_key.sign(path.read_bytes(), trusted_comment="of the second of May")
+    (good / f"{CERTIFICATE}.minisig").write_bytes(bytes(signature))
+    line = key.read_text().splitlines()[1]
+    for given in (str(key), line):
+        code, out, _ = call("verify", str(good), "--signed-by", given)
+        assert (code, "signed; of the second of May" in out) == (0, True)
+    key.write_bytes(bytes(other.public_key))
+    code, out, err = call("verify", str(good), "--signed-by", str(key))
+    assert (code, out, "incompatible key" in err) == (1, "", True)
+    path.write_bytes(path.read_bytes() + b"\n")
+    code, out, err = call("verify", str(good), "--signed-by", line)
+    assert (code, out, "signature verification failed" in err) == (1, "", True)
+    assert "neither the file nor the line" in refused(
+        call("verify", str(good), "--signed-by", "nobody")
+    )
+
+
+def test_signatures_need_a_package(
+    call: Called, good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "c10d-conformance[signed]" in refused(call("verify", str(good), "--signed-by", "key"))
+
+
 def test_output_into_a_closed_pipe_is_no_error() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
