@@ -28,7 +28,8 @@ from ci.soaking.rounds import (
 def may_make_networks() -> bool:
     if os.geteuid() != 0 or any(shutil.which(command) is None for command in NEEDED):
         return False
-    command = ("unshare", "--net", "ip", "link", "add", "a", "type", "veth", "peer", "name", "b")
+    pair = ("name", "one", "type", "veth", "peer", "name", "other")
+    command = ("unshare", "--net", "ip", "link", "add", *pair)
     return subprocess.run(command, capture_output=True).returncode == 0
 
 
