@@ -90,7 +90,7 @@ class PrefixMeeting(StoreMeeting):
             if not answered and not self.are_there([_here(self.rank)]):
                 # rank 0, tidying up after an earlier attempt, took it for that attempt's
                 self.publish(_here(self.rank), self._token)
-            roll, tokens = self.read("roll", 0, _decode_roll)
+            roll, tokens = self.read("roll", 0, decode_roll)
             if roll != answered and self.rank < len(tokens) and tokens[self.rank] == self._token:
                 self.publish(f"{roll}/heard/{self.rank}", "")
                 answered = roll
@@ -116,7 +116,7 @@ class PrefixMeeting(StoreMeeting):
         """Whether a roll was complete, since this rank came, with another process in its place."""
         if self.rank == 0 or self._roll() in (b"", self._roll_before):
             return False
-        roll, tokens = self.read("roll", 0, _decode_roll)
+        roll, tokens = self.read("roll", 0, decode_roll)
         is_own = self.rank < len(tokens) and tokens[self.rank] == self._token
         return not is_own and self.are_there([f"{roll}/go"])
 
@@ -124,8 +124,13 @@ class PrefixMeeting(StoreMeeting):
         return self.get("roll") if self.are_there(["roll"]) else b""
 
 
-def _decode_roll(data: bytes) -> tuple[str, list[str]]:
-    match json.loads(data):
+def decode_roll(data: bytes) -> tuple[str, list[str]]:
+    """A roll and its tokens. Raises ValueError."""
+    try:
+        found = json.loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    match found:
         case [str() as roll, [*tokens]]:
             return roll, tokens
     raise ValueError("no roll with its tokens")

@@ -16,7 +16,7 @@ side (pair.cc and context.cc of gloo/transport):
                           otherwise                                 keep it, in order of arrival
     RECV_READY arrives    a send is queued                          DATA
                           otherwise                                 keep the credit
-    DATA arrives          a receive is queued                       it belongs there
+    DATA arrives          a receive is queued, and none is due      it belongs there
                           otherwise                                 protocol error
 
 C++ Gloo ends the process at DATA without a receive; here it costs the connection.
@@ -170,6 +170,8 @@ class CreditExchange:
         talk = self._conversations.get((peer, frame.slot))
         if talk is None or not talk.receives:
             raise ProtocolError(f"data on slot {frame.slot:#x}, for which nothing was asked")
+        if talk.receives[0] in talk.unannounced:
+            raise ProtocolError(f"data on slot {frame.slot:#x}, which were not announced")
         receive = talk.arriving = talk.receives.popleft()
         if frame.length != receive.nbytes:
             error = SizeMismatch(peer, self._rank, frame.length, receive.nbytes)

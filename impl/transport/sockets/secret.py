@@ -69,7 +69,7 @@ def _read(path: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Published:
+class Published:
     """What rank 0 puts into the store.
 
     proof: shows that a reader has the same secret of the users' own; b"" where there is none.
@@ -82,7 +82,7 @@ class _Published:
         return f"{self.random.hex()} {self.proof.hex()}".encode()
 
     @classmethod
-    def decode(cls, data: bytes) -> _Published:
+    def decode(cls, data: bytes) -> Published:
         random, _, proof = (bytes.fromhex(part) for part in data.decode().partition(" "))
         if len(random) != _NBYTES or len(proof) not in (0, _NBYTES):
             raise ValueError(f"{len(random)} and {len(proof)} bytes instead of {_NBYTES}")
@@ -96,8 +96,8 @@ def agree_on_secret(meeting: AddressMeeting, own: bytes | None) -> bytes:
     """
     if meeting.rank == 0:
         random = secrets.token_bytes(_NBYTES)
-        meeting.publish(_STORE_KEY, _Published(random, _proof(own, random)).encode())
-    told = meeting.published(lambda _: _STORE_KEY, [0], _Published.decode)[0]
+        meeting.publish(_STORE_KEY, Published(random, _proof(own, random)).encode())
+    told = meeting.published(lambda _: _STORE_KEY, [0], Published.decode)[0]
     if not hmac.compare_digest(told.proof, _proof(own, told.random)):
         raise errors.CommunicationError(
             f"{meeting.where}, rank {meeting.rank} of {meeting.world_size}: "
@@ -129,7 +129,7 @@ def _proof(own: bytes | None, random: bytes) -> bytes:
     return b"" if own is None else hmac.digest(own, b"proof" + random, "sha256")
 
 
-def _differs(own: bytes | None, told: _Published) -> str:
+def _differs(own: bytes | None, told: Published) -> str:
     if own is None:
         return "rank 0 has a secret, and this rank has none"
     if not told.proof:

@@ -60,7 +60,7 @@ def test_ranks_that_do_not_come_are_named() -> None:
         assert "Timed out waiting 500ms for rendezvous operation to complete" in message
 
 
-@pytest.mark.parametrize("roll", ["", "{}", '["a"]', "[1, []]", '["a", "bc"]'])
+@pytest.mark.parametrize("roll", ["", "{}", '["a"]', "[1, []]", '["a", "bc"]', "[" * 9000])
 def test_a_malformed_roll_is_told(roll: str) -> None:
     store = dist.HashStore()
     store.set("roll", roll)

@@ -120,6 +120,12 @@ def test_gloo_data_that_nobody_asked_for_are_refused(gloo: Desk) -> None:
         gloo.hear_data(1, 5, b"abc")
 
 
+def test_gloo_data_that_were_not_announced_are_refused(gloo: Desk) -> None:
+    gloo.receive(1, 5, 3)
+    with pytest.raises(ProtocolError, match="not announced"):
+        gloo.hear_data(1, 5, b"abc")
+
+
 def test_gloo_sizes_that_differ_fail_on_both_sides(gloo: Desk) -> None:
     too_long, too_short = gloo.send(1, 5, b"abc"), gloo.send(1, 5, b"a")
     gloo.said(1)
