@@ -47,7 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         path = certificate_file(arguments.folder)
         document = read_certificate(path)
-        comment = trusted_comment(path, arguments.signed_by) if arguments.signed_by else None
+        key: str | None = arguments.signed_by
+        comment = trusted_comment(path, key) if key is not None else None
         found = list(problems(document))
         junit = path.with_name(JUNIT)
         if not found and junit.exists():
@@ -57,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     except NoKey as error:
         raise UsageError(f"--signed-by: {error}") from None
     except (Unreadable, NotSigned) as error:
-        document, found = {}, [str(error)]
+        document, comment, found = {}, None, [str(error)]
     for problem in found:
         print(f"{path}: {problem}", file=sys.stderr)
     if found:
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     if cases or files:
         left_out = f"{count_of(cases, 'case')} and {count_of(len(files), 'file')}"
         print(f"of a selection: {left_out} of the suite were left out")
-    if arguments.signed_by:
+    if comment is not None:
         print(f"{path}: signed; {comment}")
     print(f"{path}: consistent; {document['target']['name']}: {document['sentence']}")
     said = {row["profile"]: row["conclusion"] for row in document["profiles"]}
