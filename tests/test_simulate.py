@@ -79,7 +79,7 @@ def test_a_loss_that_nobody_hears_of_is_found(
         patched.setattr(Pipe, "end", nothing)
         assert main(["--schedules", "250", "--ranks", "3", "--modes", "tcp"]) == 1
         problem, shortest, *_ = capsys.readouterr().out.splitlines()
-        assert "after the fault" in problem
+        assert "later than the fault allows" in problem
         assert len(Schedule.from_json(shortest).faults) == 1
         file = tmp_path / "schedule.json"
         file.write_text(shortest)

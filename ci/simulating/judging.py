@@ -93,13 +93,18 @@ def _problem(schedule: Schedule, fired: dict[Any, float], outcomes: Sequence[Out
 
 
 def _what_is_wrong(rank: int, raised: Raised, schedule: Schedule, deadly: dict[Any, float]) -> str:
-    first_s = min(deadly.values())
     if not isinstance(raised.error, PeerLost | CollectiveTimeout | Aborted):
         return "the kind of error is wrong"
-    waits = schedule.mode == "gloo" or all(isinstance(fault, Freeze) for fault in deadly)
-    allowed_s = NOTICED_WITHIN_S + schedule.held_s + (TIMEOUT_S if waits else 0.0)
-    if raised.at_s > first_s + allowed_s:
-        return f"the error came {raised.at_s - first_s:.1f} s after the fault"
+    due_s = (
+        NOTICED_WITHIN_S
+        + schedule.held_s
+        + min(
+            at_s + (TIMEOUT_S if schedule.mode == "gloo" or isinstance(fault, Freeze) else 0.0)
+            for fault, at_s in deadly.items()
+        )
+    )
+    if raised.at_s > due_s:
+        return f"the error came {raised.at_s - due_s:.1f} s later than the fault allows"
     if schedule.mode == "gloo" or _is_of_a_message(raised):
         return ""
     blamed = {rank for fault in deadly for rank in _ranks_of(fault)}
