@@ -160,7 +160,11 @@ def main() -> int:
             needs = f"root, and the commands {', '.join(NEEDED)}"
             print(f"ci/soak: mixed needs {needs}; name other --transports", file=sys.stderr)
             return 2
-        enter_own_network()
+        try:
+            enter_own_network()
+        except OSError as error:
+            print(f"ci/soak: mixed needs a network of its own: {error}", file=sys.stderr)
+            return 2
     hosts = {name: Hosts(name, arguments.ranks) for name in names}
     tallies = {name: Tally() for name in names}
     until_s = time.monotonic() + 60 * arguments.minutes
