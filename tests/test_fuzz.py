@@ -60,5 +60,5 @@ def test_one_input_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     file = tmp_path / "input"
     file.write_bytes(b"[")
     assert main(["--again", "roll", str(file)]) == 0
-    assert main(["--only", "nobody"]) == 2
-    assert "no reader 'nobody'; there are frames, " in capsys.readouterr().err
+    assert main(["--only", "unknown"]) == 2
+    assert "no reader 'unknown'; there are frames, " in capsys.readouterr().err

@@ -39,11 +39,12 @@ from impl.transport.sockets.tcp_group import TcpGroup
 
 ROOT = Path(__file__).parents[2]
 WORLD_SIZE = 4
+_FOLDER = tempfile.TemporaryDirectory(prefix="fuzz")  # removed when the process ends
 _MEMBER = Credentials(b"a secret that the fuzzer does not know", 0, WORLD_SIZE, 0)
 
 
 class LetIn(AssertionError):
-    """A handshake has accepted somebody who does not know the secret."""
+    """A handshake has accepted a connection that does not know the secret."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def _handshake(make: Callable[[], Handshake], is_authenticated: bool) -> Callabl
 
 
 def _in_a_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], None]:
-    path = Path(tempfile.mkdtemp(prefix="fuzz"), name)
+    path = Path(_FOLDER.name, name)
 
     def write_and_read(data: bytes) -> None:
         path.write_bytes(data)

@@ -411,7 +411,7 @@ def test_verify_can_ask_who_has_signed(call: Called, tmp_path: Path, good: Path)
     path.write_bytes(path.read_bytes() + b"\n")
     code, out, err = call("verify", str(good), "--signed-by", line)
     assert (code, out, "signature verification failed" in err) == (1, "", True)
-    for wrong in ("nobody", ""):
+    for wrong in ("no key", ""):
         said = refused(call("verify", str(good), "--signed-by", wrong))
         assert "neither the file nor the line" in said
 

@@ -18,7 +18,7 @@ from conformance.spec.fsdp.models import Net
 from conformance.spec.tolerance import assert_near
 
 CPU = torch.device("cpu")
-ROUNDINGS = 64  # of a step, one after the other
+ROUNDINGS = 64  # how many may add up in one step
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,7 +170,7 @@ class CreditExchange:
         talk = self._conversations.get((peer, frame.slot))
         if talk is None or not talk.receives:
             raise ProtocolError(f"data on slot {frame.slot:#x}, for which nothing was asked")
-        if talk.receives[0] in talk.unannounced:
+        if talk.unannounced and talk.unannounced[0] is talk.receives[0]:  # both are in order
             raise ProtocolError(f"data on slot {frame.slot:#x}, which were not announced")
         receive = talk.arriving = talk.receives.popleft()
         if frame.length != receive.nbytes:
