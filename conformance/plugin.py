@@ -85,6 +85,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
             deadline_s=option.deadline,
             repetitions=option.repetitions,
             budget=option.budget,
+            cases_per_rule=option.cases_per_rule,
         )
         if at is not None:
             tell_launcher()

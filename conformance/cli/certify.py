@@ -107,6 +107,7 @@ def _settings(arguments: argparse.Namespace) -> Settings | None:
             device=arguments.device,
             deadline_s=arguments.deadline,
             budget=arguments.budget,
+            cases_per_rule=arguments.cases_per_rule,
         )
     except UsageError:
         return None

@@ -1,4 +1,4 @@
-"""Orders cases for `--budget`: a run of limited time then checks as many rules as it can."""
+"""Orders cases for `--budget`, and chooses some for `--cases-per-rule`: few cases, many rules."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from conformance.run.plan import Plan, world_size_of
 _WAITING = "faults"
 
 
-def most_rules_first(items: Sequence[pytest.Item], plans: Mapping[str, Plan]) -> list[pytest.Item]:
+def most_rules_first(
+    items: Sequence[pytest.Item], plans: Mapping[str, Plan], most: int | None = None
+) -> list[pytest.Item]:
     """The items in rounds: each round has one more case of every rule that has one left.
+
+    most: how many rounds there are; None for as many as it takes.
 
     In each round cases that take long come last; otherwise the given order is kept, which has
     roots first. So wherever the run ends, few rules are without a case.
@@ -29,9 +33,9 @@ def most_rules_first(items: Sequence[pytest.Item], plans: Mapping[str, Plan]) ->
             rounds.append([])
         rounds[number].append(item)
     order = {item.nodeid: at for at, item in enumerate(items)}
-    for found in rounds:
+    for found in rounds[:most]:
         found.sort(key=lambda item: (_takes_long(item), order[item.nodeid]))
-    return [item for found in rounds for item in found]
+    return [item for found in rounds[:most] for item in found]
 
 
 def _cost(item: pytest.Item) -> tuple[bool, int]:

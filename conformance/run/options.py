@@ -58,6 +58,12 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "help": "start no case after this time, such as 60s or 5m, and until then first those that "
         "check most requirements; the run says what it left out",
     },
+    "--cases-per-rule": {
+        "type": int,
+        "metavar": "N",
+        "help": "run no more than this many cases of each requirement, at two ranks if it can be; "
+        "the run says what it left out (default: all)",
+    },
     "--deadline": {
         "type": float,
         "default": DEADLINE_S,

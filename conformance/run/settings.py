@@ -44,6 +44,7 @@ class Settings:
     repetitions: how often a failed case is repeated on fresh ranks, 0 for not at all.
     world_size_max: how many ranks there are at all; a launcher has a fixed number of them.
     budget_s: how long after the first case others are started; None for as long as it takes.
+    cases_per_rule: how many cases of each requirement run; None for all.
     """
 
     target: Target
@@ -57,6 +58,7 @@ class Settings:
     repetitions: int = REPETITIONS
     world_size_max: int = WORLD_SIZE_MAX
     budget_s: float | None = None
+    cases_per_rule: int | None = None
 
     def selects(self, requirement: str) -> bool:
         """Whether --profile and --requirement leave this requirement in."""
@@ -108,6 +110,7 @@ def read_settings(
     deadline_s: float,
     repetitions: int = REPETITIONS,
     budget: str | None = None,
+    cases_per_rule: int | None = None,
 ) -> Settings:
     """Settings from the texts of the options. Raises UsageError with one line."""
     try:
@@ -125,6 +128,8 @@ def read_settings(
         raise UsageError(f"--deadline {deadline_s}: must be a positive number of seconds")
     if repetitions < 0:
         raise UsageError(f"--repetitions {repetitions}: must be 0 or more")
+    if cases_per_rule is not None and cases_per_rule < 1:
+        raise UsageError(f"--cases-per-rule {cases_per_rule}: must be 1 or more")
     return Settings(
         target=found,
         spec=target,
@@ -136,6 +141,7 @@ def read_settings(
         deadline_s=deadline_s,
         repetitions=repetitions,
         budget_s=_budget(budget),
+        cases_per_rule=cases_per_rule,
     )
 
 

@@ -98,7 +98,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     dropped = set(items) - set(chosen)
     if dropped:
         config.hook.pytest_deselected(items=list(dropped))
-    items[:] = chosen if settings.budget_s is None else most_rules_first(chosen, plans)
+    rounds = settings.cases_per_rule
+    in_order = settings.budget_s is None and rounds is None
+    items[:] = chosen if in_order else most_rules_first(chosen, plans, rounds)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist says that this worker has collected

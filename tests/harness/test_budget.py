@@ -1,4 +1,4 @@
-"""`--budget`: which cases come first, and what is said of those that do not run."""
+"""`--budget`, `--cases-per-rule`: which cases come first, and what is said of those left out."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def item(name: str, *, world_size: int = 2, chapter: str = "ddp/x.py", drawn: bo
     )
 
 
-def ordered(cases: Mapping[str, tuple[Any, tuple[str, ...]]]) -> list[str]:
+def ordered(cases: Mapping[str, tuple[Any, tuple[str, ...]]], most: int | None = None) -> list[str]:
     items = [item for item, _ in cases.values()]
     plans = {item.nodeid: SimpleNamespace(covers=covers) for item, covers in cases.values()}
-    return [item.nodeid for item in most_rules_first(items, cast(Any, plans))]
+    return [item.nodeid for item in most_rules_first(items, cast(Any, plans), most)]
 
 
 def named(**cases: tuple[Any, tuple[str, ...]]) -> dict[str, tuple[Any, tuple[str, ...]]]:
@@ -86,6 +86,15 @@ def test_a_case_of_two_rules_counts_for_both() -> None:
     assert ordered(cases) == ["both", "other", "more"]
 
 
+def test_a_rule_has_no_more_cases_than_are_asked_for() -> None:
+    cases = named(
+        **{f"{rule}{n}": (item(f"{rule}{n}"), (rule,)) for rule in "ab" for n in range(3)},
+        both=(item("both"), ("a", "c")),
+    )
+    assert ordered(cases, most=1) == ["a0", "b0", "both"]
+    assert ordered(cases, most=2) == ["a0", "b0", "both", "a1", "b1"]
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90", 90), ("60s", 60), ("1.5m", 90), ("2h", 7200), ("0.5s", 0.5)]
 )
@@ -115,6 +124,21 @@ def test_a_budget_that_is_not_used_up_changes_no_verdict(outside: Outside) -> No
     assert run.certificate is not None
     assert [run.row(f"mine/{name}")["verdict"] for name in ("one", "two")] == ["holds"] * 2
     assert run.certificate["run"]["cases_left_out"] == 0
+
+
+def test_cases_beyond_a_number_for_each_rule_are_left_out_and_said(outside: Outside) -> None:
+    outside.pytester.makepyfile(test_case=CASES)
+    run = outside.run("-n0", "--cases-per-rule", "1")
+    assert run.certificate is not None
+    assert [run.row(f"mine/{name}")["verdict"] for name in ("one", "two")] == ["holds"] * 2
+    assert run.certificate["run"]["cases_left_out"] == 2
+    assert "no conclusion" in run.out
+
+
+def test_no_cases_for_each_rule_are_refused(outside: Outside) -> None:
+    run = outside.run("--cases-per-rule", "0")
+    assert run.exit_status == 2
+    assert "--cases-per-rule 0: must be 1 or more" in run.err
 
 
 def test_a_budget_that_is_no_time_is_refused(outside: Outside) -> None:
