@@ -23,6 +23,8 @@ PROFILES = (
     "fsdp",
     "device_mesh",
     "fully_shard",
+    "companions",
+    "distributed_checkpoint",
     "stores",
     "faults",
     "accelerator",

@@ -97,6 +97,18 @@ def forget_meshes() -> None:
     DTensor._op_dispatcher.sharding_propagator._propagate_tensor_meta_cached.cache_clear()
 
 
+def forget_group_of_grad_scaler() -> None:
+    """ShardedGradScaler's default is the default group of the moment of its import: make it None,
+    which stands for the one of any moment."""
+    module: Any = sys.modules.get("torch.distributed.fsdp.sharded_grad_scaler")
+    if module is None:
+        return
+    init = module.ShardedGradScaler.__init__
+    init.__defaults__ = tuple(
+        None if isinstance(value, dist.ProcessGroup) else value for value in init.__defaults__ or ()
+    )
+
+
 def empty_lost_meshes() -> None:
     """Before version 2.13, torch loses a reference to the mesh of each DTensor that is detached or
     viewed. What such meshes hold is dropped; no mesh can be used after this."""

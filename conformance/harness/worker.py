@@ -71,6 +71,7 @@ from conformance.target import Target, resolve
 from conformance.torch_private import (
     empty_lost_meshes,
     forget_group_count,
+    forget_group_of_grad_scaler,
     forget_meshes,
     on_new_group,
 )
@@ -309,6 +310,7 @@ class Worker:
                 dist.destroy_process_group()
             forget_group_count()
             forget_meshes()
+            forget_group_of_grad_scaler()
             empty_lost_meshes()
             self._undo.close()
         except BaseException as error:

@@ -16,7 +16,13 @@ from conformance.run.settings import Settings
 from conformance.target import TORCHS_FULLY_SHARD, Target
 
 # Folders of cases in which ranks have models and optimizers.
-_TRAINING = {*PART_OF_PROFILE, "accelerator", "device_mesh"} - {"stores"}
+_TRAINING = {
+    *PART_OF_PROFILE,
+    "accelerator",
+    "companions",
+    "device_mesh",
+    "distributed_checkpoint",
+} - {"stores"}
 # What cases take from torch that imports a compiler when it is first called, in each rank anew.
 _COMPILING = ("_functional_collectives", "torch.compile")
 

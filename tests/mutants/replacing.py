@@ -1,12 +1,14 @@
-"""Base classes for mutants that replace handles or functions of torch.distributed."""
+"""Base classes for mutants that replace handles, functions or methods of torch."""
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import torch.distributed as dist
@@ -59,4 +61,50 @@ class Replacing(Patch):
     def patched(cls) -> Iterator[None]:
         wrong = {n: f.__func__ for n, f in vars(cls).items() if isinstance(f, staticmethod)}
         with replaced(**{name: partial(partial, function) for name, function in wrong.items()}):
+            yield
+
+
+def owner_named(reference: str) -> Any:
+    """The module, or the class of a module."""
+    module, _, name = reference.partition(":")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some modules warn of what they use
+        found = importlib.import_module(module)
+    return getattr(found, name) if name else found
+
+
+@contextmanager
+def methods_replaced(reference: str, wrong: dict[str, Callable[..., Any]]) -> Iterator[None]:
+    """While this lasts, methods (or functions) are others; each has the right one as its first
+    argument."""
+    owner = owner_named(reference)
+
+    def instead(right: Any, function: Callable[..., Any]) -> Any:
+        return lambda *args, **kwargs: function(right, *args, **kwargs)
+
+    with ExitStack() as stack:
+        for name, function in wrong.items():
+            new: Any = instead(getattr(owner, name), function)
+            if isinstance(vars(owner).get(name), staticmethod):
+                new = staticmethod(new)
+            stack.enter_context(mock.patch.object(owner, name, new))
+        yield
+
+
+class MethodMutant(Patch):
+    """Each static method of a mutant takes the place of the method of `of` that has its name. Its
+    first argument is the right method.
+
+    repaired: puts right what torch does otherwise than the rules have it.
+    """
+
+    of: ClassVar[str]
+    repaired: ClassVar[Callable[[], AbstractContextManager[Any]]] = nullcontext
+
+    @classmethod
+    @contextmanager
+    def patched(cls) -> Iterator[None]:
+        wrong = {n: f.__func__ for n, f in vars(cls).items() if isinstance(f, staticmethod)}
+        wrong.pop("repaired", None)
+        with cls.repaired(), methods_replaced(cls.of, wrong):
             yield

@@ -1,0 +1,306 @@
+"""get_state_dict and its family: states of model and optimizer by name, without any wrapper's."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint import state_dict as family
+from torch.distributed.checkpoint.state_dict import StateDictOptions
+from torch.nn.parallel import DistributedDataParallel
+
+from conformance import Chapter, Me, Ranks, world_sizes
+from conformance.oracle.data import seeded_generator
+from conformance.spec.distributed_checkpoint.facts import (
+    Fact,
+    check_in_folder,
+    load,
+    raised,
+    save,
+)
+from conformance.spec.facts import rows, unlike
+
+NEEDS = ("op:broadcast", "op:all_gather", "op:gather", "op:scatter", "dtype:uint8", "dtype:int64")
+
+chapter = Chapter(
+    "distributed_checkpoint",
+    source="torch 2.13 docs, torch.distributed.checkpoint.state_dict",
+    needs=NEEDS,
+)
+
+NAMES = ["0.weight", "0.bias", "2.weight", "2.bias"]
+
+
+def network(me: Me, seed: int) -> Any:
+    with seeded_generator(seed):
+        return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to(me.device)
+
+
+def in_ddp(me: Me, seed: int = 0) -> Any:
+    """In the target's DDP, or in torch's where it has none."""
+    module = network(me, seed)
+    return me.ddp(module) if me.target.ddp else DistributedDataParallel(module)
+
+
+def adam(model: Any) -> Any:
+    """Two groups with rates of their own."""
+    params = list(model.parameters())
+    groups = [{"params": params[:1], "lr": 0.1}, {"params": params[1:], "lr": 0.02}]
+    return torch.optim.Adam(groups, betas=(0.5, 0.75))
+
+
+def train(me: Me, model: Any, optimizer: Any, steps: range) -> None:
+    for step in steps:
+        with seeded_generator(100 + step):
+            x = torch.randn(2, 3).to(me.device)
+        optimizer.zero_grad()
+        model(x).square().sum().backward()
+        optimizer.step()
+
+
+def weights(model: Any) -> list[Any]:
+    return [param.detach().clone().cpu() for param in model.parameters()]
+
+
+def names(me: Me, folder: str) -> list[str]:
+    model = in_ddp(me)
+    got: dict[str, Any] = family.get_model_state_dict(model)
+    found = unlike("names", list(got), NAMES)
+    return found or unlike("values", [got[n].cpu() for n in NAMES], weights(model))
+
+
+def names_of_states(me: Me, folder: str) -> list[str]:
+    model = in_ddp(me)
+    optimizer = adam(model)
+    train(me, model, optimizer, range(2))
+    got = family.get_optimizer_state_dict(model, optimizer)
+    groups: Any = got["param_groups"]
+    found = unlike("names", list(got["state"]), NAMES)
+    found += unlike("groups", [g["params"] for g in groups], [NAMES[:1], NAMES[1:]])
+    found += unlike("rates", [g["lr"] for g in groups], [0.1, 0.02])
+    own = [optimizer.state[param]["exp_avg"].cpu() for param in model.parameters()]
+    states: Any = got["state"]
+    return found + unlike("averages", [states[n]["exp_avg"].cpu() for n in NAMES], own)
+
+
+def only_on_rank_zero(me: Me, folder: str) -> list[str]:
+    model = in_ddp(me)
+    optimizer = adam(model)
+    train(me, model, optimizer, range(1))
+    how = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    seen = [list(state) for state in family.get_state_dict(model, optimizer, options=how)]
+    want = [NAMES, ["state", "param_groups"]] if me.rank == 0 else [[], []]
+    return unlike("keys", seen, want)
+
+
+def without_frozen(me: Me, folder: str) -> list[str]:
+    module = network(me, 0)
+    module[0].weight.requires_grad_(False)
+    model = me.ddp(module) if me.target.ddp else DistributedDataParallel(module)
+    got = family.get_model_state_dict(model, options=StateDictOptions(ignore_frozen_params=True))
+    return unlike("names", list(got), NAMES[1:])
+
+
+def flat(me: Me, folder: str) -> list[str]:
+    """One key for each state and option of each parameter; loaded again, all is as it was."""
+    model = in_ddp(me)
+    optimizer = adam(model)
+    train(me, model, optimizer, range(2))
+    how = StateDictOptions(flatten_optimizer_state_dict=True)
+    got = family.get_optimizer_state_dict(model, optimizer, options=how)
+    found = [] if "state.0.weight.exp_avg" in got else [f"the keys are {list(got)}"]
+    found += unlike("rate", got.get("param_groups.2.bias.lr"), 0.02)
+    other = in_ddp(me)
+    fresh = adam(other)
+    family.set_optimizer_state_dict(other, fresh, copy.deepcopy(got), options=how)
+    return found + unlike("states", states_of(fresh), states_of(optimizer))
+
+
+def states_of(optimizer: Any) -> list[Any]:
+    every = [param for group in optimizer.param_groups for param in group["params"]]
+    return [{k: v.cpu() for k, v in sorted(optimizer.state[param].items())} for param in every]
+
+
+def before_the_first_step(me: Me, folder: str) -> list[str]:
+    """Asking for the state of an optimizer that has none has no effect on what comes later."""
+    asked, other = in_ddp(me), in_ddp(me)
+    first, second = adam(asked), adam(other)
+    before = weights(asked)
+    family.get_optimizer_state_dict(asked, first)
+    found = unlike("parameters", weights(asked), before)
+    found += unlike("gradients", [p.grad for p in asked.parameters()], [None] * len(NAMES))
+    found += unlike("rates", [g["lr"] for g in first.param_groups], [0.1, 0.02])
+    for model, optimizer in ((asked, first), (other, second)):
+        train(me, model, optimizer, range(3))
+    return found + unlike("parameters after training", weights(asked), weights(other))
+
+
+def resumed(me: Me, folder: str) -> list[str]:
+    """Training goes on in another model as it would have in the one that was saved."""
+    model = in_ddp(me)
+    optimizer = adam(model)
+    train(me, model, optimizer, range(2))
+    state = dict(zip(("model", "optimizer"), family.get_state_dict(model, optimizer), strict=True))
+    save(state, folder)
+    train(me, model, optimizer, range(2, 4))
+    other = in_ddp(me, seed=9)
+    fresh = adam(other)
+    own = copy.deepcopy(family.get_state_dict(other, fresh))
+    into: dict[str, Any] = dict(zip(("model", "optimizer"), own, strict=True))
+    load(into, folder)
+    family.set_state_dict(
+        other, fresh, model_state_dict=into["model"], optim_state_dict=into["optimizer"]
+    )
+    train(me, other, fresh, range(2, 4))
+    return unlike("parameters", weights(other), weights(model))
+
+
+def without_the_wrapper(me: Me, folder: str) -> list[str]:
+    """What was saved of a wrapped model is loaded into one that is not wrapped, and back."""
+    model = in_ddp(me)
+    save({"model": family.get_model_state_dict(model)}, folder)
+    bare = network(me, 5)
+    into = {"model": copy.deepcopy(family.get_model_state_dict(bare))}
+    load(into, folder)
+    family.set_model_state_dict(bare, into["model"])
+    found = unlike("bare", weights(bare), weights(model))
+    other = in_ddp(me, seed=7)
+    family.set_model_state_dict(other, family.get_model_state_dict(bare))
+    return found + unlike("wrapped", weights(other), weights(model))
+
+
+def from_rank_zero(me: Me, folder: str) -> list[str]:
+    """Other ranks have no state to load."""
+    model = in_ddp(me, seed=3)
+    state = family.get_model_state_dict(network(me, 1)) if me.rank == 0 else {}
+    how = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    family.set_model_state_dict(model, state, options=how)
+    return unlike("parameters", weights(model), weights(network(me, 1)))
+
+
+def strict(me: Me, folder: str) -> list[str]:
+    model = in_ddp(me)
+    state = family.get_model_state_dict(model)
+    del state["2.bias"]
+    said = raised(lambda: family.set_model_state_dict(model, state))
+    found = [] if "RuntimeError" in said and "2.bias" in said else [f"strict: {said}"]
+    loose: Any = family.set_model_state_dict(model, state, options=StateDictOptions(strict=False))
+    missing = [name.removeprefix("module.") for name in loose.missing_keys]
+    return found + unlike("missing", missing, ["2.bias"])
+
+
+def another_optimizer(me: Me, folder: str) -> list[str]:
+    """A state that lacks a parameter is refused by name."""
+    model = in_ddp(me)
+    optimizer = adam(model)
+    train(me, model, optimizer, range(1))
+    state: Any = copy.deepcopy(family.get_optimizer_state_dict(model, optimizer))
+    state["state"].pop("2.weight")
+    said = raised(lambda: family.set_optimizer_state_dict(model, optimizer, state))
+    return [] if not said.startswith("(nothing") and "2.weight" in said else [said]
+
+
+@world_sizes(2)
+@pytest.mark.parametrize(
+    "fact",
+    rows(
+        (
+            chapter.must(
+                "dcp/state-dict/names",
+                "get_model_state_dict of a wrapped model has the names of the bare one.",
+            ),
+            names,
+        ),
+        (
+            chapter.must(
+                "dcp/state-dict/optimizer-names",
+                "get_optimizer_state_dict names parameters as the model does, in states and in "
+                "groups.",
+                rests_on="dcp/state-dict/names",
+            ),
+            names_of_states,
+        ),
+        (
+            chapter.must(
+                "dcp/state-dict/rank-zero",
+                "With full_state_dict and cpu_offload only rank 0 has the states.",
+                rests_on="dcp/state-dict/optimizer-names",
+            ),
+            only_on_rank_zero,
+        ),
+        (
+            chapter.must(
+                "dcp/state-dict/frozen",
+                "With ignore_frozen_params, frozen parameters are left out.",
+                rests_on="dcp/state-dict/names",
+            ),
+            without_frozen,
+        ),
+        (
+            chapter.must(
+                "dcp/state-dict/flat",
+                "With flatten_optimizer_state_dict each state and each option of a parameter has a "
+                "key, and what is set from these is what was.",
+                rests_on="dcp/state-dict/optimizer-names",
+            ),
+            flat,
+        ),
+        (
+            chapter.must(
+                "dcp/state-dict/before-the-first-step",
+                "Asking for the state of an optimizer that has not stepped has no effect on "
+                "parameters, gradients, options or later steps.",
+                rests_on="dcp/state-dict/optimizer-names",
+            ),
+            before_the_first_step,
+        ),
+        (
+            chapter.must(
+                "dcp/state-dict/resumed",
+                "Training that is resumed from a checkpoint goes on as it would have.",
+                rests_on=("dcp/state-dict/optimizer-names", "dcp/nested"),
+            ),
+            resumed,
+        ),
+        (
+            chapter.must(
+                "dcp/state-dict/without-the-wrapper",
+                "What was saved of a wrapped model is loaded into a bare one, and the other way "
+                "round.",
+                rests_on=("dcp/state-dict/names", "dcp/nested"),
+            ),
+            without_the_wrapper,
+        ),
+        (
+            chapter.must(
+                "dcp/state-dict/from-rank-zero",
+                "With broadcast_from_rank0, all ranks get what rank 0 has.",
+                rests_on="dcp/state-dict/names",
+            ),
+            from_rank_zero,
+        ),
+        (
+            chapter.must(
+                "dcp/state-dict/strict",
+                "A missing name is a RuntimeError that has it, unless strict=False, which returns "
+                "it.",
+                rests_on="dcp/state-dict/names",
+            ),
+            strict,
+        ),
+        (
+            chapter.must(
+                "dcp/state-dict/missing-state",
+                "A state that lacks a parameter that is trained is refused with its name.",
+                rests_on="dcp/state-dict/optimizer-names",
+            ),
+            another_optimizer,
+        ),
+    ),
+)
+def test_state_dicts(ranks: Ranks, tmp_path: Path, fact: Fact) -> None:
+    check_in_folder(ranks, fact, tmp_path / "checkpoint")
