@@ -269,12 +269,6 @@ def stateful(me: Me, folder: str) -> list[str]:
     )
 
 
-def meta(me: Me, folder: str) -> list[str]:
-    save({"a": numbers((3,))}, folder)
-    got = load({"a": torch.empty(3, device="meta")}, folder)
-    return unlike("loaded", got["a"].cpu(), numbers((3,)))
-
-
 def several_files(me: Me, folder: str) -> list[str]:
     found = []
     state = {f"t{i}": numbers((4,), i) for i in range(5)} | {"o": "object"}
@@ -519,14 +513,6 @@ def code_in_a_tensor(me: Me, folder: str) -> list[str]:
                 rests_on="dcp/nested",
             ),
             stateful,
-        ),
-        (
-            chapter.must(
-                "dcp/meta",
-                "A tensor on the meta device is made on the group's device and filled.",
-                rests_on="dcp/dtypes",
-            ),
-            meta,
         ),
         (
             chapter.must(

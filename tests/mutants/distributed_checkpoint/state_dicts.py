@@ -6,7 +6,6 @@ import contextlib
 from dataclasses import replace
 from typing import Any
 
-import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from tests.mutants.distributed_checkpoint.kit import FamilyMutant, repaired
@@ -87,18 +86,6 @@ class SetsWrappedModelsAlone(FamilyMutant):
     @staticmethod
     def set_model_state_dict(right: Any, model: Any, state: Any, **how: Any) -> Any:
         return right(model, state, **how) if hasattr(model, "module") else None
-
-
-@breaks("dcp/state-dict/from-rank-zero", says=r"parameters: at \[0\]")
-class OtherRanksKeepTheirs(FamilyMutant):
-    @staticmethod
-    def set_model_state_dict(right: Any, model: Any, state: Any, **how: Any) -> Any:
-        before = [param.detach().clone() for param in model.parameters()]
-        found = right(model, state, **how)
-        if dist.get_rank() > 0:
-            for param, old in zip(model.parameters(), before, strict=True):
-                param.data.copy_(old)
-        return found
 
 
 @breaks("dcp/state-dict/strict", says=r"strict: \(nothing was raised")

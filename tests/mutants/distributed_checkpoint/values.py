@@ -206,16 +206,6 @@ class LoadsStatesTwice(FunctionMutant):
                 value.load_state_dict(value.state_dict())
 
 
-@breaks("dcp/meta", says="loaded: ")
-class MakesMetaTensorsZero(FunctionMutant):
-    @staticmethod
-    def load(right: Any, state: Any, **how: Any) -> None:
-        made = [key for key, value in state.items() if getattr(value, "is_meta", False)]
-        right(state, **how)
-        for key in made:
-            state[key].zero_()
-
-
 @breaks("dcp/files", says="CheckpointException")
 class WritesTheFirstOfSeveralFiles(WriterMutant):
     @staticmethod
