@@ -90,6 +90,8 @@ DEVICE_FEATURES: Mapping[str, str] = {
     "resizable_storage": "storages that can be freed and allocated in place, as FSDP does",
     "moved_data": "a tensor of the host takes one of the device for its data",
     "autocast": "torch.autocast",
+    "synchronize": "torch.accelerator.synchronize, which waits for all of a device's streams",
+    "unscaling": "gradients are divided by a scale, and searched for infinities, in one call",
 }
 
 # A target that lacks one of these cannot refuse: it notices nothing, and waits where it should not,

@@ -98,8 +98,8 @@ def forget_meshes() -> None:
 
 
 def forget_group_of_grad_scaler() -> None:
-    """ShardedGradScaler's default is the default group of the moment of its import: make it None,
-    which stands for the one of any moment."""
+    """The default group that exists when ShardedGradScaler is imported becomes the default of an
+    argument, and lives on. Make that None, which stands for the current default group."""
     module: Any = sys.modules.get("torch.distributed.fsdp.sharded_grad_scaler")
     if module is None:
         return

@@ -5,7 +5,7 @@ Promised: nothing; the records are zip files, which have a checksum of each entr
 Happens: the checksum is not compared, and the changed number is loaded.
 
 Severity: silent wrong data
-Taste: perhaps: nobody promises it, and comparing takes time
+Taste: perhaps: no documentation promises it, and comparing takes time
 Upstream: none found, searched in November 2026
 """
 # deviations: dcp/flipped-bits

@@ -245,6 +245,26 @@ def has_autocast(type: str) -> bool:
     return True
 
 
+def can_synchronize(type: str) -> bool:
+    """Whether `torch.accelerator.synchronize` waits for it."""
+    try:
+        if _is_accelerator(type):
+            torch.accelerator.synchronize()
+    except RuntimeError:
+        return False
+    return True
+
+
+def can_unscale(type: str) -> bool:
+    """Whether gradients can be divided by a scale, and searched for infinities, in one call."""
+    try:
+        gradient, found, scale = (torch.ones(1, device=type) for _ in range(3))
+        torch._amp_foreach_non_finite_check_and_unscale_([gradient], found, scale)
+    except (RuntimeError, ValueError):
+        return False
+    return True
+
+
 # Dtypes in which devices need not compute: they store and move them.
 _STORED = frozenset({"bool", "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2"})
 
@@ -274,6 +294,8 @@ def lacks(type: str) -> tuple[str, ...]:
         "resizable_storage": has_resizable_storage,
         "moved_data": has_moved_data,
         "autocast": has_autocast,
+        "synchronize": can_synchronize,
+        "unscaling": can_unscale,
     }
     dtypes = DTYPES if has_dtype(type, "float32") else ()
     return (

@@ -13,11 +13,11 @@ _WAITING = "faults"
 
 
 def most_rules_first(
-    items: Sequence[pytest.Item], plans: Mapping[str, Plan], most: int | None = None
+    items: Sequence[pytest.Item], plans: Mapping[str, Plan], per_rule: int | None = None
 ) -> list[pytest.Item]:
     """The items in rounds: each round has one more case of every rule that has one left.
 
-    most: how many rounds there are; None for as many as it takes.
+    per_rule: how many rounds there are; None for as many as it takes.
 
     In each round cases that take long come last; otherwise the given order is kept, which has
     roots first. So wherever the run ends, few rules are without a case.
@@ -33,9 +33,11 @@ def most_rules_first(
             rounds.append([])
         rounds[number].append(item)
     order = {item.nodeid: at for at, item in enumerate(items)}
-    for found in rounds[:most]:
+    if per_rule is not None:
+        del rounds[per_rule:]
+    for found in rounds:
         found.sort(key=lambda item: (_takes_long(item), order[item.nodeid]))
-    return [item for found in rounds[:most] for item in found]
+    return [item for found in rounds for item in found]
 
 
 def _cost(item: pytest.Item) -> tuple[bool, int]:

@@ -61,8 +61,8 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--cases-per-rule": {
         "type": int,
         "metavar": "N",
-        "help": "run no more than this many cases of each requirement, at two ranks if it can be; "
-        "the run says what it left out (default: all)",
+        "help": "run only so many cases that each requirement has N, if it has as many, at two "
+        "ranks if it can be; the run says what it left out (default: all)",
     },
     "--deadline": {
         "type": float,

@@ -28,6 +28,7 @@ def unlike(what: str, got: object, want: object) -> list[str]:
     return [f"{what}: {found}"] if found else []
 
 
-def check_fact(ranks: Ranks, fact: Fact) -> None:
-    for rank, found in enumerate(ranks.run(fact)):
+def check_fact(ranks: Ranks, fact: Callable[..., list[str]], *args: object) -> None:
+    """No rank finds anything wrong. args: of the fact, besides the rank's `Me`."""
+    for rank, found in enumerate(ranks.run(fact, *args)):
         assert_that(not found, "\n".join(found), rank)

@@ -86,7 +86,7 @@ def test_a_case_of_two_rules_counts_for_both() -> None:
     assert ordered(cases) == ["both", "other", "more"]
 
 
-def test_a_rule_has_no_more_cases_than_are_asked_for() -> None:
+def test_there_are_as_many_rounds_as_are_asked_for() -> None:
     cases = named(
         **{f"{rule}{n}": (item(f"{rule}{n}"), (rule,)) for rule in "ab" for n in range(3)},
         both=(item("both"), ("a", "c")),

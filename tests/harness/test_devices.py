@@ -144,6 +144,8 @@ def test_the_host_lacks_nothing() -> None:
     assert all(devices.has_dtype("cpu", name) for name in DTYPES)
     assert devices.has_resizable_storage("cpu")
     assert devices.has_moved_data("cpu")
+    assert devices.can_synchronize("cpu")
+    assert devices.can_unscale("cpu")
 
 
 @pytest.mark.parametrize("module", [Whole(0)], indirect=True, ids=["none"])

@@ -16,14 +16,14 @@ from torch.distributed.algorithms.model_averaging import (
     hierarchical_model_averager,
 )
 
-from conformance import Chapter, Me, Ranks, assert_that, world_sizes
+from conformance import Chapter, Me, Ranks, world_sizes
 from conformance.spec.companions.facts import about, data_of, parameters, quietly, refusal
 from conformance.spec.facts import Fact, check_fact, rows, unlike
 
 chapter = Chapter(
     "companions",
     source="torch 2.13, torch.distributed.algorithms.model_averaging",
-    needs=("op:all_reduce", "reduce_op:sum"),
+    needs=("op:all_reduce", "reduce_op:sum", "device:synchronize"),
 )
 
 SIZES = ((3, 2), (5,), (1,))
@@ -60,16 +60,14 @@ def mean(models: Sequence[list[Tensor]]) -> list[Tensor]:
     return [sum(x / len(models) for x in same) for same in zip(*models, strict=True)]
 
 
-def simulated(
-    me: Me, members_at: Callable[[int, int], Sequence[int]], steps: int = STEPS
-) -> list[list[Tensor]]:
+def simulated(me: Me, members_at: Callable[[int, int], Sequence[int]]) -> list[list[Tensor]]:
     """This rank's model after each step.
 
     members_at: step and rank -> the ranks whose average that rank then has; none for no average.
     """
     models = [data_of(of_rank(me, rank)) for rank in range(me.world_size)]
     mine = []
-    for step in range(steps):
+    for step in range(STEPS):
         models = [moved(data, rank) for rank, data in enumerate(models)]
         averages = {}
         for rank in range(me.world_size):
@@ -80,13 +78,13 @@ def simulated(
     return mine
 
 
-def averaged(me: Me, averager: Any, given: Any = list, steps: int = STEPS) -> list[list[Tensor]]:
+def averaged(me: Me, averager: Any, given: Any = list) -> list[list[Tensor]]:
     """This rank's model after each step and average.
 
     given: what the averager is given, from the parameters.
     """
     params, seen = of_rank(me, me.rank), []
-    for _ in range(steps):
+    for _ in range(STEPS):
         with torch.no_grad():
             for param in params:
                 param += (me.rank + 1) / 4
@@ -112,8 +110,7 @@ def by_period(me: Me, period: int, warmup_steps: int) -> list[str]:
 @world_sizes(2, 3)
 @pytest.mark.parametrize(("period", "warmup"), [(1, 0), (2, 0), (3, 2), (4, 5)])
 def test_periodic(ranks: Ranks, period: int, warmup: int) -> None:
-    for rank, found in enumerate(ranks.run(by_period, period, warmup)):
-        assert_that(not found, "\n".join(found), rank)
+    check_fact(ranks, by_period, period, warmup)
 
 
 PAIRS_AND_ALL = ((2, 2), (4, 4))
@@ -138,8 +135,7 @@ def by_hierarchy(me: Me, warmup_steps: int) -> list[str]:
 @world_sizes(4)
 @pytest.mark.parametrize("warmup", [0, 3])
 def test_hierarchical(ranks: Ranks, warmup: int) -> None:
-    for rank, found in enumerate(ranks.run(by_hierarchy, warmup)):
-        assert_that(not found, "\n".join(found), rank)
+    check_fact(ranks, by_hierarchy, warmup)
 
 
 def each(me: Me, members: Sequence[int]) -> Callable[[int, int], Sequence[int]]:
@@ -222,10 +218,10 @@ def wrong_settings(me: Me) -> list[str]:
     return [f"{what}: {text}" for what, text in said if text.startswith("(")]
 
 
-def after_local_steps(params: list[Any], averager: Any, rate: float = 0.5) -> Any:
+def after_local_steps(params: list[Any], averager: Any) -> Any:
     from torch.distributed.optim import PostLocalSGDOptimizer  # which warns of torch.jit
 
-    return PostLocalSGDOptimizer(torch.optim.SGD(params, rate, momentum=0.5), averager)
+    return PostLocalSGDOptimizer(torch.optim.SGD(params, 0.5, momentum=0.5), averager)
 
 
 def make_local(me: Me, averager: Any) -> tuple[Any, list[Any]]:
@@ -335,8 +331,8 @@ FACTS = rows(
             "averaging/dtypes",
             "Parameters of several dtypes are averaged together, and keep theirs.",
             needs=(
-                *("op:all_reduce", "reduce_op:sum", "dtype:float64"),
-                *("dtype:float16", "dtype:bfloat16"),
+                *("op:all_reduce", "reduce_op:sum", "device:synchronize"),
+                *("dtype:float64", "dtype:float16", "dtype:bfloat16"),
             ),
             rests_on="averaging/periodic",
         ),

@@ -17,7 +17,7 @@ from conformance.spec.facts import Fact, check_fact, rows, unlike
 chapter = Chapter(
     "companions",
     source="torch 2.13, torch.distributed.fsdp.sharded_grad_scaler",
-    needs=("op:all_reduce", "reduce_op:sum"),
+    needs=("op:all_reduce", "reduce_op:sum", "device:unscaling"),
 )
 
 SCALE, BACKOFF, GROWTH = 64.0, 0.25, 4.0

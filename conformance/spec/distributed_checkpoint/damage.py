@@ -14,13 +14,12 @@ import torch.distributed.checkpoint as dcp
 from conformance import Chapter, Me, Ranks, assert_that, loses_ranks, world_sizes
 from conformance.spec.distributed_checkpoint.facts import (
     Fact,
-    check_in_folder,
     load,
     raised,
     save,
-    without,
+    unsaid,
 )
-from conformance.spec.facts import rows, unlike
+from conformance.spec.facts import check_fact, rows, unlike
 
 NEEDS = ("op:broadcast", "op:all_gather", "op:gather", "op:scatter", "dtype:uint8", "dtype:int64")
 
@@ -47,14 +46,14 @@ def data_files(folder: str) -> list[Path]:
     return sorted(file for file in Path(folder).iterdir() if file.name != ".metadata")
 
 
-def after(me: Me, folder: str, damage: Any) -> dict[str, str]:
+def after(me: Me, folder: str, damage: Any) -> str:
     """What loading says once rank 0 has damaged what all ranks had saved."""
     save(values(me, 1.0), folder)
     dist.barrier()
     if me.rank == 0:
         damage(folder)
     dist.barrier()
-    return {"loading": raised(lambda: load(all_values(me, 0.0), folder))}
+    return raised(lambda: load(all_values(me, 0.0), folder))
 
 
 def cut(path: Path) -> None:
@@ -62,16 +61,19 @@ def cut(path: Path) -> None:
 
 
 def short_file(me: Me, folder: str) -> list[str]:
-    return without(after(me, folder, lambda place: cut(data_files(place)[0])))
+    return unsaid("loading", after(me, folder, lambda place: cut(data_files(place)[0])))
 
 
 def missing_file(me: Me, folder: str) -> list[str]:
-    said = after(me, folder, lambda place: data_files(place)[1].unlink())
-    return without(said, data_files(folder)[0].suffix)
+    save(values(me, 1.0), folder)
+    lost = data_files(folder)[1]
+    return unsaid("loading", after(me, folder, lambda _: lost.unlink()), lost.name)
 
 
 def short_metadata(me: Me, folder: str) -> list[str]:
-    return without(after(me, folder, lambda place: cut(Path(place) / ".metadata")), "metadata")
+    return unsaid(
+        "loading", after(me, folder, lambda place: cut(Path(place) / ".metadata")), "metadata"
+    )
 
 
 def other_bytes(place: str) -> None:
@@ -84,12 +86,12 @@ def other_bytes(place: str) -> None:
 
 
 def flipped_bits(me: Me, folder: str) -> list[str]:
-    return without(after(me, folder, other_bytes))
+    return unsaid("loading", after(me, folder, other_bytes))
 
 
 def usable_afterwards(me: Me, folder: str) -> list[str]:
     """A checkpoint that is whole is loaded after one that is not."""
-    found = without(after(me, f"{folder}/torn", lambda place: cut(data_files(place)[0])))
+    found = unsaid("loading", after(me, f"{folder}/torn", lambda place: cut(data_files(place)[0])))
     save(values(me, 2.0), f"{folder}/whole")
     got = load(all_values(me, 0.0), f"{folder}/whole")
     return found + unlike("loaded", got, all_values(me, 2.0))
@@ -143,7 +145,7 @@ def usable_afterwards(me: Me, folder: str) -> list[str]:
     ),
 )
 def test_damage(ranks: Ranks, tmp_path: Path, fact: Fact) -> None:
-    check_in_folder(ranks, fact, tmp_path / "checkpoint")
+    check_fact(ranks, fact, str(tmp_path / "checkpoint"))
 
 
 class DiesWhileWriting(dcp.DefaultSavePlanner):

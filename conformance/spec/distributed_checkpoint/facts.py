@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from conformance import Me, Ranks, assert_that
+from conformance import Me
 
 # What a rank finds wrong, one text each; nothing if all is right.
 Fact = Callable[[Me, str], list[str]]
@@ -43,20 +42,12 @@ def raised(call: Callable[[], Any]) -> str:
     return f"(nothing was raised, it returned {value!r})"
 
 
-def without(texts: dict[str, str], *words: str) -> list[str]:
-    """What is found where a text is in parentheses, or lacks one of these words."""
-    return [
-        f"{what}: {text}"
-        for what, text in texts.items()
-        if text.startswith("(") or not all(word in text for word in words)
-    ]
+def unsaid(what: str, said: str, *words: str) -> list[str]:
+    """What is found where a text of `raised` is in parentheses, or lacks one of these words."""
+    is_enough = not said.startswith("(") and all(word in said for word in words)
+    return [] if is_enough else [f"{what}: {said}"]
 
 
 def numbers(size: tuple[int, ...], start: int = 0) -> Tensor:
     """Consecutive numbers in float32."""
     return torch.arange(start, start + torch.Size(size).numel(), dtype=torch.float32).view(size)
-
-
-def check_in_folder(ranks: Ranks, fact: Fact, folder: Path) -> None:
-    for rank, found in enumerate(ranks.run(fact, str(folder))):
-        assert_that(not found, "\n".join(found), rank)
