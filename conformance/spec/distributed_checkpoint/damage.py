@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from conformance import Chapter, Me, Ranks, assert_that, loses_ranks, world_sizes
+from conformance import Chapter, Me, Ranks, assert_that, deadline, loses_ranks, world_sizes
 from conformance.spec.distributed_checkpoint.facts import (
     Fact,
     load,
@@ -199,6 +199,7 @@ MOMENTS = {"planned": 0, "first value": 1, "second value": 2}
     rests_on=("dcp/own-keys", "dcp/no-checkpoint"),
 )
 @loses_ranks()
+@deadline(30)  # of a rank that waits for the dead one
 @world_sizes(2)
 @pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS)
 def test_a_rank_dies_while_it_saves(ranks: Ranks, tmp_path: Path, moment: int) -> None:
@@ -219,6 +220,7 @@ def test_a_rank_dies_while_it_saves(ranks: Ranks, tmp_path: Path, moment: int) -
     rests_on="dcp/torn-save",
 )
 @loses_ranks()
+@deadline(30)  # of a rank that waits for the dead one
 @world_sizes(2)
 @pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS)
 def test_a_rank_dies_while_it_overwrites(ranks: Ranks, tmp_path: Path, moment: int) -> None:
