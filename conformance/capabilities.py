@@ -89,7 +89,7 @@ DEVICE_FEATURES: Mapping[str, str] = {
     "pinned_memory": "memory of the host from which a device copies by itself",
     "resizable_storage": "storages that can be freed and allocated in place, as FSDP does",
     "moved_data": "a tensor of the host takes one of the device for its data",
-    "autocast": "torch.autocast",
+    "autocast": "torch.autocast, which activation checkpoints use too",
     "synchronize": "torch.accelerator.synchronize, which waits for all of a device's streams",
     "unscaling": "gradients are divided by a scale, and searched for infinities, in one call",
 }

@@ -1,21 +1,23 @@
 """Notes where a rank asks its device for what no target can have on it: a dtype, streams, events,
-pinned memory and the like.
+pinned memory, an operator and the like.
 
 What is asked for may be asked by a case, by torch or by the target's wrappers, at any place. So the
-calls of torch are watched, but only on devices that lack something.
+calls of torch are watched, but only on devices that lack something. That an operator is missing,
+torch says by itself.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from conformance.harness import devices
-from conformance.harness.outcome import Refusal, message_of, type_name
+from conformance.harness.outcome import Lacking, Refusal, message_of, type_name
 
 # Methods that name a dtype and take none.
 _DTYPES = {"double": "float64", "cdouble": "complex128", "cfloat": "complex64", "half": "float16"}
@@ -26,6 +28,7 @@ _ATTRIBUTES = {
 _PINNED = "device:pinned_memory"
 _RESIZED = "device:resizable_storage"
 _MOVED = "device:moved_data"
+_OPERATOR = re.compile(r"aten::\w+")
 
 
 @contextmanager
@@ -35,7 +38,22 @@ def watching(type: str, lacks: Sequence[str], tell: Callable[[Refusal], None]) -
     type: of the device.
     lacks: capabilities, as `devices.lacks` gives them.
     tell: is told what raised and what it needs.
+
+    Raises LacksOperator for torch's error of an operator that the device does not have.
     """
+    try:
+        with _watching_calls(type, lacks, tell) if lacks else nullcontext():
+            yield
+    except NotImplementedError as error:
+        if type != devices.HOST and (found := _OPERATOR.search(str(error))):
+            raise LacksOperator(f"the device {type!r} has no operator {found[0]}") from error
+        raise
+
+
+@contextmanager
+def _watching_calls(
+    type: str, lacks: Sequence[str], tell: Callable[[Refusal], None]
+) -> Iterator[None]:
     watch = _Watch(lacks, tell)
     storage: Any = torch.UntypedStorage
     storage.resize_ = _watched_resize(watch, storage.resize_)
@@ -49,6 +67,10 @@ def watching(type: str, lacks: Sequence[str], tell: Callable[[Refusal], None]) -
         raise
     finally:
         del storage.resize_  # that of its base is the original
+
+
+class LacksOperator(Lacking):
+    """An operator of torch's that the device does not have."""
 
 
 class _Watch(TorchFunctionMode):
@@ -72,7 +94,7 @@ class _Watch(TorchFunctionMode):
     ) -> None:
         name = getattr(func, "__name__", str(func))
         asked = {*_dtypes((*args, *kwargs.values())), f"dtype:{_DTYPES.get(name, '')}"}
-        if name == "pin_memory" or kwargs.get("pin_memory"):
+        if name == "pin_memory" or kwargs.get("pin_memory") or "PinnedMemory" in str(error):
             asked.add(_PINNED)
         if func == torch.Tensor.data.__set__:  # type: ignore[attr-defined]  # a descriptor
             asked.add(_MOVED)

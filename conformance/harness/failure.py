@@ -10,6 +10,7 @@ import pytest
 
 from conformance.harness.outcome import (
     Died,
+    Lacking,
     NotTold,
     Outcome,
     Raised,
@@ -18,7 +19,6 @@ from conformance.harness.outcome import (
     describe_hang,
     verdict_of,
 )
-from conformance.harness.wrapping import LacksArgument
 from conformance.verdict import Verdict
 
 
@@ -54,9 +54,9 @@ class RanksFailed(Exception):
 
 
 def lack_of(outcomes: Sequence[Outcome]) -> str:
-    """Which argument of a wrapper a rank needed and the target does not have, or ""."""
+    """What a rank needed, and the target or its device does not have, or ""."""
     raised = (outcome for outcome in outcomes if isinstance(outcome, Raised))
-    return next((outcome.message for outcome in raised if outcome.is_a(LacksArgument)), "")
+    return next((outcome.message for outcome in raised if outcome.is_a(Lacking)), "")
 
 
 def refusals_of(outcomes: Sequence[Outcome]) -> list[Refusal]:

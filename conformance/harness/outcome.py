@@ -10,6 +10,10 @@ from typing import Any
 from conformance.verdict import Verdict, worst
 
 
+class Lacking(Exception):
+    """A case needs something of torch's that the target, or its device, does not have."""
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """What a rank did not get done; false if there was nothing.

@@ -203,7 +203,7 @@ class Worker:
         self._begin()
         self._recorder.expect_calls()
         try:
-            with self._watching_device():
+            with watching(*self._lacking, self._recorder.note):
                 value = function(self._me, *args)
         except BaseException as error:
             self._end_if_forked(error)
@@ -215,10 +215,6 @@ class Worker:
             return Done(pack_for_parent(value), self._recorder.refused(function_raised=False))
         except BaseException as error:  # raised by the value's own code
             return Lost(f"the returned value is of no use: {message_of(error)}")
-
-    def _watching_device(self) -> contextlib.AbstractContextManager[Any]:
-        type, lacks = self._lacking
-        return watching(type, lacks, self._recorder.note) if lacks else contextlib.nullcontext()
 
     def _end_if_forked(self, error: BaseException | None = None) -> None:
         """End a process that the function has forked, as Python would. It is no rank: what comes of

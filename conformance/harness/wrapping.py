@@ -8,13 +8,15 @@ from functools import cache
 from inspect import Parameter, signature
 from typing import Any
 
+from conformance.harness.outcome import Lacking
+
 _PLAIN = (bool, int, float, str, Enum)
 # Values that torch takes for the same as the default.
 _SAME_AS_DEFAULT = {"sharding_strategy": "FULL_SHARD"}
 
 
-class LacksArgument(Exception):
-    """A case needs an argument of torch's that the target's wrapper does not have."""
+class LacksArgument(Lacking):
+    """An argument of torch's that the target's wrapper does not have."""
 
 
 def arguments_for(

@@ -66,7 +66,7 @@ def judge_end(
     why_blocked: what is known to fail, because of which the case was skipped, or "".
     refusals: which ranks refused in the last run of the ranks, see `refusals_of`; if the case ended
         without an exception, in any run of them.
-    lack: which argument the target's wrapper does not have, see `lack_of`, in the last run.
+    lack: what the target or its device does not have, see `lack_of`, in the last run.
     """
     if lack and not (error is not None and verdict_of(error) is Verdict.UNKNOWN):
         seen = Verdict.HOLDS if error is None else verdict_of(error)

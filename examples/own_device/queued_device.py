@@ -27,8 +27,9 @@ from torch.utils._pytree import tree_map
 # What this device is to lack, by names of dtypes or of the module: "float64,Stream,stream,Event".
 MISSING = tuple(filter(None, os.environ.get("QUEUED_WITHOUT", "").split(",")))
 
-_DEVICE_KEY = "PrivateUse1"
+_DEVICE_KEY, _AUTOCAST_KEY = "PrivateUse1", "AutocastPrivateUse1"
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_AUTOCAST = torch._C.DispatchKeySet(torch._C._dispatch_key_parse(_AUTOCAST_KEY))
 _aten = torch.ops.aten
 
 
@@ -55,6 +56,31 @@ def _storage(size_bytes: int) -> torch.UntypedStorage:
     return storage
 
 
+def _bytes_of(storage: Any) -> torch.UntypedStorage:
+    """The bytes of the host which a storage stands for.
+
+    Where torch reads or writes a file, it makes a storage of a pointer, which keeps nothing alive.
+    """
+    host: Any = getattr(storage, "host", None)
+    if host is None:
+        host = torch._C._construct_storage_from_data_pointer(
+            storage.data_ptr(), torch.device("cpu"), storage.nbytes()
+        )
+    found: torch.UntypedStorage = host
+    return found
+
+
+def _cloned(storage: Any) -> torch.UntypedStorage:
+    """As `deepcopy` needs it; torch would ask the device for memory in C++."""
+    copied: torch.UntypedStorage
+    if storage.device.type != NAME:
+        copied = _cloned_by_torch(storage)
+        return copied
+    copied = made = _storage(storage.nbytes())
+    streams.current_stream().enqueue(lambda: _bytes_of(made).copy_(_bytes_of(storage)))
+    return copied
+
+
 def _set(tensor: Tensor, storage: Any, offset: int, size: Any, stride: Any) -> Tensor:
     """The CPU's operator does it, as it only looks at sizes."""
     set_ = _aten.set_.source_Storage_storage_offset
@@ -69,8 +95,9 @@ def _on_host(value: Any) -> Any:
     if not isinstance(value, Tensor) or value.device.type != NAME:
         return value
     host = torch.empty(0, dtype=value.dtype, device="cpu")
-    storage = getattr(value.untyped_storage(), "host", torch.UntypedStorage(0))
-    host.set_(storage, value.storage_offset(), value.size(), value.stride())
+    host.set_(
+        _bytes_of(value.untyped_storage()), value.storage_offset(), value.size(), value.stride()
+    )
     host = host.conj() if value.is_conj() else host
     return torch._neg_view(host) if value.is_neg() else host
 
@@ -95,7 +122,7 @@ def _operator(op: Any, *args: Any, **kwargs: Any) -> Any:
         streams.current_stream().synchronize()
         return tree_map(_on_device, op(*host_args, **host_kwargs))
     written = _written(op, args, kwargs)
-    if written:
+    if written and all(r.alias_info for r in op._schema.returns):
         for tensor, shape in zip(written, shapes, strict=True):
             if tensor.shape != shape.shape:
                 tensor.resize_(shape.shape)
@@ -106,8 +133,10 @@ def _operator(op: Any, *args: Any, **kwargs: Any) -> Any:
     targets = [_on_host(tensor) for tensor in made]
 
     def kernel() -> None:
-        for target, result in zip(targets, _tensors(op(*host_args, **host_kwargs)), strict=True):
-            target.copy_(result)
+        for target, result in zip(targets, _listed(op(*host_args, **host_kwargs)), strict=True):
+            # Of a gradient that was not asked for, or of statistics in evaluation, there is none.
+            if result is not None and result.numel():
+                target.copy_(result)
 
     streams.current_stream().enqueue(kernel)
     if len(op._schema.returns) == 1 and "List" not in str(op._schema.returns[0].type):
@@ -134,13 +163,12 @@ def _shapes(op: Any, args: Any, kwargs: Any) -> list[Tensor] | None:
         results = op(*meta_args, **meta_kwargs)
     except NotImplementedError:
         return None
-    found = _tensors(results)
+    found = [result for result in _listed(results) if isinstance(result, Tensor)]
     return found if len(found) == len(op._schema.returns) or isinstance(results, list) else None
 
 
-def _tensors(results: Any) -> list[Tensor]:
-    listed = results if isinstance(results, list | tuple) else [results]
-    return [result for result in listed if isinstance(result, Tensor)]
+def _listed(results: Any) -> Sequence[Any]:
+    return results if isinstance(results, list | tuple) else [results]
 
 
 def _written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
@@ -185,7 +213,7 @@ def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     values = values.expand_as(copied)
     stream = streams.current_stream()
     stream.enqueue(lambda: copied.copy_(values))
-    if to_host and not non_blocking:
+    if (to_host or not hasattr(target.untyped_storage(), "host")) and not non_blocking:
         stream.synchronize()
     return target
 
@@ -206,6 +234,22 @@ def _resize(tensor: Tensor, size: Sequence[int], **_: Any) -> Tensor:
     return _set(tensor, made.untyped_storage(), 0, size, shape.stride())
 
 
+def _convolution(*args: Any) -> Tensor:
+    """What torch calls on the devices of others, where its own have kernels of several kinds."""
+    found: Tensor = _operator(_aten.convolution.default, *args)
+    return found
+
+
+def _convolution_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, *options: Any
+) -> tuple[Tensor | None, ...]:
+    """As `_convolution`; torch's own devices are told the size of the bias, too."""
+    sizes = [weight.shape[1] * options[-2] if options[3] else weight.shape[0]]
+    op = _aten.convolution_backward.default
+    found: tuple[Tensor | None, ...] = _operator(op, grad, x, weight, sizes, *options)
+    return found
+
+
 def _by_redispatch(name: str) -> Callable[..., Any]:
     """An operator of the CPU, which looks at no element."""
     packet, _, overload = name.partition(".")
@@ -215,6 +259,35 @@ def _by_redispatch(name: str) -> Callable[..., Any]:
 
 def _record_stream(tensor: Tensor, stream: Any) -> None:
     """Nothing to tell: what is queued keeps the memory that it uses."""
+
+
+def _in_lower_precision(op: Any) -> Callable[..., Any]:
+    """The operator under `torch.autocast`: floats of 32 bits are cast first."""
+
+    def cast(value: Any) -> Any:
+        narrow = isinstance(value, Tensor) and value.dtype == torch.float32
+        return value.to(torch.get_autocast_dtype(NAME)) if narrow else value
+
+    def lowered(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+            return op(*tree_map(cast, args), **tree_map(cast, kwargs))
+
+    return lowered
+
+
+def _place_of(storage: Any) -> str | None:
+    """What `torch.save` writes down as the place of a storage."""
+    return NAME if storage.device.type == NAME else None
+
+
+def _loaded_to(storage: Any, place: str) -> torch.UntypedStorage | None:
+    """The storage that `torch.load` makes on the device of one that it has read."""
+    if not place.startswith(NAME):
+        return None
+    made: Any = _storage(storage.nbytes())
+    made.host.copy_(storage)
+    loaded: torch.UntypedStorage = made
+    return loaded
 
 
 # ---- The module, `torch.queued`
@@ -266,6 +339,9 @@ class Module:
     def manual_seed_all(self, seed: int) -> None:
         """Random numbers are those of the host's generator."""
 
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
 
 def _register() -> Module:
     for name in set(MISSING) & vars(Module).keys():
@@ -285,8 +361,17 @@ OWN: dict[str, Callable[..., Any]] = {
     "empty_strided": _empty_strided,
     "copy_": _copy,
     "resize_": _resize,
+    "convolution_overrideable": _convolution,
+    "convolution_backward_overrideable": _convolution_backward,
     **{name: _by_redispatch(name) for name in _SETTING},
     "record_stream": _record_stream,
 }
 for _name, _function in OWN.items():
     _library.impl(_name, _function, _DEVICE_KEY)
+_everywhere.fallback(torch.library.fallthrough_kernel, _AUTOCAST_KEY)
+for _name in ("linear", "mm", "addmm", "bmm", "conv2d"):
+    _lowered = _in_lower_precision(getattr(_aten, _name).default)
+    _library.impl(_name, _lowered, _AUTOCAST_KEY)
+_cloned_by_torch: Any = torch.UntypedStorage.clone
+torch.UntypedStorage.clone = _cloned  # type: ignore[method-assign]  # as no allocator can be registered
+torch.serialization.register_package(1, _place_of, _loaded_to)

@@ -188,7 +188,9 @@ def _method(name: str) -> Callable[..., StagedWork]:
         return self.issue(name, *args, **options)
 
     operation.__name__ = name
-    return operation
+    # Compiled code, such as torch's DDP, calls the group and is not to be compiled into it.
+    called: Callable[..., StagedWork] = torch.compiler.disable(operation)
+    return called
 
 
 for _name, _of_gloo in METHODS.items():

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from conformance.harness.device_lacks import watching
+from conformance.harness.device_lacks import LacksOperator, watching
 from conformance.harness.outcome import Refusal
 
 LACKING = (
@@ -23,6 +23,10 @@ def noted(call: Callable[[], object], lacks: tuple[str, ...] = LACKING) -> list[
     with pytest.raises((RuntimeError, AttributeError)), watching("mtia", lacks, told.append):
         call()
     return told
+
+
+def fail(refusal: Refusal) -> None:
+    raise AssertionError(refusal.said)
 
 
 def assign_data() -> None:
@@ -71,3 +75,36 @@ def test_other_errors_are_not(call: Callable[[], object], bare_module: None) -> 
 def test_nothing_of_it_stays() -> None:
     noted(lambda: torch.ones(2).view(3))
     assert "resize_" not in vars(torch.UntypedStorage)
+
+
+@pytest.mark.parametrize("lacks", [(), LACKING], ids=["nothing", "much"])
+def test_an_operator_that_the_device_does_not_have_is_named(lacks: tuple[str, ...]) -> None:
+    batch = torch.ones(2, 2)
+    with (
+        pytest.raises(LacksOperator, match="'mtia' has no operator aten::batch_norm_stats"),
+        watching("mtia", lacks, fail),
+    ):
+        torch.batch_norm_stats(batch, 1e-5)
+    # The host has what torch has; there it is an error as any other.
+    with pytest.raises(NotImplementedError), watching("cpu", lacks, fail):
+        torch.batch_norm_stats(batch, 1e-5)
+
+
+def test_what_else_is_not_implemented_is_an_error_as_any_other() -> None:
+    with pytest.raises(NotImplementedError), watching("mtia", (), fail):
+        raise NotImplementedError("reduce_scatter")
+
+
+def test_an_error_of_torch_that_names_pinned_memory_asks_for_it() -> None:
+    class Reducer(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            raise RuntimeError("implement getPinnedMemoryAllocator")
+
+    y: Any = Reducer.apply(torch.ones(1, requires_grad=True))  # type: ignore[no-untyped-call]  # torch says no types
+    [refusal] = noted(lambda: y.sum().backward())
+    assert refusal.needs == ("device:pinned_memory",)

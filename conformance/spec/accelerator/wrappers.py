@@ -131,6 +131,7 @@ def test_ddp_trains_as_one_process(ranks: Ranks, options: dict[str, Any]) -> Non
     "Layers under activation checkpointing train under DistributedDataParallel on devices "
     "as they do without checkpointing.",
     source="torch 2.13 docs, torch.utils.checkpoint",
+    needs="device:autocast",
     rests_on="cuda/ddp",
 )
 @world_sizes(1, 2)

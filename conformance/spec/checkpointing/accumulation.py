@@ -30,7 +30,7 @@ from conformance.spec.checkpointing.training import (
 from conformance.spec.ddp.training_runs import assert_trained
 from conformance.spec.tolerance import assert_near
 
-chapter = Chapter("checkpointing")
+chapter = Chapter("checkpointing", needs="device:autocast")
 
 
 def gradients_of(network: nn.Module) -> dict[str, Tensor]:

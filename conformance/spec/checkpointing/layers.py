@@ -32,7 +32,7 @@ from conformance.spec.checkpointing.training import (
 SUITE = "torch, test_c10d_common.py"
 CHECKPOINT = "torch 2.13 docs, torch.utils.checkpoint"
 
-chapter = Chapter("checkpointing")
+chapter = Chapter("checkpointing", needs="device:autocast")
 
 
 def works_with(how: str) -> list[Options]:

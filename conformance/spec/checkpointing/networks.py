@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from conformance.oracle.data import seeded_generator
+from conformance.spec.ties import Tied
 
 WIDTH = 3
 
@@ -45,7 +46,7 @@ class Recipe:
             return Network(self, how).to(dtype)
 
 
-class Network(nn.Module):
+class Network(Tied):
     """Layers with tanh after each."""
 
     def __init__(self, recipe: Recipe, how: str) -> None:

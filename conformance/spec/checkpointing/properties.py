@@ -13,7 +13,9 @@ from conformance.spec.checkpointing.networks import NON_REENTRANT, REENTRANT, Pa
 from conformance.spec.checkpointing.training import train_and_compare
 
 chapter = Chapter(
-    "checkpointing", source="torch 2.13 docs, torch.utils.checkpoint; torch, test_c10d_common.py"
+    "checkpointing",
+    source="torch 2.13 docs, torch.utils.checkpoint; torch, test_c10d_common.py",
+    needs="device:autocast",
 )
 
 

@@ -33,7 +33,7 @@ from conformance.spec.wrappers import sync_batchnorm_of
 
 CHECKPOINT = "torch 2.13 docs, torch.utils.checkpoint"
 
-chapter = Chapter("checkpointing")
+chapter = Chapter("checkpointing", needs="device:autocast")
 
 
 Gradients = dict[str, Tensor]
@@ -191,7 +191,6 @@ def cast(me: Me, how: str, inside: bool) -> tuple[list[str], Gradients]:
     "the gradients have the parameters' dtypes and the values that they have without "
     "checkpoints.",
     source="pytorch#141896",
-    needs="device:autocast",
     rests_on="checkpointing/once",
 )
 @world_sizes(2)
@@ -276,7 +275,7 @@ def batches_for(world_size: int) -> list[list[Tensor]]:
     "SyncBatchNorm in a checkpoint normalises over all ranks again when it is recomputed, and "
     "gradients are those of the whole batch in one process.",
     source="torch 2.13 docs, SyncBatchNorm and torch.utils.checkpoint",
-    needs="feature:sync_batchnorm_on_cpu",
+    needs=("feature:sync_batchnorm_on_cpu", "device:autocast"),
     rests_on=("checkpointing/once", "sync_batchnorm/under-ddp"),
 )
 @world_sizes(2, 3)
@@ -302,7 +301,7 @@ def test_batch_norm_over_all_ranks_runs_again(
     "Running statistics of SyncBatchNorm in a checkpoint are updated each time the part runs, as "
     "those of batch norm in one process, and are the same on all ranks.",
     source="observed, torch 2.13.0: batch norm in a checkpoint updates its statistics twice",
-    needs="feature:sync_batchnorm_on_cpu",
+    needs=("feature:sync_batchnorm_on_cpu", "device:autocast"),
     rests_on=("checkpointing/sync-batchnorm", "sync_batchnorm/running-statistics"),
 )
 @world_sizes(2, 3)

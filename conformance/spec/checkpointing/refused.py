@@ -38,7 +38,7 @@ from conformance.spec.raising import assert_raised
 
 SUITE = "torch, test_c10d_common.py"
 
-chapter = Chapter("checkpointing")
+chapter = Chapter("checkpointing", needs="device:autocast")
 
 
 _READY_ONCE = r"Expected to mark a variable ready only once\."

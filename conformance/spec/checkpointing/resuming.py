@@ -26,7 +26,9 @@ from conformance.spec.checkpointing.training import batch, loss_of
 from conformance.spec.tolerance import assert_near
 
 chapter = Chapter(
-    "checkpointing", source="torch tutorial 'Getting Started with DDP', save and load checkpoints"
+    "checkpointing",
+    source="torch tutorial 'Getting Started with DDP', save and load checkpoints",
+    needs="device:autocast",
 )
 
 

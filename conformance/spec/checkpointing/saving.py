@@ -27,7 +27,7 @@ from conformance.spec.raising import assert_raised
 MODULE = "torch 2.13 docs, Module"
 DOCS = "torch tutorial 'Getting Started with DDP', save and load checkpoints"
 
-chapter = Chapter("checkpointing")
+chapter = Chapter("checkpointing", needs="device:autocast")
 
 
 State = dict[str, Tensor]

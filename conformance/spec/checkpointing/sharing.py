@@ -30,7 +30,7 @@ from conformance.spec.checkpointing.training import (
 
 SUITE = "torch, test_c10d_common.py"
 
-chapter = Chapter("checkpointing")
+chapter = Chapter("checkpointing", needs="device:autocast")
 
 
 @chapter.must(

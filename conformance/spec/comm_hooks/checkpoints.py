@@ -53,6 +53,7 @@ def take_steps_with_a_hook(me: Me, recipe: Recipe, how: str, options: Options) -
     "A hook reduces the gradients that backward adds up through activation checkpoints, also in "
     "the first step of a static graph.",
     source="torch, reducer.cpp: delay_all_reduce hands buckets to the hook",
+    needs="device:autocast",
     rests_on=("comm_hooks/result", "checkpointing/twice", "checkpointing/twice-static"),
 )
 @world_sizes(2, 3)

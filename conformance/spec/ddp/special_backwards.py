@@ -44,6 +44,7 @@ class Recomputing(nn.Module):
     "A layer of any size that runs in several reentrant checkpoints gets the mean of the "
     "gradients that they all add up, also if gradients are views of buckets.",
     source=f"{DOCS}, static_graph: reentrant backwards, activation checkpointing multiple times",
+    needs="device:autocast",
     rests_on="ddp/static-graph/values",
 )
 @world_sizes(2)

@@ -39,6 +39,7 @@ from conformance.spec.ddp.training_runs import (
     train,
 )
 from conformance.spec.raising import assert_raised
+from conformance.spec.ties import Tied
 from conformance.spec.torch_versions import has_batched_grad_copy, needs_batched_grad_copy
 
 DOCS = "torch 2.13 docs, DistributedDataParallel"
@@ -355,7 +356,7 @@ def test_meshes_that_cannot_be(ranks: Ranks) -> None:
     assert_raised(both, RuntimeError, match="Cannot specify both", what="mesh and group")
 
 
-class Tied(nn.Module):
+class SharedWeight(Tied):
     def __init__(self) -> None:
         super().__init__()
         self.encode = nn.Linear(WIDTH, 4).double()
@@ -376,7 +377,7 @@ class Tied(nn.Module):
 @world_sizes(2)
 @pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
 def test_tied_layers(ranks: Ranks, view: bool) -> None:
-    train(ranks, Recipe(Tied), batches(2, 3, (2, WIDTH)), {"gradient_as_bucket_view": view})
+    train(ranks, Recipe(SharedWeight), batches(2, 3, (2, WIDTH)), {"gradient_as_bucket_view": view})
 
 
 def half_frozen() -> nn.Module:

@@ -276,6 +276,7 @@ def test_checkpointed_units(ranks: Ranks, reentrant: bool, orig: bool) -> None:
     "Units whose own forward is run again in the backward, because of a checkpoint around them, "
     "train like the bare module.",
     source="torch 2.13, _pre_forward: what is recomputed is unsharded; Megatron-LM#6153",
+    needs="device:autocast",
 )
 @world_sizes(2)
 @both_kinds

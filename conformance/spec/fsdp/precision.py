@@ -228,6 +228,7 @@ def train_around_unit(me: Me, strategy: str, orig: bool, how: Mapping[str, Any] 
     "it, a model trains as without one.",
     source=f"{DOCS}, MixedPrecision, cast_forward_inputs; torch 2.13 computes gradients from "
     "what was not cast",
+    needs="device:autocast",
     rests_on="fsdp/recomputed-units",
 )
 @world_sizes(2)

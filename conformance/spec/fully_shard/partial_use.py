@@ -259,6 +259,7 @@ RECOMPUTED = rows(
         chapter.must(
             "fully_shard/checkpoint-inside",
             "A unit that recomputes its activations trains like the bare module.",
+            needs="device:autocast",
             rests_on="fully_shard/training",
         ),
         "inside",
@@ -267,6 +268,7 @@ RECOMPUTED = rows(
         chapter.must(
             "fully_shard/checkpoint-around",
             "Units that a checkpoint recomputes train like the bare module.",
+            needs="device:autocast",
             rests_on="fully_shard/training",
         ),
         "around",
@@ -275,6 +277,7 @@ RECOMPUTED = rows(
         chapter.must(
             "fully_shard/checkpoint-below",
             "Units that lie around a checkpointed module train like the bare module.",
+            needs="device:autocast",
             rests_on="fully_shard/training",
         ),
         "below",
@@ -284,6 +287,7 @@ RECOMPUTED = rows(
             "fully_shard/checkpoint-reentrant",
             "A unit that recomputes its activations in a reentrant backward trains like the bare "
             "module.",
+            needs="device:autocast",
             rests_on="fully_shard/training",
         ),
         "reentrant",
@@ -312,6 +316,7 @@ def traces_of_recomputing(me: Me, how: str) -> list[list[str]]:
     "Units that recompute their activations issue torch's collectives in torch's order: nothing is "
     "gathered for the recomputation alone.",
     source="observed, torch 2.13.0, a recorded process group",
+    needs="device:autocast",
 )
 @world_sizes(2)
 @pytest.mark.parametrize("how", ["inside", "below", "around", "reentrant"])
