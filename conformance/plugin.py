@@ -38,7 +38,7 @@ from conformance.run.options import OPTIONS
 from conformance.run.selection import chapters_asked_for, modules_for_ranks
 from conformance.run.settings import Settings, UsageError, check_python, read_settings
 from conformance.run.worker_files import Board
-from conformance.session import collection, execution
+from conformance.session import collection, drawing, execution
 from conformance.session.certifier import Certifier, Settler, usage_error
 from conformance.session.collection import named_paths
 from conformance.session.diagnosis import Diagnoses
@@ -86,6 +86,8 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
             repetitions=option.repetitions,
             budget=option.budget,
             cases_per_rule=option.cases_per_rule,
+            seed=option.seed,
+            fuzz_minutes=option.fuzz,
         )
         if at is not None:
             tell_launcher()
@@ -167,6 +169,7 @@ def pytest_configure(config: pytest.Config) -> None:
         _take_sigterm_for_ctrl_c(config)
     config.pluginmanager.register(collection, "conformance-collection")
     config.pluginmanager.register(execution, "conformance-execution")
+    config.pluginmanager.register(drawing, "conformance-drawing")
     _start_fork_server(config)
     config.stash[FOUND] = []
     hypothesis_profile.use_unless_chosen()

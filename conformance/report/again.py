@@ -26,11 +26,16 @@ class Invocation:
 
 
 def command_again(
-    nodeid: str, invocation: Invocation, settings: Settings, device: str | None
+    nodeid: str,
+    invocation: Invocation,
+    settings: Settings,
+    device: str | None,
+    seed: int | None = None,
 ) -> list[str]:
     """Words of the command; it can be pasted in the rootdir, and where pytest was called.
 
     device: what `--device` was given.
+    seed: by which the case drew its examples, if it was told one.
     """
     at_root = invocation.rootdir == invocation.invoked_in
     file, separator, rest = nodeid.partition("::")
@@ -46,6 +51,8 @@ def command_again(
         command += ["--world-sizes", ",".join(map(str, settings.world_sizes))]
     if device:
         command += ["--device", device]
+    if seed is not None:
+        command += ["--seed", str(seed)]
     if settings.deadline_s != DEADLINE_S:
         command += ["--deadline", f"{settings.deadline_s:g}"]
     return command

@@ -64,6 +64,17 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "help": "run only so many cases that each requirement has N, if it has as many, at two "
         "ranks if it can be; the run says what it left out (default: all)",
     },
+    "--seed": {
+        "type": int,
+        "metavar": "N",
+        "help": "have drawn cases draw other examples than in every run, by this number",
+    },
+    "--fuzz": {
+        "type": float,
+        "metavar": "MINUTES",
+        "help": "run drawn cases alone, for about so long, with one seed after the other from "
+        "--seed on (default: 0); what fails is shown with its seed",
+    },
     "--deadline": {
         "type": float,
         "default": DEADLINE_S,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -45,6 +46,8 @@ class Settings:
     world_size_max: how many ranks there are at all; a launcher has a fixed number of them.
     budget_s: how long after the first case others are started; None for as long as it takes.
     cases_per_rule: how many cases of each requirement run; None for all.
+    seed: decides what drawn cases draw; None for what they draw in every run.
+    fuzz_s: how long only drawn cases run, with one seed after the other; None for no such run.
     """
 
     target: Target
@@ -59,6 +62,8 @@ class Settings:
     world_size_max: int = WORLD_SIZE_MAX
     budget_s: float | None = None
     cases_per_rule: int | None = None
+    seed: int | None = None
+    fuzz_s: float | None = None
 
     def selects(self, requirement: str) -> bool:
         """Whether --profile and --requirement leave this requirement in."""
@@ -111,6 +116,8 @@ def read_settings(
     repetitions: int = REPETITIONS,
     budget: str | None = None,
     cases_per_rule: int | None = None,
+    seed: int | None = None,
+    fuzz_minutes: float | None = None,
 ) -> Settings:
     """Settings from the texts of the options. Raises UsageError with one line."""
     try:
@@ -130,6 +137,10 @@ def read_settings(
         raise UsageError(f"--repetitions {repetitions}: must be 0 or more")
     if cases_per_rule is not None and cases_per_rule < 1:
         raise UsageError(f"--cases-per-rule {cases_per_rule}: must be 1 or more")
+    if seed is not None and seed < 0:
+        raise UsageError(f"--seed {seed}: must be 0 or more")
+    if fuzz_minutes is not None and not 0 < fuzz_minutes < math.inf:
+        raise UsageError(f"--fuzz {fuzz_minutes}: must be a positive number of minutes")
     return Settings(
         target=found,
         spec=target,
@@ -142,6 +153,8 @@ def read_settings(
         repetitions=repetitions,
         budget_s=_budget(budget),
         cases_per_rule=cases_per_rule,
+        seed=seed,
+        fuzz_s=None if fuzz_minutes is None else 60.0 * fuzz_minutes,
     )
 
 

@@ -21,7 +21,7 @@ from conformance.run.selection import (
 )
 from conformance.run.settings import UsageError
 from conformance.run.worker_files import Planned
-from conformance.session.items import BOARD, FOUND, PLAN, SETTINGS
+from conformance.session.items import BOARD, FOUND, PLAN, SETTINGS, is_drawn
 
 
 @pytest.hookimpl(wrapper=True)
@@ -98,6 +98,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     dropped = set(items) - set(chosen)
     if dropped:
         config.hook.pytest_deselected(items=list(dropped))
+    if settings.fuzz_s is not None:
+        chosen = [item for item in chosen if is_drawn(item)]
     rounds = settings.cases_per_rule
     in_order = settings.budget_s is None and rounds is None
     items[:] = chosen if in_order else most_rules_first(chosen, plans, rounds)

@@ -15,7 +15,15 @@ from conformance.report.script import Example, write_script
 from conformance.run.judgement import Judgement, LeftBehind
 from conformance.run.plan import world_size_of
 from conformance.run.settings import Settings
-from conformance.session.items import CAUSES, DIAGNOSED, TEMPORARY, WORLD, as_written, is_drawn
+from conformance.session.items import (
+    CAUSES,
+    DIAGNOSED,
+    SEED,
+    TEMPORARY,
+    WORLD,
+    as_written,
+    is_drawn,
+)
 from conformance.verdict import Verdict
 
 _IN_VAIN = f"none: {FULL_OF_A_CAUSE} scripts of this cause are there"
@@ -73,7 +81,13 @@ def failed_case(
         path=item.path,
         error=error,
         last_run=world.last_run if world else None,
-        command=command_again(item.nodeid, invocation, settings, item.config.option.device),
+        command=command_again(
+            item.nodeid,
+            invocation,
+            settings,
+            item.config.option.device,
+            item.stash.get(SEED, None),
+        ),
         script=script,
     )
 

@@ -29,6 +29,7 @@ BLOCKED = pytest.StashKey[str]()
 EXCUSED = pytest.StashKey[bool]()
 TEMPORARY = pytest.StashKey[pytest.TempPathFactory]()
 TAINT = pytest.StashKey[str]()
+SEED = pytest.StashKey[int]()  # of the examples of a drawn case, if one was asked for
 FOLDER = pytest.StashKey[CertificateFolder]()
 FAILED = pytest.StashKey[bool]()
 CAUSES = pytest.StashKey[Counter[str]]()
