@@ -89,8 +89,8 @@ ROOMS = {
     "conformance.run": "invocation hypothesis_profile repetition first_look settings options "
     "worker_files plan budget facets judgement selection",
     "conformance.site": "badges torch_files excerpts entries model reading changes pages build",
-    "conformance.session": "diagnosis items worlds failures certifier collection execution "
-    "progress_reporter answers",
+    "conformance.session": "diagnosis items worlds failures certifier collection drawing "
+    "execution progress_reporter answers",
     "impl.device": "storage handle host accelerator choice __init__",
     "impl.transport": "base lent end_cause transfer background mismatch_detection memory messages "
     "meeting shm sockets mixed",
