@@ -235,7 +235,7 @@ def _steps(measurement: _Measurement, world_size: int, console: Console) -> Iter
 def _memory(
     targets: Sequence[Target], world_size: int, plan: Sequence[Step], console: Console
 ) -> None:
-    """Peak resident memory of the largest rank: the median of some worlds, targets by turns."""
+    """Peak memory of the largest rank: the median of some worlds, targets by turns."""
     for step in plan:
         seen: list[list[float]] = [[] for _ in targets]
         for _ in range(_MEMORY_ROUNDS):

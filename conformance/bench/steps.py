@@ -62,7 +62,8 @@ def measure(
 def peak_bytes(me: Me, target: Target, step: Step) -> int:
     """How far the memory of this rank rose above what it was before the model was made.
 
-    That of its device, or, on the CPU and where a device counts none, the resident memory.
+    That of its device, or, on the CPU and where a device counts none, the resident memory, of which
+    pages that several ranks have in common count in equal parts, as they lie at the end.
     """
     group = make_group(me, target)
     gc.collect()
@@ -71,7 +72,7 @@ def peak_bytes(me: Me, target: Target, step: Step) -> int:
     for _ in range(_WARM_UP):
         train()
     peak = devices.peak_memory(me.device)
-    return (_resident("VmHWM") if peak is None else peak) - before
+    return (_resident("VmHWM") - _counted_by_others() if peak is None else peak) - before
 
 
 def _start_peak(device: torch.device) -> int:
@@ -79,7 +80,7 @@ def _start_peak(device: torch.device) -> int:
     if devices.start_peak(device):
         return devices.memory_allocated(device) or 0
     Path("/proc/self/clear_refs").write_text("5")
-    return _resident("VmRSS")
+    return _resident("VmRSS") - _counted_by_others()
 
 
 def _trainer(me: Me, target: Target, group: Any, step: Step) -> Callable[[], None]:
@@ -108,8 +109,13 @@ def _step(model: Any, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None
     devices.synchronize(x.device.type)
 
 
-def _resident(what: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(what):
+def _resident(what: str, file: str = "status") -> int:
+    for line in Path("/proc/self", file).read_text().splitlines():
+        if line.startswith(what + ":"):
             return int(line.split()[1]) * 1024
     raise LookupError(what)
+
+
+def _counted_by_others() -> int:
+    """What other processes' parts of the shared memory come to that is resident here."""
+    return _resident("RssShmem") - _resident("Pss_Shmem", "smaps_rollup")

@@ -163,6 +163,9 @@ class BackwardPass:
     def _initialize_buckets(self, assignment: Sequence[Sequence[int]]) -> None:
         if self._progress.is_expecting:
             raise RuntimeError("`initialize_buckets` must NOT be called during autograd execution.")
+        # First, so that the memory of buckets that are rebuilt is free for the new ones.
+        self.buckets: list[Bucket] = []
+        self._slots: dict[int, tuple[Tensor, Tensor]] = {}  # parameter and view, by index
         self.buckets = build_buckets(
             self.params,
             assignment,
@@ -173,7 +176,6 @@ class BackwardPass:
         )
         self._readiness = Readiness([bucket.param_indices for bucket in self.buckets])
         self._launch_order = LaunchOrder(len(self.buckets))
-        self._slots: dict[int, tuple[Tensor, Tensor]] = {}  # parameter and view, by index
         for bucket in self.buckets:
             if bucket.all_slots is None:
                 continue

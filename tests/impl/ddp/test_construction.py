@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import io
+import weakref
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from impl.ddp import Reducer
+from impl.ddp.buckets.layout import BucketLayout
 from impl.sync_batchnorm import SyncBatchNorm
 from impl.torch_private import TorchDDP, default_group
 from tests.impl.ddp.models import DDP, Branches, TwoLayers, X, grad_of, same_gradients
@@ -155,6 +157,26 @@ def test_another_group_may_be_given_later() -> None:
     assert rebuilt == [False, True, False, True]
     assert wrapped.process_group is group
     assert wrapped.reducer.process_group is group
+
+
+def test_rebuilt_buckets_may_have_the_memory_of_the_first_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    buffers: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+
+    def allocate(layout: BucketLayout, dtype: torch.dtype, group: dist.ProcessGroup) -> Tensor:
+        alive.append(sum(buffer() is not None for buffer in buffers))
+        made = torch.zeros(layout.buffer_numel, dtype=dtype)
+        buffers.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr("impl.ddp.buckets.factory._allocate", allocate)
+    wrapped = DDP(TwoLayers())
+    for _ in range(2):
+        wrapped(X).sum().backward()
+    assert wrapped.reducer.has_rebuilt_buckets
+    assert alive == [0, 0]
 
 
 @pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified")
