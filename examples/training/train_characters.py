@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import impl.gloo  # noqa: F401  # registers "pygloo"
 from characters import CharacterModel, batch, encode, loss_of, make_text
+from curves import draw
 from impl.ddp import DistributedDataParallel
 
 RANKS = 2
@@ -128,23 +129,6 @@ def run_alone(steps: int) -> Run:
     return Run(losses, [digest(module)], time.perf_counter() - started)
 
 
-def draw(path: Path, runs: dict[str, Run]) -> None:
-    """All loss curves in one picture; lines become thinner, so that none hides another."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 5))
-    for i, (name, run) in enumerate(runs.items()):
-        axes.plot(run.losses, label=name, linewidth=2 * (len(runs) - i) - 1, alpha=0.8)
-    axes.set_xlabel("step")
-    axes.set_ylabel("loss (nats per character)")
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path)
-
-
 def what_is_wrong(runs: dict[str, Run]) -> list[str]:
     """What the runs should not have shown."""
     wrong = []
@@ -178,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     record = {name: asdict(run) for name, run in runs.items()}
     (options.output / "characters.json").write_text(json.dumps(record, indent=1))
-    draw(options.output / "characters.png", runs)
+    draw(options.output / "characters.png", {name: run.losses for name, run in runs.items()})
     wrong = what_is_wrong(runs)
     for line in wrong:
         print(line, file=sys.stderr)
