@@ -26,7 +26,7 @@ from conformance.bench.plan import (
     points,
 )
 from conformance.bench.report import Row, draw, print_table, write_json
-from conformance.bench.steps import Step
+from conformance.bench.steps import FULLY_SHARD, Step
 from conformance.exit_codes import EXIT_HARNESS_FAULT, EXIT_USAGE
 from conformance.harness.failure import RanksFailed
 from conformance.harness.outcome import NotTold
@@ -41,7 +41,18 @@ _STEPS_PER_ROUND = 4
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD")
 _DDP_MODELS = ("many small", "medium", "few large")
 _FSDP_MODELS = ("medium", "few large")
-_MEASURED = {"collectives": "backend", "ddp": "ddp", "fsdp": "fsdp", "memory": "fsdp"}
+_MEASURED = {
+    "collectives": "backend",
+    "ddp": "ddp",
+    "fsdp": "fsdp",
+    "fully_shard": "fully_shard",
+    "memory": "fsdp",
+}
+_PLANS = {
+    "ddp": [Step(model) for model in _DDP_MODELS],
+    "fsdp": [Step(model, strategy) for model in _FSDP_MODELS for strategy in _STRATEGIES],
+    "fully_shard": [Step(model, FULLY_SHARD) for model in _DDP_MODELS],
+}
 _MEMORY_STEP = Step("64 MiB", "FULL_SHARD")
 _MEMORY_ROUNDS = 3
 _REGISTERED = "registered"
@@ -74,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds", type=_rounds, default=7, metavar="N", help="turns of each target at each point"
     )
-    parser.add_argument("--memory", action="store_true", help="ddp and fsdp: peak memory as well")
+    parser.add_argument("--memory", action="store_true", help="of steps: peak memory as well")
     parser.add_argument("--output", type=Path, metavar="DIR", help="write bench.json and bench.svg")
     parser.add_argument(
         "--simulate",
@@ -219,10 +230,7 @@ def _collectives(measurement: _Measurement, world_size: int) -> Iterator[Row]:
 
 def _steps(measurement: _Measurement, world_size: int, console: Console) -> Iterator[Row]:
     targets, arguments = measurement.targets, measurement.arguments
-    if arguments.workload == "ddp":
-        plan = [Step(model) for model in _DDP_MODELS]
-    else:
-        plan = [Step(model, strategy) for model in _FSDP_MODELS for strategy in _STRATEGIES]
+    plan = _PLANS[arguments.workload]
     with fresh_ranks(world_size, targets[0].device) as ranks:
         seen = ranks.run(steps.measure, list(targets), plan, arguments.rounds, _STEPS_PER_ROUND)
     for index, step in enumerate(plan):

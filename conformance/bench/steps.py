@@ -1,4 +1,4 @@
-"""What ranks run in the DDP and FSDP benchmarks: timing training steps, and their peak memory."""
+"""What ranks run in the benchmarks of DDP and FSDP: timing training steps, and their peak memory."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
@@ -22,12 +23,13 @@ from conformance.harness import devices
 from conformance.harness.me import Me
 from conformance.target import Target, resolve
 
+FULLY_SHARD = "fully_shard"
 _WARM_UP = 11  # DDP rebuilds its buckets after the first step and times the first ten
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One line of the table. strategy: of FSDP; "" for DDP."""
+    """One line of the table. strategy: of FSDP, or "fully_shard"; "" for DDP."""
 
     model: str
     strategy: str = ""
@@ -88,7 +90,14 @@ def _trainer(me: Me, target: Target, group: Any, step: Step) -> Callable[[], Non
     torch.manual_seed(0)
     module = model.make().to(me.device)
     x = torch.randn(model.input_shape, generator=me.generator).to(me.device)
-    if step.strategy:
+    if step.strategy == FULLY_SHARD:
+        mesh = DeviceMesh.from_group(group, me.device.type)
+        shard = resolve(target.fully_shard)
+        for part in module.modules():
+            if isinstance(part, model.layer) and part is not module:
+                shard(part, mesh=mesh)
+        wrapped = shard(module, mesh=mesh)
+    elif step.strategy:
         wrapped = resolve(target.fsdp)(
             module,
             process_group=group,

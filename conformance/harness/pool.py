@@ -246,8 +246,8 @@ class Pool:
 
         repeat: makes a world and does once more what was done in the one that ends; says whether
             every rank came back. A backend may have threads and the like that it starts once in a
-            process and keeps: if a second world of the same processes adds nothing to what the
-            first one left, it was no leak.
+            process and keeps: of what the first one left, only that was a leak of which a second
+            world of the same processes leaves more.
 
         A target whose ranks once did not come back from destroying their groups is not asked to do
         it again: that would cost a deadline for every world.
@@ -260,12 +260,16 @@ class Pool:
         known = self._left_by_each[self._target]
         may_be_kept = all(leak.is_held and leak.kind not in known for leak in leaks)
         if repeat and leaks and may_be_kept and repeat():
-            left_again = self._leave_once(world_size, deadline_s)
-            known.update(leak.kind for leak in left_again)
-            leaks = leaks if left_again else []
+            left_again = {leak.kind for leak in self._leave_once(world_size, deadline_s)}
+            leaks = [leak for leak in leaks if leak.kind in left_again]
+            known.update(leak.kind for leak in leaks)
         if leaks or self._is_changed:
             self.close()
         return leaks
+
+    def excuse(self, target: Target) -> None:
+        """What worlds of the target have left was left because it broke off, as it says."""
+        self._left_by_each.pop((target.name, target.backend), None)
 
     def _leave_once(self, world_size: int, deadline_s: float) -> list[Leak]:
         """Have the ranks leave their world; what each of them left behind."""

@@ -63,7 +63,9 @@ def ranks_of(
             was_made = world.made_default_group
             item.config.stash[BOARD].note_default_group(which, was_made=was_made)
     # A case that broke off as the target says leaves something behind, which is part of it.
-    if world.leaks and not item.stash.get(EXCUSED, False):
+    if world.leaks and item.stash.get(EXCUSED, False):
+        pool.excuse(settings.target)
+    elif world.leaks:
         text = "\n".join(dict.fromkeys(map(str, world.leaks)))
         if not item.stash[PLAN].covers:
             text += _WHOSE_IT_MAY_BE
