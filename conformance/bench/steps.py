@@ -1,4 +1,4 @@
-"""What ranks run in the benchmarks of DDP and FSDP: timing training steps, and their peak memory."""
+"""What ranks run in the benchmarks of training: the time of steps, and their peak memory."""
 
 from __future__ import annotations
 
