@@ -29,19 +29,20 @@ def root_mesh_of(mesh: DeviceMesh) -> DeviceMesh:
     return found
 
 
-def dtensor_from_local(
-    local: torch.Tensor,
-    mesh: DeviceMesh,
-    placements: Sequence[Any],
-    size: torch.Size,
-    stride: tuple[int, ...],
-) -> torch.Tensor:
-    """A DTensor on the memory of `local`, also where that is not on the device of the mesh."""
-    from torch.distributed.tensor import DTensor
+def spec_of(
+    mesh: DeviceMesh, placements: Sequence[Any], size: torch.Size, dtype: torch.dtype
+) -> Any:
+    """What a contiguous DTensor of this size is, but for its memory. Takes as long as a kernel."""
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-    meta = TensorMeta(size, stride, local.dtype)
-    spec = DTensorSpec(mesh, tuple(placements), tensor_meta=meta)
+    stride = torch.empty(size, device="meta").stride()
+    return DTensorSpec(mesh, tuple(placements), tensor_meta=TensorMeta(size, stride, dtype))
+
+
+def dtensor_from_local(local: torch.Tensor, spec: Any) -> torch.Tensor:
+    """A DTensor on the memory of `local`, also where that is not on the device of the mesh."""
+    from torch.distributed.tensor import DTensor
+
     return DTensor(local, spec, requires_grad=local.requires_grad)
 
 

@@ -446,6 +446,13 @@ AllreduceOptions: Any = dist.distributed_c10d.AllreduceOptions
 OpType: Any = torch._C._distributed_c10d.OpType  # type: ignore[attr-defined]
 
 
+def chunk_and_cat(tensors: Sequence[torch.Tensor], into: torch.Tensor) -> None:
+    """Cut each tensor into as many parts along dimension 0 as `into` has rows; row r gets all r-th
+    parts, one behind the other, each with zeros behind it up to the size of the first."""
+    if tensors:
+        torch._chunk_cat(list(tensors), 0, into.size(0), out=into)
+
+
 def preserve_version_counters(
     tensors: Sequence[torch.Tensor],
 ) -> contextlib.AbstractContextManager[Any]:

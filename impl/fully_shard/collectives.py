@@ -26,7 +26,7 @@ from impl.device import DeviceHandle
 from impl.fully_shard.comm import AllGather, ReduceScatter
 from impl.fully_shard.mesh import Division
 from impl.fully_shard.parameter import ShardedParameter
-from impl.torch_private import premul_sum
+from impl.torch_private import chunk_and_cat, premul_sum, preserve_version_counters
 
 
 def gather(
@@ -59,8 +59,14 @@ def spread(parameters: Sequence[ShardedParameter], rows: Tensor) -> None:
         parameter.part_numel * dtype.itemsize // rows.itemsize
         for parameter, dtype in zip(parameters, dtypes, strict=True)
     ]
-    for parameter, dtype, part in zip(parameters, dtypes, rows.split(numels, 1), strict=True):
-        parameter.take_gathered(part if dtype == rows.dtype else part.contiguous().view(dtype))
+    parts = [
+        part if dtype == rows.dtype else part.contiguous().view(dtype)
+        for dtype, part in zip(dtypes, rows.split(numels, 1), strict=True)
+    ]
+    memory = [p.memory_for(part) for p, part in zip(parameters, parts, strict=True)]
+    with preserve_version_counters(memory):
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.take_gathered(part)
 
 
 @dataclass(frozen=True)
@@ -104,18 +110,12 @@ def lay_out(
     gradients: Sequence[Tensor], parameters: Sequence[ShardedParameter], into: Tensor
 ) -> None:
     """Copy gradients, each (size of the parameter), into rows: (count, numel of a row)."""
-    numels = [parameter.flat_shard.numel() for parameter in parameters]
-    for gradient, parameter, rows in zip(gradients, parameters, into.split(numels, 1), strict=True):
-        count, numel = rows.shape
-        if parameter.shard_dim > 0:
-            gradient = torch.cat(gradient.chunk(count, parameter.shard_dim))
-        flat = gradient.reshape(-1)
-        full = flat.numel() // max(numel, 1)  # rows without padding
-        rows[:full].copy_(flat[: full * numel].view(full, numel))
-        if full < count:
-            rest = flat[full * numel :]
-            rows[full:].zero_()
-            rows[full, : rest.numel()].copy_(rest)
+    count = into.size(0)
+    in_order = [
+        torch.cat(gradient.chunk(count, parameter.shard_dim)) if parameter.shard_dim else gradient
+        for gradient, parameter in zip(gradients, parameters, strict=True)
+    ]
+    chunk_and_cat([gradient for gradient in in_order if gradient.numel()], into)
 
 
 def scatter(

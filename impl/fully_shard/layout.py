@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from impl.fully_shard.mesh import Division
-from impl.torch_dtensor import dtensor_from_local, root_mesh_of, strided_shard
+from impl.torch_dtensor import dtensor_from_local, root_mesh_of, spec_of, strided_shard
 
 
 class Layout:
@@ -33,6 +33,7 @@ class Layout:
     def __init__(self, param: Tensor, division: Division, shard_dim: int) -> None:
         self._size = param.size()
         self._outer = (param.device_mesh, param.placements) if isinstance(param, DTensor) else None
+        self._specs: dict[torch.dtype, Any] = {}  # of shards; each step makes a gradient of each
         self._mesh, self._placements = division.mesh, division.placements(Shard(shard_dim))
         if self._outer is not None:
             outer_mesh, outer_placements = self._outer
@@ -48,7 +49,11 @@ class Layout:
 
     def shard(self, local: Tensor) -> Tensor:
         """A shard, or the gradient of one."""
-        return dtensor_of(local, self._mesh, self._placements, self._size)
+        spec = self._specs.get(local.dtype)
+        if spec is None:
+            spec = spec_of(self._mesh, self._placements, self._size, local.dtype)
+            self._specs[local.dtype] = spec
+        return dtensor_from_local(local, spec)
 
     def whole(self, local: Tensor) -> Tensor:
         return local if self._outer is None else dtensor_of(local, *self._outer, self._size)
@@ -73,8 +78,7 @@ def dtensor_of(
     local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], size: torch.Size
 ) -> Tensor:
     """A DTensor of this size, on the memory of `local`, which may lie on the host."""
-    stride = torch.empty(size, device="meta").stride()
-    return dtensor_from_local(local.detach(), mesh, placements, size, stride)
+    return dtensor_from_local(local.detach(), spec_of(mesh, placements, size, local.dtype))
 
 
 def _times_divided(placements: tuple[Placement, ...], mesh: Any, dim: int) -> int:

@@ -33,7 +33,6 @@ from impl.fully_shard.layout import Layout, dtensor_of, local_of
 from impl.fully_shard.mesh import Division
 from impl.state_machine import StateMachine
 from impl.torch_dtensor import replace_local
-from impl.torch_private import preserve_version_counters
 
 _count = itertools.count()
 _ids = WeakIdKeyDictionary()  # of whole parameters that were divided, for those that are tied
@@ -106,6 +105,7 @@ class ShardedParameter:
         rank = division.shard_rank
         mine = chunks[rank] if rank < len(chunks) else chunks[0].narrow(self.shard_dim, 0, 0)
         self.sharded_size = mine.size()
+        self.sharded_stride = mine.contiguous().stride()
         self.flat_shard = self._padded(mine)
         local = self.flat_shard.view(self.padded_size).narrow(
             self.shard_dim, 0, mine.size(self.shard_dim)
@@ -179,18 +179,19 @@ class ShardedParameter:
 
     def take_gathered(self, parts: Tensor) -> None:
         """Fill `unsharded`. parts: (ranks, numel of each): what all ranks gave."""
-        gathered = self._memory(parts)
-        with preserve_version_counters([gathered]):
-            if self.shard_dim == 0 or self._resharded is not None:
-                gathered.view(parts.shape).copy_(parts)
-            else:
-                blocks = parts.view(-1, *self.padded_size).unbind()
-                torch.cat(blocks, self.shard_dim, out=gathered.view(self.size))
+        gathered = self.gathered
+        assert gathered is not None, "memory_for comes first"
+        if self.shard_dim == 0 or self._resharded is not None:
+            gathered.view(parts.shape).copy_(parts)
+        else:
+            blocks = parts.view(-1, *self.padded_size).unbind()
+            torch.cat(blocks, self.shard_dim, out=gathered.view(self.size))
         if self.unsharded is None:
             numel = self.size.numel()
             self.unsharded = nn.Parameter(self._layout.whole(gathered[:numel].view(self.size)))
 
-    def _memory(self, parts: Tensor) -> Tensor:
+    def memory_for(self, parts: Tensor) -> Tensor:
+        """(numel,): allocated, for `take_gathered`. Autograd may have seen it before."""
         if self.gathered is None:
             self.gathered = torch.empty(parts.numel(), dtype=parts.dtype, device=parts.device)
         self._device.alloc_storage(self.gathered, self.gathered.numel())

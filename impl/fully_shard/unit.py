@@ -315,7 +315,8 @@ class Unit:
 
 def _accumulate(parameters: Sequence[ShardedParameter], row: Tensor) -> None:
     row = row.to(parameters[0].dtype)
-    parts = row.split([parameter.flat_shard.numel() for parameter in parameters])
-    for parameter, part in zip(parameters, parts, strict=True):
-        shard = part[: parameter.sharded_size.numel()].view(parameter.sharded_size)
+    begin = row.storage_offset()
+    for parameter in parameters:
+        shard = row.as_strided(parameter.sharded_size, parameter.sharded_stride, begin)
+        begin += parameter.flat_shard.numel()
         parameter.put_gradient(shard.cpu() if parameter.offload else shard)
