@@ -54,7 +54,7 @@ CONFORMANCE = {
     # Pages made of many certificates.
     "site": "verdict rule catalogue report",
     "bench": "exit_codes harness target capabilities oracle checks torch_private",
-    "power": "exit_codes verdict rule catalogue target harness run session",
+    "power": "exit_codes verdict rule catalogue target harness run report session",
     # What pytest loads wherever the suite is installed; it names the plugin by a string.
     "pyargs": "",
     "cli": "__init__ early_torch capabilities rule catalogue exit_codes harness probing run report "

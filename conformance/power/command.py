@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from conformance.power.reach import Reach
 from conformance.power.source_loading import first_lines, modules_of
 from conformance.power.source_mutants import OF, SourceMutant, mutants_of, noting
 from conformance.power.workers import Workers
+from conformance.report.power_score import Score, note
 from conformance.run.settings import UsageError, read_settings
 
 _PROFILES = "collectives,p2p,faults"
@@ -85,6 +87,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers", type=_count, default=2, metavar="N", help="processes (default: %(default)s)"
     )
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help="write the score into the suite, whose certificates then tell it",
+    )
     parser.add_argument("--list", action="store_true", help="only name them")
     parser.epilog = (
         "A mutant is torch's gloo with one bug of one operation under one condition, or with "
@@ -102,6 +109,8 @@ def _count(text: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Judge the mutants, and tell; the exit code."""
+    if arguments.record and (arguments.control or arguments.patterns or arguments.requirement):
+        raise UsageError("--record is of mutants drawn from all, by all rules of the profiles")
     os.environ[OF] = arguments.of
     mutants = chosen(arguments)
     if arguments.list:
@@ -129,7 +138,25 @@ def run(arguments: argparse.Namespace) -> int:
     if len(known) < len(mutants):
         print(f"{len(mutants) - len(known)} were not judged: the harness failed")
         return EXIT_HARNESS_FAULT
+    if arguments.record:
+        note(score_of(known, arguments))
     return int(any(one.is_killed == arguments.control for one in known))
+
+
+def score_of(judged: Sequence[Judged], arguments: argparse.Namespace) -> Score:
+    """As certificates tell it."""
+    outcomes = Counter(map(_outcome, judged))
+    source = arguments.source
+    return {
+        "mutants": f"{source} with one change" if source else "torch's gloo with one bug",
+        "profiles": arguments.profile,
+        "drawn": len(judged),
+        "of": len(_of_source(source)) if source else len(list(all_mutants())),
+        "seed": arguments.seed,
+        "killed": outcomes["killed"],
+        "run": len(judged) - outcomes["not run"],
+        "date": datetime.now(timezone.utc).date().isoformat(),
+    }
 
 
 def controls() -> list[GeneratedMutant]:

@@ -21,6 +21,7 @@ from conformance.report.case_failure import rows_of_failures
 from conformance.report.conclusion import sentence
 from conformance.report.environment import environment
 from conformance.report.html import render
+from conformance.report.power_score import scores
 from conformance.report.results import CaseResult, DeviationResult, RequirementResult, Results
 from conformance.rule import PROFILES, Requirement
 from conformance.run.settings import Settings
@@ -75,6 +76,7 @@ def certificate_of(results: Results, settings: Settings, run: Run) -> Document:
                 "requirements_digest": digest_of_requirements(
                     result.requirement for result in results.requirements
                 ),
+                "power": scores(),
             },
             "target": described(settings.target, settings.spec, run.versions),
             "environment": environment(settings.device, run.devices),

@@ -31,6 +31,7 @@ from conformance.report.conclusion import (
     conclusions_of_profiles,
     sentence,
 )
+from conformance.report.power_score import scores
 from conformance.report.results import reason_of_blocked
 from conformance.report.schema import load_schema, violations
 from conformance.rule import Catalogue, Requirement, UnknownRequirement
@@ -298,6 +299,7 @@ def _of_suite(document: Document, of_this_suite: bool) -> Iterator[str]:
     if document["suite"]["version"] != VERSION or not of_this_suite:
         return
     yield from _built_in(document)
+    yield from _power(document)
     there = {requirement.id: requirement for requirement in mine}
     missing = [id for id in catalogue() if id not in there]
     other = [id for id, r in catalogue().items() if there.get(id, r) != r]
@@ -305,6 +307,17 @@ def _of_suite(document: Document, of_this_suite: bool) -> Iterator[str]:
         yield f"it lacks {len(missing)} requirements of this suite: {_some(missing)}"
     if other:
         yield f"{len(other)} requirements of it are others in this suite: {_some(other)}"
+
+
+def _power(document: Document) -> Iterator[str]:
+    """Whether what it says of the suite's power can be, and is what was measured that day."""
+    for score in document["suite"].get("power", []):
+        kind = score["mutants"]
+        if not score["killed"] <= score["run"] <= score["drawn"] <= score["of"]:
+            yield f"its numbers of {kind} cannot be"
+        same_day = [s for s in scores() if (s["mutants"], s["date"]) == (kind, score["date"])]
+        if same_day not in ([], [score]):
+            yield f"its score of {kind} is not that of this suite"
 
 
 def _some(ids: list[str]) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from conformance.__main__ import main
 from conformance.power.calls import Call
-from conformance.power.command import chosen, summary
+from conformance.power.command import chosen, score_of, summary
 from conformance.power.conditions import CONDITIONS
 from conformance.power.defects import DEFECTS
 from conformance.power.generated_mutants import CONTROL, GeneratedMutant, all_mutants
@@ -184,6 +184,10 @@ def test_the_summary_counts_what_was_killed() -> None:
     assert lines[-1] == "1 of 2 killed, 50 percent"
     rows = [line.split() for line in lines if line.startswith("gather")]
     assert rows == [["gather", "0", "1", "0"]]
+    how = argparse.Namespace(source=None, profile="collectives,p2p", seed=3)
+    score = score_of([killed, survivor], how)
+    assert (score["killed"], score["run"], score["drawn"]) == (1, 2, 2)
+    assert score["of"] == len(list(all_mutants()))
 
 
 def test_what_no_case_runs_is_not_counted_as_survived() -> None:
@@ -231,6 +235,8 @@ def test_only_cases_that_reach_a_mutant_are_run(
         (["--source", "no_such_package"], "no_such_package"),
         (["--source", "impl.ddp", "--control"], "--control is of generated mutants"),
         (["--source", "impl.ddp", "--of", "no_such_target"], "no_such_target"),
+        (["--record", "--control"], "--record is of mutants drawn from all"),
+        (["--record", "send__*"], "--record is of mutants drawn from all"),
         (["--deadline", "0"], "deadline"),
         (["--sample", "0"], "0 is less than 1"),
         (["--workers", "0"], "0 is less than 1"),
