@@ -97,6 +97,32 @@ def test_an_asynchronous_barrier(ranks: Ranks) -> None:
     assert_each_rank(ranks.run(one_goes_ahead), [(False, True)] * ranks.world_size)
 
 
+def two_at_once(me: Me) -> tuple[bool, bool]:
+    """Of rank 0: whether its second barrier was complete when all had entered one, and two."""
+    if me.rank:
+        dist.barrier()
+        if me.store.get("early") == b"False":
+            dist.barrier()
+        return False, True
+    first, second = dist.barrier(async_op=True), dist.barrier(async_op=True)
+    first.wait()
+    early = any(second.is_completed() for _ in rounds_of_messages(me, 20))
+    me.store.set("early", str(early))
+    second.wait()
+    return early, second.is_completed()
+
+
+@chapter.must(
+    "barrier/several-pending",
+    "Of several barriers that a rank has issued, each waits until all ranks have entered as many.",
+    needs=("op:barrier", "feature:nonblocking"),
+    rests_on="barrier/async",
+)
+@world_sizes(2, 3)
+def test_two_pending_barriers(ranks: Ranks) -> None:
+    assert_each_rank(ranks.run(two_at_once), [(False, True)] * ranks.world_size)
+
+
 def in_two_halves(me: Me, halves: Sequence[Sequence[int]]) -> str:
     """The second half enters its barrier only after the first has left its own."""
     groups = [dist.new_group(list(half)) for half in halves]

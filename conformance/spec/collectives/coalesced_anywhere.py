@@ -160,9 +160,11 @@ def wrong_of_all(me: Me, way: Way, made: tuple[Call, ...]) -> list[str]:
 @pytest.mark.parametrize("way", [REDUCE, LIST, GATHER, SCATTER])
 @world_sizes(2, 3)
 def test_coalesced_sizes_around_powers_of_two(ranks: Ranks, way: Way) -> None:
+    """By all_reduce not only sums, but the largest, too."""
     sizes = around_powers_of_two(ranks.world_size)
-    made = tuple(Call(way.op, (numel,), salt=numel) for numel in sizes)
-    assert_none_wrong(ranks.run(wrong_of_all, way, made))
+    for reduce_op in ("sum", "max") if way.op == "all_reduce" else ("sum",):
+        made = tuple(Call(way.op, (n,), salt=n, reduce_op=reduce_op) for n in sizes)
+        assert_none_wrong(ranks.run(wrong_of_all, way, made))
 
 
 @chapter.must(

@@ -22,6 +22,7 @@ from conformance.spec.collectives.perform import (
     perform,
     reduce_scatter_tensor,
     seen_of,
+    what_else_changed,
 )
 from conformance.spec.collectives.strategies import ROOTED, calls, offsets, placements, strides
 from conformance.spec.parameters import ops
@@ -132,6 +133,26 @@ def check(ranks: Ranks, op: str, data: st.DataObject, layouts: st.SearchStrategy
     call = replace(small, shape=data.draw(large_shapes, label="shape"))
     kinds = data.draw(st.lists(placements(layouts), min_size=n, max_size=n), label="placements")
     assert_taken(call, ranks.run_each(taken_by, [(call, placement) for placement in kinds]))
+
+
+@chapter.must(
+    "order/large-changes-nothing-else",
+    "A collective of large tensors changes nothing but its outputs: neither what it only reads, "
+    "nor the memory around anything.",
+    source="derived: what is large is often reduced or sorted in place",
+    rests_on="order/large",
+)
+@pytest.mark.parametrize("op", EACH)
+@world_sizes(2, 3)
+@given(data=st.data())
+@settings(max_examples=4)
+def test_any_large_call_changes_nothing_else(ranks: Ranks, op: str, data: st.DataObject) -> None:
+    n = ranks.world_size
+    small = data.draw(calls(op, ranks.target, n), label="call, but for its shape")
+    call = replace(small, shape=data.draw(large_shapes, label="shape"))
+    kinds = data.draw(st.lists(placements(offsets), min_size=n, max_size=n), label="placements")
+    for rank, changed in enumerate(ranks.run_each(what_else_changed, [(call, p) for p in kinds])):
+        assert_that(not changed, f"{call}: rank {rank} changed {changed}", rank)
 
 
 def taken_by(me: Me, call: Call, placement: Placement) -> Seen:

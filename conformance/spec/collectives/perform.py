@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conformance import Me, assert_each_rank
+from conformance.checks import first_difference
 from conformance.oracle.collectives import Call, after, before, receives
 from conformance.oracle.data import blank, name_of
 from conformance.oracle.layout import DENSE, Layout, Placed, place
@@ -165,20 +166,30 @@ def assert_nothing_else(
         what=f"{call}: what was only read",
         ranks=ranks,
     )
-    around = [
-        tuple(
-            _blanked(place(values, layout))
-            for tensors, layout in ((w.given, p.given), (w.taken, p.taken))
-            for values in tensors
-        )
-        for w, p in zip(want, placements, strict=True)
-    ]
     assert_each_rank(
         [s.around for s in seen],
-        around,
+        [_around(w, p) for w, p in zip(want, placements, strict=True)],
         what=f"{call}: the memory around the tensors",
         ranks=ranks,
     )
+
+
+def _around(buffers: Any, placement: Placement) -> tuple[Tensor, ...]:
+    """The memory around tensors that lie as a placement says, as `Seen` has it."""
+    kinds = ((buffers.given, placement.given), (buffers.taken, placement.taken))
+    return tuple(_blanked(place(x, layout)) for tensors, layout in kinds for x in tensors)
+
+
+def what_else_changed(me: Me, call: Call, placement: Placement) -> str:
+    """As `assert_nothing_else`, by the rank itself: of large tensors. "" if nothing has changed."""
+    seen = perform(me, call, placement)
+    want = after(call, me.rank, me.world_size)
+    given = first_difference(tuple(x.cpu() for x in seen.given), tuple(want.given))
+    if given:
+        return f"what was only read: {given}"
+    around = tuple(x.cpu() for x in seen.around)
+    found = first_difference(around, _around(want, placement))
+    return f"the memory around the tensors: {found}" if found else ""
 
 
 def assert_all_of(

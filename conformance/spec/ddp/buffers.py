@@ -310,6 +310,7 @@ def test_running_statistics_are_rank_0s(ranks: Ranks) -> None:
     got = ranks.run(batch_norm_state, 3)
     assert_same_on_all_ranks(got, what="buffers")
     module = nn.BatchNorm1d(WIDTH).double()
+    assert_that(len(got[0]) == 3, f"a hook of the module ran {len(got[0])} times in 3 forwards", 0)
     for i in range(3):
         for name, buffer in module.named_buffers():
             value = got[0][i][name]

@@ -113,7 +113,9 @@ def several_names(me: Me) -> list[str]:
     mesh = device_mesh.init_device_mesh(me.device.type, (2, 1, 2), mesh_dim_names=("a", "b", "c"))
     part = mesh["a", "c"]
     seen = part.mesh.tolist(), part.mesh_dim_names
-    return unlike("sub-mesh", seen, ([[0, 1], [2, 3]], ("a", "c")))
+    found = unlike("sub-mesh", seen, ([[0, 1], [2, 3]], ("a", "c")))
+    places = [part.get_local_rank(which) for which in (0, 1, "a", "c")]
+    return found + unlike("local ranks", places, [me.rank // 2, me.rank % 2] * 2)
 
 
 def flattened(me: Me) -> list[str]:

@@ -158,20 +158,20 @@ def size_between(me: Me) -> list[str]:
 
 
 def added_later(me: Me) -> list[str]:
-    """Two backwards, of which the last one alone adds up replicas."""
+    """Three backwards, of which the last one alone adds up replicas."""
     with replica_groups(me, 2) as groups:
         model = sharded(me, Recipe(units="root"), mesh=mesh_over(me, *groups, sizes=(2, 2)))
         seen = []
-        for number in (0, 1):
-            model.set_requires_all_reduce(number == 1)
+        for number in (0, 1, 2):
+            model.set_requires_all_reduce(number == 2)
             NET.loss(model, me.rank, number, me.device).backward()
             seen.append(len(groups[0].take()))
-        found = unlike("all-reduces", seen, [0, 1])
-        want = mean_gradients(me.world_size, (0, 1))
+        found = unlike("all-reduces", seen, [0, 0, 1])
+        want = mean_gradients(me.world_size, (0, 1, 2))
         for name, param in model.named_parameters():
             part = part_of(want[name], 2, me.rank % 2)
             if not torch.allclose(local(param.grad).cpu(), part, rtol=1e-7, atol=1e-10):
-                found.append(f"gradient of {name} is not the mean of both backwards")
+                found.append(f"gradient of {name} is not the mean of all backwards")
         return found[:1]
 
 

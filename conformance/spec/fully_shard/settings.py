@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from conformance import Chapter, Me, Ranks, world_sizes
 from conformance.spec.facts import Fact, check_fact, rows, unlike
@@ -116,8 +117,9 @@ def kept_between(me: Me) -> list[str]:
 def divided_by_three(me: Me) -> list[str]:
     model = sharded(me, Recipe())
     everywhere(model, "set_gradient_divide_factor", 3.0)
-    backward(me, model)
-    return scaled(me, model, me.world_size / 3)
+    for number in (0, 1):
+        backward(me, model, number)
+    return scaled(me, model, me.world_size / 3, (0, 1))
 
 
 def by_sums_alone(me: Me) -> list[str]:
@@ -152,6 +154,31 @@ def hooked(me: Me) -> list[str]:
     blocks = [row_numel(block.parameters(), me.world_size) for block in bare.blocks]
     root = row_numel(bare.parameters(), me.world_size) - sum(blocks)
     return unlike("hook's tensors", numels, [*blocks[::-1], root]) + scaled(me, model, 2.0)
+
+
+def hooked_each_time(me: Me) -> list[str]:
+    """A hook leaves the gradient where it is, so that the next backward adds to it."""
+    model = sharded(me, Recipe())
+    runs: list[int] = []
+    for index, param in enumerate(model.parameters()):
+        param.register_post_accumulate_grad_hook(lambda _, index=index: runs.append(index))
+    for number in (0, 1):
+        backward(me, model, number)
+    indices = list(range(len(list(model.parameters()))))
+    return unlike("parameters of which a hook ran", sorted(runs), sorted(indices * 2))
+
+
+def recursed(me: Me) -> list[str]:
+    """Which parameters are whole after a forward, and after a backward, that leave the root so."""
+    model, whole = sharded(me, Recipe()), []
+    model.set_reshard_after_forward(False, recurse=False)
+    model.set_reshard_after_backward(False, recurse=False)
+    loss = NET.loss(model, me.rank, 0, me.device)
+    for run in (lambda: None, loss.backward):
+        run()
+        named = model.named_parameters()
+        whole.append([n for n, p in named if not isinstance(p, DTensor) and "blocks" in n])
+    return unlike("parameters of blocks that are whole", whole, [[], []])
 
 
 def steps_in_backward(me: Me, recipe: Recipe) -> Run:
@@ -317,6 +344,22 @@ SETTINGS = rows(
     ),
     (
         chapter.must(
+            "fully_shard/hooks-of-each-backward",
+            "Hooks on shards run in each backward, also if a gradient of an earlier one is there.",
+            source="torch 2.13, foreach_reduce: post_accumulate_grad hooks",
+        ),
+        hooked_each_time,
+    ),
+    (
+        chapter.must(
+            "fully_shard/kept-of-one-unit",
+            "With recurse=False, set_reshard_after_forward and set_reshard_after_backward are "
+            "about the module's own unit alone.",
+        ),
+        recursed,
+    ),
+    (
+        chapter.must(
             "fully_shard/own-all-gather",
             "What set_custom_all_gather is given allocates and issues the module's all-gathers.",
         ),
@@ -332,7 +375,8 @@ SETTINGS = rows(
     (
         chapter.must(
             "fully_shard/memory-of-the-group",
-            "With memory allocated from the group, if it has any, gradients are the same.",
+            "With memory allocated from the group gradients are the same.",
+            needs=(*NEEDS, "feature:tensor_alloc"),
         ),
         memory_of_the_group,
     ),

@@ -41,6 +41,30 @@ def test_a_batch_goes_around_a_ring(ranks: Ranks, receive_first: bool) -> None:
     assert_each_rank(got, [content((rank - 1) % n, 4) for rank in range(n)])
 
 
+def tagged(me: Me) -> list[Tensor]:
+    """Both ranks send by falling tags what the other one receives by rising tags."""
+    got, batch = [torch.zeros(4, device=me.device) for _ in range(3)], []
+    for tag in (2, 1, 0):
+        sent = content(10 * me.rank + tag, 4).to(me.device)
+        batch.append(dist.P2POp(dist.isend, sent, 1 - me.rank, tag=tag))
+    batch += [dist.P2POp(dist.irecv, got[tag], 1 - me.rank, tag=tag) for tag in range(3)]
+    for work in dist.batch_isend_irecv(batch):
+        work.wait()
+    return got
+
+
+@chapter.must(
+    "p2p/batch-tags",
+    "In a batch each message goes to the receive of its tag, whatever the order of both.",
+    source="torch 2.13 docs, P2POp: tag, 'Tag to match send with recv'",
+    rests_on=("p2p/batch", "p2p/tags"),
+)
+@world_sizes(2)
+def test_a_batch_with_tags(ranks: Ranks) -> None:
+    got = ranks.run(tagged)
+    assert_each_rank(got, [[content(10 * (1 - r) + tag, 4) for tag in range(3)] for r in range(2)])
+
+
 def all_pairs(me: Me) -> list[Tensor]:
     """All pairs of ranks exchange tensors of different sizes, in one batch per rank."""
     n = me.world_size

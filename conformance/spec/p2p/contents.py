@@ -7,9 +7,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance import Chapter, Me, Ranks, assert_each_rank, assert_that, covers, world_sizes
+from conformance import (
+    Chapter,
+    Me,
+    Ranks,
+    assert_each_rank,
+    assert_that,
+    covers,
+    needs,
+    world_sizes,
+)
+from conformance.capabilities import DTYPES
 from conformance.oracle.data import sample
 from conformance.oracle.lazy_bits import plain, with_conj_bit, with_neg_bit
+from conformance.spec.facts import check_fact
 
 chapter = Chapter("p2p")
 
@@ -40,6 +51,40 @@ def huge(me: Me) -> list[int]:
 def test_a_message_of_64_mib(ranks: Ranks) -> None:
     wrong = ranks.run(huge)[1]
     assert_that(not wrong, f"the message is wrong from element {wrong} on", 1)
+
+
+_LARGE = (65_539, 600_011)  # elements, of any dtype: a little more than 64 KiB, and 0.5 to 9 MiB
+_BEFORE = 10
+
+
+def large_views(me: Me, name: str) -> list[str]:
+    """What rank 1 gets in the middle of a tensor, from the middle of one of rank 0."""
+    found = []
+    for numel in _LARGE:
+        index = torch.arange(numel + 2 * _BEFORE) % (2 if name == "bool" else 101)
+        whole = index.to(getattr(torch, name)).to(me.device)
+        if me.rank == 0:
+            dist.send(whole[_BEFORE:-_BEFORE], 1)
+            continue
+        got = torch.zeros_like(whole)
+        dist.recv(got[_BEFORE:-_BEFORE], 0)
+        whole[:_BEFORE] = whole[-_BEFORE:] = 0
+        as_bytes = [x.cpu().view(torch.uint8).view(len(x), -1) for x in (got, whole)]
+        if wrong := (as_bytes[0] != as_bytes[1]).any(1).nonzero().flatten()[:1].tolist():
+            found.append(f"of {numel} elements of {name}, it is wrong from {wrong} on")
+    return found
+
+
+@chapter.must(
+    "p2p/large-of-any-kind",
+    "Large messages of every dtype arrive whole, from and at an offset in their storages.",
+    source="derived: what is large often goes another way",
+    rests_on="p2p/delivers",
+)
+@world_sizes(2)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=needs(f"dtype:{n}")) for n in DTYPES])
+def test_large_messages_of_any_kind(ranks: Ranks, name: str) -> None:
+    check_fact(ranks, large_views, name)
 
 
 def view_of(kind: str, values: Tensor) -> Tensor:

@@ -89,6 +89,21 @@ def one_wins(me: Me, store: Any) -> list[str]:
     return found
 
 
+def one_replaces(me: Me, store: Any) -> list[str]:
+    """All ranks count by compare_set of what they have read, until each has won some times."""
+    if me.rank == 0:
+        store.set("counter", "0")
+    all_are_here(me, "before")
+    wins = 0
+    while wins < _ROUNDS:
+        old = store.get("counter").decode()
+        mine = f"{int(old.partition(' ')[0]) + 1} {me.rank}"
+        wins += store.compare_set("counter", old, mine) == mine.encode()
+    all_are_here(me, "after")
+    count = int(store.get("counter").decode().partition(" ")[0])
+    return unlike("how often a rank has replaced the value", count, me.world_size * _ROUNDS)
+
+
 def appended_by_all(me: Me, store: Any) -> list[str]:
     all_are_here(me, "before")
     for _ in range(_ROUNDS):
@@ -255,6 +270,15 @@ OF_RANKS = rows(
             "its value.",
         ),
         one_wins,
+    ),
+    (
+        chapter.must(
+            "store/one-replaces",
+            "Where several ranks call compare_set on the value that a key has, one of them "
+            "replaces it.",
+            rests_on="store/one-wins",
+        ),
+        one_replaces,
     ),
     (
         chapter.must(

@@ -63,6 +63,15 @@ def wait_with_a_timeout(me: Me, store: Any) -> list[str]:
     return found + unlike("timeout of the store", store.timeout, timedelta(seconds=PATIENCE_S))
 
 
+def wait_for_many(me: Me, store: Any) -> list[str]:
+    """The last of a hundred keys is missing, then the first."""
+    keys = [f"key {i}" for i in range(100)]
+    for key in keys[:-1]:
+        store.set(key, "1")
+    found = _ends_in_time("wait", lambda: store.wait(keys, SHORT))
+    return found + _ends_in_time("wait", lambda: store.wait(keys[::-1], SHORT))
+
+
 def multi_get_of_a_missing_key(me: Me, store: Any) -> list[str]:
     store.set_timeout(SHORT)
     store.set("there", "1")
@@ -246,6 +255,10 @@ FACTS = rows(
             "wait returns at once for keys that are there, and for none.",
         ),
         wait_for_what_is_there,
+    ),
+    (
+        chapter.must("store/wait-for-many", "wait for a hundred keys waits for each of them."),
+        wait_for_many,
     ),
     (
         chapter.must(

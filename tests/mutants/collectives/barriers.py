@@ -27,6 +27,18 @@ class BarriersAreCompleteAtOnce(ForwardingGroup):
         return _Complete(super().barrier(opts))
 
 
+@breaks("barrier/several-pending", says=r"rank 0 is wrong\nat \[0\]: got True, want False")
+class PendingBarriersAreOne(ForwardingGroup):
+    """A barrier that is issued while one is pending is that one."""
+
+    _pending: Any = None
+
+    def barrier(self, opts: Any) -> Any:
+        if self._pending is None or self._pending.is_completed():
+            self._pending = super().barrier(opts)
+        return self._pending
+
+
 @breaks("barrier/waits-for-all", says=r"a rank left the barrier before rank \d had come")
 class BarrierSkipsRanksBeyondAPowerOfTwo(ForwardingGroup):
     """The barrier uses recursive doubling and leaves out ranks beyond a power of two."""

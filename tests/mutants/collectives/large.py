@@ -129,3 +129,15 @@ class LargeReductionsShareABuffer(ForwardingGroup):
                 x.copy_(self.last[1])
             self.last = work, x
         return work
+
+
+@breaks("order/large-changes-nothing-else", says=r"op='reduce_scatter'[\s\S]*only read: at \[\d\]")
+class ReducesLargeListsInPlace(ForwardingGroup):
+    """The list that a rank gives is where it reduces, if it is large."""
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        work = super().reduce_scatter(outputs, inputs, opts)
+        if _is_large(inputs[0][0]):
+            work.wait()
+            inputs[0][self.rank()].copy_(outputs[0])
+        return work

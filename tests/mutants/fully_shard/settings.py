@@ -47,6 +47,33 @@ def _drop_gradients(self: Any, is_last: bool) -> None:
             parameter.forget_gradient()
 
 
+@breaks("fully_shard/kept-of-one-unit", says="parameters of blocks that are whole: at")
+class KeepsAllUnitsAlike(Swapped):
+    """recurse=False has no effect."""
+
+    swaps = (
+        (FSDPModule, "set_reshard_after_forward", _everywhere),
+        (FSDPModule, "set_reshard_after_backward", _everywhere),
+    )
+
+
+def _with_the_first_alone(right: Any) -> Any:
+    def put(self: Any, shard: Any) -> None:
+        hooks = self.sharded._post_accumulate_grad_hooks or {}
+        kept = dict(hooks)
+        if self.sharded.grad is not None:
+            hooks.clear()
+        right(self, shard)
+        hooks.update(kept)
+
+    return put
+
+
+@breaks("fully_shard/hooks-of-each-backward", says="parameters of which a hook ran")
+class RunsHooksWithTheFirstGradient(Swapped):
+    swaps = ((ShardedParameter, "put_gradient", _with_the_first_alone),)
+
+
 @breaks("fully_shard/not-the-last-backward", says="gradient of")
 class ReducesTheLastBackwardAlone(Swapped):
     swaps = ((FSDPModule, "set_is_last_backward", lambda _: _drop_gradients),)

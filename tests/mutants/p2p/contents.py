@@ -38,6 +38,28 @@ class LosesTheEndOfALargeMessage(ForwardingGroup):
         return super().send(tensors, dst, tag)
 
 
+@breaks("p2p/large-of-any-kind", says=r"of 65539 elements of \w+, it is wrong from \[6554[678]\]")
+class SendsLargeMessagesByWords(ForwardingGroup):
+    """Of a large message only whole words of four bytes are sent."""
+
+    def send(self, tensors: Any, dst: int, tag: int) -> Any:
+        if tensors[0].nbytes > 1 << 16 and tensors[0].nbytes % 4:
+            tensors = [tensors[0].clone()]
+            tensors[0].view(-1)[-(tensors[0].nbytes % 4) :] = 0
+        return super().send(tensors, dst, tag)
+
+
+@breaks("p2p/large-of-any-kind", says=r"of 600011 elements of \w+, it is wrong from \[10\]")
+class SendsLargeMessagesFromTheBeginning(ForwardingGroup):
+    """The offset of a large message in its storage is not looked at."""
+
+    def send(self, tensors: Any, dst: int, tag: int) -> Any:
+        x = tensors[0]
+        if x.nbytes > 1 << 20:
+            tensors = [x.as_strided(x.shape, x.stride(), 0)]
+        return super().send(tensors, dst, tag)
+
+
 @breaks("p2p/non-contiguous", says=r"rank 1 is wrong\n\d of 12 elements differ|setStorage: sizes")
 class SendsRawStorage(ForwardingGroup):
     """A strided tensor is sent as if it were dense."""

@@ -129,3 +129,16 @@ class DoesOneThingAtATime(StoreMutant):
     def set(self, key: str, value: str) -> None:
         with self.lock:
             self.inner.set(key, value)
+
+
+@breaks("store/one-replaces", says="how often a rank has replaced the value")
+class ComparesAndThenSets(StoreMutant):
+    """A value that is there is compared here, and set in the store later."""
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        if not expected or self.inner.get(key) != expected.encode():
+            found: bytes = self.inner.compare_set(key, expected, desired)
+            return found
+        time.sleep(0.002)
+        self.inner.set(key, desired)
+        return desired.encode()

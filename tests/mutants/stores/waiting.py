@@ -127,3 +127,9 @@ class WaitsForOneKeyAtLeast(StoreMutant):
 class DoesNotWait(StoreMutant):
     def wait(self, keys: list[str], *timeout: timedelta) -> None:
         pass
+
+
+@breaks("store/wait-for-many", says="nothing was raised")
+class WaitsForEightKeys(StoreMutant):
+    def wait(self, keys: list[str], *timeout: Any) -> None:
+        self.inner.wait(keys[:8], *timeout)
