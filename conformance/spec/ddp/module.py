@@ -50,6 +50,37 @@ def test_a_state_knows_its_versions(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(versions), want=(want, True), what="metadata")
 
 
+def wrapped_midway(me: Me) -> tuple[list[bool], bool, bool]:
+    """Modes, whether the next random number is the same, and whether the gradients are."""
+    module = Layered().to(me.device)
+    module.train()
+    module.norm.eval()
+    grads = [torch.full_like(param, me.rank + 1.0) for param in module.parameters()]
+    for param, grad in zip(module.parameters(), grads, strict=True):
+        param.grad = grad.clone()
+    torch.manual_seed(7)
+    want = torch.rand(3)
+    torch.manual_seed(7)
+    me.ddp(module)
+    same_numbers = torch.equal(torch.rand(3), want)
+    now = [param.grad for param in module.parameters()]
+    same = all(g is not None and torch.equal(g, old) for g, old in zip(now, grads, strict=True))
+    return [part.training for part in module.modules()], same_numbers, same
+
+
+@chapter.must(
+    "ddp/wrapping-midway",
+    "Wrapping changes neither the modes of modules, nor the random numbers that come next, nor "
+    "gradients that are there.",
+    source="derived: a model may be wrapped in the middle of its training",
+    rests_on="ddp/initial-state",
+)
+@world_sizes(2)
+def test_wrapping_changes_nothing_else(ranks: Ranks) -> None:
+    want = ([True, True, False], True, True)
+    assert_same_on_all_ranks(ranks.run(wrapped_midway), want=want, what="modes, numbers, grads")
+
+
 def modes(me: Me) -> list[Any]:
     """For each way to set the mode: whether the wrapper came back, its mode, and the module's."""
     model = me.ddp(Layered().to(me.device))

@@ -52,6 +52,7 @@ def make_output(kind: str, a: Tensor, b: Tensor) -> Any:
         "dict": {"a": a, "b": {"c": b}},
         "ordered": OrderedDict(z=a, a=b),
         "dataclass": Result(a, [b], "name"),
+        "optional": (a, None, b),
         "mixed": ({"a": [a, None, 3]}, (b, "text")),
         "none": None,
     }
@@ -89,7 +90,10 @@ def returned(me: Me, kind: str, options: Options) -> tuple[str, Any]:
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(
     "kind",
-    ["tensor", "tuple", "namedtuple", "list", "dict", "ordered", "dataclass", "mixed", "none"],
+    [
+        *("tensor", "tuple", "namedtuple", "list", "dict", "ordered", "dataclass", "optional"),
+        *("mixed", "none"),
+    ],
 )
 def test_outputs_come_back(ranks: Ranks, kind: str, options: Options) -> None:
     want = Recipe(Returning, (kind,))()(torch.ones(1, WIDTH, dtype=torch.float64))

@@ -112,7 +112,26 @@ def buffers(me: Me) -> list[str]:
     return unlike("buffer", str(model.seen["buffer"]), str(FLOAT32))
 
 
+def accumulates(me: Me) -> list[str]:
+    """256, 1 and 1, which bfloat16 cannot add to 258, of backwards the last of which reduces."""
+    model: Any = nn.Linear(1, me.world_size, bias=False).to(me.device)
+    policy = MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=FLOAT32)
+    model = me.fully_shard(model, mesh=mesh_of(me), mp_policy=policy)
+    for number, value in enumerate((256.0, 1.0, 1.0)):
+        model.set_requires_gradient_sync(number == 2)
+        model(torch.full((1, 1), value, device=me.device)).sum().backward()
+    return unlike("gradient", model.weight.grad.to_local().cpu(), torch.full((1, 1), 258.0))
+
+
 DTYPES = rows(
+    (
+        chapter.must(
+            "fully_shard/accumulation-dtype",
+            "Gradients that are not reduced yet add up in the reduce_dtype.",
+            source="torch 2.13, FSDPParam.to_accumulated_grad_if_needed",
+        ),
+        accumulates,
+    ),
     (
         chapter.must(
             "fully_shard/param-dtype",

@@ -72,6 +72,10 @@ def no_number(me: Me) -> None:
     of_linear(me, reshard_after_forward="yes")
 
 
+def no_bool(me: Me) -> None:
+    of_linear(me).set_reshard_after_forward(1)
+
+
 def columns(param: nn.Parameter) -> Shard:
     return Shard(param.ndim - 1)
 
@@ -206,6 +210,13 @@ REFUSALS = rows(
             "A reshard_after_forward that is neither a bool nor an int is refused.",
         ),
         Refusal(no_number, ValueError, "should be a bool or an int"),
+    ),
+    (
+        chapter.must(
+            "fully_shard/no-bool",
+            "set_reshard_after_forward takes a bool; an int is refused.",
+        ),
+        Refusal(no_bool, ValueError, "should be a bool, got"),
     ),
     (
         chapter.must(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from impl.ddp.wrapper.api import DistributedDataParallel
 from tests.mutants.ddp.kit import DDPMutant, swap
 from tests.mutants.kit import breaks
@@ -16,6 +18,32 @@ class TrainReturnsTheModule(DDPMutant):
         "train",
         lambda right: lambda self, mode=True: right(self, mode).module,
     )
+
+
+def _after(change: Any) -> Any:
+    def make(right: Any) -> Any:
+        def init(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+            right(self, module, *args, **kwargs)
+            change(module)
+
+        return init
+
+    return swap(DistributedDataParallel, "__init__", make)
+
+
+@breaks("ddp/wrapping-midway", says=r"modes, numbers, grads[\s\S]*at \[0\]")
+class WrappingBeginsTraining(DDPMutant):
+    patched = _after(lambda module: module.train())
+
+
+@breaks("ddp/wrapping-midway", says=r"modes, numbers, grads[\s\S]*at \[1\]")
+class WrappingSeeds(DDPMutant):
+    patched = _after(lambda _: torch.manual_seed(0))
+
+
+@breaks("ddp/wrapping-midway", says=r"modes, numbers, grads[\s\S]*at \[2\]")
+class WrappingClearsGradients(DDPMutant):
+    patched = _after(lambda module: module.zero_grad())
 
 
 @breaks("ddp/state-dict-metadata", says="metadata: rank 0 is wrong")

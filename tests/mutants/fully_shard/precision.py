@@ -28,6 +28,15 @@ class ConvertsTheModule(Swapped):
     swaps = (fully_shard_then(_low),)
 
 
+def _as_it_is(self: Any) -> None:
+    """Nothing is converted, so autograd adds to it in its own dtype."""
+
+
+@breaks("fully_shard/accumulation-dtype", says="gradient: 1 of 1 elements differ")
+class AccumulatesInTheDtypeOfComputation(Swapped):
+    swaps = ((ShardedParameter, "keep_for_later", lambda _: _as_it_is),)
+
+
 def _positional(self: Any, args: Any, kwargs: Any) -> Any:
     return state._cast(args, self._policy.param_dtype or torch.float32), kwargs
 

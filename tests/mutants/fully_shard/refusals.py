@@ -32,6 +32,7 @@ def _quiet(right: Any) -> Any:
 @breaks("fully_shard/unnamed-replicas", says="nothing was raised")
 @breaks("fully_shard/no-divisor", says="nothing was raised")
 @breaks("fully_shard/no-number", says="nothing was raised")
+@breaks("fully_shard/no-bool", says="nothing was raised")
 @breaks("fully_shard/uneven-columns", says="nothing was raised")
 @breaks("fully_shard/missing-dimension", says="nothing was raised")
 @breaks("fully_shard/deepcopy", says="nothing was raised")
@@ -55,5 +56,6 @@ class RefusesNothing(Swapped):
         (FSDPModule, "__deepcopy__", _quiet),
         (FSDPModule, "set_modules_to_forward_prefetch", _quiet),
         (FSDPModule, "set_reduce_scatter_max_input_buffers", _quiet),
+        (FSDPModule, "set_reshard_after_forward", _quiet),
         (FSDPModule, "reset_iter_state", _quiet),
     )
