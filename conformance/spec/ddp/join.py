@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -450,6 +451,36 @@ def test_steps_after_join(ranks: Ranks) -> None:
     got = ranks.run_each(epochs, [([1, 3],), ([3, 2],)])
     want = [torch.full((1, WIDTH), 2.0, dtype=torch.float64)] * 4
     assert_same_on_all_ranks(got, want, what="gradients after join()")
+
+
+def divided(me: Me, by_initial: Sequence[bool]) -> list[float]:
+    """A gradient of the last step of each join(), in which rank 1 is alone."""
+    module = nn.Linear(WIDTH, 1, bias=False).double().to(me.device)
+    model = me.ddp(module)
+    x = torch.full((1, WIDTH), 1.0 + 2 * me.rank, dtype=torch.float64, device=me.device)
+    seen = []
+    for initial in by_initial:
+        with model.join(divide_by_initial_world_size=initial):
+            for _ in range(1 + me.rank):
+                model.zero_grad()
+                model(x).sum().backward()
+        assert module.weight.grad is not None
+        seen.append(module.weight.grad[0, 0].item())
+    return seen
+
+
+@chapter.must(
+    "ddp/join/another-division",
+    "Each join() divides as its own divide_by_initial_world_size says, whatever one before said.",
+    source=f"{DOCS}, join",
+    rests_on=("ddp/join/uneven-inputs", "ddp/join/effective-world-size"),
+)
+@world_sizes(2)
+@pytest.mark.parametrize("first", [True, False], ids=["initial first", "effective first"])
+def test_joins_that_divide_otherwise(ranks: Ranks, first: bool) -> None:
+    alone = ranks.run(divided, [first, not first])[1]
+    want = [1.5, 3.0] if first else [3.0, 1.5]
+    assert_that(alone == want, f"gradients of steps alone: {alone}, want {want}", 1)
 
 
 def join_in_a_group(me: Me, lengths: list[int]) -> tuple[int, float] | None:

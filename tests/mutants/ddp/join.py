@@ -183,3 +183,16 @@ class JoinedRanksHaveNoHook(DDPMutant):
             self.reducer._run_allreduce_hook(bucket).wait()
 
     patched = instead(JoinParticipant, "_match_all_reduce_for_bwd_pass", _match)
+
+
+@breaks("ddp/join/another-division", says="gradients of steps alone")
+class DividesAsTheFirstJoinDid(DDPMutant):
+    @staticmethod
+    def _join(right: Any) -> Any:
+        def join(self: Any, divide_by_initial_world_size: bool = True, *args: Any) -> Any:
+            first = self.__dict__.setdefault("_first_division", divide_by_initial_world_size)
+            return right(self, first, *args)
+
+        return join
+
+    patched = swap(DistributedDataParallel, "join", _join)
