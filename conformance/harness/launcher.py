@@ -165,7 +165,7 @@ def launch(launcher: str, command: Sequence[str]) -> int:
                 env={**os.environ, _LAUNCHED: told.name},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # a terminal's Ctrl-C does not reach it
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent,
             )
         except OSError as error:
             raise LauncherError(f"launch: {words[0]}: {error.strerror}") from error
@@ -178,7 +178,7 @@ _libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Have the kernel send SIGTERM when the process that has started this one is killed."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 

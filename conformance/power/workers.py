@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from conformance.catalogue.chapters import chapter_files
+from conformance.harness.launcher import end_with_parent
 from conformance.harness.pool import SHARED_POOL
 from conformance.power.judging import (
     Judged,
@@ -86,6 +87,10 @@ def _until_all_end(workers: Sequence[Any], done: Any) -> Iterator[Any]:
 
 def _work(do: _Do, share: Any, run: Run, done: Any) -> None:
     """In a process of its own, with one pool of ranks for all."""
+    end_with_parent()
+    parent = multiprocessing.parent_process()
+    if parent is None or os.getppid() != parent.pid:
+        return  # it was killed before the line above
     begin_in_this_process()
     owner = object()
     SHARED_POOL.acquire(owner)

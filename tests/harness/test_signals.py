@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -121,4 +122,18 @@ def test_no_rank_outlives_a_parent_that_is_killed(
     run = interrupt(outside, signal.SIGKILL, *args)
     assert run.exit_status == -signal.SIGKILL
     assert run.certificate is None
+    assert outside.left_over() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["ended", "killed"])
+def test_no_worker_outlives_a_measurement_of_power(
+    outside: Outside, number: signal.Signals
+) -> None:
+    command = [sys.executable, "-m", "conformance", "power", "--control", "--workers", "2"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+        children = Path(f"/proc/{run.pid}/task/{run.pid}/children")
+        while len(children.read_text().split()) < 3:  # two, and what tracks their resources
+            time.sleep(0.05)
+        run.send_signal(number)
+        assert run.wait() == -number
     assert outside.left_over() == []
