@@ -63,7 +63,9 @@ _LOAD_S = 30.0
 _POLL_S = 0.5
 _PROOF_DEADLINE_S = 10.0
 _LOOPBACK_WAIT_S = 5.0
-_NUMBERS = re.compile(r"\d+|(?<=/sem\.)\w+")  # also the random names of semaphores
+# Of what is left, this differs from one time to the next: names of shared memory may be random.
+_NUMBERS = re.compile(r"\d+|(?<=/sem\.)\w+|(?<=shared memory )\S+")
+_PLURALS = re.compile(r"(?<=descriptor)s| \(\d+ mappings\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ class Leak:
     @property
     def kind(self) -> str:
         """What it is, whichever of its kind it is."""
-        return _NUMBERS.sub("N", self.what)
+        return _NUMBERS.sub("N", _PLURALS.sub("", self.what))
 
     def __str__(self) -> str:
         text = f"rank {self.rank} left behind: {self.what}"

@@ -19,7 +19,7 @@ import pytest
 from conformance.harness import leaks
 from conformance.harness.leaks import Holdings, _difference, find_leaks, still_alive, take_census
 from conformance.harness.me import Me
-from conformance.harness.pool import Pool, WorldSpec
+from conformance.harness.pool import Leak, Pool, WorldSpec
 from conformance.harness.ranks import Ranks
 from conformance.target import load_target
 
@@ -208,6 +208,20 @@ def test_a_world_that_leaves_something_does_not_make_all_else_a_leak(
     leaks, same_process = left_in_two_worlds(tmp_path, "more_in_the_first_two_worlds")
     assert leaks == ["rank 0 left behind: thread 'early'"]
     assert not same_process
+
+
+@pytest.mark.parametrize(
+    ("first", "again"),
+    [
+        ("2 descriptors of pipe", "1 descriptor of pipe"),
+        ("shared memory /dev/shm/psm_1fa (2 mappings)", "shared memory /dev/shm/psm_c07"),
+        ("native thread 'io-1'", "native thread 'io-12'"),
+        ("process 12: sleep 1", "process 345: sleep 1"),
+    ],
+)
+def test_the_same_is_left_again_under_other_numbers_and_names(first: str, again: str) -> None:
+    assert Leak(0, first).kind == Leak(1, again).kind
+    assert Leak(0, first).kind != Leak(0, "3 descriptors of socket").kind
 
 
 @pytest.mark.parametrize("excused", [False, True])
