@@ -8,7 +8,7 @@ import time
 import hypothesis
 import pytest
 
-from conformance.session.items import SEED, SETTINGS, is_drawn
+from conformance.session.items import SEED, SETTINGS, arguments_of, is_drawn
 
 _ROUNDS = "conformance-rounds"
 
@@ -23,11 +23,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     fuzz_s, first = settings.fuzz_s, settings.seed
     if not is_drawn(pyfuncitem) or (fuzz_s is None and first is None):
         return None
-    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     until = time.monotonic() + (fuzz_s or 0.0) * _share(pyfuncitem)
     for seed in itertools.count(first or 0):
         pyfuncitem.stash[SEED] = seed
-        hypothesis.seed(seed)(case)(**arguments)
+        hypothesis.seed(seed)(case)(**arguments_of(pyfuncitem))
         if time.monotonic() >= until:
             break
     pyfuncitem.user_properties.append((_ROUNDS, str(seed - (first or 0) + 1)))

@@ -40,6 +40,7 @@ from conformance.session.items import (
     TAINT,
     TEMPORARY,
     WORLD,
+    arguments_of,
     is_drawn,
     judgement_of,
     smallest_example,
@@ -149,7 +150,7 @@ def _is_held_against_the_target(item: pytest.Item, error: BaseException) -> bool
 
 def _run_afresh(item: pytest.Function, world: Ranks) -> None:
     world.start_afresh()
-    arguments = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
+    arguments = arguments_of(item)
     if "tmp_path" in arguments:  # where the first run has left its files
         arguments["tmp_path"] = item.stash[TEMPORARY].mktemp("again")
     with unshrunk(item.obj):

@@ -50,6 +50,11 @@ def is_drawn(item: pytest.Item) -> bool:
     return bool(getattr(item.obj, "is_hypothesis_test", False))  # type: ignore[attr-defined]  # Function has it
 
 
+def arguments_of(item: pytest.Function) -> dict[str, object]:
+    """What pytest calls the case with: its fixtures and parameters."""
+    return {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
+
+
 def smallest_example(item: pytest.Item) -> list[object]:
     """All that Hypothesis drew for the last example of a case that failed."""
     world = item.stash.get(WORLD, None)

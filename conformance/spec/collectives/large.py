@@ -128,11 +128,19 @@ def test_large_views(ranks: Ranks, op: str, data: st.DataObject) -> None:
 
 
 def check(ranks: Ranks, op: str, data: st.DataObject, layouts: st.SearchStrategy[Layout]) -> None:
+    call, placed = drawn(ranks, op, data, layouts)
+    assert_taken(call, ranks.run_each(taken_by, [(call, placement) for placement in placed]))
+
+
+def drawn(
+    ranks: Ranks, op: str, data: st.DataObject, layouts: st.SearchStrategy[Layout]
+) -> tuple[Call, list[Placement]]:
+    """A call of large tensors, and where they lie on each rank."""
     n = ranks.world_size
     small = data.draw(calls(op, ranks.target, n), label="call, but for its shape")
     call = replace(small, shape=data.draw(large_shapes, label="shape"))
-    kinds = data.draw(st.lists(placements(layouts), min_size=n, max_size=n), label="placements")
-    assert_taken(call, ranks.run_each(taken_by, [(call, placement) for placement in kinds]))
+    placed = st.lists(placements(layouts), min_size=n, max_size=n)
+    return call, data.draw(placed, label="placements")
 
 
 @chapter.must(
@@ -147,11 +155,8 @@ def check(ranks: Ranks, op: str, data: st.DataObject, layouts: st.SearchStrategy
 @given(data=st.data())
 @settings(max_examples=4)
 def test_any_large_call_changes_nothing_else(ranks: Ranks, op: str, data: st.DataObject) -> None:
-    n = ranks.world_size
-    small = data.draw(calls(op, ranks.target, n), label="call, but for its shape")
-    call = replace(small, shape=data.draw(large_shapes, label="shape"))
-    kinds = data.draw(st.lists(placements(offsets), min_size=n, max_size=n), label="placements")
-    for rank, changed in enumerate(ranks.run_each(what_else_changed, [(call, p) for p in kinds])):
+    call, placed = drawn(ranks, op, data, offsets)
+    for rank, changed in enumerate(ranks.run_each(what_else_changed, [(call, p) for p in placed])):
         assert_that(not changed, f"{call}: rank {rank} changed {changed}", rank)
 
 

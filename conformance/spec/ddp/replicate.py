@@ -55,6 +55,10 @@ def loss(model: nn.Module, me: Me, rank: int, step: int = 0) -> Tensor:
     return found
 
 
+def values(model: nn.Module) -> list[Tensor]:
+    return data_of(list(model.parameters()))
+
+
 def gradients(model: nn.Module) -> list[Tensor | None]:
     return [None if p.grad is None else p.grad.clone().cpu() for p in model.parameters()]
 
@@ -69,7 +73,7 @@ def mean_of(me: Me, model: nn.Module, members: Sequence[int], step: int = 0) -> 
     return [sum(g / len(members) for g in same) for same in zip(*found, strict=True)]
 
 
-def everybody(me: Me) -> range:
+def all_ranks(me: Me) -> range:
     return range(me.world_size)
 
 
@@ -81,8 +85,7 @@ def starts_as_rank_0(me: Me) -> list[str]:
     model = replicate(net(me, seed=me.rank))
     with torch.no_grad():
         loss(model, me, me.rank)
-    want = net(me, seed=0)
-    return about("parameters", data_of(list(model.parameters())), data_of(list(want.parameters())))
+    return about("parameters", values(model), values(net(me, seed=0)))
 
 
 def trains(me: Me) -> list[str]:
@@ -92,14 +95,10 @@ def trains(me: Me) -> list[str]:
         optimizer.zero_grad()
         backward(model, me, step)
         optimizer.step()
-        mean = mean_of(me, bare, everybody(me), step)
+        mean = mean_of(me, bare, all_ranks(me), step)
         for param, grad in zip(bare.parameters(), mean, strict=True):
             param.data -= RATE * grad.to(param.device)
-    return about(
-        "parameters after steps",
-        data_of(list(model.parameters())),
-        data_of(list(bare.parameters())),
-    )
+    return about("parameters after steps", values(model), values(bare))
 
 
 def accumulates(me: Me) -> list[str]:
@@ -111,7 +110,7 @@ def accumulates(me: Me) -> list[str]:
     found = about("gradients of this rank alone", gradients(model), own)
     model.set_requires_gradient_sync(True)
     backward(model, me, 1)
-    both = zip(*(mean_of(me, bare, everybody(me), step) for step in range(2)), strict=True)
+    both = zip(*(mean_of(me, bare, all_ranks(me), step) for step in range(2)), strict=True)
     return found + about("gradients of both", gradients(model), [a + b for a, b in both])
 
 
@@ -120,7 +119,7 @@ def leaves_ignored_modules_alone(me: Me) -> list[str]:
     bare = copy.deepcopy(whole)
     model = replicate(whole, ignored_modules=[whole.second])
     backward(model, me)
-    mean, own = mean_of(me, bare, everybody(me)), mean_of(me, bare, [me.rank])
+    mean, own = mean_of(me, bare, all_ranks(me)), mean_of(me, bare, [me.rank])
     return about("gradients", gradients(model), [*mean[:2], *own[2:]])
 
 
@@ -175,7 +174,7 @@ def works_in_parts(me: Me) -> list[str]:
     for part in (whole.first, whole.second):
         replicate(part)
     backward(whole, me)
-    return about("gradients", gradients(whole), mean_of(me, bare, everybody(me)))
+    return about("gradients", gradients(whole), mean_of(me, bare, all_ranks(me)))
 
 
 def takes_a_group(me: Me) -> list[str]:

@@ -62,14 +62,14 @@ def large_views(me: Me, name: str) -> list[str]:
     found = []
     for numel in _LARGE:
         index = torch.arange(numel + 2 * _BEFORE) % (2 if name == "bool" else 101)
-        whole = index.to(getattr(torch, name)).to(me.device)
         if me.rank == 0:
+            whole = index.to(getattr(torch, name)).to(me.device)
             dist.send(whole[_BEFORE:-_BEFORE], 1)
             continue
-        got = torch.zeros_like(whole)
+        got = torch.zeros(len(index), dtype=getattr(torch, name)).to(me.device)
         dist.recv(got[_BEFORE:-_BEFORE], 0)
-        whole[:_BEFORE] = whole[-_BEFORE:] = 0
-        as_bytes = [x.cpu().view(torch.uint8).view(len(x), -1) for x in (got, whole)]
+        index[:_BEFORE] = index[-_BEFORE:] = 0
+        as_bytes = [x.view(torch.uint8).view(len(x), -1) for x in (got.cpu(), index.to(got.dtype))]
         if wrong := (as_bytes[0] != as_bytes[1]).any(1).nonzero().flatten()[:1].tolist():
             found.append(f"of {numel} elements of {name}, it is wrong from {wrong} on")
     return found
