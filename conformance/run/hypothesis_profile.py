@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis.errors import InvalidArgument
 
 PROFILE = "conformance"
 
@@ -20,8 +23,14 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
+# What Hypothesis loads by itself: on CI, which it knows by its environment, not "default".
+_UNCHOSEN = [settings.get_profile("default")]
+with contextlib.suppress(InvalidArgument):  # older ones have no such profile
+    _UNCHOSEN.append(settings.get_profile("ci"))
+
 
 def use_unless_chosen() -> None:
     """Load the profile if the user has chosen none."""
-    if settings.get_current_profile_name() == "default":
+    current = settings.get_profile(settings.get_current_profile_name())
+    if any(current is profile for profile in _UNCHOSEN):
         settings.load_profile(PROFILE)

@@ -17,13 +17,22 @@ def _profile_of_these_tests() -> Iterator[None]:
     settings.load_profile(before)
 
 
-def test_the_suites_own_unless_the_user_chose_one() -> None:
-    settings.load_profile("default")
+@pytest.mark.parametrize("unchosen", ["default", "ci"])
+def test_the_suites_own_instead_of_what_hypothesis_loads_by_itself(unchosen: str) -> None:
+    settings.load_profile(unchosen)
     use_unless_chosen()
     assert settings.get_current_profile_name() == PROFILE
-    settings.load_profile("tests")
+
+
+@pytest.mark.parametrize("chosen", ["tests", "ci"])
+def test_what_the_user_has_chosen_stays(chosen: str) -> None:
+    """Also if it has the name of one of Hypothesis's."""
+    before = settings.get_profile(chosen)
+    settings.register_profile(chosen, max_examples=7)
+    settings.load_profile(chosen)
     use_unless_chosen()
-    assert settings.get_current_profile_name() == "tests"
+    settings.register_profile(chosen, before)
+    assert settings.get_current_profile_name() == chosen
 
 
 def test_it_suits_functions_that_get_ranks_from_a_fixture() -> None:
