@@ -214,8 +214,12 @@ class TcpCore:
             exchange.begin_call(self.agreement.begin(call))
             if self.agreement.dispute is not None:
                 self.open_dispute()
+            # Who leaves from here on is known to have missed this call. See `link_closed`.
+            gone = [each for hub in self._hubs for each in hub.lost.values()]
         if self._interruption is not None:
             raise MessageFailed(self._interruption)
+        if gone:
+            raise MessageFailed(gone[0])
         everybody_talks = self._everybody_talks
         if not everybody_talks:
             yield from self._carry_out(Collective(SlotPrefix.BARRIER, self._barrier()), port)

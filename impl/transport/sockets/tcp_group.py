@@ -59,9 +59,6 @@ class TcpGroup(MessageGroup):
     # Collectives
 
     def _begin(self, collective: Collective, call: CallInfo) -> Iterator[Pending]:
-        for hub in self.hubs:
-            for gone in hub.lost.values():
-                raise self._explain(gone, call)
         return self._core.run(collective, call)
 
     def _waits_for(self) -> str:

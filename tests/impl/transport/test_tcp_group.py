@@ -1,10 +1,17 @@
-"""Very large groups of the authenticated mode, without sockets."""
+"""Groups of the authenticated mode, without sockets: how they end."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
 
+import pytest
+import torch
+
+from impl import errors
+from impl.transport.base import CallInfo
+from impl.transport.messages.frames import Opcode, frame_header
+from impl.transport.sockets.collectives import CollectiveBuilder
 from impl.transport.sockets.group import what_is_missing
 from impl.transport.sockets.loop import Timer, Timers
 from impl.transport.sockets.tcp_group import TcpGroup
@@ -13,10 +20,20 @@ from impl.transport.sockets.tcp_group import TcpGroup
 class StillLoop:
     """A loop in which no time passes."""
 
-    lock = contextlib.nullcontext()
-
     def __init__(self) -> None:
         self.timers = Timers()
+        self.before_lock: list[Callable[[], None]] = []  # what another thread does first, once
+
+    @property
+    def lock(self) -> contextlib.AbstractContextManager[None]:
+        return self
+
+    def __enter__(self) -> None:
+        while self.before_lock:
+            self.before_lock.pop()()
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
     def now(self) -> float:
         return 0.0
@@ -35,10 +52,15 @@ class StillLoop:
 
 
 class EndedStream:
-    """A connection whose other end is gone."""
+    """A connection whose other end is gone, after it had sent something."""
+
+    def __init__(self, sent: bytes = b"") -> None:
+        self.sent = sent
 
     def recv_into(self, memory: memoryview) -> int:
-        return 0
+        count = len(self.sent)
+        memory[:count], self.sent = self.sent, b""
+        return count
 
     def sendmsg(self, parts: Sequence[memoryview]) -> int:
         return sum(len(part) for part in parts)
@@ -57,6 +79,23 @@ def test_any_number_of_peers_may_vanish_at_once() -> None:
     links[0].on_readable()
     assert group.fate is not None
     assert "lost rank 1 of 2000" in group.fate.text
+
+
+@pytest.mark.parametrize("numel", [4, 100_000])  # eager, and announced first
+def test_a_rank_that_leaves_while_a_call_begins_is_missed(numel: int) -> None:
+    """A rank that has begun as many calls as this one may leave, but not be waited for."""
+    loop = StillLoop()
+    group = TcpGroup(0, 2, "dp", 1, loop)
+    link = group.hubs[0].attach(1, EndedStream(sent=frame_header(Opcode.FAREWELL, 0, 0)))
+
+    def leave() -> None:
+        link.on_readable()
+        link.on_readable()
+
+    loop.before_lock.append(leave)
+    broadcast = CollectiveBuilder(0, 2, group.plans).broadcast(torch.ones(numel), 0)
+    with pytest.raises(errors.PeerLost, match=r"lost rank 1 of 2 \(it has left the group\)"):
+        next(group.steps(broadcast, CallInfo("broadcast", 0, "", "")))
 
 
 def test_a_rank_of_which_something_is_missing_may_itself_wait() -> None:
