@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -42,6 +43,8 @@ _ALLOCATE_ONLY = frozenset(
     ["empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"]
 )
 _COPIES = frozenset(["copy_", "_to_copy", "_foreach_copy_"])
+_META = torch.device("meta")
+_PLAIN = (Tensor, nn.Parameter)
 
 
 class Interception(TorchDispatchMode):
@@ -60,6 +63,10 @@ class Interception(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if DTensor in types:
+            return NotImplemented  # it calls operators on what it is made of
+        if any(type_ not in _PLAIN for type_ in types):
+            return func(*args, **(kwargs or {}))  # only asks for shapes, as DTensors do
         return Operation(self._device, func, args, kwargs or {}).perform()
 
 
@@ -98,6 +105,8 @@ class Operation:
         if self._device.is_executing or self._name in _TOUCH_NOTHING or self._is_view():
             return self._now()
         tensors = list(_tensors((self._args, self._kwargs)))
+        if any(t.is_meta for t in tensors) or self._kwargs.get("device") == _META:
+            return self._now()
         if "sparse" in self._name or any(t.layout is not torch.strided for t in tensors):
             return self._with_sparse(tensors)
         with self._device.lock:
@@ -137,7 +146,9 @@ class Operation:
                 )
         results = self._now()
         for tensor in _tensors(results):
-            if tensor.layout is torch.strided and not self._device.memories.is_known(tensor):
+            if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+                continue
+            if not self._device.memories.is_known(tensor):
                 kind = PINNED if self._kwargs.get("pin_memory") else PAGEABLE
                 self._device.memories.add(tensor, kind, None)
         return results
