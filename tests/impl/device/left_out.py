@@ -62,11 +62,13 @@ def assert_right(seen: Seen, want: Seen) -> None:
         torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=False)
 
 
-_TRIES = 3  # the group's thread may let go of a tensor so late that it was safe by luck
+def not_missed(
+    programs: Mapping[str, Program], files: Iterable[str], tries: int = 3
+) -> tuple[int, list[str]]:
+    """How many places were left out in turn, and those that no program misses.
 
-
-def not_missed(programs: Mapping[str, Program], files: Iterable[str]) -> tuple[int, list[str]]:
-    """How many places were left out in turn, and those that no program misses."""
+    tries: a group's thread may let go of a tensor so late that it was safe by luck.
+    """
     runs = {name: as_it_is(program) for name, program in programs.items()}
     for name, seen in runs.items():
         assert seen.findings == [], f"{name}: {seen.findings}"
@@ -77,8 +79,7 @@ def not_missed(programs: Mapping[str, Program], files: Iterable[str]) -> tuple[i
     for site in sorted(sites, key=str):
         users = [name for name, seen in runs.items() if site in seen.sites]
         users.sort(key=lambda name: -missed_by[name])  # what found others is likely to find this
-        tries = users * _TRIES
-        finder = next((n for n in tries if _shows(programs[n], runs[n], site)), None)
+        finder = next((n for n in users * tries if _shows(programs[n], runs[n], site)), None)
         if finder is None:
             unmissed.append(str(site))
         else:
