@@ -12,7 +12,16 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import Tensor
 
-from conformance import Chapter, Me, Ranks, assert_each_rank, covers, needs, world_sizes
+from conformance import (
+    Chapter,
+    Me,
+    Ranks,
+    assert_each_rank,
+    assert_that,
+    covers,
+    needs,
+    world_sizes,
+)
 from conformance.oracle.collectives import (
     Buffers,
     Call,
@@ -222,6 +231,41 @@ def test_random_numbers_in_a_manager(ranks: Ranks, op: str) -> None:
 )
 def test_random_numbers_functionally(ranks: Ranks, way: Way, op: str) -> None:
     check(ranks, planned(ranks, op, dtypes=REAL), way)
+
+
+RANDOM = 4096  # numbers of a sum; the mean error of so many is at chance within 0.02 of a unit
+BIAS_MAX = 0.2  # in units in the last place of each sum; cutting off what is too fine gives 0.5
+
+
+def positive(rank: int, dtype: torch.dtype) -> Tensor:
+    """(RANDOM,), of [1, 2): what each rank adds."""
+    generator = torch.Generator().manual_seed(rank)
+    return (1 + torch.rand(RANDOM, generator=generator, dtype=torch.float64)).to(dtype)
+
+
+def summed(me: Me, dtype: torch.dtype) -> Tensor:
+    x = positive(me.rank, dtype).to(me.device)
+    dist.all_reduce(x)
+    return x.cpu()
+
+
+@chapter.should(
+    "reductions/unbiased",
+    "Sums of many floating-point numbers are on average neither too small nor too large: they are "
+    "rounded to the nearest number, and not cut off.",
+    source="IEEE 754: to nearest is the default rounding; torch.add rounds so in every dtype",
+    rests_on="all_reduce/rounding",
+)
+@pytest.mark.parametrize("dtype", dtypes("float16", "bfloat16", "float32"))
+@world_sizes(2, 3)
+def test_rounding_to_nearest(ranks: Ranks, dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    exact = torch.stack([positive(rank, kind).double() for rank in range(ranks.world_size)]).sum(0)
+    last_place = torch.finfo(kind).eps * exact.log2().floor().exp2()
+    for rank, got in enumerate(ranks.run(summed, kind)):
+        bias = ((got.double() - exact) / last_place).mean().item()
+        said = f"{dtype}: sums are {bias:+.2f} units in the last place off on average"
+        assert_that(abs(bias) <= BIAS_MAX, said, rank)
 
 
 def large_result(me: Me, call: Call) -> str:

@@ -25,6 +25,7 @@ from conformance.spec.fully_shard.recipes import (
     everywhere,
     gradients_of,
     mesh_over,
+    part_of,
     sharded,
     train,
     train_whole,
@@ -77,6 +78,26 @@ def unused_parameter(me: Me) -> list[str]:
     backward(me, model)
     found = unlike("gradient of an unused parameter", model.extra.grad, None)
     return found + scaled(me, model, 1.0)
+
+
+def used_before(me: Me) -> list[str]:
+    """In the first of two backwards, of which the second one is reduced."""
+    model = sharded(me, Recipe(), skipping_network(me))
+    model.set_requires_gradient_sync(False)
+    backward(me, model)
+    model.set_requires_gradient_sync(True)
+    model.blocks[0].skips = True
+    backward(me, model, 1)
+    bare = skipping_network(me)
+    for number in (0, 1):
+        bare.blocks[0].skips = number == 1
+        for rank in range(me.world_size):
+            (NET.loss(bare, rank, number, me.device) / me.world_size).backward()
+    want = part_of(bare.blocks[0].up.weight.grad, me.world_size, me.rank)
+    got = gradients_of(model)["blocks.0.up.weight"]
+    if got is None or not torch.allclose(got, want, rtol=1e-7, atol=1e-10):
+        return [f"gradient of blocks.0.up.weight: got {got}, want {want}"]
+    return []
 
 
 def unused_on_a_rank(me: Me) -> list[str]:
@@ -147,6 +168,14 @@ USES = rows(
             source="torch 2.13, FSDPParamGroup.post_backward",
         ),
         unused_parameter,
+    ),
+    (
+        chapter.must(
+            "fully_shard/unused-in-the-last-backward",
+            "A unit that only the earlier backwards of an accumulation have used gets the mean of "
+            "their gradients.",
+        ),
+        used_before,
     ),
     (
         chapter.must(

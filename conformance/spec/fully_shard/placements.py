@@ -175,6 +175,15 @@ def added_later(me: Me) -> list[str]:
         return found[:1]
 
 
+def added_above(me: Me) -> list[str]:
+    """The root's gradients alone are not added up."""
+    with replica_groups(me, 2) as groups:
+        model = sharded(me, Recipe(), mesh=mesh_over(me, *groups, sizes=(2, 2)))
+        model.set_requires_all_reduce(False, recurse=False)
+        NET.loss(model, me.rank, 0, me.device).backward()
+        return unlike("all-reduces of two blocks and a root", len(groups[0].take()), 2)
+
+
 OVER_REPLICAS = rows(
     (
         chapter.must(
@@ -210,6 +219,15 @@ OVER_REPLICAS = rows(
             needs=REPLICAS,
         ),
         added_later,
+    ),
+    (
+        chapter.must(
+            "fully_shard/all-reduce-of-one-unit",
+            "With recurse=False, set_requires_all_reduce is about the module's own unit alone.",
+            source="torch 2.13 docs, FSDPModule, set_requires_all_reduce",
+            needs=REPLICAS,
+        ),
+        added_above,
     ),
 )
 

@@ -37,6 +37,11 @@ def two_in_forward(blocks: Any) -> None:
     blocks[0].set_modules_to_forward_prefetch([blocks[1], blocks[2]])
 
 
+def another_choice_in_forward(blocks: Any) -> None:
+    two_in_forward(blocks)
+    blocks[0].set_modules_to_forward_prefetch([blocks[1]])
+
+
 def two_in_backward(blocks: Any) -> None:
     blocks[2].set_modules_to_backward_prefetch([blocks[1], blocks[0]])
 
@@ -105,6 +110,13 @@ ORDERS = rows(
             "Several modules may be prefetched in a forward, in the order in which they are named.",
         ),
         (two_in_forward, "gggg012", None),
+    ),
+    (
+        chapter.must(
+            "fully_shard/forward-prefetch-anew",
+            "What set_modules_to_forward_prefetch names replaces what it has named before.",
+        ),
+        (another_choice_in_forward, "ggg01g2", None),
     ),
     (
         chapter.must(

@@ -91,6 +91,17 @@ def loaded(me: Me) -> list[str]:
     return unlike("loaded shards", shards_of(other), shards_of(model))
 
 
+def loaded_when_whole(me: Me) -> list[str]:
+    """A forward without a backward has left the root whole."""
+    model, _ = trained(me)
+    other = sharded(me, Recipe(), NET.make(1, device=me.device))
+    with torch.no_grad():
+        NET.loss(other, me.rank, 0, me.device)
+    other.load_state_dict(model.state_dict())
+    losses = [NET.loss(m, me.rank, 3, me.device).detach() for m in (other, model)]
+    return unlike("loss", *losses) + unlike("shards", shards_of(other), shards_of(model))
+
+
 def assigned(me: Me) -> list[str]:
     """As a model that was made on the meta device loads its values."""
     model, _ = trained(me)
@@ -227,6 +238,13 @@ STATES = rows(
             "A model loads the state dict of another sharded one.",
         ),
         loaded,
+    ),
+    (
+        chapter.must(
+            "fully_shard/loaded-when-whole",
+            "What is loaded when a forward has left parameters whole counts in the next forward.",
+        ),
+        loaded_when_whole,
     ),
     (
         chapter.must(

@@ -41,6 +41,11 @@ def first(change: Callable[..., object]) -> Callable[[Any], Any]:
     return make
 
 
+def everywhere(right: Any) -> Any:
+    """A method for which recurse=False has no effect."""
+    return lambda self, value, *, recurse=True: right(self, value)
+
+
 def fully_shard_then(change: Callable[[Any, Any], object]) -> tuple[Any, str, Any]:
     """A swap: `fully_shard`, whose result is then changed."""
     return package, "fully_shard", then(change)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from impl.fully_shard.module import FSDPModule
 from impl.fully_shard.parameter import ShardedParameter
 from impl.fully_shard.state import State
@@ -77,6 +79,26 @@ def _replace(parameter: Any, shard: Any) -> None:
 @breaks("fully_shard/retained-graph", says="gradient of")
 class KeepsTheLastGradientAlone(Swapped):
     swaps = ((ShardedParameter, "put_gradient", first(_replace)),)
+
+
+def _of_this_backward(right: Any) -> Any:
+    before: dict[Any, Any] = {}
+
+    def wrong(self: Any) -> None:
+        for parameter in self.parameters:
+            grad = None if parameter.unsharded is None else parameter.unsharded.grad
+            if grad is not None and torch.equal(grad, before.get(parameter, grad + 1)):
+                parameter.forget_gradient()
+            elif grad is not None:
+                before[parameter] = grad.clone()
+        right(self)
+
+    return wrong
+
+
+@breaks("fully_shard/unused-in-the-last-backward", says="gradient of")
+class LosesWhatTheLastBackwardDoesNotUse(Swapped):
+    swaps = ((Unit, "end_backward", _of_this_backward),)
 
 
 @breaks("fully_shard/unused-on-a-rank", says="raised|there is a gradient|waited|still running")

@@ -8,10 +8,11 @@ from torch.distributed.tensor import Replicate, Shard
 
 from impl.fully_shard import api, build, collectives, parameter
 from impl.fully_shard.mesh import Division
+from impl.fully_shard.module import FSDPModule
 from impl.fully_shard.parameter import ShardedParameter
 from impl.fully_shard.unit import Unit
 from tests.mutants.fsdp.kit import Swapped, nothing
-from tests.mutants.fully_shard.kit import first, then
+from tests.mutants.fully_shard.kit import everywhere, first, then
 from tests.mutants.kit import breaks
 
 
@@ -73,6 +74,13 @@ class LosesWhatItDoesNotAddUp(Swapped):
     """Gradients that were scattered and not all-reduced are gone."""
 
     swaps = ((Unit, "_add_partial", _drops),)
+
+
+@breaks("fully_shard/all-reduce-of-one-unit", says="all-reduces of two blocks")
+class AddsUpAllUnitsAlike(Swapped):
+    """recurse=False has no effect."""
+
+    swaps = ((FSDPModule, "set_requires_all_reduce", everywhere),)
 
 
 def _scaled(self: Any, shard: Any) -> None:

@@ -33,6 +33,20 @@ class IgnoresWhatToPrefetchInForward(Swapped):
     swaps = ((FSDPModule, "set_modules_to_forward_prefetch", nothing),)
 
 
+def _added(right: Any) -> Any:
+    def wrong(self: Any, modules: Any) -> None:
+        before = self._get_fsdp_state().gather_ahead_in_forward
+        right(self, modules)
+        self._get_fsdp_state().gather_ahead_in_forward += before
+
+    return wrong
+
+
+@breaks("fully_shard/forward-prefetch-anew", says="forward: the traces part")
+class PrefetchesWhatWasNamedBefore(Swapped):
+    swaps = ((FSDPModule, "set_modules_to_forward_prefetch", _added),)
+
+
 @breaks("fully_shard/several-in-backward", says="backward: the traces part")
 @breaks("fully_shard/no-backward-prefetch", says="backward: the traces part")
 class IgnoresWhatToPrefetchInBackward(Swapped):

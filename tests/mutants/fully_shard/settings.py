@@ -9,7 +9,7 @@ from impl.fully_shard.module import FSDPModule
 from impl.fully_shard.parameter import ShardedParameter
 from impl.fully_shard.unit import Unit
 from tests.mutants.fsdp.kit import Swapped, nothing
-from tests.mutants.fully_shard.kit import then
+from tests.mutants.fully_shard.kit import everywhere, then
 from tests.mutants.kit import breaks
 
 
@@ -29,15 +29,11 @@ class LosesWhatItDoesNotReduce(Swapped):
     swaps = ((Unit, "end_backward", then(_lose)),)
 
 
-def _everywhere(right: Any) -> Any:
-    return lambda self, value, *, recurse=True: right(self, value)
-
-
 @breaks("fully_shard/no-sync-of-one-unit", says="reductions of the two blocks")
 class SynchronizesAllUnitsAlike(Swapped):
     """recurse=False has no effect."""
 
-    swaps = ((FSDPModule, "set_requires_gradient_sync", _everywhere),)
+    swaps = ((FSDPModule, "set_requires_gradient_sync", everywhere),)
 
 
 def _drop_gradients(self: Any, is_last: bool) -> None:
@@ -52,8 +48,8 @@ class KeepsAllUnitsAlike(Swapped):
     """recurse=False has no effect."""
 
     swaps = (
-        (FSDPModule, "set_reshard_after_forward", _everywhere),
-        (FSDPModule, "set_reshard_after_backward", _everywhere),
+        (FSDPModule, "set_reshard_after_forward", everywhere),
+        (FSDPModule, "set_reshard_after_backward", everywhere),
     )
 
 

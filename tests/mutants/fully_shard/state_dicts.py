@@ -46,6 +46,7 @@ class SavesLocalTensors(Swapped):
 
 
 @breaks("fully_shard/state-dict-after-a-forward", says="head is a DTensor")
+@breaks("fully_shard/loaded-when-whole", says="raised|loss")
 class SavesWhatIsWhole(Swapped):
     swaps = ((Unit, "_before_state_dict", nothing),)
 
