@@ -55,6 +55,16 @@ class ImaginedGroup(_ProcessGroup):  # type: ignore[misc]  # as Any: see impl.gl
     def broadcast(self, tensors: Sequence[Tensor], opts: Any = None) -> dist.Work:
         return self._issue(lambda: None, list(tensors), opts)
 
+    def allgather(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
+    ) -> dist.Work:
+        def run() -> None:
+            for tensors, own in zip(outputs, inputs, strict=True):
+                for tensor in tensors:
+                    tensor.data.copy_(own.data)
+
+        return self._issue(run, [x for tensors in outputs for x in tensors], opts, *inputs)
+
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         def run() -> None:
             rows = output.data.view(self._size, -1)

@@ -171,7 +171,7 @@ class Operation:
             run = self._again(places, None)
         else:
             with self._device.executing():
-                results = self._now()
+                results = self._func(*self._with_valid_indices(), **self._kwargs)
             fresh = [t for t in _tensors(results) if not self._device.memories.is_known(t)]
             made = [self._device.allocate(tensor) for tensor in fresh]
             outputs = [Elements.of(t, m) for t, m in zip(fresh, made, strict=True) if m is not None]
@@ -186,6 +186,14 @@ class Operation:
             with self._device.executing():
                 return self._now()
         return results
+
+    def _with_valid_indices(self) -> list[Any]:
+        """The arguments; indices that have not been computed yet may be out of range."""
+        named = zip(self._func._schema.arguments, self._args, strict=False)
+        return [
+            torch.zeros_like(value) if name.name == "index" and isinstance(value, Tensor) else value
+            for name, value in named
+        ]
 
     def _again(
         self, places: dict[int, Elements], outputs: list[Elements] | None

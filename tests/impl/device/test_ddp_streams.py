@@ -17,9 +17,12 @@ from torch import Tensor, nn
 from torch.nn.parallel.distributed import _MixedPrecision
 
 import impl.ddp
+import impl.sync_batchnorm
 from impl.ddp import DistributedDataParallel
 from impl.ddp.wrapper import mixed_precision
 from impl.device import substituted_handle
+from impl.sync_batchnorm import SyncBatchNorm
+from impl.sync_batchnorm.normalise import GroupExchange
 from impl.testing.device.group import ImaginedGroup
 from impl.testing.device.handles import SimulatedHandle
 from impl.testing.device.schedule import Drawn, Eager
@@ -37,7 +40,7 @@ from tests.impl.device.left_out import (
 pytestmark = pytest.mark.filterwarnings("ignore:find_unused_parameters=True:UserWarning")
 
 ON_DEVICE: Any = {"device": "cpu"}
-FILES = sources_of(impl.ddp)
+FILES = [*sources_of(impl.ddp), *sources_of(impl.sync_batchnorm)]
 PROGRAMS: dict[str, Program] = {}
 
 
@@ -58,6 +61,31 @@ class Net(nn.Module):
             else:
                 outs.append(branch(x))
         return torch.stack(outs).square()
+
+
+class Normalised(nn.Sequential):
+    """Layers with synchronized batch norm between them, over a group of two."""
+
+    def __init__(self, group: Any) -> None:
+        norm = SyncBatchNorm(4, process_group=group, **ON_DEVICE)
+        super().__init__(nn.Linear(4, 4, **ON_DEVICE), norm, nn.Linear(4, 2, **ON_DEVICE))
+
+
+def train_normalised(device: SimulatedDevice, **options: Any) -> list[Tensor]:
+    """Parameters and running statistics after some steps."""
+    group: Any = ImaginedGroup(device, 2)
+    exchange = mock.patch.object(SyncBatchNorm, "_exchange", return_value=GroupExchange(group, 2))
+    with substituted_handle(SimulatedHandle(device)), exchange, device:
+        torch.manual_seed(5)
+        net = Normalised(group)
+        model = DistributedDataParallel(net, process_group=group, init_sync=False, **options)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(3):
+            optimizer.zero_grad()
+            x = torch.arange(12.0, **ON_DEVICE).view(3, 4).sin() + step
+            model(x).square().sum().backward()
+            optimizer.step()
+        return host_values(device, *(p.detach() for p in net.parameters()), *net.buffers())
 
 
 def on_stream(
@@ -158,6 +186,7 @@ def program(name: str, **options: Any) -> None:
     PROGRAMS[name] = functools.partial(train, **options)
 
 
+PROGRAMS["sync_batchnorm"] = train_normalised
 program("one_bucket")
 program("small_buckets", bucket_cap_mb=0.00001)
 program("views", gradient_as_bucket_view=True)
