@@ -25,6 +25,7 @@ PROFILES = (
     "fully_shard",
     "companions",
     "distributed_checkpoint",
+    "tensor_parallel",
     "stores",
     "faults",
     "accelerator",

@@ -19,6 +19,10 @@ RULES = {
         *("dcp/numbers-for-keys", "dcp/no-checkpoint-is-named", "dcp/flipped-bits"),
         *("dcp/torn-overwrite", "dcp/state-dict/before-the-first-step"),
     ),
+    "tensor_parallel": (
+        *("tp/desired-layout", "tp/own-data-of-the-module", "tp/tied", "tp/loss/images"),
+        *("tp/loss/weighted-and-ignored", "tp/loss/other-losses", "tp/loss/ends"),
+    ),
 }
 SPEC = Path(conformance.spec.__file__).parent
 

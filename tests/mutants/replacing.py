@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import timedelta
-from functools import partial
+from functools import partial, wraps
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -80,7 +80,8 @@ def methods_replaced(reference: str, wrong: dict[str, Callable[..., Any]]) -> It
     owner = owner_named(reference)
 
     def instead(right: Any, function: Callable[..., Any]) -> Any:
-        return lambda *args, **kwargs: function(right, *args, **kwargs)
+        # with the signature of the right one, at which torch looks now and then
+        return wraps(right)(lambda *args, **kwargs: function(right, *args, **kwargs))
 
     with ExitStack() as stack:
         for name, function in wrong.items():
