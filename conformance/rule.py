@@ -26,6 +26,7 @@ PROFILES = (
     "companions",
     "distributed_checkpoint",
     "tensor_parallel",
+    "pipeline",
     "stores",
     "faults",
     "accelerator",

@@ -22,6 +22,7 @@ _TRAINING = {
     "companions",
     "device_mesh",
     "distributed_checkpoint",
+    "pipeline",
     "tensor_parallel",
 } - {"stores"}
 # What cases take from torch that imports a compiler when it is first called, in each rank anew.

@@ -6,9 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from conformance import Me, Ranks, assert_that
 from conformance.checks import first_difference
+from conformance.oracle.near import Near
+from conformance.spec.tolerance import difference
 
 # What a rank finds wrong, one text each; nothing if all is right.
 Fact = Callable[[Me], list[str]]
@@ -25,6 +28,12 @@ def rows(*pairs: tuple[pytest.MarkDecorator, Any]) -> list[Any]:
 def unlike(what: str, got: object, want: object) -> list[str]:
     """What is found if one is not the other, bit for bit."""
     found = first_difference(got, want)
+    return [f"{what}: {found}"] if found else []
+
+
+def near(what: str, got: Tensor, want: Tensor, within: float = 1e-5) -> list[str]:
+    """What is found if one is not the other, within this share of the largest number."""
+    found = difference(got.detach().cpu(), Near.relative(want.detach().cpu(), within))
     return [f"{what}: {found}"] if found else []
 
 

@@ -14,11 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import parallel as tp
 
 from conformance import Me
-from conformance.oracle.near import Near
 from conformance.spec.facts import unlike
-from conformance.spec.tolerance import difference
-
-ROUNDING = 1e-5  # a share of the largest number, for what float32 does not hold exactly
 
 # Which part of a tensor a rank has: the dimension along which it is cut, or all of it.
 Cut = int | None
@@ -71,12 +67,6 @@ def gradients(module: Any) -> list[Tensor | None]:
 def same(what: str, got: Any, want: Any) -> list[str]:
     """What is found if one is not the other; a zero of either sign is a zero."""
     return unlike(what, got if got is None else got + 0.0, want if want is None else want + 0.0)
-
-
-def near(what: str, got: Tensor, want: Tensor) -> list[str]:
-    """What is found if one is not the other, but for rounding."""
-    found = difference(got.detach().cpu(), Near.relative(want.detach().cpu(), ROUNDING))
-    return [f"{what}: {found}"] if found else []
 
 
 def unlike_whole(

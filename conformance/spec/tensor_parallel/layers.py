@@ -11,13 +11,12 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor import parallel as tp
 
 from conformance import Chapter, Me, Ranks, world_sizes
-from conformance.spec.facts import Fact, check_fact, rows, unlike
+from conformance.spec.facts import Fact, check_fact, near, rows, unlike
 from conformance.spec.tensor_parallel.facts import (
     Cut,
     filled,
     in_plan,
     line_of,
-    near,
     part_of,
     unlike_whole,
     whole_numbers,

@@ -14,8 +14,8 @@ from torch.distributed.tensor import parallel as tp
 from torch.nn import functional
 
 from conformance import Chapter, Me, Ranks, world_sizes
-from conformance.spec.facts import Fact, check_fact, rows
-from conformance.spec.tensor_parallel.facts import line_of, near, quietly, whole_numbers, whole_of
+from conformance.spec.facts import Fact, check_fact, near, rows
+from conformance.spec.tensor_parallel.facts import line_of, quietly, whole_numbers, whole_of
 
 NEEDS = (
     *("op:broadcast", "op:scatter", "op:all_reduce", "reduce_op:sum", "reduce_op:max"),

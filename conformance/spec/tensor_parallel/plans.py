@@ -18,14 +18,13 @@ from torch.distributed.tensor import parallel as tp
 
 from conformance import Chapter, Me, Ranks, needs, world_sizes
 from conformance.harness.traces import record
-from conformance.spec.facts import Fact, check_fact, rows, unlike
+from conformance.spec.facts import Fact, check_fact, near, rows, unlike
 from conformance.spec.tensor_parallel.facts import (
     filled,
     in_plan,
     line_of,
     mlp,
     mlp_plan,
-    near,
     part_of,
     quietly,
     refusal,
