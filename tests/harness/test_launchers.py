@@ -238,9 +238,10 @@ def test_a_launcher_that_launches_nothing_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_launcher_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    done = certify_launched(tmp_path, "no_such_mpirun -n 2")
+    launcher = tmp_path / "no_such_mpirun"
+    done = certify_launched(tmp_path, f"{launcher} -n 2")
     assert done.returncode == 2
-    assert done.stderr.endswith("launch: no_such_mpirun: No such file or directory\n")
+    assert done.stderr.endswith(f"launch: {launcher}: No such file or directory\n")
 
 
 def test_workers_are_refused_on_each_rank(

@@ -496,7 +496,8 @@ def not_to_be_sharded(me: Me) -> list[str]:
         (
             chapter.must(
                 "zero/consolidated-groups",
-                "So it is with several groups of parameters, in any order.",
+                "A state that is consolidated has several groups of parameters, in any order, as "
+                "the optimizer that is sharded has them.",
                 rests_on=("zero/groups", "zero/consolidated"),
             ),
             consolidated_groups,
@@ -504,7 +505,8 @@ def not_to_be_sharded(me: Me) -> list[str]:
         (
             chapter.must(
                 "zero/consolidated-after-changes",
-                "So it is after a parameter was frozen, a group was added and an option changed.",
+                "A state that is consolidated is right after a parameter was frozen, a group was "
+                "added and an option changed.",
                 rests_on=("zero/added-group", "zero/consolidated-groups"),
             ),
             consolidated_after_change,
@@ -536,7 +538,8 @@ def not_to_be_sharded(me: Me) -> list[str]:
         (
             chapter.must(
                 "zero/load-groups",
-                "So it is with several groups of parameters.",
+                "load_state_dict takes a state with several groups of parameters, and training "
+                "goes on.",
                 rests_on=("zero/groups", "zero/load"),
             ),
             loads_groups,

@@ -221,7 +221,8 @@ def gradients_stay(me: Me, folder: str) -> list[str]:
         (
             chapter.must(
                 "dcp/layouts-of-two-dimensions",
-                "So it is on meshes of two dimensions, and between meshes of one and of two.",
+                "A DTensor is loaded in another layout also on meshes of two dimensions, and "
+                "between meshes of one and of two.",
                 rests_on="dcp/layouts",
             ),
             two_dimensions,
@@ -229,7 +230,8 @@ def gradients_stay(me: Me, folder: str) -> list[str]:
         (
             chapter.must(
                 "dcp/few-rows",
-                "So it is where some ranks have no element of it.",
+                "A DTensor is loaded in another layout also where some ranks have no element of "
+                "it.",
                 rests_on="dcp/layouts",
             ),
             few_rows,

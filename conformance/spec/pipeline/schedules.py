@@ -51,38 +51,49 @@ def gradients(me: Me, name: str, microbatches: int) -> list[str]:
             "GPipe",
         ),
         (
-            chapter.must("pipeline/1f1b", "So it is with Schedule1F1B."),
+            chapter.must(
+                "pipeline/1f1b",
+                "After a step of Schedule1F1B, each stage has the gradients of one process.",
+            ),
             "1F1B",
         ),
         (
             chapter.must(
                 "pipeline/looped-bfs",
-                "So it is with ScheduleLoopedBFS, whose ranks have several stages.",
+                "After a step of ScheduleLoopedBFS, whose ranks have several stages, each stage "
+                "has the gradients of one process.",
             ),
             "LoopedBFS",
         ),
         (
-            chapter.must("pipeline/interleaved-1f1b", "So it is with ScheduleInterleaved1F1B."),
+            chapter.must(
+                "pipeline/interleaved-1f1b",
+                "After a step of ScheduleInterleaved1F1B, each stage has the gradients of one "
+                "process.",
+            ),
             "Interleaved1F1B",
         ),
         (
             chapter.must(
                 "pipeline/interleaved-zero-bubble",
-                "So it is with ScheduleInterleavedZeroBubble, which computes gradients of inputs "
-                "first and those of weights later.",
+                "After a step of ScheduleInterleavedZeroBubble, which computes gradients of "
+                "weights later, each stage has the gradients of one process.",
             ),
             "InterleavedZeroBubble",
         ),
         (
             chapter.must(
                 "pipeline/zbv",
-                "So it is with ScheduleZBVZeroBubble, in which the last rank's two stages follow "
-                "each other.",
+                "After a step of ScheduleZBVZeroBubble, in which the last rank's two stages "
+                "follow each other, each stage has the gradients of one process.",
             ),
             "ZBVZeroBubble",
         ),
         (
-            chapter.must("pipeline/dual-pipe-v", "So it is with ScheduleDualPipeV."),
+            chapter.must(
+                "pipeline/dual-pipe-v",
+                "After a step of ScheduleDualPipeV, each stage has the gradients of one process.",
+            ),
             "DualPipeV",
         ),
     ),
@@ -446,7 +457,8 @@ def test_schedules(ranks: Ranks, fact: Fact) -> None:
         (
             chapter.must(
                 "pipeline/eval-of-a-v",
-                "So it is with the schedules in which two stages of a rank follow each other.",
+                "eval gives outputs with the schedules in which two stages of a rank follow each "
+                "other.",
                 needs=(),
             ),
             evaluated_v,

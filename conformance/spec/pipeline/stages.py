@@ -313,7 +313,8 @@ FACTS = rows(
     (
         chapter.must(
             "pipeline/frozen-first-stage-without-bubbles",
-            "So it is with the schedules that compute gradients of weights later.",
+            "Behind a first stage that is not trained, all others have their gradients, also with "
+            "schedules that compute gradients of weights later.",
             rests_on=("pipeline/interleaved-zero-bubble", "pipeline/zbv", "pipeline/dual-pipe-v"),
         ),
         frozen_zero_bubble,

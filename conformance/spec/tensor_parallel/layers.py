@@ -324,7 +324,8 @@ FACTS = rows(
     (
         chapter.must(
             "tp/prepared-keywords",
-            "So it does with keyword arguments, and with use_local_output as plain tensors.",
+            "PrepareModuleInput hands a module keyword arguments in the desired layouts, with "
+            "use_local_output as plain tensors.",
         ),
         prepared_keywords,
     ),

@@ -153,7 +153,8 @@ def ends(me: Me) -> list[str]:
         (
             chapter.must(
                 "tp/loss/weighted",
-                "So it is with weights of classes.",
+                "In loss_parallel, cross_entropy with weights of classes is that of the whole "
+                "logits.",
                 rests_on="tp/loss/rows",
             ),
             weighted,
@@ -161,7 +162,7 @@ def ends(me: Me) -> list[str]:
         (
             chapter.must(
                 "tp/loss/ignored",
-                "So it is with targets that are ignored.",
+                "In loss_parallel, cross_entropy leaves out targets that are ignored.",
                 rests_on="tp/loss/rows",
             ),
             ignored,
@@ -169,7 +170,7 @@ def ends(me: Me) -> list[str]:
         (
             chapter.must(
                 "tp/loss/weighted-and-ignored",
-                "So it is with both.",
+                "In loss_parallel, weights of ignored targets do not count in a mean.",
                 rests_on=("tp/loss/weighted", "tp/loss/ignored"),
             ),
             weighted_and_ignored,
@@ -177,7 +178,8 @@ def ends(me: Me) -> list[str]:
         (
             chapter.must(
                 "tp/loss/images",
-                "So it is for logits of four dimensions, as of images.",
+                "In loss_parallel, cross_entropy of logits of four dimensions, as of images, is "
+                "that of the whole logits.",
                 rests_on="tp/loss/rows",
             ),
             images,

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import parallel as tp
 
@@ -99,10 +100,10 @@ def wildcards(me: Me) -> list[str]:
     model = nn.Module()
     model.blocks = nn.Sequential(mlp(me, False), mlp(me, False))
     model.head = nn.Linear(6, 6, bias=False)
-    plan = {"blocks.*.0": tp.ColwiseParallel(), "blocks.1.?": tp.RowwiseParallel()}
-    plan["blocks.1.?"] = tp.PrepareModuleOutput(
+    as_it_is = tp.PrepareModuleOutput(
         output_layouts=Replicate(), desired_output_layouts=Replicate()
     )
+    plan = {"blocks.*.0": tp.ColwiseParallel(), "blocks.1.?": as_it_is}
     got = placements(in_plan(model, line_of(me), plan))
     want = dict.fromkeys(got)
     want |= {"blocks.0.0.weight": Shard(0), "blocks.1.0.weight": Shard(0)}
@@ -267,8 +268,6 @@ def rows_of_ranks(me: Me) -> list[str]:
 
 def with_fully_shard(me: Me) -> list[str]:
     """Rows of ranks have parts of the batch, columns of ranks have parts of the layers."""
-    from torch.distributed.fsdp import fully_shard
-
     mesh, whole = square(me), mlp(me)
     parallel = in_plan(whole, mesh["tp"], mlp_plan())
     for layer in (parallel[0], parallel[2], parallel):
@@ -295,7 +294,8 @@ FACTS = rows(
     (
         chapter.should(
             "tp/one-reduction-each-way",
-            "So they do with one all_reduce forward, one backward, and no other collective.",
+            "A ColwiseParallel layer followed by a RowwiseParallel one needs one all_reduce "
+            "forward, one backward, and no other collective.",
             source="Megatron-LM, Shoeybi et al. 2019, section 3",
             rests_on="tp/pair-of-layers",
         ),
@@ -347,7 +347,8 @@ FACTS = rows(
     (
         chapter.must(
             "tp/own-data-of-the-module",
-            "So it does where the plan names the module itself, by the empty name.",
+            "src_data_rank=None also counts where the plan names the module itself, by the empty "
+            "name.",
             rests_on="tp/own-data",
         ),
         own_data_of_the_whole_model,
