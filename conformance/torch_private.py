@@ -84,8 +84,11 @@ def tables_with_entries() -> list[str]:
     return [name for name in names if getattr(distributed_c10d._world, name)]
 
 
-def forget_meshes() -> None:
-    """Empty the caches that hold each mesh, with its groups, on which a DTensor was computed."""
+def forget_meshes(device: torch.device | None = None) -> None:
+    """Empty the caches that hold each mesh, with its groups, on which a DTensor was computed.
+
+    device: of which the cache of autograd's own thread is emptied, too. The host has no such one.
+    """
     if "torch.distributed.tensor" not in sys.modules:
         return
     from torch.distributed.tensor import DTensor, _collective_utils, _redistribute, debug
@@ -94,6 +97,10 @@ def forget_meshes() -> None:
     _redistribute.clear_redistribute_planner_cache()
     _redistribute._gen_transform_infos.cache_clear()
     debug._clear_sharding_prop_cache()
+    if device is not None and device.type != "cpu":
+        x = torch.ones((), device=device, requires_grad=True) * 1
+        x.register_hook(lambda _: debug._clear_sharding_prop_cache())
+        x.backward()
     DTensor._op_dispatcher.sharding_propagator._propagate_tensor_meta_cached.cache_clear()
 
 

@@ -172,6 +172,7 @@ class Worker:
         )
         self._before: _State | None = None  # None: to be taken when the next world is joined
         self._joined: object = None
+        self._place: torch.device | None = None  # of the tensors of the last world
         self._pid = os.getpid()
         self._modules_apart = 0
         self._lacking: tuple[str, tuple[str, ...]] = (devices.HOST, ())  # a type, and what it lacks
@@ -241,6 +242,7 @@ class Worker:
         device = self._device(join)
         store = dist.PrefixStore(join.prefix, self._connected(join.host, join.port))
         self._joined = join.target, join.search_path, device, len(self._stores)
+        self._place = device
         where = self._joined, len(sys.modules)
         if self._before is None or self._before.where != where:
             self._before = _State(where, take_census(), take_switches())
@@ -305,7 +307,7 @@ class Worker:
             if dist.is_initialized():
                 dist.destroy_process_group()
             forget_group_count()
-            forget_meshes()
+            forget_meshes(self._place)
             forget_group_of_grad_scaler()
             empty_lost_meshes()
             self._undo.close()

@@ -47,7 +47,7 @@ class Several(Layer):
     def forward(self, x: Tensor, so_far: Any = 0, places: Any = None) -> Any:
         y = self.layer(x)
         if places is None:
-            return y, x, torch.arange(len(x), device=x.device) % 2
+            return y, x, torch.tensor([i % 2 for i in range(len(x))], device=x.device)
         return y + so_far * places[:, None]
 
 

@@ -24,7 +24,7 @@ from conformance.spec.tensor_parallel.facts import (
 
 NEEDS = (
     *("op:broadcast", "op:scatter", "op:all_reduce", "reduce_op:sum"),
-    *("op:all_gather_into_tensor", "op:reduce_scatter_tensor"),
+    *("op:all_gather_into_tensor", "op:reduce_scatter_tensor", "feature:coalescing"),
 )
 SEVERAL = ("op:all_to_all_single", *NEEDS)
 

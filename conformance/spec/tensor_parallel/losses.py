@@ -19,7 +19,7 @@ from conformance.spec.tensor_parallel.facts import line_of, quietly, whole_numbe
 
 NEEDS = (
     *("op:broadcast", "op:scatter", "op:all_reduce", "reduce_op:sum", "reduce_op:max"),
-    *("op:all_gather_into_tensor", "op:reduce_scatter_tensor"),
+    *("op:all_gather_into_tensor", "op:reduce_scatter_tensor", "feature:coalescing"),
 )
 
 chapter = Chapter("tensor_parallel", source="torch 2.13 docs, loss_parallel", needs=NEEDS)
