@@ -65,7 +65,7 @@ def stages_of(name: str, rank: int, ranks: int, stages: int) -> list[int]:
 class Pipeline:
     """This rank's stages of a model, and the whole model beside them.
 
-    make: the number of a stage -> its module; the same one for whoever asks.
+    make: the number of a stage -> its module, with the same numbers in each call.
     how: of the schedule. By default gradients are sums, not divided by the microbatches.
     """
 
