@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from conformance import Chapter, Me, Ranks, covers, world_sizes
+from conformance import Chapter, Me, Ranks, covers, not_probed, world_sizes
 from conformance.spec.facts import Fact, check_fact, near, rows, unlike
 from conformance.spec.pipeline.facts import (
     EVERY,
@@ -423,13 +423,22 @@ def refused(me: Me) -> list[str]:
             ),
             kept_by_gpipe,
         ),
+    ),
+)
+def test_schedules(ranks: Ranks, fact: Fact) -> None:
+    check_fact(ranks, fact)
+
+
+@world_sizes(2)
+@pytest.mark.parametrize(
+    "fact",
+    rows(
         (
             chapter.must(
                 "pipeline/names",
                 "get_schedule_class finds schedules by name in upper case or lower, and an unknown "
                 "name is a ValueError that tells it.",
                 source="torch 2.13, get_schedule_class",
-                needs=(),
             ),
             names,
         ),
@@ -440,13 +449,13 @@ def refused(me: Me) -> list[str]:
                 "rank are a ValueError; fewer stages than ranks and a step under no_grad are a "
                 "RuntimeError.",
                 source="torch 2.13, torch.distributed.pipelining",
-                needs=(),
             ),
             refused,
         ),
     ),
 )
-def test_schedules(ranks: Ranks, fact: Fact) -> None:
+@not_probed()
+def test_schedules_that_do_not_run(ranks: Ranks, fact: Fact) -> None:
     check_fact(ranks, fact)
 
 
@@ -459,7 +468,6 @@ def test_schedules(ranks: Ranks, fact: Fact) -> None:
                 "pipeline/eval-of-a-v",
                 "eval gives outputs with the schedules in which two stages of a rank follow each "
                 "other.",
-                needs=(),
             ),
             evaluated_v,
         ),
@@ -468,7 +476,6 @@ def test_schedules(ranks: Ranks, fact: Fact) -> None:
                 "pipeline/eval-without-target",
                 "eval needs no target: without one it gives outputs.",
                 source="torch 2.13, eval(*args, target=None)",
-                needs=(),
             ),
             evaluated_without_target,
         ),
@@ -476,12 +483,12 @@ def test_schedules(ranks: Ranks, fact: Fact) -> None:
             chapter.must(
                 "pipeline/after-an-exception",
                 "After a step that raised, the next one gives its own gradients and losses.",
-                needs=(),
             ),
             after_an_exception,
         ),
     ),
 )
+@not_probed()
 def test_schedules_of_one_rank(ranks: Ranks, fact: Fact) -> None:
     check_fact(ranks, fact)
 

@@ -344,16 +344,6 @@ FACTS = rows(
         ),
         statistics,
     ),
-    (
-        chapter.must(
-            "pipeline/split-and-merge",
-            "Positional and keyword arguments are split by their first dimension and merged again, "
-            "and what is no tensor is given to each microbatch.",
-            source="torch 2.13, torch.distributed.pipelining.microbatch",
-            needs=(),
-        ),
-        split_and_merge,
-    ),
 )
 
 
@@ -380,7 +370,8 @@ def test_stages(ranks: Ranks, fact: Fact) -> None:
         (
             chapter.must(
                 "pipeline/other-batch-size",
-                "So is a batch of another size than the first one.",
+                "A batch of another size than the first one is computed as one process does, or "
+                "refused.",
                 needs=SIZES,
                 rests_on="pipeline/eval",
             ),
@@ -392,6 +383,18 @@ def test_stages(ranks: Ranks, fact: Fact) -> None:
 @not_probed()
 def test_sizes(ranks: Ranks, fact: Fact) -> None:
     check_fact(ranks, fact)
+
+
+@chapter.must(
+    "pipeline/split-and-merge",
+    "Positional and keyword arguments are split by their first dimension and merged again, and "
+    "what is no tensor is given to each microbatch.",
+    source="torch 2.13, torch.distributed.pipelining.microbatch",
+)
+@world_sizes(1)
+@not_probed()
+def test_split_and_merge(ranks: Ranks) -> None:
+    check_fact(ranks, split_and_merge)
 
 
 @chapter.must(
