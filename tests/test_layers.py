@@ -94,7 +94,8 @@ ROOMS = {
     "impl.device": "storage handle host accelerator choice __init__",
     "impl.transport": "base lent end_cause transfer background mismatch_detection memory messages "
     "meeting shm sockets mixed",
-    "impl.gloo": "options requests memory connect queue operations process_group __init__",
+    "impl.gloo": "options requests memory connect flight_recorder queue operations process_group "
+    "__init__",
     "impl.ddp": "messages parameters timing buckets iteration wrapper __init__",
     "impl.fully_shard": "mesh layout parameter comm collectives shared unit state build module api "
     "__init__",

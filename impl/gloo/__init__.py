@@ -10,6 +10,7 @@ package of its own brings (`torch.npu`) must be imported before.
     requests/      arguments of a call: checks, options, ReduceOps, dispatch
     memory/        from tensors of any layout and device to flat memory, and back
     connect/       from a store to connected ranks
+    flight_recorder  the newest operations of the process, for a look after a hang
     queue/         order, threads, and the `Work` that callers hold
     operations/    the collectives and messages
     process_group  the class that torch calls

@@ -101,12 +101,16 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
         self._name = name
+        if self._flight is not None:
+            self._flight.name = name
 
     def getGroupDesc(self) -> str:  # noqa: N802
         return self._group_desc
 
     def setGroupDesc(self, desc: str) -> None:  # noqa: N802
         self._group_desc = desc
+        if self._flight is not None:
+            self._flight.desc = desc
 
     @property
     def group_name(self) -> str:
@@ -274,7 +278,7 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
             options=options,
             name=name,
         )
-        split._group_desc = group_desc or f"{self._group_desc}:split:{self._splits}"
+        split.setGroupDesc(group_desc or f"{self._group_desc}:split:{self._splits}")
         return split
 
     # -- the end

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -39,12 +39,14 @@ class PointToPoint(GroupCore):
         lender.prepare()
         call = CallInfo("send", -1, "", "")
         recorded = profiled("send", [tensor])
+        on_success = self._record("send", peer, tensor)
         try:
             transfer = self._comm.post_send(memory, peer, tag, call, self._deadline())
         except MemoryGone as gone:
             raise aborted(gone, call, self._name, self._rank, self._size) from None
+        call_soon = self._executor.call_soon
         return TransferWork(
-            call, self._name, tensor, transfer, None, self._executor.call_soon, recorded
+            call, self._name, tensor, transfer, None, call_soon, recorded, on_success
         )
 
     @dispatched("recv", 1)
@@ -64,6 +66,7 @@ class PointToPoint(GroupCore):
         memory = lender.room(tensor)
         call = CallInfo(operation, -1, "", "")
         recorded = profiled(operation, [tensor])
+        on_success = self._record("recv", source, tensor)
         name, rank, size = self._name, self._rank, self._size
         try:
             transfer = self._comm.post_recv(memory, source, tag, call, self._deadline())
@@ -84,12 +87,19 @@ class PointToPoint(GroupCore):
             conclude,
             self._executor.call_soon,
             recorded,
+            on_success,
         )
         if lender.has_streams:
             work.set_lender(lender)
         if waits_by_tensor():
             work.register()
         return work
+
+    def _record(self, operation: str, peer: int, tensor: Tensor) -> Callable[[int], None] | None:
+        """In the flight recorder, if there is one. What is returned tells it of success."""
+        if self._flight is None:
+            return None
+        return self._flight.message(operation, self._rank, peer, tensor, self._timeout_s)
 
     def _checked(
         self, method: str, tensors: Tensor | Sequence[Tensor], peer: int, tag: int

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch import Tensor
 
+from impl.gloo import flight_recorder
 from impl.gloo.connect.transports import GroupPlace, connect
 from impl.gloo.memory.staging import Lender
 from impl.gloo.options import Options
@@ -57,6 +58,8 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
         self._name = group
         self._sequence = 0
         self._surplus = 0  # see `CallInfo.surplus`
+        ranks = options.global_ranks_in_group or range(size)
+        self._flight = flight_recorder.of_group(group, ranks)  # None if nothing is recorded
         self._executor = Executor(group)
         self._comm: Communicator = self._connect(GroupPlace(store, rank, size, group), options)
 
@@ -87,6 +90,9 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
         call = CallInfo(operation, sequence, described.signature, described.shown, self._surplus)
         self._surplus += tags - 1
         span_s = self._timeout_s if asked.timeout_s is None else asked.timeout_s
+        if self._flight is not None:
+            read = outputs if inputs is None else inputs
+            run = self._flight.recorded(operation, read, outputs, span_s, run)
         if not asked.asynchronous and not profiler_is_on() and self._executor.enter():
             try:
                 _perform(run, self._comm, call, span_s, lender, self._name)

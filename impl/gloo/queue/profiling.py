@@ -11,26 +11,16 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from impl.gloo.options import BACKEND_NAME
+from impl.gloo.requests.titles import title_of
 from impl.torch_private import begin_profiler_range, profiler_is_on
 from impl.transport.background import BackgroundThread
-
-_TITLES = {
-    "allreduce_coalesced": "all_reduce",
-    "all_gather_into_tensor": "all_gather",
-    "allgather_into_tensor_coalesced": "all_gather",
-    "allgather_coalesced": "all_gather",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
-    "all_to_all_single": "all_to_all",
-    "recv_anysource": "recvAnySource",
-}
 
 
 class ProfiledRange:
     """One operation on a profiler's timeline, begun when it is made."""
 
     def __init__(self, operation: str, inputs: Sequence[Tensor]) -> None:
-        title = _TITLES.get(operation, operation)
+        title = title_of(operation)
         if any(tensor.is_sparse for tensor in inputs):
             title = f"sparse_{title}"
         self._thread = threading.get_ident()

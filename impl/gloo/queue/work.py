@@ -264,12 +264,15 @@ class TransferWork(GlooWork):
         conclude: Callable[[], None] | None,
         call_soon: Callable[[Callable[[], None]], None],
         recorded: ProfiledRange | None,
+        on_success: Callable[[int], None] | None,
     ) -> None:
         """conclude: brings a received message from its staging memory to `tensor`.
 
         call_soon: runs callbacks on a thread that does not move bytes.
+        on_success: is told the rank that sent, if the tensor was received.
         """
         super().__init__(call, group, [tensor])
+        self._on_success = on_success
         self.set_profiled_range(recorded)
         self._transfer = transfer
         self._conclude = conclude
@@ -288,6 +291,8 @@ class TransferWork(GlooWork):
                     conclude()
                 except Exception as failure:
                     error = failure
+            if error is None and self._on_success is not None:
+                self._on_success(self._transfer.source)
             resolve = self.complete(error)
         if resolve is not None:
             self._call_soon(resolve)

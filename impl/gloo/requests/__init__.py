@@ -4,4 +4,5 @@ validation   torch's checks, in torch's words
 settings     what the options of a call say: timeout, root, asynchronous or not
 reduce_ops   what each ReduceOp does to each dtype
 dispatching  tensors without memory, and dispatch modes
+titles       names of operations in profiles and recordings
 """
