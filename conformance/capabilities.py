@@ -56,6 +56,7 @@ FEATURES: Mapping[str, str] = {
     "bf16_hooks_on_cpu": "DDP takes bfloat16 communication hooks for CPU tensors too",
     "coalescing": "coalesced collectives and the coalescing manager",
     "compiled_calls": "collectives and messages in functions that torch.compile has compiled",
+    "flight_recorder": "a record of the newest calls, for a look after a hang",
     "gather_v": "all_gather and gather with a different size on each rank",
     "ddp_mixed_precision_on_cpu": "DDP's mixed_precision trains on CPU tensors too",
     "ddp_optimizer_in_backward_on_cpu": "DDP steps optimizers inside backward on the CPU too",
@@ -100,6 +101,7 @@ NEVER_REFUSED = frozenset(
     {
         *(f"device:{name}" for name in DEVICE_FEATURES),
         "feature:abort",
+        "feature:flight_recorder",
         "feature:mismatch_errors",
         "feature:nonblocking",
         "feature:peer_loss",

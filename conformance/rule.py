@@ -29,6 +29,7 @@ PROFILES = (
     "pipeline",
     "stores",
     "faults",
+    "flight_recorder",
     "accelerator",
 )
 

@@ -30,6 +30,8 @@ else:
 _WAYS_TO_FAIL = tuple(sorted(map(str, FAILURES)))
 
 TORCHS_FULLY_SHARD = "torch.distributed.fsdp:fully_shard"
+# private; checked on torch 2.13.0
+TORCHS_FLIGHT_RECORDER = "torch._C._distributed_c10d:_dump_fr_trace"
 BUILT_IN = Path(__file__).parent / "targets"
 _FRONT_END = Path(__file__).with_name("front_end.toml")
 _DEVICE = re.compile(r"[a-z][a-z0-9_]*")
@@ -107,6 +109,9 @@ class Target:
         otherwise; "" for none. What belongs to it, such as `register_fsdp_forward_method`, is taken
         from the same module, if it is there.
     store: "module:function" that makes a store, as `conformance.stores` says; "" for none.
+    flight_recorder: "module:function" that returns recorded calls in the form of torch's flight
+        recorder, pickled; the function of the same name with "_json" at its end returns JSON.
+        torch's, which records for torch's own backends, unless the target says otherwise.
     options: "module:attribute" of a callable without arguments that returns `pg_options`.
     activate: "module:attribute" of a callable without arguments that returns a context manager;
         it is entered in every rank before its group is made and left after the group is gone.
@@ -133,6 +138,7 @@ class Target:
     sync_batchnorm: str = ""
     fully_shard: str = TORCHS_FULLY_SHARD
     store: str = ""
+    flight_recorder: str = TORCHS_FLIGHT_RECORDER
     options: str = ""
     activate: str = ""
     simulation: str = ""
@@ -183,7 +189,8 @@ class Target:
 
 _WITH_ARGUMENTS = ("ddp", "fsdp", "fully_shard")
 _REFERENCES = (
-    *("ddp", "fsdp", "sync_batchnorm", "fully_shard", "store", "options", "activate", "simulation"),
+    *("ddp", "fsdp", "sync_batchnorm", "fully_shard", "store", "flight_recorder"),
+    *("options", "activate", "simulation"),
 )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import pickle
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -81,6 +83,17 @@ class Me:
         function = resolve(self.target.fully_shard)
         named = self.target.arguments.get("fully_shard")
         return function(module, **arguments_for(function, fully_shard, kwargs, named))
+
+    def flight_recording(self, *asked: bool, as_json: bool = False) -> Any:
+        """What the target's flight recorder holds in this process.
+
+        asked: whether to include calls and their stack traces, and to leave out what has ended. As
+            JSON there are never stack traces, and no argument for them.
+        """
+        name = self.target.flight_recorder
+        if as_json:
+            return json.loads(resolve(f"{name}_json")(*asked))
+        return pickle.loads(resolve(name)(*asked))
 
     def shared_store(self, folder: str, timeout: timedelta) -> Any:
         """A new store of the target, which all ranks of the world share. Each rank calls this.

@@ -180,6 +180,7 @@ def described(target: Target, spec: str, versions: Mapping[str, str]) -> Documen
         "sync_batchnorm": target.sync_batchnorm,
         "fully_shard": target.fully_shard,
         "store": target.store,
+        "flight_recorder": target.flight_recorder,
         "options": target.options,
         "activate": target.activate,
         "env": dict(target.env),

@@ -281,7 +281,7 @@ def _is_copied(modules: Set[str], target: Target) -> Callable[[str], bool]:
 def _target_modules(target: Target) -> list[str]:
     references = (
         *(target.ddp, target.fsdp, target.sync_batchnorm, target.fully_shard),
-        *(target.store, target.options, target.activate),
+        *(target.store, target.flight_recorder, target.options, target.activate),
     )
     return [*target.imports, *(r.partition(":")[0] for r in references if r)]
 

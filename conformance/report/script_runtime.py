@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import inspect
+import json
 import multiprocessing
 import os
 import pickle
@@ -37,6 +38,7 @@ TARGET = SimpleNamespace(
     sync_batchnorm="",
     fully_shard="",
     store="",
+    flight_recorder="",
     options="",
     activate="",
     env={},
@@ -188,6 +190,7 @@ def join(rank: int, port: int) -> None:
         wrapped, TARGET.fully_shard, TARGET.arguments.get("fully_shard")
     )
     me.shared_store = partial(shared_store, me)  #: shared_store
+    me.flight_recording = flight_recording  #: flight_recording
     me.active = resolve_name(TARGET.activate)()  #: with_activate
     me.active.__enter__()  #: with_activate
     ME.append(me)
@@ -204,6 +207,13 @@ def shared_store(me: Me, folder: str, timeout: timedelta) -> Any:
     meeting = dist.PrefixStore(folder, me.store)
     own = {"rank": me.rank, "world_size": me.world_size, "host": "127.0.0.1", "folder": folder}
     return make(meeting=meeting, timeout=timeout, **own)
+
+
+def flight_recording(*asked: bool, as_json: bool = False) -> Any:
+    """What the flight recorder holds in this process."""
+    if as_json:
+        return json.loads(resolve_name(f"{TARGET.flight_recorder}_json")(*asked))
+    return pickle.loads(resolve_name(TARGET.flight_recorder)(*asked))
 
 
 def device_of(rank: int) -> torch.device:

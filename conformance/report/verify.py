@@ -44,7 +44,7 @@ _ROUNDING_S = 1e-4  # of each duration
 # What a certificate says of a target that is the same with every torch and on every device.
 _OF_BUILT_IN = (
     *("name", "backend", "imports", "ddp", "fsdp", "sync_batchnorm", "options", "activate", "env"),
-    *("arguments", "fully_shard", "store"),
+    *("arguments", "fully_shard", "store", "flight_recorder"),
 )
 _EXIT = {
     Conclusion.CONFORMANT: (0,),

@@ -303,5 +303,5 @@ def _stack_of_caller() -> list[tuple[CodeType, int]]:
 
 def _name_of(dtype: torch.dtype) -> str:
     """torch's name for it in C++: "Float", "Long", "ComplexFloat"."""
-    kind: Any = torch.empty(0, dtype=dtype).type()
+    kind: Any = torch.empty(0, dtype=dtype, device="cpu").type()
     return str(kind).removeprefix("torch.").removesuffix("Tensor")
