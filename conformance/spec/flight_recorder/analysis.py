@@ -36,7 +36,8 @@ def all_make_calls(me: Me) -> Recording:
 
 @chapter.must(
     "flight_recorder/analysis/nothing-wrong",
-    "torch's analysis finds nothing wrong in recordings of ranks that have made the same calls.",
+    "torch's analysis finds nothing wrong in flight recordings of ranks that have made the same "
+    "calls.",
 )
 @world_sizes(2, 3)
 def test_the_analysis_finds_nothing_wrong(bare_ranks: Ranks) -> None:
@@ -54,8 +55,8 @@ def hang_without_the_last(me: Me) -> Recording:
 
 @chapter.must(
     "flight_recorder/analysis/absent-rank",
-    "torch's analysis of the recordings of a hang names the collective and the rank that has not "
-    "called it.",
+    "torch's analysis of the flight recordings of a hang names the collective and the rank that "
+    "has not called it.",
     needs=("feature:flight_recorder", "feature:nonblocking"),
 )
 @world_sizes(2, 3)
@@ -86,8 +87,8 @@ def one_calls_another(me: Me) -> Recording:
 
 @chapter.must(
     "flight_recorder/analysis/other-call",
-    "torch's analysis names the rank that called another collective than the others, and what it "
-    "called.",
+    "torch's analysis of flight recordings names the rank that called another collective than "
+    "the others, and what it called.",
     needs=("feature:flight_recorder", "feature:timeouts"),
 )
 @world_sizes(2, 3)

@@ -288,69 +288,71 @@ FACTS = rows(
     (
         chapter.must(
             "flight_recorder/operations",
-            "Collectives are recorded in the order of the calls, each under a name that torch's "
-            "analysis knows for the operation.",
+            "A flight recorder has collectives in the order of the calls, each under a name that "
+            "torch's analysis knows for the operation.",
         ),
         operations,
     ),
     (
         chapter.must(
             "flight_recorder/reduce-scatter",
-            "A reduce_scatter_tensor is recorded as such, with the sizes of its input and output.",
+            "A flight recorder has a reduce_scatter_tensor as a reduce_scatter, with the sizes "
+            "of its input and output.",
         ),
         reduce_scatters,
     ),
     (
         chapter.must(
             "flight_recorder/sizes",
-            "An entry has the shapes of the tensors that go into a collective and come out of it; "
-            "the tensors of a list may be shown as one.",
+            "An entry of a flight recorder has the shapes of the tensors that go into a "
+            "collective and come out of it; those of a list may be shown as one.",
         ),
         sizes,
     ),
     (
         chapter.must(
             "flight_recorder/dtypes",
-            "An entry names the dtypes of inputs and outputs as torch does in C++ (Float, Long).",
+            "An entry of a flight recorder names the dtypes of inputs and outputs as torch does "
+            "in C++, such as Float and Long.",
         ),
         dtypes,
     ),
     (
         chapter.must(
             "flight_recorder/numbers",
-            "Entries are numbered in the order of all calls of the process, and collectives also "
-            "within their group, from 1.",
+            "A flight recorder numbers all calls of the process in their order, and collectives "
+            "also within their group, from 1.",
         ),
         numbers,
     ),
     (
         chapter.must(
             "flight_recorder/group",
-            "An entry has the name and the description of the group that was called, and its "
-            "timeout.",
+            "An entry of a flight recorder has the name, the description and the timeout of the "
+            "group that was called.",
         ),
         groups,
     ),
     (
         chapter.must(
             "flight_recorder/members",
-            "For the name of each group with entries, a recording has the group's description and "
-            "its ranks, by their numbers in the default group.",
+            "For each group with entries, a flight recording has the group's description and its "
+            "ranks, by their numbers in the default group.",
         ),
         members,
     ),
     (
         chapter.must(
             "flight_recorder/finished",
-            "A collective that was waited for is recorded as completed.",
+            "A flight recorder has a collective that was waited for as completed.",
         ),
         finished,
     ),
     (
         chapter.must(
             "flight_recorder/hanging",
-            "While one rank has not called a collective, the others have it as neither completed "
-            "nor retired, unlike the ones before it, and that rank does not have it at all.",
+            "While one rank has not called a collective, the flight recorders of the others have "
+            "it as neither completed nor retired, and that rank's does not have it.",
             needs=("feature:flight_recorder", "feature:nonblocking"),
         ),
         hanging,
@@ -358,7 +360,8 @@ FACTS = rows(
     (
         chapter.must(
             "flight_recorder/only-active",
-            "A recording of active calls alone has the one that hangs, and none that has ended.",
+            "A flight recording of active calls alone has the collective that hangs, and none "
+            "that has ended.",
             needs=("feature:flight_recorder", "feature:nonblocking"),
         ),
         active,
@@ -366,8 +369,8 @@ FACTS = rows(
     (
         chapter.must(
             "flight_recorder/progress",
-            "The status of a group has the number of its last collective and of the last one that "
-            "has ended, which differ while one hangs.",
+            "A flight recording has, for each group, the numbers of its last collective and of "
+            "the last one that has ended, which differ while one hangs.",
             needs=("feature:flight_recorder", "feature:nonblocking"),
         ),
         progress,
@@ -375,8 +378,8 @@ FACTS = rows(
     (
         chapter.must(
             "flight_recorder/failed",
-            "A collective that failed for want of a rank is still recorded, and is not counted as "
-            "one that has ended well.",
+            "A collective that failed because a rank did not come stays in the flight recorder, "
+            "and does not count as the last one that was completed.",
             needs=("feature:flight_recorder", "feature:timeouts"),
         ),
         failed,
@@ -384,8 +387,8 @@ FACTS = rows(
     (
         chapter.must(
             "flight_recorder/messages",
-            "A message is recorded on both ranks, as one between two ranks, with its direction "
-            "and size, and with a number of its own.",
+            "Flight recorders of both ranks have a message between them, marked as one, with its "
+            "direction, its size and a number of its own.",
             needs=("feature:flight_recorder", "op:send"),
         ),
         messages,
@@ -393,23 +396,23 @@ FACTS = rows(
     (
         chapter.must(
             "flight_recorder/caller",
-            "The stack trace of an entry names the function and the file from which the "
-            "collective was called.",
+            "In a flight recording, the stack trace of an entry names the function and the file "
+            "that called the collective.",
         ),
         caller,
     ),
     (
         chapter.must(
             "flight_recorder/parts",
-            "A recording without stack traces has none, and one without calls has the status of "
-            "groups alone.",
+            "A flight recording that is asked for without stack traces has none, and one without "
+            "calls has the status of groups alone.",
         ),
         parts,
     ),
     (
         chapter.must(
             "flight_recorder/json",
-            "The recording as JSON says the same as the pickled one, without stack traces.",
+            "A flight recording in JSON says the same as the pickled one, without stack traces.",
         ),
         as_json,
     ),
@@ -424,7 +427,7 @@ def test_a_recording_says_what_was_called(bare_ranks: Ranks, fact: Fact) -> None
 
 @chapter.must(
     "flight_recorder/newest",
-    "When there were more calls than TORCH_FR_BUFFER_SIZE, the newest ones are recorded.",
+    "After more calls than TORCH_FR_BUFFER_SIZE, a flight recorder has the newest ones.",
 )
 @world_sizes(2)
 def test_the_newest_calls_are_kept(bare_ranks: Ranks) -> None:
