@@ -2,8 +2,8 @@
 
 Promised: the form has a flag and a number for messages between two ranks, and NCCL records them.
 
-Happens: send, recv, isend and irecv on gloo leave no entry. Of ranks that wait for messages, as in a
-pipeline that hangs, nothing is known.
+Happens: send, recv, isend and irecv on gloo leave no entry. Of ranks that wait for messages, as in
+a pipeline that hangs, nothing is known.
 
 Severity: missing
 Taste: perhaps: nothing says that gloo records messages
