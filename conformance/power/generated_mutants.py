@@ -111,9 +111,9 @@ class GeneratedMutant:
         noted = os.environ.get(REACHED)
         return replace(
             gloo,
-            # Torch compares the calls of its own groups alone.
+            # Torch compares the calls of its own groups alone, and records no other group's name.
             capabilities=gloo.capabilities.without(
-                ["feature:compiled_calls", "feature:mismatch_errors"]
+                [f"feature:{f}" for f in ("compiled_calls", "flight_recorder", "mismatch_errors")]
             ),
             name=self.name,
             backend=BACKEND,
