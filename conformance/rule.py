@@ -25,6 +25,7 @@ PROFILES = (
     "fully_shard",
     "companions",
     "distributed_checkpoint",
+    "dtensor",
     "tensor_parallel",
     "pipeline",
     "stores",

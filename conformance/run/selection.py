@@ -23,6 +23,7 @@ _TRAINING = {
     "device_mesh",
     "distributed_checkpoint",
     "pipeline",
+    "dtensor",
     "tensor_parallel",
 } - {"stores"}
 # What cases take from torch that imports a compiler when it is first called, in each rank anew.
