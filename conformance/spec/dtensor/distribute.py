@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import tensor as dt
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.experimental import local_map
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, experimental
 
 from conformance import Chapter, Me, Ranks, world_sizes
 from conformance.spec.dtensor.tables import mesh_of, part_of, placed, whole_numbers
@@ -32,7 +31,7 @@ def mine_of(whole: Tensor, mesh: Any, *layout: Any) -> Tensor:
     return part_of(whole, layout, mesh.mesh.shape, mesh.get_coordinate())
 
 
-def local_unlike(what: str, got: DTensor, whole: Tensor) -> list[str]:
+def local_unlike(what: str, got: Any, whole: Tensor) -> list[str]:
     """What is wrong with this rank's part, and with the shape of the whole."""
     want = mine_of(whole, got.device_mesh, *got.placements)
     found = unlike(f"{what}: local", got.to_local().detach().cpu(), want)
@@ -45,7 +44,7 @@ def distributed(me: Me, sizes: Any, dims: Any) -> list[str]:
         for dim in dims:
             whole = whole_numbers(size, 1)
             placement = Replicate() if dim is None else Shard(dim)
-            got = distribute_tensor(whole.to(me.device), mesh, [placement])
+            got = dt.distribute_tensor(whole.to(me.device), mesh, [placement])
             found += local_unlike(f"{size}, {placement}", got, whole)
     return found
 
@@ -53,7 +52,7 @@ def distributed(me: Me, sizes: Any, dims: Any) -> list[str]:
 def shards(me: Me) -> list[str]:
     found = distributed(me, ((6, 6), (12, 6, 2)), (0, 1))
     whole = whole_numbers((2, 3, 5), 1)
-    last = distribute_tensor(whole.to(me.device), mesh_of(me), [Shard(-1)])
+    last = dt.distribute_tensor(whole.to(me.device), mesh_of(me), [Shard(-1)])
     return (
         found + local_unlike("Shard(-1)", last, whole) + unlike("at", last.placements, (Shard(2),))
     )
@@ -61,7 +60,7 @@ def shards(me: Me) -> list[str]:
 
 def replicas(me: Me) -> list[str]:
     whole = whole_numbers((5, 3), 1)
-    got = distribute_tensor(whole.to(me.device), mesh_of(me))
+    got = dt.distribute_tensor(whole.to(me.device), mesh_of(me))
     return distributed(me, SIZES, (None,)) + local_unlike("no placements", got, whole)
 
 
@@ -79,7 +78,7 @@ def from_source(me: Me, source: int | None, seed: int) -> list[str]:
     how = {} if source == 0 else {"src_data_rank": source}
     for placement in (Replicate(), Shard(0), Shard(1)):
         whole = whole_numbers((5, 4), me.rank).to(me.device)
-        got = distribute_tensor(whole, mesh, [placement], **how)
+        got = dt.distribute_tensor(whole, mesh, [placement], **how)
         found += local_unlike(str(placement), got, whole_numbers((5, 4), seed))
     return found
 
@@ -101,7 +100,7 @@ def dtypes(me: Me) -> list[str]:
     for dtype in (torch.bool, torch.int64, torch.bfloat16, torch.float64):
         whole = whole_numbers((5, 3), 1, dtype)
         for placement in (Replicate(), Shard(0), Shard(1)):
-            got = distribute_tensor(whole.to(me.device), mesh_of(me), [placement])
+            got = dt.distribute_tensor(whole.to(me.device), mesh_of(me), [placement])
             found += local_unlike(f"{dtype}, {placement}", got, whole)
             back = got.full_tensor().cpu()
             found += unlike(f"{dtype}, {placement}: back", back, whole)
@@ -111,7 +110,7 @@ def dtypes(me: Me) -> list[str]:
 def metadata(me: Me) -> list[str]:
     mesh = mesh_of(me)
     whole = torch.ones(5, 4, 3, device=me.device)
-    got = distribute_tensor(whole, mesh, [Shard(1)])
+    got = dt.distribute_tensor(whole, mesh, [Shard(1)])
     return [
         *unlike("size, stride", (got.size(), got.stride()), (whole.size(), whole.stride())),
         *unlike("numel, ndim", (got.numel(), got.ndim), (60, 3)),
@@ -126,7 +125,7 @@ def strides(me: Me) -> list[str]:
     for whole in (whole_numbers((4, 5), 1).t(), whole_numbers((5, 8), 1)[:, ::2]):
         for placement in (Shard(0), Shard(1), Replicate()):
             given = whole.to(me.device)
-            got = distribute_tensor(given, mesh_of(me), [placement])
+            got = dt.distribute_tensor(given, mesh_of(me), [placement])
             found += local_unlike(str(placement), got, whole)
             found += unlike("given", given.cpu(), whole)
     return found
@@ -135,7 +134,7 @@ def strides(me: Me) -> list[str]:
 def leaves(me: Me) -> list[str]:
     """Parameters stay parameters' leaves, and have gradients of their own layout."""
     given = whole_numbers((5, 4), 1).to(me.device).requires_grad_()
-    got = distribute_tensor(given, mesh_of(me), [Shard(0)])
+    got = dt.distribute_tensor(given, mesh_of(me), [Shard(0)])
     (got * 3).sum().backward()
     found = unlike("leaf", (got.is_leaf, got.requires_grad), (True, True))
     if not isinstance(got.grad, DTensor):
@@ -145,12 +144,12 @@ def leaves(me: Me) -> list[str]:
 
 def refusals(me: Me) -> list[str]:
     mesh, whole = mesh_of(me), torch.ones(6, 4, device=me.device)
-    sharded = distribute_tensor(whole, mesh, [Shard(0)])
+    sharded = dt.distribute_tensor(whole, mesh, [Shard(0)])
     two: Any = [Shard(0), Shard(1)]
     wrong: list[tuple[str, Any]] = [
-        ("too many placements", lambda: distribute_tensor(whole, mesh, two)),
-        ("a DTensor in another layout", lambda: distribute_tensor(sharded, mesh, [Shard(1)])),
-        ("no such dimension", lambda: distribute_tensor(whole, mesh, [Shard(2)])),
+        ("too many placements", lambda: dt.distribute_tensor(whole, mesh, two)),
+        ("a DTensor in another layout", lambda: dt.distribute_tensor(sharded, mesh, [Shard(1)])),
+        ("no such dimension", lambda: dt.distribute_tensor(whole, mesh, [Shard(2)])),
     ]
     found = []
     for what, call in wrong:
@@ -165,10 +164,10 @@ def refusals(me: Me) -> list[str]:
 def local_memory(me: Me) -> list[str]:
     """What is written to the local tensor is seen in the whole."""
     mesh, whole = mesh_of(me), whole_numbers((5, 4), 1)
-    got = distribute_tensor(whole.clone().to(me.device), mesh, [Shard(0)])
+    got = dt.distribute_tensor(whole.clone().to(me.device), mesh, [Shard(0)])
     got.to_local().mul_(2)
     given = mine_of(whole, mesh, Shard(0)).clone().to(me.device)
-    of_local = DTensor.from_local(given, mesh, [Shard(0)], shape=(5, 4), stride=(4, 1))
+    of_local = DTensor.from_local(given, mesh, [Shard(0)], shape=torch.Size((5, 4)), stride=(4, 1))
     given.add_(1)
     return [
         *unlike("to_local", got.full_tensor().cpu(), whole * 2),
@@ -250,7 +249,8 @@ def summed_gradient(me: Me) -> list[str]:
     """Each rank's share of a sum has the gradient of the sum."""
     mesh, weight = mesh_of(me), whole_numbers((3, 4), 2)
     mine = whole_numbers((3, 4), me.rank).to(me.device).requires_grad_()
-    got = DTensor.from_local(mine, mesh, [Partial()]).redistribute(placements=[Replicate()])
+    share: Any = DTensor.from_local(mine, mesh, [Partial()])
+    got = share.redistribute(placements=[Replicate()])
     (got.to_local() * weight.to(me.device)).sum().backward()
     assert mine.grad is not None
     return unlike("gradient", mine.grad.cpu(), weight)
@@ -259,7 +259,7 @@ def summed_gradient(me: Me) -> list[str]:
 def local_gradient(me: Me) -> list[str]:
     """Of each rank's own computation with what is the same on all: their sum, if so told."""
     mesh, n = mesh_of(me), me.world_size
-    leaf = distribute_tensor(whole_numbers((3, 4), 1).to(me.device), mesh, [Replicate()])
+    leaf = dt.distribute_tensor(whole_numbers((3, 4), 1).to(me.device), mesh, [Replicate()])
     leaf.requires_grad_()
     local = leaf.to_local(grad_placements=[Partial()])
     (local * whole_numbers((3, 4), 5 + me.rank).to(me.device)).sum().backward()
@@ -286,7 +286,7 @@ def factories(me: Me) -> list[str]:
 def copies(me: Me) -> list[str]:
     """They have the values, and memory of their own."""
     whole = whole_numbers((5, 4), 1)
-    x = distribute_tensor(whole.to(me.device), mesh_of(me), [Shard(0)])
+    x = dt.distribute_tensor(whole.to(me.device), mesh_of(me), [Shard(0)])
     others = [copy.deepcopy(x), x.clone(), x.detach().clone()]
     x.to_local().zero_()
     return [t for y in others for t in local_unlike("copy", y, whole)]
@@ -295,7 +295,7 @@ def copies(me: Me) -> list[str]:
 def saved(me: Me) -> list[str]:
     """With torch.save, each rank its own part."""
     whole, file = whole_numbers((5, 4), 1), io.BytesIO()
-    x = distribute_tensor(whole.to(me.device), mesh_of(me), [Shard(0)])
+    x = dt.distribute_tensor(whole.to(me.device), mesh_of(me), [Shard(0)])
     torch.save(x, file)
     file.seek(0)
     got = torch.load(file, weights_only=False)
@@ -305,7 +305,7 @@ def saved(me: Me) -> list[str]:
 def numbers(me: Me) -> list[str]:
     """Elements, and what was gathered before."""
     whole = whole_numbers((5, 4), 1)
-    x = distribute_tensor(whole.to(me.device), mesh_of(me), [Shard(0)])
+    x = dt.distribute_tensor(whole.to(me.device), mesh_of(me), [Shard(0)])
     total = x.sum().redistribute(placements=[Replicate()])
     got = [total.item(), float(x[3, 1]), bool(x[0, 0] == 9)]
     return unlike("numbers", got, [whole.sum().item(), float(whole[3, 1]), False])
@@ -314,7 +314,7 @@ def numbers(me: Me) -> list[str]:
 def numbers_of_sums(me: Me) -> list[str]:
     """Of results to which each rank has its share."""
     whole = whole_numbers((5, 4), 1)
-    x = distribute_tensor(whole.to(me.device), mesh_of(me), [Shard(0)])
+    x = dt.distribute_tensor(whole.to(me.device), mesh_of(me), [Shard(0)])
     calls: Any = (torch.sum, torch.max, torch.mean)
     try:
         got = [call(x).item() for call in calls]
@@ -325,7 +325,7 @@ def numbers_of_sums(me: Me) -> list[str]:
 
 def linear_by_rows(_: str, module: Any, mesh: Any) -> None:
     for name, param in list(module.named_parameters(recurse=False)):
-        sharded = nn.Parameter(distribute_tensor(param, mesh, [Shard(0)]))
+        sharded = nn.Parameter(dt.distribute_tensor(param, mesh, [Shard(0)]))
         module.register_parameter(name, sharded)
 
 
@@ -357,7 +357,11 @@ def module_hooks(me: Me) -> list[str]:
         layer.weight.copy_(whole_numbers((2, 4), 2))
 
     def given(_: Any, inputs: Any, mesh: Any) -> Any:
-        return (DTensor.from_local(inputs[0], mesh, [Shard(0)], shape=(6, 4), stride=(4, 1)),)
+        return (
+            DTensor.from_local(
+                inputs[0], mesh, [Shard(0)], shape=torch.Size((6, 4)), stride=(4, 1)
+            ),
+        )
 
     parts = dt.distribute_module(
         layer, mesh, None, given, lambda _, output, mesh: output.full_tensor()
@@ -375,11 +379,15 @@ def local_maps(me: Me) -> list[str]:
     ]
     found = []
     for at_x, at_y, out in cases:
-        multiplied = local_map(torch.mm, out, (at_x, at_y), None, mesh, redistribute_inputs=True)
-        given = [distribute_tensor(z.to(me.device), mesh, [Shard(1)]) for z in (x, y)]
+        multiplied = experimental.local_map(
+            torch.mm, out, (at_x, at_y), None, mesh, redistribute_inputs=True
+        )
+        given = [dt.distribute_tensor(z.to(me.device), mesh, [Shard(1)]) for z in (x, y)]
         got = multiplied(*given)
         if out == [Shard(0)]:
-            got = DTensor.from_local(got.to_local(), mesh, out, shape=(5, 3), stride=(3, 1))
+            got = DTensor.from_local(
+                got.to_local(), mesh, out, shape=torch.Size((5, 3)), stride=(3, 1)
+            )
         found += unlike(f"{out}", got.full_tensor().cpu() + 0, x @ y + 0)
     return found
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 
 from conformance import Chapter, Me, Ranks, world_sizes
@@ -26,7 +26,7 @@ R, S0, S1 = Replicate(), Shard(0), Shard(1)
 SUM, AVERAGE, LEAST, MOST = (Partial(op) for op in ("sum", "avg", "min", "max"))
 
 
-def unlike_placed(what: str, got: DTensor, whole: Any, layout: Any) -> list[str]:
+def unlike_placed(what: str, got: Any, whole: Any, layout: Any) -> list[str]:
     """What is wrong with a DTensor that should have these values in this layout."""
     found = unlike(f"{what}: layout", tuple(got.placements), tuple(layout))
     found += unlike(f"{what}: shape", tuple(got.shape), tuple(whole.shape))

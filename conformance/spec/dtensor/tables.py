@@ -60,7 +60,7 @@ def part_of(whole: Tensor, layout: Layout, sizes: Sequence[int], coordinate: Any
     return whole.contiguous()
 
 
-def placed(whole: Tensor, mesh: DeviceMesh, layout: Layout) -> DTensor:
+def placed(whole: Tensor, mesh: DeviceMesh, layout: Layout) -> Any:
     """A DTensor of these values, made without communication."""
     mine = part_of(whole, layout, mesh.mesh.shape, mesh.get_coordinate()).clone()
     return DTensor.from_local(
@@ -68,7 +68,7 @@ def placed(whole: Tensor, mesh: DeviceMesh, layout: Layout) -> DTensor:
     )
 
 
-def settled(tensor: DTensor) -> DTensor:
+def settled(tensor: Any) -> Any:
     """The same values; what is no plain shard is whole on all ranks."""
     plain = (Shard, Replicate)
     if all(type(p) in plain for p in tensor.placements):

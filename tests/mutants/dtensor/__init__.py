@@ -1,0 +1,1 @@
+"""Mutants of conformance/spec/dtensor."""
