@@ -23,6 +23,11 @@ RULES = {
         *("tp/desired-layout", "tp/own-data-of-the-module", "tp/tied", "tp/loss/images"),
         *("tp/loss/weighted-and-ignored", "tp/loss/other-losses", "tp/loss/ends"),
     ),
+    "dtensor": (
+        *("dtensor/numbers-of-sums", "dtensor/operators/running-from-the-end"),
+        *("dtensor/operators/mean-losses", "dtensor/operators/cut-convolutions"),
+        *("dtensor/gradients/largest", "dtensor/in-place/sums", "dtensor/in-place/pieces"),
+    ),
     "pipeline": (
         *("pipeline/accumulated", "pipeline/tied-stages", "pipeline/statistics"),
         *("pipeline/frozen-first-stage-without-bubbles", "pipeline/after-an-exception"),

@@ -267,14 +267,6 @@ GRADIENTS = rows(
     ),
     (
         chapter.must(
-            "dtensor/gradients/norms",
-            "The gradients of norms, variances and logsumexp are those of the whole tensors "
-            "in each layout.",
-        ),
-        "norms",
-    ),
-    (
-        chapter.must(
             "dtensor/gradients/softmax",
             "The gradients of softmax and its relatives along each dimension are those of the "
             "whole tensors in each layout.",

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from tests.mutants.dtensor.kit import (
     FRONT,
-    PLACEMENTS,
     FrontMutant,
     OperatorMutant,
     ShardMutant,
@@ -40,12 +39,11 @@ class EmptyShardsHaveNoSizes(ShardMutant):
 
 
 @breaks("dtensor/distribute/replicas", says="local: ")
-class ReplicatesZeros(MethodMutant):
-    of = f"{PLACEMENTS}:Replicate"
-
+class ReplicatesZeros(FrontMutant):
     @staticmethod
-    def _replicate_tensor(right: Any, *args: Any) -> Any:
-        return right(*args) * 0
+    def distribute_tensor(right: Any, *args: Any, **how: Any) -> Any:
+        found = right(*args, **how)
+        return found * 0 if found.placements[0] == Replicate() else found
 
 
 @breaks("dtensor/distribute/first-rank", says="local: ")

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from tests.mutants.kit import Patch
-from tests.mutants.replacing import MethodMutant
+from tests.mutants.replacing import MethodMutant, methods_replaced
 
 FRONT = "torch.distributed.tensor"
 PLACEMENTS = f"{FRONT}.placement_types"
@@ -89,7 +89,7 @@ class OperatorMutant(Patch):
 
     @classmethod
     @contextmanager
-    def patched(cls) -> Iterator[None]:  # type: ignore[override]
+    def patched(cls) -> Iterator[None]:
         with ExitStack() as stack:
             for name in cls.ops:
                 stack.enter_context(operator_replaced(operator_named(name), cls.wrong))
@@ -126,7 +126,7 @@ def no_cut_piece(right: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 MENDED: dict[Callable[..., Any], tuple[str, ...]] = {
     of_whole_tensors: (
         *("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "convolution"),
-        *("_local_scalar_dense", "linalg_vector_norm"),
+        "_local_scalar_dense",
     ),
     along_counted_dimension: ("cumsum", "cumprod", "logcumsumexp"),
     no_sum_filled: ("fill_.Scalar",),
@@ -141,6 +141,7 @@ def repaired() -> Iterator[None]:
         for mended, names in MENDED.items():
             for name in names:
                 stack.enter_context(operator_replaced(operator_named(name), mended))
+        stack.enter_context(methods_replaced("torch.linalg", {"vector_norm": of_whole_tensors}))
         yield
 
 

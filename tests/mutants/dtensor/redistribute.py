@@ -64,13 +64,12 @@ class KeepsItsOwnShare(TensorMutant):
         return right(mine, placements=placements, **how)
 
 
-@breaks("dtensor/redistribute/original", says="local: ")
+@breaks("dtensor/redistribute/original", says="local: |sum: ")
 class WritesToTheOriginal(TensorMutant):
     @staticmethod
     def redistribute(right: Any, self: Any, **how: Any) -> Any:
         found = right(self, **how)
-        if not self.requires_grad and self.placements[0].is_partial():
-            self._local_tensor.add_(1)
+        self._local_tensor.detach().add_(1)
         return found
 
 
