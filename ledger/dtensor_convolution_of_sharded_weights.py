@@ -2,8 +2,9 @@
 
 Promised: torch docs, torch.distributed.tensor: a DTensor computes what the whole tensor would.
 
-Happens: each rank convolves with its own output channels, and the result is a replica, of which each
-rank has other channels. Shards of channels or of the length go wrong in similar ways.
+Happens: each rank convolves with its own output channels, and the result counts as a
+replica, of which each rank has other channels. Shards of channels or of the length
+go wrong in similar ways.
 
 Severity: silent wrong data
 Taste: no

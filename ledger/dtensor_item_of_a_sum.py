@@ -2,8 +2,9 @@
 
 Promised: torch docs, torch.distributed.tensor: a DTensor computes what the whole tensor would.
 
-Happens: item, float and int of a result along shards, such as x.sum(), read the local tensor, which is
-one rank's share as long as the sum is pending: ranks get different numbers, none of them right.
+Happens: item, float and int of a result along shards, such as x.sum(), read the local
+tensor, one rank's share as long as the sum is pending: ranks get different numbers, none of them
+right.
 
 Severity: silent wrong data
 Taste: no
