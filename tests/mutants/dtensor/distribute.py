@@ -10,10 +10,8 @@ from torch.distributed.tensor import DTensor, Replicate
 from tests.mutants.dtensor.kit import (
     FRONT,
     FrontMutant,
-    OperatorMutant,
     ShardMutant,
     TensorMutant,
-    spoiled,
     with_other_gradient,
 )
 from tests.mutants.kit import breaks
@@ -140,67 +138,3 @@ class LosesTheLastElement(TensorMutant):
         found = right(self, **how).clone()
         found.view(-1)[-1:] = 9
         return found
-
-
-@breaks("dtensor/factories/values", says="full, .*local: ")
-class FillsWithAnotherValue(FrontMutant):
-    @staticmethod
-    def full(right: Any, size: Any, value: Any, **how: Any) -> Any:
-        return right(size, value + 1, **how)
-
-
-@breaks("dtensor/copies", says="copy: local: ")
-class ClonesShareMemory(OperatorMutant):
-    ops = ("clone",)
-
-    @staticmethod
-    def wrong(right: Any, x: Any, **_: Any) -> Any:
-        return x
-
-
-@breaks("dtensor/saved", says="loaded: local: ")
-class LoadsZeros(MethodMutant):
-    of = "torch"
-
-    @staticmethod
-    def load(right: Any, *args: Any, **how: Any) -> Any:
-        return right(*args, **how) * 0
-
-
-@breaks("dtensor/numbers", says="numbers: ")
-class RanksReadOtherNumbers(OperatorMutant):
-    ops = ("_local_scalar_dense",)
-
-    @staticmethod
-    def wrong(right: Any, x: Any) -> Any:
-        return right(spoiled(x))
-
-
-@breaks("dtensor/numbers-of-sums", says="numbers: ")
-class ReadsItsOwnShare(OperatorMutant):
-    """As torch does."""
-
-    ops = ()
-
-
-@breaks("dtensor/modules/parameters", says="placement: ")
-class DistributesNoParameters(FrontMutant):
-    @staticmethod
-    def distribute_module(right: Any, module: Any, mesh: Any, _: Any, *rest: Any) -> Any:
-        return right(module, mesh, None, *rest)
-
-
-@breaks("dtensor/modules/inputs-and-outputs", says="output: ")
-class LeavesOutputsAsTheyAre(FrontMutant):
-    @staticmethod
-    def distribute_module(right: Any, module: Any, mesh: Any, *functions: Any) -> Any:
-        return right(module, mesh, *functions[:2])
-
-
-@breaks("dtensor/local-map", says="elements differ")
-class CallsAnotherFunction(MethodMutant):
-    of = f"{FRONT}.experimental"
-
-    @staticmethod
-    def local_map(right: Any, function: Any, *args: Any, **how: Any) -> Any:
-        return right(lambda x, y: function(x, y) + 1, *args, **how)
