@@ -7,7 +7,7 @@ unequal numbers of rows. mean itself has been mended (pytorch 162692), losses ha
 
 Severity: silent wrong data
 Taste: no
-Upstream: none found for losses, searched in November 2026
+Upstream: none found, searched in November 2026
 """
 # deviations: dtensor/operators/mean-losses
 # shows: the loss is 0.5
