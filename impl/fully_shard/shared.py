@@ -4,13 +4,17 @@
 On a device the host only issues work; streams decide what runs beside what.
 
     stream     work
-    current    compute: forward, backward, optimizer; copies into and out of collectives' memory
-    gather     all-gathers. Wait for `current` once a step: the optimizer has written the shards
+    current    compute: forward, backward, optimizer; copies of what was gathered into whole
+               parameters, and of gradients into what is reduced
+    gather     copies of shards, and all-gathers. Wait for `current` once a step: the optimizer has
+               written the shards
     reduce     reduce-scatters. Wait for `current`, so that the gradients are there
     replica    all-reduces over replicas. Wait for `reduce`
 
 `current` waits for `gather` before it uses whole parameters, and for the others at the end of the
-backward. Memory that one stream allocated and another uses is kept alive by `InFlight`.
+backward. The inputs of reduce-scatters are kept by `InFlight` until they have been read; of other
+memory that a second stream uses the allocator is told (`record_stream`). Whole parameters are
+allocated, filled, used and freed on `current` alone, so their memory can be freed at once.
 
 So in a backward the all-gather of the next unit, the gradients of this one and the reduce-scatter
 of the one before run at the same time.

@@ -115,6 +115,14 @@ class State:
         if self.chooses_after_forward:
             for unit in self.units:
                 unit.after_forward = None
+        try:
+            self._prepare_all(root)
+        except BaseException:
+            for state in below:
+                state.is_root = None  # so that the next forward is refused as well
+            raise
+
+    def _prepare_all(self, root: nn.Module) -> None:
         self._name_all(root)
         units = self._all_units()
         self.shared.in_flight_max = max((unit.in_flight_max for unit in units), default=1)
@@ -265,7 +273,8 @@ class State:
         for state in step.states:
             state._still_to_run.clear()
             for unit in reversed(state.units):
-                if unit.phase is not Phase.REDUCED:  # none of its inputs needed a gradient
+                # none of its inputs needed a gradient, or it had no part in this backward
+                if unit.phase is not Phase.REDUCED:
                     unit.end_backward()
                 unit.phase = Phase.IDLE
             state.phase = Phase.IDLE

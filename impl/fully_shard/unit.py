@@ -1,10 +1,12 @@
 """A unit: parameters that are gathered together, and whose gradients are reduced together.
 
     phase            what happens                                      parameters
-    IDLE                                                               sharded, or whole
+    IDLE                                                               sharded, resharded or whole
     FORWARD          gather, compute, `shard` after it                 whole
     BACKWARD         gather unless whole, compute gradients            whole
     REDUCED          its gradients are on their way                    sharded, or whole
+
+Resharded means divided among fewer ranks, from a forward to its backward.
 
 A unit goes through FORWARD and IDLE once for each forward, and through BACKWARD and REDUCED once
 for each backward through one of these. The end of the whole backward makes every unit IDLE.

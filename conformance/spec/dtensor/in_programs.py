@@ -217,7 +217,7 @@ FACTS = rows(
 )
 
 
-@world_sizes(2, 3)
+@world_sizes(3)
 @pytest.mark.parametrize("fact", FACTS)
 def test_in_programs(ranks: Ranks, fact: Fact) -> None:
     check_fact(ranks, fact)

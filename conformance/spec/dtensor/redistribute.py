@@ -318,7 +318,7 @@ FACTS = rows(
 )
 
 
-@world_sizes(2, 3)
+@world_sizes(3)
 @pytest.mark.parametrize("fact", FACTS)
 def test_redistribute(ranks: Ranks, fact: Fact) -> None:
     check_fact(ranks, fact)

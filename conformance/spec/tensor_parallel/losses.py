@@ -138,7 +138,7 @@ def ends(me: Me) -> list[str]:
     return found
 
 
-@world_sizes(2, 3)
+@world_sizes(3)
 @pytest.mark.parametrize(
     "fact",
     rows(

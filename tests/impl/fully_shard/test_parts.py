@@ -126,6 +126,15 @@ class TestOneRank:
         assert isinstance(model, TorchFSDPModule)
         assert isinstance(model, nn.Linear)
 
+    def test_a_model_that_was_refused_is_refused_again(self) -> None:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        model[1].weight = model[0].weight
+        for module in (*model, model):
+            fully_shard(module)
+        for _ in range(2):
+            with pytest.raises(ValueError, match="shared with a parameter already managed"):
+                model(torch.ones(1, 2))
+
     def test_slices_of_a_container_are_not_sharded(self) -> None:
         model = fully_shard(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
         assert type(model[:1]) is nn.Sequential
