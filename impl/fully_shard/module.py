@@ -182,7 +182,8 @@ class FSDPModule(TorchFSDPModule):
     def reset_iter_state(self) -> None:
         """After an exception in a forward or backward: make the root ready for the next step.
 
-        Gradients of that step that were not reduced yet are lost. Raises RuntimeError on a module that is not the root.
+        Gradients of that step that were not reduced yet are lost. Raises RuntimeError on a module
+        that is not the root.
         """
         self._get_fsdp_state().reset()
 

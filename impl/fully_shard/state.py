@@ -117,9 +117,11 @@ class State:
                 unit.after_forward = None
         try:
             self._prepare_all(root)
-        except BaseException:
+        except BaseException:  # the next forward is refused as well
+            self.phase = Phase.IDLE
+            self._still_to_run.clear()
             for state in below:
-                state.is_root = None  # so that the next forward is refused as well
+                state.is_root = None
             raise
 
     def _prepare_all(self, root: nn.Module) -> None:

@@ -39,7 +39,7 @@ def all_make_calls(me: Me) -> Recording:
     "torch's analysis finds nothing wrong in flight recordings of ranks that have made the same "
     "calls.",
 )
-@world_sizes(3)
+@world_sizes(2, 3)
 def test_the_analysis_finds_nothing_wrong(bare_ranks: Ranks) -> None:
     recordings = bare_ranks.run(all_make_calls)
     found = analysed(recordings)
@@ -59,7 +59,7 @@ def hang_without_the_last(me: Me) -> Recording:
     "has not called it.",
     needs=("feature:flight_recorder", "feature:nonblocking"),
 )
-@world_sizes(3)
+@world_sizes(2, 3)
 def test_the_analysis_names_the_rank_that_has_not_called(bare_ranks: Ranks) -> None:
     found = analysed(bare_ranks.run(hang_without_the_last))
     hanging = [
@@ -91,7 +91,7 @@ def one_calls_another(me: Me) -> Recording:
     "the others, and what it called.",
     needs=("feature:flight_recorder", "feature:timeouts"),
 )
-@world_sizes(3)
+@world_sizes(2, 3)
 def test_the_analysis_names_the_rank_that_called_something_else(bare_ranks: Ranks) -> None:
     recordings = bare_ranks.run(one_calls_another)
     last = bare_ranks.world_size - 1

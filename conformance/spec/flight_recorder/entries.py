@@ -420,7 +420,7 @@ FACTS = rows(
 
 
 @pytest.mark.parametrize("fact", FACTS)
-@world_sizes(3)
+@world_sizes(2, 3)
 def test_a_recording_says_what_was_called(bare_ranks: Ranks, fact: Fact) -> None:
     check_fact(bare_ranks, fact)
 
