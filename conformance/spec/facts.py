@@ -41,3 +41,14 @@ def check_fact(ranks: Ranks, fact: Callable[..., list[str]], *args: object) -> N
     """No rank finds anything wrong. args: of the fact, besides the rank's `Me`."""
     for rank, found in enumerate(ranks.run(fact, *args)):
         assert_that(not found, "\n".join(found), rank)
+
+
+def refusal(call: Callable[[], object], *kinds: type[Exception]) -> str:
+    """What the call says when it raises one of these; what happened instead, in parentheses."""
+    try:
+        value = call()
+    except kinds as error:
+        return str(error)
+    except Exception as error:
+        return f"({type(error).__name__}: {error})"
+    return f"(nothing was raised, it returned {type(value).__name__})"

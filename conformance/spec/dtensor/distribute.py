@@ -17,6 +17,7 @@ from conformance.spec.facts import Fact, check_fact, rows, unlike
 NEEDS = (
     *("op:broadcast", "op:scatter", "op:all_reduce", "reduce_op:sum"),
     *("op:all_gather_into_tensor", "op:reduce_scatter_tensor", "op:all_to_all_single"),
+    "feature:coalescing",
 )
 
 chapter = Chapter("dtensor", source="torch 2.13 docs, torch.distributed.tensor", needs=NEEDS)
@@ -439,6 +440,7 @@ FACTS = rows(
             "dtensor/full/averages",
             "full_tensor of Partial('avg') averages what all ranks have.",
             rests_on="dtensor/full/sums",
+            needs=(*NEEDS, "reduce_op:avg"),
         ),
         full_of_averages,
     ),

@@ -21,6 +21,7 @@ from conformance.spec.facts import Fact, check_fact, rows, unlike
 NEEDS = (
     *("op:broadcast", "op:scatter", "op:all_reduce", "reduce_op:sum"),
     *("op:all_gather_into_tensor", "op:reduce_scatter_tensor", "op:all_to_all_single"),
+    "feature:coalescing",
 )
 
 chapter = Chapter("dtensor", source="torch 2.13 docs, torch.distributed.tensor", needs=NEEDS)

@@ -11,7 +11,7 @@ from conformance.spec.facts import rows
 NEEDS = (
     *("op:broadcast", "op:scatter", "op:all_reduce", "reduce_op:sum", "reduce_op:avg"),
     *("reduce_op:min", "reduce_op:max", "op:all_gather_into_tensor", "op:reduce_scatter_tensor"),
-    "op:all_to_all_single",
+    *("op:all_to_all_single", "feature:coalescing"),
 )
 
 chapter = Chapter("dtensor", source="torch 2.13 docs, torch.distributed.tensor", needs=NEEDS)

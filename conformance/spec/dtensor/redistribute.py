@@ -15,7 +15,7 @@ from conformance.spec.facts import Fact, check_fact, rows, unlike
 
 NEEDS = (
     *("op:all_reduce", "reduce_op:sum", "op:all_gather_into_tensor"),
-    *("op:reduce_scatter_tensor", "op:all_to_all_single"),
+    *("op:reduce_scatter_tensor", "op:all_to_all_single", "feature:coalescing"),
 )
 EXTREMES = ("reduce_op:min", "reduce_op:max")
 
@@ -225,6 +225,7 @@ FACTS = rows(
             "dtensor/redistribute/averages",
             "Partial('avg') redistributed to Replicate or Shard is the average over all ranks.",
             rests_on="dtensor/redistribute/sums-to-shards",
+            needs=(*NEEDS, "reduce_op:avg"),
         ),
         averaged,
     ),

@@ -161,14 +161,3 @@ def alike(
         line.whole_step(x, y)
         found += line.differences()
     return found
-
-
-def refusal(call: Callable[[], Any], *kinds: type[Exception]) -> str:
-    """What the call says when it raises one of these; what happened instead, in parentheses."""
-    try:
-        value = call()
-    except kinds as error:
-        return str(error)
-    except Exception as error:
-        return f"({type(error).__name__}: {error})"
-    return f"(nothing was raised, it returned {type(value).__name__})"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from conformance import Chapter, Me, Ranks, covers, not_probed, world_sizes
-from conformance.spec.facts import Fact, check_fact, near, rows, unlike
+from conformance.spec.facts import Fact, check_fact, near, refusal, rows, unlike
 from conformance.spec.pipeline.facts import (
     EVERY,
     LOOPS,
@@ -24,7 +24,6 @@ from conformance.spec.pipeline.facts import (
     batch,
     linear,
     plain,
-    refusal,
     schedule_named,
 )
 

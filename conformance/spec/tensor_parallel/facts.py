@@ -115,17 +115,6 @@ def quietly(call: Any) -> Any:
         return call()
 
 
-def refusal(call: Any, *kinds: type[Exception]) -> str:
-    """What the call says when it raises one of these; what happened instead, in parentheses."""
-    try:
-        value = quietly(call)
-    except kinds as error:
-        return str(error)
-    except Exception as error:
-        return f"({type(error).__name__}: {error})"
-    return f"(nothing was raised, it returned {type(value).__name__})"
-
-
 def mlp(me: Me, bias: bool = True) -> Any:
     return filled(me, nn.Sequential(nn.Linear(6, 12, bias), nn.ReLU(), nn.Linear(12, 6, bias)))
 
