@@ -1,20 +1,24 @@
-"""Helpers that wrap every collective of a group at once, for mutants."""
+"""Helpers that wrap every collective of a group at once; functional collectives, mended."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar, TypeVar
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import _functional_collectives as functional
 
 from conformance.harness.forwarding import OPERATIONS
 from conformance.power.handles import Relayed
 from impl.gloo import ProcessGroupGloo
-from tests.mutants.kit import ForwardingGroup, GroupMutant
+from tests.mutants.kit import ForwardingGroup, GroupMutant, Patch
 
 _WITHOUT_RESULT = ("barrier", "recv", "send")
 
@@ -135,3 +139,73 @@ class OfOne(ForwardingGroup):
         options = kwargs.get("opts", args[-1] if args else None)
         is_asynchronous = getattr(options, "asyncOp", False)
         return self.handle(work) if method == self.method and is_asynchronous else work
+
+
+def _waited(x: Any) -> Tensor:
+    """The values of a result, in a plain tensor."""
+    found: Tensor = functional.wait_tensor(x.elem)
+    return found
+
+
+def _no_gradient(right: Callable[..., Any], x: Tensor, *args: Any) -> Any:
+    if x.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError("the functional broadcast has no gradient")
+    return right(x, *args)
+
+
+def _permuted(right: Callable[..., Any], x: Tensor, *args: Any) -> Any:
+    return right(x.flatten(), *args).view(x.shape)
+
+
+def _of_a_copy(right: Callable[..., Any], xs: Any, *args: Any) -> Any:
+    return right(list(xs), *args)
+
+
+def _group_of(right: Callable[..., Any], group: Any, tag: str = "") -> Any:
+    """Takes lists of lists and names, too, and tells which ranks have no group."""
+    if isinstance(group, list) and group and isinstance(group[0], list):
+        [group] = [ranks for ranks in group if dist.get_rank() in ranks]
+    if isinstance(group, str) and right.__name__ == "_expand_group":
+        group = dist.distributed_c10d._resolve_process_group(dist.distributed_c10d.GroupName(group))
+    try:
+        return right(group, tag)
+    except ValueError as error:
+        raise ValueError(str(error) or f"there is no group of the ranks {group}") from error
+
+
+def _let_go(right: Callable[..., Any], x: Tensor) -> Any:
+    """A result that is dropped is waited for, so that torch forgets it."""
+    result = right(x)
+    if isinstance(result, functional.AsyncCollectiveTensor):
+        weakref.finalize(result, functional.wait_tensor, result.elem)
+    return result
+
+
+class Repaired(Patch):
+    """No mutant: functional collectives that keep the rules that torch's break."""
+
+    functions: ClassVar[dict[str, Callable[..., Any]]] = {
+        "broadcast": _no_gradient,
+        "permute_tensor": _permuted,
+        "reduce_scatter_tensor_coalesced": _of_a_copy,
+        "_resolve_group": _group_of,
+        "_expand_group": _group_of,
+        "_maybe_wrap_tensor": _let_go,
+    }
+    methods: ClassVar[dict[str, Callable[..., Any]]] = {
+        "__reduce_ex__": lambda x, protocol: _waited(x).__reduce_ex__(protocol),
+        "__dlpack__": lambda x, **how: _waited(x).__dlpack__(**how),
+        "share_memory_": lambda x: _waited(x).share_memory_(),
+    }
+
+    @classmethod
+    @contextmanager
+    def patched(cls) -> Iterator[None]:
+        with ExitStack() as stack:
+            for name, mended in cls.functions.items():
+                new = partial(mended, getattr(functional, name))
+                stack.enter_context(mock.patch.object(functional, name, new))
+            for name, method in cls.methods.items():
+                owner: Any = functional.AsyncCollectiveTensor
+                stack.enter_context(mock.patch.object(owner, name, method, create=True))
+            yield
