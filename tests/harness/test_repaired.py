@@ -33,6 +33,7 @@ RULES = {
         *("dtensor/numbers-of-sums", "dtensor/operators/running-from-the-end"),
         *("dtensor/operators/mean-losses", "dtensor/operators/cut-convolutions"),
         *("dtensor/gradients/largest", "dtensor/in-place/sums", "dtensor/in-place/pieces"),
+        *("dtensor/random/shards", "dtensor/random/factories"),
     ),
     "pipeline": (
         *("pipeline/accumulated", "pipeline/tied-stages", "pipeline/statistics"),

@@ -9,8 +9,10 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.distributed import tensor as dt
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
+from conformance.spec.dtensor.tables import part_of
 from tests.mutants.kit import Patch
 from tests.mutants.replacing import MethodMutant, methods_replaced
 
@@ -123,6 +125,33 @@ def no_cut_piece(right: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     return right(x, *args, **kwargs)
 
 
+def part_of_a_draw(right: Any, x: Any, args: Any, kwargs: Any) -> Any:
+    """This rank's part of random numbers for the whole tensor, which all ranks draw."""
+    local = x._local_tensor
+    drawn = right(local.new_zeros(x.shape), *args, **kwargs)
+    mesh = x.device_mesh
+    return part_of(drawn, x.placements, mesh.mesh.shape, mesh.get_coordinate())
+
+
+def drawn_in_place(right: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+    x._local_tensor.copy_(part_of_a_draw(right, x, args, kwargs))
+    return x
+
+
+def drawn_alike(right: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+    new = x.clone()
+    new._local_tensor.copy_(part_of_a_draw(right, x, args, kwargs))
+    return new
+
+
+def made_uniform(_: Any, *size: int, **how: Any) -> Any:
+    return dt.zeros(*size, **how).uniform_()
+
+
+def made_normal(_: Any, *size: int, **how: Any) -> Any:
+    return dt.zeros(*size, **how).normal_()
+
+
 MENDED: dict[Callable[..., Any], tuple[str, ...]] = {
     of_whole_tensors: (
         *("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "convolution"),
@@ -130,6 +159,8 @@ MENDED: dict[Callable[..., Any], tuple[str, ...]] = {
     ),
     along_counted_dimension: ("cumsum", "cumprod", "logcumsumexp"),
     no_sum_filled: ("fill_.Scalar",),
+    drawn_in_place: ("uniform_", "normal_"),
+    drawn_alike: ("rand_like",),
     no_cut_piece: ("select.int", "slice.Tensor", "split.Tensor", "diagonal"),
 }
 
@@ -142,6 +173,8 @@ def repaired() -> Iterator[None]:
             for name in names:
                 stack.enter_context(operator_replaced(operator_named(name), mended))
         stack.enter_context(methods_replaced("torch.linalg", {"vector_norm": of_whole_tensors}))
+        made = {"rand": made_uniform, "randn": made_normal}
+        stack.enter_context(methods_replaced(FRONT, made))
         yield
 
 
