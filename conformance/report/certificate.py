@@ -20,7 +20,6 @@ from typing import Any
 from conformance.report.case_failure import rows_of_failures
 from conformance.report.conclusion import sentence
 from conformance.report.environment import environment
-from conformance.report.html import render
 from conformance.report.power_score import scores
 from conformance.report.results import CaseResult, DeviationResult, RequirementResult, Results
 from conformance.rule import PROFILES, Requirement
@@ -146,6 +145,8 @@ def write_certificate(folder: Path, document: Document) -> None:
 
     Raises OSError when the folder cannot be written to.
     """
+    from conformance.report.html import render  # and with it jinja2, which no worker needs
+
     text = json.dumps(document, indent=1) + "\n"
     write_whole(folder / REPORT, render(document))
     write_whole(folder / CERTIFICATE, text)

@@ -170,17 +170,16 @@ ARITHMETIC: dict[str, tuple[Part, ...]] = {
         ),
     ),
     "products": (
-        Part((X, whole_numbers((4, 2), 4)), named("mm matmul"), partial=True),
-        Part((X, whole_numbers((4,), 4)), named("mv matmul"), partial=True),
-        Part((X[0].clone(), Y[1].clone()), named("dot outer inner kron"), partial=True),
-        Part((CUBE, whole_numbers((2, 4, 2), 4)), named("bmm matmul")),
+        Part((X, whole_numbers((4, 2), 4)), named("matmul"), partial=True),
+        Part((X, whole_numbers((4,), 4)), named("matmul"), partial=True),
+        Part((X[0].clone(), Y[1].clone()), named("dot outer kron"), partial=True),
+        Part((CUBE, whole_numbers((2, 4, 2), 4)), named("matmul")),
         Part((CUBE, whole_numbers((4, 2), 4)), named("matmul")),
         Part(
             (X, Y),
             {
                 "x @ y.t()": lambda x, y: x @ y.t(),
                 "x.t() @ y": lambda x, y: x.t() @ y,
-                "einsum": lambda x, y: torch.einsum("ij,kj->ik", x, y),
                 "tensordot": lambda x, y: torch.tensordot(x, y, 2),
                 "linear": functional.linear,
             },

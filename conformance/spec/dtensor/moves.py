@@ -206,11 +206,11 @@ MOVES: dict[str, tuple[Part, ...]] = {
     ),
     "losses": (
         Part((X, Y), losses("l1_loss", "mean sum none")),
-        Part((X, Y), losses("mse_loss smooth_l1_loss huber_loss kl_div", "sum none")),
+        Part((X, Y), losses("mse_loss kl_div", "sum none")),
         Part((X, CLASSES), losses("cross_entropy nll_loss", "mean sum none")),
     ),
     "mean losses": (
-        Part((X, Y), losses("mse_loss smooth_l1_loss huber_loss", "mean")),
+        Part((X, Y), losses("mse_loss huber_loss", "mean")),
         Part((X.sigmoid(), (Y > 0).float()), losses("binary_cross_entropy", "mean")),
     ),
     "normalized": (

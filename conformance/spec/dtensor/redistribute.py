@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
-from torch.distributed.tensor.debug import CommDebugMode
 
 from conformance import Chapter, Me, Ranks, world_sizes
 from conformance.spec.dtensor.tables import mesh_of, part_of, placed, whole_numbers
@@ -134,26 +134,27 @@ def gradients_of_sums(me: Me) -> list[str]:
     return gradients(me, [SUM], [R, S0, S1])
 
 
+def counted(me: Me, changes: Sequence[tuple[Any, Any]], want: int) -> list[str]:
+    """Whether each change of layout takes so many collectives."""
+    from torch.distributed.tensor.debug import CommDebugMode  # and with it torch's compiler
+
+    mesh, whole, found = mesh_of(me), whole_numbers(EVEN, 1), []
+    for source, target in changes:
+        x = placed(whole, mesh, (source,))
+        with CommDebugMode() as counts:
+            x.redistribute(placements=[target])
+        found += unlike(f"{source} to {target}", counts.get_total_counts(), want)
+    return found
+
+
 def silent(me: Me) -> list[str]:
     """What each rank has already is not communicated."""
-    mesh, whole, found = mesh_of(me), whole_numbers(EVEN, 1), []
-    for source, target in ((R, S0), (R, R), (S1, S1), (SUM, SUM)):
-        x = placed(whole, mesh, (source,))
-        with CommDebugMode() as counted:
-            x.redistribute(placements=[target])
-        found += unlike(f"{source} to {target}", counted.get_total_counts(), 0)
-    return found
+    return counted(me, ((R, S0), (R, R), (S1, S1), (SUM, SUM)), 0)
 
 
 def one_collective(me: Me) -> list[str]:
     """A sum that goes to shards is not brought to all ranks first."""
-    mesh, whole, found = mesh_of(me), whole_numbers(EVEN, 1), []
-    for source, target in ((SUM, R), (SUM, S0), (S0, R)):
-        x = placed(whole, mesh, (source,))
-        with CommDebugMode() as counted:
-            x.redistribute(placements=[target])
-        found += unlike(f"{source} to {target}", counted.get_total_counts(), 1)
-    return found
+    return counted(me, ((SUM, R), (SUM, S0), (S0, R)), 1)
 
 
 def new_memory(me: Me) -> list[str]:

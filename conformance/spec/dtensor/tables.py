@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from conformance import Me
 from conformance.spec.facts import near
 
-# Placements, one a dimension of the mesh.
+# Placements: one a dimension of a mesh, or one an operand.
 Layout = tuple[Any, ...]
 
 
@@ -78,11 +78,12 @@ def settled(tensor: Any) -> Any:
 
 
 def told(value: Any) -> Any:
-    """What a rank has of a result: its part, the shape, and the dimensions of shards."""
+    """What a rank has of a result: its part, the shape, and the dimension along which it is cut."""
     if isinstance(value, DTensor):
         value = settled(value.detach())
-        cuts = [p.dim if isinstance(p, Shard) else None for p in value.placements]
-        return [value.to_local().cpu(), tuple(value.shape), cuts]
+        (placement,) = value.placements
+        cut = placement.dim if isinstance(placement, Shard) else None
+        return [value.to_local().cpu(), tuple(value.shape), cut]
     if isinstance(value, Tensor):
         return [value.detach().cpu(), tuple(value.shape), None]
     return value
@@ -137,31 +138,40 @@ def placements_for(whole: Tensor, partial: bool) -> list[Any]:
     return [Replicate(), *(Shard(dim) for dim in range(whole.ndim)), *pending]
 
 
-def layouts(part: Part, mesh_ndim: int) -> Iterator[tuple[Layout, ...]]:
-    """One layout an operand. Of three operands and more, at most two are not whole."""
+def layouts(part: Part, place: int) -> Iterator[Layout]:
+    """The placements of the operands that the call at this place of a part is tried with: each
+    operand in each of its placements, once a turn.
+
+    The turns of all calls together have each pair of placements of two operands. To try all pairs
+    with each call would take four times as long, for calls that share their rules of placement.
+    """
     if part.only:
         for cuts in part.only:
-            yield tuple((Replicate() if c is None else Shard(c),) * mesh_ndim for c in cuts)
+            yield tuple(Replicate() if cut is None else Shard(cut) for cut in cuts)
         return
-    choices = [
-        list(itertools.product(placements_for(x, part.partial), repeat=mesh_ndim))
-        for x in part.operands
-    ]
-    whole = (Replicate(),) * mesh_ndim
-    for chosen in itertools.product(*choices):
-        if sum(layout != whole for layout in chosen) <= 2:
-            yield chosen
+    choices = [placements_for(x, part.partial) for x in part.operands]
+    longest = max(map(len, choices))
+    turns = range(place, longest, len(part.calls)) if len(choices) > 1 else (0,)
+    for turn, step in itertools.product(turns or (place,), range(longest)):
+        yield tuple(c[(step + turn * n) % len(c)] for n, c in enumerate(choices))
 
 
-def outcomes(me: Me, parts: Sequence[Part], way: str, sizes: Sequence[int] = ()) -> list[Any]:
-    """For each operator and layout: what the rank has of the results, or why it refused."""
-    mesh, found = mesh_of(me, *sizes), []
+def attempts(parts: Sequence[Part]) -> Iterator[tuple[Part, str, Layout]]:
+    """Each call of each part, by its name, with each layout of the operands."""
     for part in parts:
-        for call, chosen in itertools.product(part.calls.values(), layouts(part, mesh.ndim)):
-            operands = [placed(x, mesh, at) for x, at in zip(part.operands, chosen, strict=True)]
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                found.append(outcome(call, operands, way))
+        for place, name in enumerate(part.calls):
+            for layout in layouts(part, place):
+                yield part, name, layout
+
+
+def outcomes(me: Me, parts: Sequence[Part], way: str) -> list[Any]:
+    """For each attempt: what the rank has of the results, or why it refused."""
+    mesh, found = mesh_of(me), []
+    for part, name, layout in attempts(parts):
+        operands = [placed(x, mesh, (p,)) for x, p in zip(part.operands, layout, strict=True)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found.append(outcome(part.calls[name], operands, way))
     gc.collect()  # exceptions hold frames, and those the mesh with its group
     return found
 
@@ -173,24 +183,19 @@ def outcome(call: Any, operands: Sequence[Tensor], way: str) -> Any:
         return f"{type(error).__name__}: {error}"
 
 
-def coordinates(sizes: Sequence[int]) -> Iterable[tuple[int, ...]]:
-    """Of all ranks, in order."""
-    return itertools.product(*(range(size) for size in sizes))
-
-
-def unlike_one(got: Any, want: Any, sizes: Sequence[int], at: Sequence[int]) -> list[str]:
-    """What is wrong with what the rank at this coordinate has of one result."""
+def unlike_one(got: Any, want: Any, world_size: int, rank: int) -> list[str]:
+    """What is wrong with what this rank has of one result."""
     if not isinstance(want, Tensor) or not isinstance(got, list):
         same = type(got) is type(want) and got == want
         return [] if same else [f"got {got!r}, want {want!r}"]
-    mine, shape, cuts = got
+    mine, shape, cut = got
     if shape != tuple(want.shape):
         return [f"shape: got {shape}, want {tuple(want.shape)}"]
-    layout = [Replicate() if cut is None else Shard(cut) for cut in cuts or [None] * len(sizes)]
-    return near(f"{tuple(layout)}", mine, part_of(want.detach(), tuple(layout), sizes, at))
+    placement = Replicate() if cut is None else Shard(cut)
+    return near(f"{placement}", mine, part_of(want.detach(), (placement,), (world_size,), (rank,)))
 
 
-def unlike_all(got: Sequence[Any], want: list[Any] | None, sizes: Sequence[int]) -> list[str]:
+def unlike_all(got: Sequence[Any], want: list[Any] | None) -> list[str]:
     """What is wrong with what all ranks have of an operator's results."""
     refused = [rank for rank, of_rank in enumerate(got) if isinstance(of_rank, str)]
     if refused:
@@ -198,11 +203,11 @@ def unlike_all(got: Sequence[Any], want: list[Any] | None, sizes: Sequence[int])
         return [] if len(refused) == len(got) else [text]
     if want is None:
         return []
-    for rank, (of_rank, at) in enumerate(zip(got, coordinates(sizes), strict=True)):
+    for rank, of_rank in enumerate(got):
         if len(of_rank) != len(want):
             return [f"rank {rank}: {len(of_rank)} results, want {len(want)}"]
         for place, (mine, whole) in enumerate(zip(of_rank, want, strict=True)):
-            if found := unlike_one(mine, whole, sizes, at):
+            if found := unlike_one(mine, whole, len(got), rank):
                 return [f"result {place}, rank {rank}: {found[0]}"]
     return []
 
@@ -217,22 +222,20 @@ def plainly(call: Any, part: Part, way: str) -> list[Any] | None:
         return None
 
 
-def wrong_in(parts: Sequence[Part], got: Sequence[Any], way: str, sizes: Sequence[int]) -> Any:
-    """What is wrong, by operator and layout, and how many outcomes are no refusals."""
-    found, place, taken = [], 0, 0
-    for part in parts:
-        for name, call in part.calls.items():
-            want = plainly(call, part, way)
-            for chosen in layouts(part, len(sizes)):
-                of_ranks = [of_rank[place] for of_rank in got]
-                taken += not any(isinstance(of_rank, str) for of_rank in of_ranks)
-                what = f"{name} of {', '.join(map(shown, chosen))}"
-                found += [f"{what}: {text}" for text in unlike_all(of_ranks, want, sizes)]
-                place += 1
+def wrong_in(parts: Sequence[Part], got: Sequence[Any], way: str) -> tuple[list[str], int]:
+    """What is wrong, by operator and layout, and how many attempts are not refused.
+
+    got: the outcomes of each rank.
+    """
+    found, taken = [], 0
+    for (part, name, layout), *of_ranks in zip(attempts(parts), *got, strict=True):
+        want = plainly(part.calls[name], part, way)
+        taken += not any(isinstance(of_rank, str) for of_rank in of_ranks)
+        what = f"{name} of {', '.join(map(shown, layout))}"
+        found += [f"{what}: {text}" for text in unlike_all(of_ranks, want)]
     return found, taken
 
 
-def shown(layout: Layout) -> str:
+def shown(placement: Any) -> str:
     names = {Replicate: "R", Shard: "S", Partial: "P"}
-    texts = [f"{names[type(p)]}{getattr(p, 'dim', '')}" for p in layout]
-    return "".join(texts)
+    return f"{names[type(placement)]}{getattr(placement, 'dim', '')}"

@@ -168,8 +168,8 @@ class WritesOtherNumbers(OperatorMutant):
 
 
 @breaks("dtensor/operators/running-from-the-end", says=r"cumsum\(-1\) of S1: ")
-@breaks("dtensor/operators/mean-losses", says="mse_loss, mean of R, S0: ")
-@breaks("dtensor/operators/cut-convolutions", says="conv1d of R, S0, S0: ")
+@breaks("dtensor/operators/mean-losses", says="mse_loss, mean of S0, S0: ")
+@breaks("dtensor/operators/cut-convolutions", says="conv1d of S1, S1, R: ")
 @breaks("dtensor/gradients/largest", says="norm of S0: ")
 @breaks("dtensor/in-place/sums", says="fill_ of P: ")
 @breaks("dtensor/in-place/pieces", says=r"x\[0\] of S0: ")
