@@ -34,6 +34,15 @@ def on_new_group(callback: Callable[[str, dist.ProcessGroup], None]) -> None:
     distributed_c10d._new_process_group_helper = noted
 
 
+def never_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keeps dynamo away from calls of a function, and from what it calls."""
+    eval_frame = torch._C._dynamo.eval_frame
+    skip = eval_frame._FrameAction.SKIP
+    strategy = eval_frame._FrameExecStrategy(skip, skip)
+    eval_frame.set_code_exec_strategy(function.__code__, strategy)
+    return function
+
+
 def forget_group_count() -> None:
     """Start numbering groups from 0 again, if there is no default group.
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from conformance.torch_private import never_compiled
+
 # Method of a process group -> the operation of `torch.distributed` that it carries out. torch 2.13
 # gave some of them new names and still answers to the old ones.
 OPERATIONS = {
@@ -78,7 +80,7 @@ def _forwarding(method: str) -> Callable[..., Any]:
         return self.forward(method, *args, **kwargs)
 
     operation.__name__ = method
-    return operation
+    return never_compiled(operation)
 
 
 # The old names come last: C++ asks for a new name first, and torch 2.11 for the old ones alone.
