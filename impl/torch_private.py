@@ -528,10 +528,13 @@ def active_ddp() -> nn.Module | None:
 def exchange_active_ddp(module: nn.Module | None) -> nn.Module | None:
     """Tell dynamo that `module`, a DDP wrapper, runs; returns the one that ran before.
 
-    Dynamo cuts the graphs that it compiles meanwhile where the wrapper's buckets end.
+    Dynamo cuts the graphs that it compiles meanwhile where the wrapper's buckets end. It refuses
+    buckets that are smaller than the default size of the first one, so it is told of no such ones.
     """
     before: nn.Module | None = TorchDDP._active_ddp_module
-    TorchDDP._active_ddp_module = module
+    bucket_bytes: Any = getattr(module, "bucket_bytes_cap", 0)
+    is_cut = bucket_bytes >= dist._DEFAULT_FIRST_BUCKET_BYTES
+    TorchDDP._active_ddp_module = module if is_cut else None
     return before
 
 

@@ -77,7 +77,7 @@ IMPL = {
     "ddp": "device errors state_machine torch_private torch_dispatch torch_dtensor",
     "sync_batchnorm": "errors torch_private",
     "fsdp": "device errors nested_tensors state_machine torch_private torch_dtensor",
-    "fully_shard": "device nested_tensors state_machine torch_private torch_dtensor",
+    "fully_shard": "device nested_tensors state_machine torch_private torch_dispatch torch_dtensor",
     "__init__": "",
 }
 

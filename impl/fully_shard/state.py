@@ -26,6 +26,7 @@ from impl.device import DeviceHandle
 from impl.fully_shard.shared import Shared
 from impl.fully_shard.unit import Phase, Unit
 from impl.nested_tensors import map_tensors, tensors_in
+from impl.torch_dispatch import never_traced
 from impl.torch_private import is_backward_running, move_inputs, queue_backward_callback
 
 _IN_PLACE = (
@@ -152,6 +153,7 @@ class State:
 
     # Forward
 
+    @never_traced
     def before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         if self.phase is Phase.BACKWARD:  # a checkpoint runs the forward again
             for unit in self.units:
@@ -188,6 +190,7 @@ class State:
             args, kwargs = move_inputs(args, kwargs, self._device.current_device(), False)
         return args, kwargs
 
+    @never_traced
     def after_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
         if self.phase is Phase.BACKWARD:
             return self._cast_output(output)
