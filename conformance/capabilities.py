@@ -55,7 +55,8 @@ FEATURES: Mapping[str, str] = {
     "any_source": "recv without a source",
     "bf16_hooks_on_cpu": "DDP takes bfloat16 communication hooks for CPU tensors too",
     "coalescing": "coalesced collectives and the coalescing manager",
-    "compiled_calls": "collectives and messages in functions that torch.compile has compiled",
+    "compiled_calls": "collectives and messages in functions and modules that torch.compile has "
+    "compiled",
     "flight_recorder": "a record of the newest calls, for a look after a hang",
     "gather_v": "all_gather and gather with a different size on each rank",
     "ddp_mixed_precision_on_cpu": "DDP's mixed_precision trains on CPU tensors too",

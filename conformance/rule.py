@@ -28,6 +28,7 @@ PROFILES = (
     "dtensor",
     "tensor_parallel",
     "pipeline",
+    "compile",
     "stores",
     "faults",
     "flight_recorder",
