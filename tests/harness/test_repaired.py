@@ -41,6 +41,7 @@ RULES = {
         *("pipeline/eval-of-a-v", "pipeline/eval-without-target"),
         *("pipeline/uneven-batch", "pipeline/other-batch-size"),
     ),
+    "compile": ("compile/equal-inputs",),
 }
 SPEC = Path(conformance.spec.__file__).parent
 

@@ -1,0 +1,1 @@
+"""Mutants of the rules of the profile compile."""
