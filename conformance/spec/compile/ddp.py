@@ -45,7 +45,7 @@ class Layers(nn.Module):
 
 
 class Choosing(Layers):
-    """Of the two layers a call uses one, by the number of columns of its input."""
+    """Of the two layers a call uses one, by the number of rows of its input."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.tanh(self.first(x) if x.size(0) % 2 else self.second(x))
