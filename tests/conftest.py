@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 import conformance.early_torch  # noqa: F401  # before what else imports torch
 from conformance.catalogue.chapters import chapter_files, module_of
 from conformance.harness.rank import FOR_TRAINING, fork_server_context
+from conformance.run.selection import FOR_COMPILING
 from conformance.session.collection import named_paths
 
 MUTANTS = Path(__file__).parent / "mutants"
@@ -33,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not distributes and not config.option.collectonly:
         modules = [*FOR_TRAINING, *_OF_IMPL]
         if any(p in MUTANTS.parents or MUTANTS in (p, *p.parents) for p in named_paths(config)):
-            modules += [*map(module_of, chapter_files()), *modules_with_mutants()]
+            modules += [*map(module_of, chapter_files()), *modules_with_mutants(), *FOR_COMPILING]
         fork_server_context(modules)
 
 

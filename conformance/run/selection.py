@@ -30,7 +30,7 @@ _TRAINING = {
 # What cases take from torch that imports a compiler when it is first called, in each rank anew.
 _COMPILING = ("_functional_collectives", "torch.compile")
 # What AOTAutograd imports when it first compiles: it takes as long as torch itself.
-_FOR_COMPILING = ("torch._inductor.compile_fx",)
+FOR_COMPILING = ("torch._inductor.compile_fx",)
 
 
 def planned_cases(
@@ -106,7 +106,7 @@ def modules_for_ranks(chapters: Sequence[Path], target: Target) -> list[str]:
     may_preload = target.preload and not target.env
     # The target's come before the cases, as in a rank: they may replace what cases take from torch.
     preloaded = [*of_target, *map(module_of, chapters)] if may_preload or not of_target else []
-    compiler = _FOR_COMPILING if any(file.parent.name == "compile" for file in chapters) else ()
+    compiler = FOR_COMPILING if any(file.parent.name == "compile" for file in chapters) else ()
     return [*(FOR_TRAINING if trains else (COMPILER,) if compiles else ()), *compiler, *preloaded]
 
 
