@@ -197,7 +197,7 @@ class Operation(dist.Work):
             return
         assert self._finish is not None
         try:
-            with torch.no_grad():
+            with torch.inference_mode():
                 self._finish(self._came)
         except Exception as error:
             self.fail(error)

@@ -86,7 +86,7 @@ class Job(dist.Work):
     def run(self, peers: Peers) -> None:
         assert self._todo is not None
         try:
-            with torch.no_grad():
+            with torch.inference_mode():
                 self._todo(peers)
         except Exception as error:
             self._error = f"{type(error).__name__}: {error}"

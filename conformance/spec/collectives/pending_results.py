@@ -263,7 +263,7 @@ FACTS = rows(
         chapter.must(
             "functional/pending/modes",
             "A pending result is waited for in other modes of autograd and by other threads, too.",
-            rests_on=USED,
+            rests_on=(USED, "surroundings/inference-mode"),
         ),
         in_modes,
     ),

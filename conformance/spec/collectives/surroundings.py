@@ -24,6 +24,7 @@ from conformance import (
     adapts,
     assert_each_rank,
     assert_that,
+    covers,
     needs,
     world_sizes,
 )
@@ -178,13 +179,17 @@ def used_in_inference_mode(me: Me) -> None:
     with torch.inference_mode():
         plan = planned(me)
         carry_out(plan)
+    assert_right(me, plan)
+
+
+def sent_in_inference_mode(me: Me) -> None:
+    with torch.inference_mode():
         message = torch.full((3,), float(me.rank), device=me.device)
         if me.rank == 0:
             dist.send(message, 1)
         elif me.rank == 1:
             dist.recv(message, 0)
             assert_that(not message.any().item(), f"rank 0's message is {message}", me.rank)
-    assert_right(me, plan)
 
 
 @chapter.must(
@@ -195,10 +200,16 @@ def used_in_inference_mode(me: Me) -> None:
     rests_on="all_reduce/async",
 )
 @adapts()
-@needs("op:send")
 @world_sizes(2)
 def test_inference_mode(ranks: Ranks) -> None:
     ranks.run(used_in_inference_mode)
+
+
+@covers("surroundings/inference-mode")
+@needs("op:send")
+@world_sizes(2)
+def test_messages_in_inference_mode(ranks: Ranks) -> None:
+    ranks.run(sent_in_inference_mode)
 
 
 def with_gradients(me: Me) -> list[Planned]:
