@@ -64,7 +64,7 @@ def from_the_end(me: Me) -> list[str]:
 
 
 def coalesced_dimensions(me: Me) -> list[str]:
-    """Each tensor along a dimension of its own; no list and no tensor changes, for one either."""
+    """Each tensor along a dimension of its own; also in a list of one."""
     found = []
     for dims in ([0, 1, 2], [-1, 0], [2]):
         xs = [given(me, salt) for salt, _ in enumerate(dims)]

@@ -139,11 +139,11 @@ def placements_for(whole: Tensor, partial: bool) -> list[Any]:
 
 
 def layouts(part: Part, place: int) -> Iterator[Layout]:
-    """The placements of the operands that the call at this place of a part is tried with: each
-    operand in each of its placements, once a turn.
+    """The placements of the operands that the call at this place of a part is tried with.
 
-    The turns of all calls together have each pair of placements of two operands. To try all pairs
-    with each call would take four times as long, for calls that share their rules of placement.
+    A turn has each operand in each of its placements. Of two operands, the turns of all calls of
+    the part together have each pair of placements: operators of a part share their rules of
+    placement, and to try all pairs with each of them would take four times as long.
     """
     if part.only:
         for cuts in part.only:
@@ -151,8 +151,8 @@ def layouts(part: Part, place: int) -> Iterator[Layout]:
         return
     choices = [placements_for(x, part.partial) for x in part.operands]
     longest = max(map(len, choices))
-    turns = range(place, longest, len(part.calls)) if len(choices) > 1 else (0,)
-    for turn, step in itertools.product(turns or (place,), range(longest)):
+    turns = range(place, max(longest, place + 1), len(part.calls)) if len(choices) > 1 else (0,)
+    for turn, step in itertools.product(turns, range(longest)):
         yield tuple(c[(step + turn * n) % len(c)] for n, c in enumerate(choices))
 
 
