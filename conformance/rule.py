@@ -6,7 +6,7 @@ import difflib
 import fnmatch
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
 
@@ -106,7 +106,7 @@ class Requirement:
 
     def to_plain(self) -> dict[str, Any]:
         """As strings and lists, for certificates and for the way from a pytest worker."""
-        plain = asdict(self)
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
         return {**plain, "level": str(self.level), **{k: list(plain[k]) for k in _LISTS}}
 
     @staticmethod

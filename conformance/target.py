@@ -9,7 +9,7 @@ import importlib.metadata
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
@@ -72,7 +72,17 @@ class Deviation:
 
     def covers(self, requirement: str) -> bool:
         """Whether one of the patterns matches this id."""
-        return any(fnmatch.fnmatchcase(requirement, p) for p in self.requirements)
+        return bool(self.covered([requirement]))
+
+    def covered(self, ids: Collection[str]) -> list[str]:
+        """Those of the ids that one of the patterns matches, in their order."""
+        found = {id for pattern in self.requirements for id in matched(pattern, ids)}
+        return [id for id in ids if id in found]
+
+
+def matched(pattern: str, ids: Collection[str]) -> list[str]:
+    """Those of the ids that a pattern matches: most patterns are an id."""
+    return [pattern] if pattern in ids else fnmatch.filter(ids, pattern)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +316,7 @@ def _combined(wrappers: Target, backend: Target) -> Target:
 def _deviations_about(target: Target, *, of_wrappers: bool) -> Iterator[Deviation]:
     """What the target declares about its wrappers, or about its backend."""
     for deviation in target.deviations:
-        covered = [r for id, r in catalogue().items() if deviation.covers(id)]
+        covered = [catalogue()[id] for id in deviation.covered(catalogue())]
         ids = tuple(r.id for r in covered if (r.profile in PART_OF_PROFILE) == of_wrappers)
         if ids:
             yield replace(deviation, requirements=ids)

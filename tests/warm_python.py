@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import json
 import multiprocessing.process
 import os
@@ -257,4 +258,5 @@ if __name__ == "__main__":
     sys.path = _PATH
     import torch.distributed  # noqa: F401  # so that no command needs to
 
+    gc.freeze()  # or each command collects all of torch as it ends, and copies its memory for that
     _serve(socket.socket(fileno=int(sys.argv[1])))

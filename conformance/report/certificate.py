@@ -72,9 +72,7 @@ def certificate_of(results: Results, settings: Settings, run: Run) -> Document:
             "suite": {
                 "version": VERSION,
                 "requirements": len(requirements),
-                "requirements_digest": digest_of_requirements(
-                    result.requirement for result in results.requirements
-                ),
+                "requirements_digest": digest_of_rows(requirements),
                 "power": scores(),
             },
             "target": described(settings.target, settings.spec, run.versions),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,9 @@ def render(document: Mapping[str, Any]) -> str:
     )
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     causes = causes_of(document)
+    rows_of_profile = defaultdict(list)
+    for row in document["requirements"]:
+        rows_of_profile[row["profile"]].append(row)
     deviations = document["deviations"]
     return environment.get_template("template.html").render(
         document,
@@ -62,6 +66,7 @@ def render(document: Mapping[str, Any]) -> str:
         script=Markup(script),
         script_hash=_hash_of_script(script),
         causes=causes,
+        rows_of_profile=rows_of_profile,
         anchors={f.case: f.anchor for cause in causes for f in cause.failures},
         verdicts={row["id"]: row["verdict"] for row in document["requirements"]},
         own_deviations=[d for d in deviations if not d.get("of_torch", False)],

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 from conformance.report.blame import Facet, Observation, sentences_of_blame
@@ -18,7 +18,7 @@ from conformance.report.conclusion import (
     conclusions_of_profiles,
 )
 from conformance.rule import Catalogue, Requirement
-from conformance.target import Deviation, Target
+from conformance.target import Deviation, Target, matched
 from conformance.verdict import FAILURES, Verdict, worst
 
 _PAIRS_OF_REAL_NUMBERS = {"dtype:complex64", "dtype:complex128"}
@@ -61,7 +61,7 @@ class CaseResult:
 
     def to_plain(self) -> dict[str, Any]:
         """As dicts, lists, strings and numbers, for the way from a pytest worker."""
-        plain = asdict(self)
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
         plain["verdicts"] = {id: verdict.value for id, verdict in self.verdicts.items()}
         plain["seen"] = self.seen.value
         plain["lacks"] = list(self.lacks)
@@ -117,7 +117,7 @@ class DeviationResult:
     idle: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Results:
     """A whole run.
 
@@ -137,7 +137,7 @@ class Results:
     restricted: bool = False
     is_selective: bool = False
 
-    @property
+    @cached_property
     def rows(self) -> list[Row]:
         """What decides the conclusion, requirement by requirement."""
         return [
@@ -166,7 +166,7 @@ class Results:
         """What the run comes to."""
         return conclude(self.rows, self.circumstances)
 
-    @property
+    @cached_property
     def conclusions_of_profiles(self) -> dict[str, Conclusion]:
         """What the run proves of each profile."""
         return conclusions_of_profiles(self.rows, self.circumstances)
@@ -194,10 +194,11 @@ class Results:
         """How many requirements came to each verdict."""
         return Counter(r.verdict for r in self.requirements)
 
-    @property
+    @cached_property
     def deviations(self) -> list[DeviationResult]:
         """What became of each declared deviation, in the target's order."""
-        return [self._deviation(d) for d in self.target.deviations]
+        by_id = {r.requirement.id: r for r in self.requirements}
+        return [self._deviation(d, by_id) for d in self.target.deviations]
 
     @property
     def tainted(self) -> list[CaseResult]:
@@ -228,21 +229,22 @@ class Results:
         cases = {(case.case, case.facets): case for case in self._cases() if case.facets}
         return sentences_of_blame([o for o in map(_observation, cases.values()) if o])
 
-    def _deviation(self, deviation: Deviation) -> DeviationResult:
-        covered = [r for r in self.requirements if deviation.covers(r.requirement.id)]
-        matched = [r for r in covered if self._matches(r, deviation)]
+    def _deviation(
+        self, deviation: Deviation, by_id: Mapping[str, RequirementResult]
+    ) -> DeviationResult:
+        covered = [by_id[id] for id in deviation.covered(by_id)]
+        as_it_says = [r for r in covered if self._matches(r, deviation)]
         # A case that was left out may be the one that breaks.
         needless = [r for r in covered if r.verdict is Verdict.HOLDS and not r.left_out]
         # What another entry excuses, for breaking in another way, is no concern of this one.
         as_declared = {Verdict.DEVIATION, Verdict.HOLDS, Verdict.NOT_EXERCISED}
         otherwise = [r for r in covered if r.verdict not in as_declared]
-        known = [r.requirement.id for r in self.requirements]
         return DeviationResult(
             deviation,
-            matched=tuple(r.requirement.id for r in matched),
+            matched=tuple(r.requirement.id for r in as_it_says),
             needless=tuple(r.requirement.id for r in needless),
             otherwise=tuple(r.requirement.id for r in otherwise),
-            idle=tuple(p for p in deviation.requirements if not fnmatch.filter(known, p)),
+            idle=tuple(p for p in deviation.requirements if not matched(p, by_id)),
         )
 
     def _matches(self, result: RequirementResult, deviation: Deviation) -> bool:

@@ -35,7 +35,7 @@ from conformance.report.power_score import scores
 from conformance.report.results import reason_of_blocked
 from conformance.report.schema import load_schema, violations
 from conformance.rule import Catalogue, Requirement, UnknownRequirement
-from conformance.target import all_deviations_of_front_end, built_in_target
+from conformance.target import all_deviations_of_front_end, built_in_target, matched
 from conformance.verdict import FAILURES, Verdict, worst
 from conformance.version import VERSION
 
@@ -187,7 +187,7 @@ def _deviations(document: Document) -> Iterator[str]:
                     yield f"a declared deviation has {id} as {due}, and it is {seen}"
                 if not any(fnmatch.fnmatchcase(id, pattern) for pattern in patterns):
                     yield f"a declared deviation has {id}, which none of its patterns matches"
-        if deviation["idle"] != [p for p in patterns if not fnmatch.filter(verdicts, p)]:
+        if deviation["idle"] != [p for p in patterns if not matched(p, verdicts)]:
             yield f"{_some(patterns)}: which of these match no requirement is told wrongly"
 
 
