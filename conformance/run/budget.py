@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 
 import pytest
 
@@ -24,7 +26,7 @@ def most_rules_first(
     """
     rounds: list[list[pytest.Item]] = []
     done: dict[str, int] = {}
-    for item in sorted(items, key=_cost):
+    for item in _varied(items, plans):
         covers = plans[item.nodeid].covers
         number = min((done.get(id, 0) for id in covers), default=0)
         for id in covers:
@@ -38,6 +40,21 @@ def most_rules_first(
     for found in rounds:
         found.sort(key=lambda item: (_takes_long(item), order[item.nodeid]))
     return [item for found in rounds for item in found]
+
+
+def _varied(items: Sequence[pytest.Item], plans: Mapping[str, Plan]) -> Iterator[pytest.Item]:
+    """The items, those that take long last. Of the cases of the same rules, each has another world
+    size than the one before, if there are several, and other parameters.
+    """
+    by_rules: dict[tuple[bool, tuple[str, ...]], dict[int, deque[pytest.Item]]] = {}
+    for item in sorted(items, key=_cost):
+        by_size = by_rules.setdefault((_takes_long(item), plans[item.nodeid].covers), {})
+        by_size.setdefault(world_size_of(item) or 0, deque()).append(item)
+    for by_size in by_rules.values():
+        for number, of_size in enumerate(by_size.values()):
+            of_size.rotate(-number)
+        for one_of_each_size in zip_longest(*by_size.values()):
+            yield from filter(None, one_of_each_size)
 
 
 def _cost(item: pytest.Item) -> tuple[bool, int]:

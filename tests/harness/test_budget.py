@@ -67,6 +67,12 @@ def test_a_case_of_two_ranks_stands_for_its_rule() -> None:
     assert ordered(cases) == ["ws2", "ws3", "ws4", "ws1"]
 
 
+def test_the_second_case_of_a_rule_has_another_size_and_other_parameters() -> None:
+    sizes_and_kinds = [(size, kind) for size in (2, 3) for kind in "xy"]
+    cases = {f"{k}{n}": (item(f"{k}{n}", world_size=n), ("a",)) for n, k in sizes_and_kinds}
+    assert ordered(cases) == ["x2", "y3", "y2", "x3"]
+
+
 def test_cases_that_take_long_come_last_in_their_round() -> None:
     cases = named(
         waits=(item("waits", chapter="faults/timeouts.py"), ("a",)),
