@@ -38,9 +38,8 @@ class Lent:
     def __init__(self, tensor: Tensor) -> None:
         """Raises MemoryGone if it is not there."""
         self._tensor = tensor  # keeps the storage alive
-        self._address: int = tensor.data_ptr()
+        self._address = address_of(tensor)
         self._is_gone = False
-        check(tensor)
 
     def is_there(self) -> bool:
         """Whether it always was, each time that this was asked."""
@@ -54,11 +53,20 @@ class Lent:
             raise MemoryGone
 
 
+def address_of(tensor: Tensor) -> int:
+    """Where the elements of a tensor lie that has some. Raises MemoryGone if its storage has no
+    memory."""
+    address: int = tensor.data_ptr()
+    # It is then what lies before its elements. To ask the storage takes many times longer.
+    if address == tensor.storage_offset() * tensor.element_size():
+        raise MemoryGone
+    return address
+
+
 def check(tensor: Tensor) -> None:
     """Raises MemoryGone if the storage of a tensor with elements has no memory."""
-    # its address is then what lies before its elements; to ask the storage takes many times longer
-    if tensor.data_ptr() == tensor.storage_offset() * tensor.element_size() and tensor.numel():
-        raise MemoryGone
+    if tensor.numel():
+        address_of(tensor)
 
 
 def fill(target: Tensor, source: Tensor) -> None:

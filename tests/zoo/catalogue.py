@@ -145,7 +145,7 @@ STRANGERS = (
         bug="uint8 is a signed number to MPI",
         blamed=r"uint8",
         telling=(
-            *("all_reduce/sum", "p2p/tags", "reduce/sum", "reductions/m*", "reductions/u*"),
+            *("all_reduce/sum", "p2p/tags", "reduce/sum", "reductions/unsigned*"),
             "peer_loss/other-groups-live",
         ),
         launch=MPIRUN,
