@@ -117,7 +117,7 @@ class DeviationResult:
     idle: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True)  # without slots: what is worked out from the cases is kept
 class Results:
     """A whole run.
 

@@ -227,7 +227,7 @@ def exported(me: Me) -> list[str]:
 
 
 def is_freed(memory: StorageWeakRef) -> bool:
-    """A thread of the group's may hold it for a moment after it has ended a call."""
+    """Whether it is, soon: a thread of the group may hold it for a moment after a call."""
 
     def is_gone() -> bool:
         gc.collect()
