@@ -327,6 +327,8 @@ class Worker:
         is_settled = len(census.threads) == 1 and not (leaks or groups or held or changed)
         where = self._joined, len(sys.modules)
         self._before = _State(where, census, switches) if is_settled else None
+        if is_settled:
+            gc.freeze()  # what it leaves, such as caches, lives on: need not be looked at again
         return Left((*leaks, *groups), held, changed)
 
 
