@@ -89,10 +89,11 @@ def test_a_stranger_that_is_launched_and_its_twin(
 ) -> None:
     monkeypatch.setenv(FURTHER, "")  # no case here trains
     telling = ["--requirement", ",".join(stranger.telling), "--repetitions", "1"]
-    document = run(Way(""), stranger.honest, tmp_path / "honest", telling, launch=stranger.launch)
+    launch = (*stranger.launch[:-1], "2")  # ranks: each computes while it waits
+    document = run(Way(""), stranger.honest, tmp_path / "honest", telling, launch=launch)
     assert list(objections(document)) == []
     assert document["counts"][str(Verdict.HOLDS)] > 0
-    document = run(Way(""), stranger.buggy, tmp_path / "buggy", telling, launch=stranger.launch)
+    document = run(Way(""), stranger.buggy, tmp_path / "buggy", telling, launch=launch)
     assert document["harness_faults"] == []
     assert re.search(stranger.blamed, first_sentence(document)), document["blames"]
 

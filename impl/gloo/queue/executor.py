@@ -80,7 +80,7 @@ class Executor:
         The turn is that of the caller's frame: to be called where the collective then runs.
         """
         with self._lock:
-            if self._is_busy() or self._queue or self._closed:
+            if self._queue or self._closed or (self._busy and self._is_busy()):
                 return False
             self._take_turn(sys._getframe(1))
             return True

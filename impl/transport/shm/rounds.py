@@ -77,6 +77,8 @@ class Rounds:
             own,
         )
         self.step = 0  # published rounds
+        self._digest = 0  # of what was announced last
+        self._texts = [b"", b""]  # what this rank's announcements say now, by half
 
     def half(self) -> int:
         """Which half of the slot the next round uses."""
@@ -89,17 +91,20 @@ class Rounds:
         sizes: a digest of sizes that may differ between ranks; 0 if they have none in common.
         Raises MemoryGone.
         """
-        self._membership.lent = [Lent(tensor) for tensor in tensors if tensor.numel()]
-        digest, text = _encode(call.operation, call.signature, call.shown)
+        if tensors:
+            self._membership.lent = [Lent(tensor) for tensor in tensors if tensor.numel()]
+        self._digest, text = _encode(call.operation, call.signature, call.shown)
         half = (self.step + 1) & 1
         offset = self._announcements[half][self._membership.position]
         mapping = self._mapping
         u64, index = mapping.u64, offset >> 3
-        u64[index] = digest
+        u64[index] = self._digest
         u64[index + 1] = call.sequence
         u64[index + _SIZES] = sizes
-        offset += _ANNOUNCEMENT.size
-        mapping.raw[offset : offset + len(text)] = text
+        if self._texts[half] is not text:
+            offset += _ANNOUNCEMENT.size
+            mapping.raw[offset : offset + len(text)] = text
+            self._texts[half] = text
 
     def announce_input(self, offset: int) -> None:
         """Publish where this rank's input lies, with the next round. Large calls alone do it."""
@@ -149,9 +154,8 @@ class Rounds:
         """After the first round: raise CollectiveMismatch unless all ranks announced the same."""
         half = self.step & 1
         u64 = self._mapping.u64
-        digest = _encode(call.operation, call.signature, call.shown)[0]
         for index in self._digest_indices[half]:
-            if u64[index] != digest:
+            if u64[index] != self._digest:
                 raise self._mismatch(call, half)
 
     def same_sizes(self, sizes: int) -> bool:
