@@ -204,8 +204,27 @@ def queue_backward_callback(callback: Callable[[], None]) -> None:
     """Have autograd call `callback` when the backward pass that is running ends.
 
     Only legal while a backward pass runs. Autograd has no public equivalent.
+
+    Raises:
+        RuntimeError: it is compiled, and calls nothing when it ends.
     """
+    refuse_compiled_backward()
     Variable._execution_engine.queue_callback(callback)
+
+
+def in_compiled_backward() -> bool:
+    """Whether this runs in a backward pass that compiled autograd compiled, or is compiled so."""
+    compiled: Any = sys.modules.get("torch._dynamo.compiled_autograd")
+    return compiled is not None and bool(compiled.in_compiled_autograd_region)
+
+
+def refuse_compiled_backward() -> None:
+    """Raises RuntimeError in a compiled backward pass."""
+    if in_compiled_backward():
+        raise RuntimeError(
+            "Compiled autograd is not compatible with FSDP and with DDP's reducer. For DDP, please "
+            'use torch._dynamo.config.optimize_ddp="python_reducer".'
+        )
 
 
 def is_backward_running() -> bool:

@@ -253,8 +253,8 @@ class State:
     def _before_backward(self, gradient: Tensor) -> None:
         self.phase = Phase.BACKWARD
         if not self.step.end_is_queued:
-            self.step.end_is_queued = True
             queue_backward_callback(self._end_step)
+            self.step.end_is_queued = True
         begins = [unit.begin_backward() for unit in self.units]
         if not self.gather_ahead_in_backward and any(begins):
             self._gather_ahead(self._the_one_before())

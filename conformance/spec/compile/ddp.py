@@ -17,10 +17,11 @@ from conformance.harness.traces import record
 from conformance.oracle.data import seeded_generator
 from conformance.spec.compile.facts import compiled, compiler
 from conformance.spec.ddp.observing import unannotated
-from conformance.spec.facts import check_fact, near, rows, unlike
+from conformance.spec.facts import check_fact, near, refusal, rows, unlike
 from conformance.spec.wrappers import in_ddp
 
 DOCS = "torch 2.13 docs, torch.compile: DistributedDataParallel"
+COMPILED_AUTOGRAD = "torch 2.13 docs, tutorial: Compiled Autograd"
 NEEDS = ("feature:compiled_calls", "dtype:float64", "reduce_op:sum", "op:broadcast")
 
 chapter = Chapter("compile", source=DOCS, needs=NEEDS)
@@ -49,6 +50,13 @@ class Choosing(Layers):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.tanh(self.first(x) if x.size(0) % 2 else self.second(x))
+
+
+class Sparing(Layers):
+    """Uses its second layer never."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.first(x))
 
 
 class Counting(Layers):
@@ -103,6 +111,7 @@ def trained(
     backend: str = "eager",
     inside: bool = False,
     accumulates: bool = False,
+    whole: bool = False,
     counts: Sequence[Sequence[int]] = ((2,) * STEPS,) * 2,
     prepare: Callable[[Any], None] | None = None,
     times: int = 1,
@@ -112,12 +121,14 @@ def trained(
 
     inside: DDP wraps a compiled module; by default the wrapper is compiled.
     accumulates: the first pass of each step is inside no_sync.
+    whole: backward is compiled, too.
     counts: rows of each rank's batch in each step. times: how much larger gradients are to be.
     """
     found: list[str] = []
     module, alone = made(make, me), made(make, me)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.5) for m in (module, alone)]
-    with compiler(optimize_ddp=mode):
+    with compiler(optimize_ddp=mode, compiled_autograd=whole):
+        backward = compiled(Tensor.backward, backend) if whole else Tensor.backward
         model = in_ddp(me, compiled(module, backend) if inside else module, **options)
         if prepare:
             prepare(model)
@@ -130,7 +141,7 @@ def trained(
                 x = batch(me, number, me.rank, counts[me.rank][step])
                 waits = model.no_sync() if accumulates and not part else contextlib.nullcontext()
                 with waits:
-                    run(x).square().sum().backward()
+                    backward(run(x).square().sum())
                 whole_pass(me, alone, number, counts)
             for (name, got), want in zip(
                 module.named_parameters(), alone.parameters(), strict=True
@@ -164,6 +175,24 @@ def module(me: Me) -> list[str]:
 
 def by_compiler(me: Me) -> list[str]:
     return trained(me, mode="python_reducer", accumulates=True)
+
+
+def backward_by_compiler(me: Me) -> list[str]:
+    return trained(me, mode="python_reducer", accumulates=True, whole=True)
+
+
+def refused(me: Me) -> list[str]:
+    found: list[str] = []
+    for options in ({}, {"static_graph": True}):
+        said = refusal(lambda: trained(me, whole=True, **options), RuntimeError)  # noqa: B023  # called here
+        if "python_reducer" not in said:
+            found.append(f"backward with {options or 'no options'} said {said!r}")
+    return found
+
+
+def static(me: Me) -> list[str]:
+    found = trained(me, backend="aot_eager", static_graph=True)
+    return found + trained(me, Sparing, mode=False, static_graph=True)
 
 
 def unused(me: Me) -> list[str]:
@@ -228,6 +257,34 @@ def small_buckets(me: Me) -> list[str]:
                 source="torch 2.13, torch._dynamo.config, optimize_ddp; pytorch#109774",
             ),
             by_compiler,
+        ),
+        (
+            chapter.must(
+                "compile/ddp/compiled-autograd",
+                'With dynamo\'s optimize_ddp = "python_reducer", a compiled DDP whose backward is '
+                "under compiled autograd trains as one process does, also if the first pass of "
+                "each step is inside no_sync.",
+                source=COMPILED_AUTOGRAD,
+            ),
+            backward_by_compiler,
+        ),
+        (
+            chapter.must(
+                "compile/ddp/compiled-autograd-refused",
+                "A backward under compiled autograd that DDP's own hooks would reduce is refused "
+                'with a RuntimeError that names "python_reducer", also with static_graph.',
+                source=COMPILED_AUTOGRAD,
+            ),
+            refused,
+        ),
+        (
+            chapter.must(
+                "compile/ddp/static-graph",
+                "A compiled DDP with static_graph trains as one process does, also if some "
+                "parameters are never used.",
+                source="torch 2.13 docs, DistributedDataParallel, static_graph",
+            ),
+            static,
         ),
         (
             chapter.must(

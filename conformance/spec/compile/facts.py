@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch._dynamo as dynamo
 from torch import Tensor
+from torch._dynamo.utils import CleanupManager
 
 from conformance import Me
 from conformance.spec.facts import unlike
@@ -37,9 +38,12 @@ def compiler(**settings: Any) -> Iterator[None]:
 
 
 def _forget_graphs() -> None:
-    """Dynamo leaves graphs, and groups with them, in the modules whose functions it compiled."""
-    for module in list(sys.modules.values()):
-        names = getattr(module, "__dict__", {})
+    """Dynamo leaves graphs, and groups with them, where the functions that it compiled look for
+    names: in modules, and for a backward in a dictionary that it never lets go."""
+    kept = CleanupManager.instance.values.values()
+    of_backwards = [hook.scope for hooks in kept for hook in hooks]
+    of_modules = [getattr(module, "__dict__", {}) for module in sys.modules.values()]
+    for names in [*of_modules, *of_backwards]:
         for graph in [name for name in names if name.startswith("__compiled_fn")]:
             del names[graph]
 

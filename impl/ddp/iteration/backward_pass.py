@@ -55,7 +55,12 @@ from impl.ddp.iteration.static_graph import StaticGraph
 from impl.ddp.iteration.used_map import UsedMap
 from impl.ddp.timing import Moment, SampledTimes, Statistics
 from impl.device import handle_of
-from impl.torch_private import DEFAULT_FIRST_BUCKET_BYTES, debug_is_on, queue_backward_callback
+from impl.torch_private import (
+    DEFAULT_FIRST_BUCKET_BYTES,
+    debug_is_on,
+    queue_backward_callback,
+    refuse_compiled_backward,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -312,7 +317,8 @@ class BackwardPass:
             delivered: whether there was a gradient; False if the loss left its output out.
 
         Raises:
-            RuntimeError: it was done with it before, or a static graph has changed.
+            RuntimeError: it was done with it before, a static graph has changed, or the backward
+                pass is compiled.
         """
         with self._lock:
             static = self._static
@@ -323,6 +329,7 @@ class BackwardPass:
                 return
             if static is not None and not delivered:
                 return  # not part of the loss, hence not of the static graph
+            refuse_compiled_backward()
             if static is not None and static.recording:
                 static.record(index)
                 self._queue_delayed_all_reduce()
@@ -349,11 +356,12 @@ class BackwardPass:
         """Enough hooks have fired that a bucket may have become complete.
 
         Raises:
-            RuntimeError: a parameter's hook fired twice.
+            RuntimeError: a parameter's hook fired twice, or the backward pass is compiled.
         """
         with self._lock, self._errors_noted():
             indices = self._arrivals.take()
             if self._progress.is_expecting:
+                refuse_compiled_backward()
                 self._accept(indices)
             self._set_alarm()
 

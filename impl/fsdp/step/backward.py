@@ -119,8 +119,8 @@ def _pre_backward(state: FSDPState, grad: torch.Tensor) -> torch.Tensor:
         if not context.final_callback_queued:
             # Normally the root's hook comes first and queues the callback on the outermost graph.
             # If nothing of the root's output is in the loss, another unit must see to it.
-            context.final_callback_queued = True
             queue_backward_callback(functools.partial(_end_of_backward, context))
+            context.final_callback_queued = True
             gradients.reset_if_cleared(context.units)
         if handle is None:
             if state.phase is UnitPhase.IDLE:  # and not summoned, or reached before

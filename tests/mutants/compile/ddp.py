@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch._dynamo.eval_frame import OptimizedModule
 
+from impl import torch_private
 from impl.ddp.wrapper import api
 from impl.torch_private import TorchDDP
 from tests.mutants.compile.kit import FunctionalMutant
@@ -62,6 +63,7 @@ class TellsDynamoOfNoBuckets(DDPMutant):
 
 
 @breaks("compile/ddp/python-reducer", says="gradient of first.weight in step 1: ")
+@breaks("compile/ddp/compiled-autograd", says="gradient of first.weight in step 1: ")
 class PythonReducerAddsUpTwice(FunctionalMutant):
     @staticmethod
     def all_reduce(right: Any, *args: Any, **named: Any) -> Any:
@@ -78,3 +80,22 @@ class TellsDynamoOfSmallBuckets(MethodMutant):
         before = right(module)
         TorchDDP._active_ddp_module = module
         return before
+
+
+@breaks("compile/ddp/compiled-autograd-refused", says=r"backward with .* said")
+class LeavesCompiledBackwardsToChance(MethodMutant):
+    base = "impl"
+    of = torch_private.__name__
+
+    @staticmethod
+    def in_compiled_backward(right: Any) -> bool:
+        return False
+
+
+@breaks("compile/ddp/static-graph", says="gradient of first.weight in step 1: ")
+class CompiledForwardsOfStaticGraphsAreNotPrepared(DDPMutant):
+    @staticmethod
+    def forward(right: Any, self: Any, *args: Any, **named: Any) -> Any:
+        if self.static_graph and torch.compiler.is_compiling():
+            return self.module(*args, **named)
+        return right(self, *args, **named)
