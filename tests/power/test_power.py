@@ -211,6 +211,14 @@ def test_nothing_is_held_against_the_control(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out.startswith("survived  send__none__always ")
 
 
+def test_rules_that_do_not_hold_without_the_bug_are_left_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rules = ["--requirement", "order/any-situation-in-turns-scattered", "--workers", "1"]
+    assert main(["power", "reduce_scatter__blocks__always", *rules]) == 1
+    assert capsys.readouterr().out.startswith("not run   reduce_scatter__blocks__always ")
+
+
 def test_only_cases_that_reach_a_mutant_are_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,6 +31,7 @@ from conformance.spec.collectives.perform import (
 )
 from conformance.spec.collectives.strategies import (
     calls,
+    inside,
     members,
     offsets,
     placements,
@@ -42,6 +43,7 @@ chapter = Chapter("collectives", source="derived", needs="feature:coalescing")
 
 MOST_CALLS = 3
 ANY_SHAPE = st.one_of(shapes, st.sampled_from([(), (2, 1, 2, 1)]))
+ANY_WITH_ROWS = st.one_of(shapes_with_rows, st.sampled_from([(1,), (2, 1, 2, 1)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,9 @@ def once(
 def situations(draw: st.DrawFn, ranks: Ranks, way: Way) -> Situation:
     group = draw(members(ranks.world_size))
     first = draw(calls(way.op, ranks.target, len(group)))
-    of_any_shape = ANY_SHAPE if way.op == "all_reduce" else shapes_with_rows
+    if way == GATHER:  # then no bit may be lost
+        first = replace(first, noisy=draw(st.booleans()))
+    of_any_shape = ANY_SHAPE if way.op == "all_reduce" else ANY_WITH_ROWS
     more = draw(st.lists(of_any_shape, max_size=MOST_CALLS))
     made = (first, *(replace(first, shape=s, salt=20 * i) for i, s in enumerate(more, 1)))
     times = draw(st.sampled_from([1, 4]))
@@ -105,7 +109,8 @@ def check(ranks: Ranks, way: Way, data: st.DataObject, *, around: bool) -> None:
     """around: compare what must not change instead of the results."""
     n = ranks.world_size
     now = data.draw(situations(ranks, way), label="situation")
-    kinds = data.draw(st.lists(placements(offsets), min_size=n, max_size=n), label="placements")
+    kind = placements(inside if around else offsets)
+    kinds = data.draw(st.lists(kind, min_size=n, max_size=n), label="placements")
     got = ranks.run_each(coalesced, [(way, now, placement) for placement in kinds])
     for index, call in enumerate(at(now.times - 1, now)):
         seen = [got[rank][index] for rank in now.members]

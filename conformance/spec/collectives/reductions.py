@@ -349,7 +349,8 @@ def test_bool(ranks: Ranks, op: str) -> None:
 
 
 def truths_everywhere(me: Me, contributions: list[Tensor], op: str) -> list[list[bool]]:
-    """As Python sees them, whatever byte stands for true."""
+    """As Python sees them, whatever byte stands for true; after calls with other values."""
+    reduced_everywhere(me, [~x for x in contributions], op)
     return [x.tolist() for x in reduced_everywhere(me, contributions, op)]
 
 

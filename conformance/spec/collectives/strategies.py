@@ -85,6 +85,9 @@ def members(world_size: int) -> st.SearchStrategy[tuple[int, ...]]:
 # Dense in the usual order, but not at the start of its memory.
 offsets = st.builds(Layout, before=st.integers(0, 5), after=st.integers(0, 3))
 
+# The same, with memory behind it in every case.
+inside = st.builds(Layout, before=st.integers(0, 5), after=st.integers(1, 3))
+
 strides = st.builds(
     Layout,
     before=st.integers(0, 3),

@@ -45,9 +45,10 @@ def next_loss(me: Me, wrap: Callable[[Me, nn.Module], Any]) -> list[str]:
     alone, model = layers(me.device), wrap(me, layers(me.device))
     for rank in range(me.world_size):
         (loss_of(alone, rank, me.device) / me.world_size).backward()
+    loss = loss_of(model, me.rank, me.device)
     with compiler(compiled_autograd=True):
         try:
-            compiled(Tensor.backward, "eager")(loss_of(model, me.rank, me.device))
+            compiled(Tensor.backward, "eager")(loss)
         except Exception:
             return []
     for module in (alone, model):

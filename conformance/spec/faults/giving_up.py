@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from conformance import Me
+from conformance.spec.collectives.perform import all_gather_into_tensor, reduce_scatter_tensor
 from conformance.spec.faults.operations import OPERATIONS
 from conformance.spec.groups.membership_sums import sum_marks
 
@@ -123,3 +124,30 @@ def wait_at_a_root(me: Me, changed: bool = False) -> dict[str, str]:
             "gather": lambda group: dist.gather(x, outputs, 0, group=group),
         }
     return try_all(me, names, calls, changed=changed)
+
+
+def wait_in_coalesced_calls(me: Me) -> dict[str, str]:
+    """The last rank coalesces nothing."""
+    n = me.world_size
+
+    def several(*sizes: int) -> list[torch.Tensor]:
+        return [torch.ones(size, device=me.device) for size in sizes]
+
+    def listed(group: Any) -> None:
+        dist.all_reduce_coalesced(several(4, 4), group=group)
+
+    def managed(call: Callable[..., object], *sizes: int) -> Callable[[Any], None]:
+        def made(group: Any) -> None:
+            with dist._coalescing_manager(group):
+                for _ in range(2):
+                    call(*several(*sizes), group=group)
+
+        return made
+
+    calls: dict[str, Callable[[Any], object]] = {
+        "all_reduce_coalesced": listed,
+        "all_reduce": managed(dist.all_reduce, 4),
+        "all_gather_into_tensor": managed(all_gather_into_tensor, 4 * n, 4),
+        "reduce_scatter_tensor": managed(reduce_scatter_tensor, 4, 4 * n),
+    }
+    return try_all(me, list(calls), {} if me.rank == n - 1 else calls)

@@ -32,6 +32,7 @@ from conformance.spec.faults.giving_up import (
     RETURNED,
     try_all,
     wait_at_a_root,
+    wait_in_coalesced_calls,
     wait_in_every_collective,
 )
 from conformance.spec.faults.operations import ALL_NEEDED
@@ -64,6 +65,14 @@ def test_every_collective_gives_up(ranks: Ranks) -> None:
 @needs("op:broadcast", "op:scatter", "op:reduce", "op:gather")
 def test_rooted_collectives_give_up(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(wait_at_a_root), want={})
+
+
+@covers("timeouts/of-the-group")
+@world_sizes(2, 3)
+@deadline(20)
+@needs("feature:coalescing", "op:all_gather_into_tensor", "op:reduce_scatter_tensor")
+def test_coalesced_collectives_give_up(ranks: Ranks) -> None:
+    assert_same_on_all_ranks(ranks.run(wait_in_coalesced_calls), want={})
 
 
 def wait_for_messages(me: Me) -> dict[str, str]:

@@ -12,22 +12,38 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conformance import Chapter, Me, Ranks, assert_each_rank, covers, deadline, world_sizes
+from conformance.oracle.data import dtype_named
 from conformance.oracle.messages import Message, Post, content, posts, received
 from conformance.spec.p2p.posting import post
+from conformance.spec.parameters import dtypes
 
 chapter = Chapter("p2p")
 
 
-def receive_the_later_tag_first(me: Me, tags: tuple[int, ...]) -> list[Tensor]:
-    """Rank 0 sends under each tag in turn; rank 1 receives them in the opposite order."""
+def behind(count: int, x: Tensor) -> Tensor:
+    """The same values, `count` elements behind the start of their memory."""
+    return torch.cat((x[:count], x))[count:]
+
+
+def numbered(tag: int, dtype: str) -> Tensor:
+    """Whole numbers, four."""
+    return (content(tag, 4) * 2).to(dtype_named(dtype))
+
+
+def receive_the_later_tag_first(
+    me: Me, tags: tuple[int, ...], dtype: str = "float32"
+) -> list[Tensor]:
+    """Rank 0 sends under each tag in turn; rank 1 receives them in the opposite order. Every other
+    tensor begins behind the start of its memory."""
     if me.rank == 0:
-        works = [post(content(tag, 4).to(me.device), 1, tag, is_send=True) for tag in tags]
+        given = [behind(i % 2, numbered(tag, dtype).to(me.device)) for i, tag in enumerate(tags)]
+        works = [post(x, 1, tag, is_send=True) for x, tag in zip(given, tags, strict=True)]
         for work in works:
             work.wait()
         return []
     got = []
-    for tag in reversed(tags):
-        x = torch.zeros(4, device=me.device)
+    for index, tag in enumerate(reversed(tags)):
+        x = behind(index % 2, torch.zeros(4, dtype=dtype_named(dtype), device=me.device))
         dist.recv(x, 0, tag=tag)
         got.append(x)
     return got
@@ -43,7 +59,15 @@ def receive_the_later_tag_first(me: Me, tags: tuple[int, ...]) -> list[Tensor]:
 @pytest.mark.parametrize("tags", [(1, 2), (0, 7, 3), (1, 257, 65537), (2**31 - 1, 0)], ids=str)
 def test_a_receive_takes_its_own_tag(ranks: Ranks, tags: tuple[int, ...]) -> None:
     got = ranks.run(receive_the_later_tag_first, tags)
-    assert_each_rank(got[1:], [[content(tag, 4) for tag in reversed(tags)]], ranks=[1])
+    assert_each_rank(got[1:], [[numbered(tag, "float32") for tag in reversed(tags)]], ranks=[1])
+
+
+@covers("p2p/tags")
+@world_sizes(2)
+@pytest.mark.parametrize("dtype", dtypes("bfloat16", "float16", "float64", "int64", "uint8"))
+def test_a_receive_of_any_dtype_takes_its_own_tag(ranks: Ranks, dtype: str) -> None:
+    got = ranks.run(receive_the_later_tag_first, (1, 2), dtype)
+    assert_each_rank(got[1:], [[numbered(tag, dtype) for tag in (2, 1)]], ranks=[1])
 
 
 def three_messages(me: Me, numel: int) -> list[Tensor]:
