@@ -96,7 +96,7 @@ def once(
 def situations(draw: st.DrawFn, ranks: Ranks, way: Way) -> Situation:
     group = draw(members(ranks.world_size))
     first = draw(calls(way.op, ranks.target, len(group)))
-    if way == GATHER:  # then no bit may be lost
+    if way.op == "all_gather_into_tensor":  # then no bit may be lost
         first = replace(first, noisy=draw(st.booleans()))
     of_any_shape = ANY_SHAPE if way.op == "all_reduce" else ANY_WITH_ROWS
     more = draw(st.lists(of_any_shape, max_size=MOST_CALLS))

@@ -26,8 +26,8 @@ def behind(count: int, x: Tensor) -> Tensor:
 
 
 def numbered(tag: int, dtype: str) -> Tensor:
-    """Whole numbers, four."""
-    return (content(tag, 4) * 2).to(dtype_named(dtype))
+    """Four whole numbers that each dtype has."""
+    return (content(tag, 4) * 2 % 251).to(dtype_named(dtype))
 
 
 def receive_the_later_tag_first(
@@ -64,7 +64,7 @@ def test_a_receive_takes_its_own_tag(ranks: Ranks, tags: tuple[int, ...]) -> Non
 
 @covers("p2p/tags")
 @world_sizes(2)
-@pytest.mark.parametrize("dtype", dtypes("bfloat16", "float16", "float64", "int64", "uint8"))
+@pytest.mark.parametrize("dtype", dtypes("bfloat16", "float16", "float64", "int32", "int64"))
 def test_a_receive_of_any_dtype_takes_its_own_tag(ranks: Ranks, dtype: str) -> None:
     got = ranks.run(receive_the_later_tag_first, (1, 2), dtype)
     assert_each_rank(got[1:], [[numbered(tag, dtype) for tag in (2, 1)]], ranks=[1])
