@@ -328,7 +328,7 @@ class Worker:
         where = self._joined, len(sys.modules)
         self._before = _State(where, census, switches) if is_settled else None
         if is_settled:
-            gc.freeze()  # what it leaves, such as caches, lives on: need not be looked at again
+            gc.freeze()  # what is left, such as caches, lives on: the next world passes it over
         return Left((*leaks, *groups), held, changed)
 
 

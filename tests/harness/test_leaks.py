@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 import signal
@@ -115,6 +116,24 @@ def test_a_thread_that_ends_may_be_the_last_to_hold_an_object() -> None:
     watched = [("group", weakref.ref(group))]
     threading.Thread(target=lambda held: time.sleep(0.1), args=(group,)).start()
     del group
+    assert still_alive(watched) == ()
+
+
+def test_a_cycle_through_what_an_earlier_world_left_is_garbage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leaks, "_SETTLE_S", 0.01)
+
+    class Kept:
+        itself: Kept
+        group: threading.Event
+
+    kept = Kept()
+    kept.itself = kept
+    gc.freeze()  # as a rank does between worlds
+    kept.group = threading.Event()
+    watched = [("group", weakref.ref(kept.group))]
+    del kept
     assert still_alive(watched) == ()
 
 

@@ -54,7 +54,7 @@ class Choosing(Layers):
 
 
 class Sparing(Layers):
-    """Uses its second layer never."""
+    """Never uses its second layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.tanh(self.first(x))

@@ -40,9 +40,9 @@ def compiler(**settings: Any) -> Iterator[None]:
 def _forget_graphs() -> None:
     """Dynamo leaves graphs, and groups with them, where the functions that it compiled look for
     names: in modules, and for a backward in a dictionary that it never lets go."""
-    kept = CleanupManager.instance.values.values()
+    kept = list(CleanupManager.instance.values.values())
     of_backwards = [hook.scope for hooks in kept for hook in hooks]
-    of_modules = [getattr(module, "__dict__", {}) for module in sys.modules.values()]
+    of_modules = [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]
     for names in [*of_modules, *of_backwards]:
         for graph in [name for name in names if name.startswith("__compiled_fn")]:
             del names[graph]

@@ -70,7 +70,9 @@ def test_rooted_collectives_give_up(ranks: Ranks) -> None:
 @covers("timeouts/of-the-group")
 @world_sizes(2, 3)
 @deadline(20)
-@needs("feature:coalescing", "op:all_gather_into_tensor", "op:reduce_scatter_tensor")
+@needs(
+    "feature:coalescing", "op:all_reduce", "op:all_gather_into_tensor", "op:reduce_scatter_tensor"
+)
 def test_coalesced_collectives_give_up(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(wait_in_coalesced_calls), want={})
 

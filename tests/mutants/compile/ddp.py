@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch._dynamo.eval_frame import OptimizedModule
 
-from impl import torch_private
 from impl.ddp.wrapper import api
 from impl.torch_private import TorchDDP
 from tests.mutants.compile.kit import FunctionalMutant
@@ -80,16 +79,6 @@ class TellsDynamoOfSmallBuckets(MethodMutant):
         before = right(module)
         TorchDDP._active_ddp_module = module
         return before
-
-
-@breaks("compile/ddp/compiled-autograd-refused", says=r"backward with .* said")
-class LeavesCompiledBackwardsToChance(MethodMutant):
-    base = "impl"
-    of = torch_private.__name__
-
-    @staticmethod
-    def in_compiled_backward(right: Any) -> bool:
-        return False
 
 
 @breaks("compile/ddp/static-graph", says="gradient of first.weight in step 1: ")

@@ -10,6 +10,7 @@ from tests.mutants.kit import breaks
 from tests.mutants.replacing import MethodMutant
 
 
+@breaks("compile/ddp/compiled-autograd-refused", says=r"backward with .* said")
 @breaks("compile/fsdp/compiled-autograd", says="loss after a step: ")
 class TakesACompiledBackwardForAnother(MethodMutant):
     base = "impl"
