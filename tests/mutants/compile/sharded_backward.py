@@ -10,8 +10,8 @@ from tests.mutants.kit import breaks
 from tests.mutants.replacing import MethodMutant
 
 
-@breaks("compile/ddp/compiled-autograd-refused", says=r"backward with .* said")
 @breaks("compile/fsdp/compiled-autograd", says="loss after a step: ")
+@breaks("compile/ddp/compiled-autograd-refused", says=r"backward with .* said")
 class TakesACompiledBackwardForAnother(MethodMutant):
     base = "impl"
     of = torch_private.__name__
