@@ -19,11 +19,12 @@ from typing import Any
 from conformance.harness.devices import DRIVER_FILES, THREADS_FOR_LIFE
 
 _SETTLE_S = 3.0
-_PAUSE_S = (0.001, 0.1)  # between looks: from, doubling, up to
+_PAUSE_S = (0.001, 0.5)  # between looks, each of which takes long: from, doubling, up to
 _PR_SET_CHILD_SUBREAPER = 36  # of <sys/prctl.h>
 _SHOWN_OF_COMMAND = 80
 _SHARED_MAPPING = re.compile(r" ((?:/dev/shm/|/memfd:).*)$", re.MULTILINE)  # of proc(5), maps
 _STATE, _PARENT = 0, 1  # fields of /proc/PID/stat
+_is_apart = False  # whether an earlier world's objects are
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +93,31 @@ def _settled(look: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
         if not seen:
             return seen
         if time.monotonic() > give_up_at:
-            gc.unfreeze()  # a cycle may lead through what an earlier world has left
-            gc.collect()
-            return look()
+            return look() if _reconsider() else seen
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, longest_s)
         gc.collect()
+
+
+def set_apart() -> None:
+    """What a world has left, such as caches, lives on: the next one need not look through it."""
+    global _is_apart
+    gc.freeze()
+    _is_apart = True
+
+
+def _reconsider() -> bool:
+    """Collect all the same: a cycle may lead through what an earlier world has left.
+
+    False if nothing was set apart, so that nothing new can be found.
+    """
+    global _is_apart
+    if not _is_apart:
+        return False
+    gc.unfreeze()  # all that was imported, too: to collect that takes a second
+    gc.collect()
+    _is_apart = False
+    return True
 
 
 def _difference(before: Holdings, now: Holdings) -> tuple[str, ...]:

@@ -38,6 +38,7 @@ from conformance.harness.leaks import (
     Holdings,
     adopt_orphans,
     find_leaks_and_census,
+    set_apart,
     still_alive,
     take_census,
 )
@@ -283,9 +284,12 @@ class Worker:
     def _set_modules_apart(self) -> None:
         """What has been imported outlives every world: the collector need not look at it again."""
         if len(sys.modules) != self._modules_apart:
-            self._modules_apart = len(sys.modules)
             gc.collect()
-            gc.freeze()
+            if self._modules_apart:
+                set_apart()
+            else:  # before the first world
+                gc.freeze()
+            self._modules_apart = len(sys.modules)
 
     def _connected(self, host: str, port: int) -> dist.TCPStore:
         """The parent's store. One connection serves all worlds: for each new one the server looks
@@ -328,7 +332,7 @@ class Worker:
         where = self._joined, len(sys.modules)
         self._before = _State(where, census, switches) if is_settled else None
         if is_settled:
-            gc.freeze()  # what is left, such as caches, lives on: the next world passes it over
+            set_apart()
         return Left((*leaks, *groups), held, changed)
 
 

@@ -78,8 +78,10 @@ def assert_nothing_kept(kept: Sequence[Kept]) -> None:
 def _settled(measure: Callable[[], int], enough: int) -> int:
     """What it comes to: threads of the group may still be letting go."""
     give_up_at = time.monotonic() + _PATIENCE_S
+    pause_s = 0.01
     while (seen := measure()) > enough and time.monotonic() < give_up_at:
-        time.sleep(0.05)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 1.0)  # to measure takes long
     return seen
 
 

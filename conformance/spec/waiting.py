@@ -39,7 +39,7 @@ def wait_until_freed(*refs: weakref.ref[Any]) -> None:
         gc.collect()
         return all(ref() is None for ref in refs)
 
-    within_patience(are_gone, pause_s=0.05)  # to collect takes long
+    within_patience(are_gone, pause_s=0.2)  # to collect takes long
 
 
 def rounds_of_messages(me: Me, limit: int) -> Iterator[int]:

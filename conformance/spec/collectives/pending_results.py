@@ -234,7 +234,7 @@ def is_freed(memory: StorageWeakRef) -> bool:
         gone: bool = memory.expired()
         return gone
 
-    return within_patience(is_gone, pause_s=0.1)  # to collect takes long
+    return within_patience(is_gone, pause_s=0.2)  # to collect takes long
 
 
 def dropped(me: Me) -> list[str]:
