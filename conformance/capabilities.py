@@ -54,6 +54,7 @@ FEATURES: Mapping[str, str] = {
     "abort": "abort of a group ends what waits in it",
     "any_source": "recv without a source",
     "bf16_hooks_on_cpu": "DDP takes bfloat16 communication hooks for CPU tensors too",
+    "call_hooks": "hooks before and after each call of a group",
     "coalescing": "coalesced collectives and the coalescing manager",
     "compiled_calls": "collectives and messages in functions and modules that torch.compile has "
     "compiled",
@@ -102,6 +103,7 @@ NEVER_REFUSED = frozenset(
     {
         *(f"device:{name}" for name in DEVICE_FEATURES),
         "feature:abort",
+        "feature:call_hooks",
         "feature:flight_recorder",
         "feature:mismatch_errors",
         "feature:nonblocking",

@@ -23,6 +23,12 @@ def needs_argument(function: Callable[..., Any], argument: str) -> pytest.MarkDe
     return pytest.mark.skipif(not takes(function, argument), reason=reason)
 
 
+def needs_method(cls: type, method: str) -> pytest.MarkDecorator:
+    """The mark of a case that calls this method of torch's class."""
+    reason = f"this torch's {cls.__name__} has no {method}"
+    return pytest.mark.skipif(not hasattr(cls, method), reason=reason)
+
+
 has_batched_grad_copy = takes(DistributedDataParallel, "batched_grad_copy")
 needs_batched_grad_copy = needs_argument(DistributedDataParallel, "batched_grad_copy")
 needs_forward_sync_buffers = needs_argument(DistributedDataParallel, "forward_sync_buffers")

@@ -6,7 +6,7 @@ import atexit
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, SupportsIndex
@@ -27,6 +27,7 @@ from impl.gloo.queue.executor import Executor
 from impl.gloo.queue.reentrancy import interrupts_an_operation, run_beside
 from impl.gloo.queue.work import GlooWork
 from impl.gloo.requests import validation
+from impl.gloo.requests.call_hooks import PostHookArgs, PreHookArgs
 from impl.torch_private import is_registered
 from impl.transport.base import Communicator
 
@@ -170,7 +171,27 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
         return BackendView(self)
 
     def _has_hooks(self) -> bool:
+        """Whether hooks on completion are registered, as torch's NCCL has them."""
         return False
+
+    # -- hooks before and after each call, as torch 2.15 has them for groups in C++
+
+    def register_pre_hook(self, hook_id: int, hook: Callable[[PreHookArgs], object]) -> None:
+        """Call it before each call of this group on this rank; see `CallHooks.around`.
+
+        Of several, the one of the least number comes first; a number has one hook.
+        """
+        self.call_hooks.put_before(hook_id, hook)
+
+    def unregister_pre_hook(self, hook_id: int) -> None:
+        self.call_hooks.put_before(hook_id, None)
+
+    def register_post_hook(self, hook_id: int, hook: Callable[[PostHookArgs], object]) -> None:
+        """Call it once a call of this group on this rank was issued, with its handle."""
+        self.call_hooks.put_after(hook_id, hook)
+
+    def unregister_post_hook(self, hook_id: int) -> None:
+        self.call_hooks.put_after(hook_id, None)
 
     def _get_sequence_number_for_group(self) -> int:
         """How many collectives this rank has issued; equal on all ranks that are in step."""

@@ -103,7 +103,7 @@ class Reductions(GroupCore):
             given = tensors
         else:
             given = _one_or_several(tensors, tensor)
-        if len(given) == 1 and type(opts) is AllreduceOptions:
+        if len(given) == 1 and type(opts) is AllreduceOptions and self.call_hooks.is_empty:
             only = given[0]
             # the common case is the one that is worth microseconds
             is_dense = only.is_cpu and only.layout is torch.strided and only.is_contiguous()

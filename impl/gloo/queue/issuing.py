@@ -15,6 +15,7 @@ from impl.gloo.options import Options
 from impl.gloo.queue.executor import Executor
 from impl.gloo.queue.profiling import profiled
 from impl.gloo.queue.work import CollectiveWork
+from impl.gloo.requests.call_hooks import CallHooks
 from impl.gloo.requests.settings import CallSettings
 from impl.torch_private import profiler_is_on, waits_by_tensor
 from impl.transport.base import CallInfo, Communicator, Deadline
@@ -60,6 +61,7 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
         self._surplus = 0  # see `CallInfo.surplus`
         ranks = options.global_ranks_in_group or range(size)
         self._flight = flight_recorder.of_group(group, ranks)  # None if nothing is recorded
+        self.call_hooks = CallHooks()
         self._executor = Executor(group)
         self._comm: Communicator = self._connect(GroupPlace(store, rank, size, group), options)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -25,6 +25,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from impl.gloo.requests.call_hooks import CallHooks, flat
 from impl.gloo.requests.validation import sign
 from impl.torch_dispatch import (
     OVERRIDES_NOTHING,
@@ -64,7 +65,7 @@ def dispatched(
     the name that older versions of torch have. also: other keywords for these arguments, in their
     order; torch's short forms have them.
     """
-    name = name if hasattr(dist.ProcessGroup, name) else formerly
+    here = name if hasattr(dist.ProcessGroup, name) else formerly
 
     def decorate(method: _Method) -> _Method:
         keywords = list(inspect.signature(method).parameters)[1 : tensor_count + 1]
@@ -72,17 +73,31 @@ def dispatched(
 
         @functools.wraps(method)
         def call(self: Any, *args: Any, **kwargs: Any) -> dist.Work:
+            hooks: CallHooks = self.call_hooks
+            if hooks.is_empty:
+                return issued(self, *args, **kwargs)
+            if kwargs:
+                args = args + _taken(by_place[len(args) :], kwargs)
+            return hooks.around(
+                lambda: issued(self, *args, **kwargs),
+                name,
+                args[:tensor_count],
+                args[tensor_count:],
+                kwargs,
+            )
+
+        def issued(self: Any, *args: Any, **kwargs: Any) -> dist.Work:
             try:
                 if kwargs:
                     args = args + _taken(by_place[len(args) :], kwargs)
                 tensors = args[:tensor_count]
-                if not dispatch_modes_are_active() and all(map(_has_memory, _flat(tensors))):
+                if not dispatch_modes_are_active() and all(map(_has_memory, flat(tensors))):
                     return method(self, *args, **kwargs)
                 lowest = _LowestMode(
                     lambda tensors: method(self, *tensors, *args[tensor_count:], **kwargs),
                     tensor_count,
                 )
-                issue = getattr(group_without_backend(self.rank(), self.size()), name)
+                issue = getattr(group_without_backend(self.rank(), self.size()), here)
                 with below_other_modes(lowest):
                     work: dist.Work = issue(*_without_none(args), **kwargs)
             except (RuntimeError, TypeError, ValueError) as error:
@@ -132,14 +147,14 @@ class _LowestMode(TorchDispatchMode):
     ) -> Any:
         is_for_us = func.namespace == "c10d" and not dispatch_modes_are_active()
         arguments = args[: self._tensor_count]
-        tensors = list(_flat(arguments))
+        tensors = list(flat(arguments))
         if not is_for_us or any(tensor.is_meta for tensor in tensors):
             return func(*args, **(kwargs or {}))
         if types:
             return NotImplemented
         # of tensors in lists of lists the dispatcher does not ask the types
         arguments = tree_map_only(AsyncCollectiveTensor, _waited, arguments)
-        for tensor in _flat(arguments):
+        for tensor in flat(arguments):
             if not _has_memory(tensor):
                 raise RuntimeError(
                     f"ProcessGroupGloo: {func} needs tensors with memory, but one of shape "
@@ -153,12 +168,3 @@ class _LowestMode(TorchDispatchMode):
 def _waited(tensor: AsyncCollectiveTensor) -> Tensor:
     inner: Tensor = tensor.trigger_wait()
     return inner
-
-
-def _flat(arguments: Iterable[Any]) -> Iterator[Tensor]:
-    """The tensors in arguments that are tensors, lists of them, or lists of lists."""
-    for argument in arguments:
-        if isinstance(argument, Tensor):
-            yield argument
-        elif isinstance(argument, list | tuple):
-            yield from _flat(argument)
