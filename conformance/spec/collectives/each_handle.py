@@ -1,7 +1,7 @@
 """Work objects of every collective: completion, wait timeouts, failures, futures and threads.
 
-Rules of other chapters, whose first cases are of all_reduce. In these cases rank 0 waits, in each
-operation, for something that the other ranks bring.
+Rules of other chapters, whose first cases are of all_reduce. In these cases one rank waits, in each
+operation, for something that the other ranks bring: rank 0, unless they say another one.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ OF_THEIR_OWN = [kind for kind in KINDS if kind not in MADE_OF_OTHERS]
 WITH_RESULTS = [kind for kind in OF_THEIR_OWN if kind != "barrier"]
 
 
-def call_of(kind: str) -> Call:
-    """One that gives rank 0 something of another rank."""
-    return Call(kind, (3, 2), root=1 if kind in ("broadcast", "scatter") else 0)
+def call_of(kind: str, world_size: int, waiting: int = 0) -> Call:
+    """One that gives this rank of the group something of another one."""
+    root = (waiting + 1) % world_size if kind in ("broadcast", "scatter") else waiting
+    return Call(kind, (3, 2), root=root)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +60,23 @@ class Begun:
     taken: list[Tensor]
 
 
-def begin(me: Me, kind: str, group: Any = None) -> Begun:
+def begin(me: Me, kind: str, group: Any = None, waiting: int = 0) -> Begun:
     """group: of the first ranks; None is that of all."""
     if kind == "barrier":
         return Begun(dist.barrier(group, async_op=True), [])
-    buffers = before(call_of(kind), me.rank, dist.get_world_size(group))
+    size = dist.get_world_size(group)
+    call = call_of(kind, size, waiting)
+    buffers = before(call, me.rank, size)
     given = [x.to(me.device) for x in buffers.given]
     taken = [x.to(me.device) for x in buffers.taken]
-    return Begun(issue(call_of(kind), given, taken, group, async_op=True), taken)
+    return Begun(issue(call, given, taken, group, async_op=True), taken)
 
 
-def left_for_rank_0(kind: str, world_size: int) -> list[Tensor]:
-    return [] if kind == "barrier" else list(after(call_of(kind), 0, world_size).taken)
+def left_for(kind: str, world_size: int, waiting: int = 0) -> list[Tensor]:
+    """What the waiting rank has then."""
+    if kind == "barrier":
+        return []
+    return list(after(call_of(kind, world_size, waiting), waiting, world_size).taken)
 
 
 def succeed_twice(me: Me, kind: str, group: Any) -> None:
@@ -135,12 +141,12 @@ def found_by_threads(me: Me, kind: str) -> list[list[Tensor]]:
 @pytest.mark.parametrize("kind", each(OF_THEIR_OWN))
 def test_threads_wait_for_each_operation(ranks: Ranks, kind: str) -> None:
     found = ranks.run(found_by_threads, kind)[0]
-    assert_each_rank([found], [[left_for_rank_0(kind, 2)] * 3], what=kind, ranks=[0])
+    assert_each_rank([found], [[left_for(kind, 2)] * 3], what=kind, ranks=[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """How rank 0's waits for one operation ended: "returned", or the error's words.
+    """How a rank's waits for one operation ended: "returned", or the error's words.
 
     again: of a second wait, when the other rank had come. found: by it.
     """
@@ -158,22 +164,27 @@ def outcome(wait: Any, *args: Any) -> str:
     return "returned"
 
 
+def waits_briefly(n: int, world_size: int) -> int:
+    """Of the first n ranks, the one that does: the last one, where that may be another root."""
+    return n - 1 if n == world_size > 2 else 0
+
+
 def wait_briefly(me: Me, kind: str) -> dict[int, Waited]:
-    """Rank 0 gives up before the others come, then waits again: in groups of these sizes."""
+    """One rank gives up before the others come, then waits again: in groups of these sizes."""
     groups = {n: dist.new_group(list(range(n))) for n in sizes_of_groups(me.world_size)}
     ended = {}
     for n, group in groups.items():
         if me.rank >= n:
             continue
         succeed_twice(me, kind, group)
-        over = f"gave up in {n}"
-        if me.rank:
+        over, waiting = f"gave up in {n}", waits_briefly(n, me.world_size)
+        if me.rank != waiting:
             me.store.wait([over])
-            with contextlib.suppress(RuntimeError):  # rank 0 may have left it
-                begin(me, kind, group).work.wait()
+            with contextlib.suppress(RuntimeError):  # the waiting rank may have left it
+                begin(me, kind, group, waiting).work.wait()
             continue
         try:
-            begun = begin(me, kind, group)
+            begun = begin(me, kind, group, waiting)
             briefly = outcome(begun.work.wait, timedelta(milliseconds=30))
         finally:
             me.store.set(over, "")
@@ -208,9 +219,11 @@ def test_the_wait_of_a_scatter_gives_up_at_its_timeout(ranks: Ranks, kind: str) 
 
 
 def check_that_it_gives_up(ranks: Ranks, kind: str) -> None:
-    for n, waited in ranks.run(wait_briefly, kind)[0].items():
-        words = waited.briefly
-        assert_that(says_timeout(words), f"wait for {kind} of {n} ranks ended with {words!r}", 0)
+    for rank, seen in enumerate(ranks.run(wait_briefly, kind)):
+        for n, waited in seen.items():
+            words = waited.briefly
+            said = f"wait for {kind} of {n} ranks ended with {words!r}"
+            assert_that(says_timeout(words), said, rank)
 
 
 def says_timeout(words: str) -> bool:
@@ -226,7 +239,7 @@ def test_each_operation_goes_on_after_a_wait_has_given_up(ranks: Ranks, kind: st
     for n, waited in ranks.run(wait_briefly, kind)[0].items():
         what, words = f"{kind} of {n} ranks", waited.again
         assert_that(words == "returned", f"the second wait for {what} ended with {words!r}", 0)
-        assert_each_rank([waited.found], [left_for_rank_0(kind, n)], what=what, ranks=[0])
+        assert_each_rank([waited.found], [left_for(kind, n)], what=what, ranks=[0])
 
 
 def wait_patiently(me: Me, kinds: Sequence[str]) -> list[tuple[str, list[Tensor]]]:
@@ -252,7 +265,7 @@ def test_each_wait_has_all_of_its_timeout(ranks: Ranks) -> None:
     kinds = claimed(KINDS, ranks.target)
     got = ranks.run(wait_patiently, kinds)[0]
     for kind, ended in zip(kinds, got, strict=True):
-        want = ("returned", left_for_rank_0(kind, 2))
+        want = ("returned", left_for(kind, 2))
         assert_each_rank([ended], [want], what=f"{kind}, waited for up to a minute", ranks=[0])
 
 
@@ -429,4 +442,4 @@ def values_of_futures(me: Me, kind: str) -> list[Tensor]:
 @pytest.mark.parametrize("kind", each(WITH_RESULTS))
 def test_futures_and_callbacks_of_each_operation(ranks: Ranks, kind: str) -> None:
     values = ranks.run(values_of_futures, kind)[0]
-    assert_each_rank([values], [[flat(left_for_rank_0(kind, 2))] * 9], what=kind, ranks=[0])
+    assert_each_rank([values], [[flat(left_for(kind, 2))] * 9], what=kind, ranks=[0])

@@ -52,6 +52,7 @@ def try_all(
     calls: Mapping[str, Callable[[Any], object]],
     *,
     changed: bool = False,
+    first: Mapping[str, Callable[[Any], object]] | None = None,
 ) -> dict[str, str]:
     """Make every call at once, each in a thread and a group of its own; those that end wrongly.
 
@@ -62,6 +63,7 @@ def try_all(
     calls: those of this rank, which may be none: then it makes the groups, and waits until the
         other ranks are through.
     changed: the groups have the timeout from set_timeout, after a first operation.
+    first: what all ranks do twice in these groups before.
     """
     timeout = timedelta(seconds=GROUP_TIMEOUT_S)
     groups: dict[str, Any] = {
@@ -70,6 +72,9 @@ def try_all(
     for group in groups.values() if changed else ():
         sum_marks(me, group)
         group.set_timeout(timeout)
+    for name, call in (first or {}).items():
+        for _ in range(2):
+            call(groups[name])
     endings: dict[str, _Ending] = {}
 
     def attempt(name: str) -> None:
@@ -127,7 +132,7 @@ def wait_at_a_root(me: Me, changed: bool = False) -> dict[str, str]:
 
 
 def wait_in_coalesced_calls(me: Me) -> dict[str, str]:
-    """The last rank coalesces nothing."""
+    """The last rank has no part in the third of each."""
     n = me.world_size
 
     def several(*sizes: int) -> list[torch.Tensor]:
@@ -150,4 +155,4 @@ def wait_in_coalesced_calls(me: Me) -> dict[str, str]:
         "all_gather_into_tensor": managed(all_gather_into_tensor, 4 * n, 4),
         "reduce_scatter_tensor": managed(reduce_scatter_tensor, 4, 4 * n),
     }
-    return try_all(me, list(calls), {} if me.rank == n - 1 else calls)
+    return try_all(me, list(calls), {} if me.rank == n - 1 else calls, first=calls)
