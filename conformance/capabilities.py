@@ -66,6 +66,7 @@ FEATURES: Mapping[str, str] = {
     "nonblocking": "asynchronous calls return before the other ranks have joined in",
     "peer_loss": "every rank gets an error soon after a rank of its group has died",
     "profiler_ranges": "a profiler sees operations as ranges: the backend, then the operation",
+    "reconfigure": "a group gets other members: reconfigure",
     "reduce_scatter_v": "reduce_scatter with a different size for each rank",
     "sequence_numbers": "a sequence number for each group",
     "sparse": "all_reduce of sparse tensors",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -138,6 +138,19 @@ def empty_lost_meshes() -> None:
     for found in gc.get_objects():
         if type(found) is DeviceMesh:
             vars(found).clear()
+
+
+def reconfigure_handle() -> str:
+    """Of the default group, since torch 2.15; torch calls it experimental."""
+    newer: Any = distributed_c10d
+    handle: str = newer._get_reconfigure_handle()
+    return handle
+
+
+def reconfigure(number: int, handles: Collection[str], **how: Any) -> Any:
+    """The default group, since torch 2.15."""
+    newer: Any = distributed_c10d
+    return newer._reconfigure(number, handles, **how)
 
 
 def sequence_number(group: dist.ProcessGroup) -> int:

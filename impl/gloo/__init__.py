@@ -46,7 +46,12 @@ def _create(given: Any, options: Options | None) -> ProcessGroupGloo:
     options.global_ranks_in_group = given.global_ranks_in_group
     options.group_name = given.group_id
     return ProcessGroupGloo(
-        given.store, given.group_rank, given.group_size, options=options, name=given.group_id
+        given.store,
+        given.group_rank,
+        given.group_size,
+        options=options,
+        name=given.group_id,
+        is_connected=not getattr(given, "enable_reconfigure", False),
     )
 
 

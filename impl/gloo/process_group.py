@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 
 from impl.device import types_served
+from impl.gloo.connect.membership import global_rank_of, in_order, new_handle
+from impl.gloo.connect.transports import GroupPlace
 from impl.gloo.memory import allocation
 from impl.gloo.operations.data_movement import Copies
 from impl.gloo.operations.exchanges import Exchanges
@@ -25,11 +27,11 @@ from impl.gloo.operations.reductions import Reductions
 from impl.gloo.options import BACKEND_NAME, Device, Options
 from impl.gloo.queue.executor import Executor
 from impl.gloo.queue.reentrancy import interrupts_an_operation, run_beside
-from impl.gloo.queue.work import GlooWork
+from impl.gloo.queue.work import CollectiveWork, GlooWork
 from impl.gloo.requests import validation
 from impl.gloo.requests.call_hooks import PostHookArgs, PreHookArgs
 from impl.torch_private import is_registered
-from impl.transport.base import Communicator
+from impl.transport.base import CallInfo, Communicator
 
 _TELLING_S = 0.5  # how long a signal's handler waits for the locks of what it has interrupted
 
@@ -42,7 +44,8 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
 
     store: shared by the ranks; the creator of the group prefixes the keys. timeout: how long an
     operation may take, and the construction. `options`, if given, brings its own, and may stand in
-    the timeout's place.
+    the timeout's place. is_connected: if not, no rank is waited for; the group has its ranks from
+    the first `reconfigure` on, and an operation before it raises RuntimeError.
     """
 
     _Options = Options  # torch's name for them
@@ -56,6 +59,7 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
         options: Options | None = None,
         *,
         name: str = "",
+        is_connected: bool = True,
     ) -> None:
         if not 0 <= rank < size:
             raise ValueError(f"rank {rank} is not a rank of a group of {size}")
@@ -63,12 +67,18 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
             options = timeout
         elif options is None:
             options = Options(default_pg_timeout if timeout is None else timeout)
-        super().__init__(store, rank, size, options, name or "undefined")
+        super().__init__(store, rank, size, options, name or "undefined", is_connected=is_connected)
         options.on_timeout_change(self._follow_timeout)
         self._given_store = store
         self._group_desc = "undefined"
         self._bound_device_id: torch.device | None = None
         self._splits = 0
+        global_ranks = options.global_ranks_in_group or range(size)
+        self._handle = new_handle(global_ranks[rank])
+        self._memberships: set[int] = set()  # the numbers that `reconfigure` was given
+        self._begin_life()
+
+    def _begin_life(self) -> None:
         # the executor and the communicator know nothing of the group, so dropping the last
         # reference to a group that was never destroyed ends it too
         self._life = _Life(self._executor, self._comm, self._name, os.getpid())
@@ -301,6 +311,54 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
         )
         split.setGroupDesc(group_desc or f"{self._group_desc}:split:{self._splits}")
         return split
+
+    # -- other members, as torch 2.15 has it
+
+    supports_reconfigure = True
+
+    def get_reconfigure_handle(self) -> str:
+        """What the other ranks need of this one for `reconfigure`; the user brings it to them."""
+        return self._handle
+
+    def reconfigure(self, opts: Any) -> dist.Work:
+        """Connect the group anew, with these members, which all call it; it returns a handle.
+
+        opts: torch's `ReconfigureOptions`. uuid: the same on all members, and another one each
+        time. handles: of the members; a list is in the order of their new ranks, a set leaves that
+        to the group. timeout: how long to wait for them.
+
+        What was pending raises. Raises RuntimeError for handles that are none, not this rank's or
+        not unique, and for a uuid that was used before, and leaves the group as it was;
+        `CollectiveTimeout` if a member does not come, after which the group can only be
+        reconfigured again.
+        """
+        try:
+            members = in_order(opts.handles, self._handle)
+            if opts.uuid in self._memberships:
+                raise RuntimeError(
+                    f"{BACKEND_NAME} reconfigure uuid {opts.uuid} was already used; each "
+                    "reconfigure() requires a unique uuid"
+                )
+        except RuntimeError as error:
+            validation.sign(error, "reconfigure", self)
+            raise
+        self._memberships.add(opts.uuid)
+        self._comm.abort("the group was reconfigured")
+        self._life.finish()
+        place = GroupPlace(
+            dist.PrefixStore(f"reconfigured/{opts.uuid}", self._given_store),
+            members.index(self._handle),
+            len(members),
+            self._name,
+        )
+        options = self._options.__copy__()
+        if opts.timeout is not None:
+            options._timeout = opts.timeout
+        connected = self._connect(place, options)
+        self._options.global_ranks_in_group = list(map(global_rank_of, members))
+        self._enter(place, connected)
+        self._begin_life()
+        return CollectiveWork.finished(CallInfo("reconfigure", 0, "", ""), self._name, [])
 
     # -- the end
 

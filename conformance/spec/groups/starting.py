@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -16,11 +17,13 @@ def start(
     rank: int | None = None,
     world_size: int | None = None,
     timeout: timedelta | None = None,
+    **more: Any,
 ) -> None:
     """Make the default group of the target.
 
     where: a store, or a place in the world's store that no other group has been made on.
     rank, world_size: this rank's and the world's, unless they are given.
+    more: further arguments of init_process_group.
     """
     dist.init_process_group(
         me.target.backend,
@@ -29,6 +32,7 @@ def start(
         world_size=me.world_size if world_size is None else world_size,
         timeout=timeout or timedelta(seconds=me.group_timeout_s),
         pg_options=me.options,
+        **more,
     )
 
 

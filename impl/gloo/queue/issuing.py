@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch.distributed as dist
 from torch import Tensor
 
 from impl.gloo import flight_recorder
+from impl.gloo.connect.membership import Unconfigured
 from impl.gloo.connect.transports import GroupPlace, connect
 from impl.gloo.memory.staging import Lender
 from impl.gloo.options import Options
@@ -48,22 +49,35 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
     """A connected group that can issue operations; subclasses say which."""
 
     def __init__(
-        self, store: dist.Store, rank: int, size: int, options: Options, group: str
+        self,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        options: Options,
+        group: str,
+        *,
+        is_connected: bool = True,
     ) -> None:
+        """is_connected: if not, its first `_enter` comes later."""
         # only the form without a store makes an object whose methods C++ code finds
         _ProcessGroup.__init__(self, rank, size)
-        self._rank = rank
-        self._size = size
         self._options = options
         self._timeout_s = options.timeout.total_seconds()
         self._name = group
+        self.call_hooks = CallHooks()
+        place = GroupPlace(store, rank, size, group)
+        self._enter(place, self._connect(place, options) if is_connected else Unconfigured())
+
+    def _enter(self, place: GroupPlace, connected: Communicator | Unconfigured) -> None:
+        """Begin as this rank of a group that is connected so."""
+        self._rank = place.rank
+        self._size = place.world_size
         self._sequence = 0
         self._surplus = 0  # see `CallInfo.surplus`
-        ranks = options.global_ranks_in_group or range(size)
-        self._flight = flight_recorder.of_group(group, ranks)  # None if nothing is recorded
-        self.call_hooks = CallHooks()
-        self._executor = Executor(group)
-        self._comm: Communicator = self._connect(GroupPlace(store, rank, size, group), options)
+        ranks = self._options.global_ranks_in_group or range(place.world_size)
+        self._flight = flight_recorder.of_group(self._name, ranks)  # None if nothing is recorded
+        self._executor = Executor(self._name)
+        self._comm: Communicator = cast(Communicator, connected)
 
     def _connect(self, place: GroupPlace, options: Options) -> Communicator:
         return connect(place, options)
