@@ -60,7 +60,9 @@ class HostStream:
     computation on the host is done when the call returns.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, busy: weakref.WeakSet[HostStream] | None = None) -> None:
+        """busy: where it is as long as something is unfinished on it."""
+        self._busy: weakref.WeakSet[HostStream] = weakref.WeakSet() if busy is None else busy
         self._work: Work | None = None
         self._behind: list[Callable[[], object]] = []
         self._in_use: list[torch.Tensor] = []
@@ -79,6 +81,7 @@ class HostStream:
         self._work = work
         self._in_use.extend(in_use)
         self._started += 1
+        self._busy.add(self)
 
     def hold_back(self, kernel: Callable[[], object], in_use: Sequence[torch.Tensor]) -> None:
         self._behind.append(kernel)
@@ -92,6 +95,7 @@ class HostStream:
         # Marked done before the wait: after a failed collective the stream must not wait for it
         # again, and what was enqueued behind it must not run on wrong data.
         self._work, self._in_use, self._completed = None, [], self._started
+        self._busy.discard(self)
         work.wait()
         with torch.no_grad():
             for kernel in behind:
@@ -139,7 +143,7 @@ class HostHandle:
     def __init__(self) -> None:
         self._default = HostStream()
         self._local = threading.local()
-        self._side_streams: weakref.WeakSet[HostStream] = weakref.WeakSet()
+        self._busy: weakref.WeakSet[HostStream] = weakref.WeakSet()
 
     def is_available(self) -> bool:
         return True
@@ -161,9 +165,7 @@ class HostHandle:
         return tensor.device.type == "cpu"
 
     def new_stream(self, priority: int = 0) -> Stream:
-        stream = HostStream()
-        self._side_streams.add(stream)
-        return stream
+        return HostStream(self._busy)
 
     @property
     def _current(self) -> HostStream:
@@ -234,8 +236,8 @@ class HostHandle:
         if tensor.untyped_storage().size() == 0:
             return
         check_sole_occupant(tensor)
-        for stream in list(self._side_streams):
-            if stream.is_busy and stream.uses(tensor):
+        for stream in list(self._busy) if self._busy else ():
+            if stream.uses(tensor):
                 stream.complete()
         resize_storage(tensor, 0)
 
