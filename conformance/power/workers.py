@@ -96,6 +96,8 @@ def _work(do: _Do, share: Any, run: Run, done: Any) -> None:
     SHARED_POOL.acquire(owner)
     try:
         for made in do(share, run):
+            if os.getppid() != parent.pid:  # its signal has ended what ran, and no more than that
+                return
             done.put(made)
     finally:
         SHARED_POOL.release(owner)

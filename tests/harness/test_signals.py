@@ -125,15 +125,22 @@ def test_no_rank_outlives_a_parent_that_is_killed(
     assert outside.left_over() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["ended", "killed"])
+@pytest.mark.parametrize(
+    ("number", "judged"), [(signal.SIGTERM, 0), (signal.SIGKILL, 1)], ids=["ended", "killed"]
+)
 def test_no_worker_outlives_a_measurement_of_power(
-    outside: Outside, number: signal.Signals
+    outside: Outside, number: signal.Signals, judged: int
 ) -> None:
-    command = [sys.executable, "-m", "conformance", "power", "--control", "--workers", "2"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+    """judged: how many mutants are, before the signal comes."""
+    command = [sys.executable, "-m", "conformance", "power", "--workers", "2"]
+    command += ["--requirement", "all_reduce/sum"]  # of thousands of mutants
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as run:
         children = Path(f"/proc/{run.pid}/task/{run.pid}/children")
         while len(children.read_text().split()) < 3:  # two, and what tracks their resources
             time.sleep(0.05)
+        assert run.stdout is not None
+        for _ in range(judged):
+            assert run.stdout.readline()
         run.send_signal(number)
         assert run.wait() == -number
     assert outside.left_over() == []
