@@ -67,6 +67,12 @@ SITUATIONS = {
 _MARKS = Marks(os.environ[REACHED], len(SITUATIONS)) if os.environ.get(REACHED) else None
 
 
+# torch compares the calls of its own groups alone, records no other group's name, and so on.
+_OF_GROUPS_IN_CPP = (
+    *("call_hooks", "compiled_calls", "flight_recorder", "mismatch_errors", "reconfigure"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class GeneratedMutant:
     """One bug of one operation under one condition; the three are keys of their tables."""
@@ -111,10 +117,7 @@ class GeneratedMutant:
         noted = os.environ.get(REACHED)
         return replace(
             gloo,
-            # Torch compares the calls of its own groups alone, and records no other group's name.
-            capabilities=gloo.capabilities.without(
-                [f"feature:{f}" for f in ("compiled_calls", "flight_recorder", "mismatch_errors")]
-            ),
+            capabilities=gloo.capabilities.without([f"feature:{f}" for f in _OF_GROUPS_IN_CPP]),
             name=self.name,
             backend=BACKEND,
             imports=(__name__,),
