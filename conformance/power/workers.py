@@ -96,7 +96,7 @@ def _work(do: _Do, share: Any, run: Run, done: Any) -> None:
     SHARED_POOL.acquire(owner)
     try:
         for made in do(share, run):
-            if os.getppid() != parent.pid:  # its signal has ended what ran, and no more than that
+            if os.getppid() != parent.pid:  # its SIGTERM has ended one mutant's run alone
                 return
             done.put(made)
     finally:

@@ -60,9 +60,9 @@ class HostStream:
     computation on the host is done when the call returns.
     """
 
-    def __init__(self, busy: weakref.WeakSet[HostStream] | None = None) -> None:
+    def __init__(self, busy: BusyStreams | None = None) -> None:
         """busy: where it is as long as something is unfinished on it."""
-        self._busy: weakref.WeakSet[HostStream] = weakref.WeakSet() if busy is None else busy
+        self._busy: BusyStreams = {} if busy is None else busy
         self._work: Work | None = None
         self._behind: list[Callable[[], object]] = []
         self._in_use: list[torch.Tensor] = []
@@ -81,7 +81,8 @@ class HostStream:
         self._work = work
         self._in_use.extend(in_use)
         self._started += 1
-        self._busy.add(self)
+        key, busy = id(self), self._busy
+        busy[key] = weakref.ref(self, lambda _: busy.pop(key, None))
 
     def hold_back(self, kernel: Callable[[], object], in_use: Sequence[torch.Tensor]) -> None:
         self._behind.append(kernel)
@@ -95,7 +96,7 @@ class HostStream:
         # Marked done before the wait: after a failed collective the stream must not wait for it
         # again, and what was enqueued behind it must not run on wrong data.
         self._work, self._in_use, self._completed = None, [], self._started
-        self._busy.discard(self)
+        self._busy.pop(id(self), None)
         work.wait()
         with torch.no_grad():
             for kernel in behind:
@@ -117,6 +118,10 @@ class HostStream:
 
     def synchronize(self) -> None:
         self.complete()
+
+
+# By the stream's id. Threads share it, and no other one runs while the values of a dict are copied.
+BusyStreams = dict[int, weakref.ref[HostStream]]
 
 
 class HostEvent:
@@ -143,7 +148,7 @@ class HostHandle:
     def __init__(self) -> None:
         self._default = HostStream()
         self._local = threading.local()
-        self._busy: weakref.WeakSet[HostStream] = weakref.WeakSet()
+        self._busy: BusyStreams = {}
 
     def is_available(self) -> bool:
         return True
@@ -236,8 +241,9 @@ class HostHandle:
         if tensor.untyped_storage().size() == 0:
             return
         check_sole_occupant(tensor)
-        for stream in list(self._busy) if self._busy else ():
-            if stream.uses(tensor):
+        for reference in list(self._busy.values()):
+            stream = reference()
+            if stream is not None and stream.uses(tensor):
                 stream.complete()
         resize_storage(tensor, 0)
 

@@ -1,7 +1,7 @@
-"""Who is in a group after `reconfigure`: handles of processes, their order, and a group of nobody.
+"""The members of a group after `reconfigure`: their handles, their order, and a group without any.
 
-A handle names one process in one group, as long as both live: with it, others can have it in the
-group's next membership. torch's own form is opaque, and so is this one.
+A handle names one process in one group. The members of the next group are given by their handles.
+To users it is an opaque string, as torch's own is.
 """
 
 from __future__ import annotations
@@ -53,10 +53,14 @@ class Unconfigured:
 
     kind = "none"
 
+    def __init__(self, where: str) -> None:
+        """where: group and rank, for errors."""
+        self._where = where
+
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(
             "ProcessGroupGloo has not been initialized. Call reconfigure() before issuing "
-            "collectives when enable_reconfigure=True."
+            f"collectives when enable_reconfigure=True. [{self._where}]"
         )
 
     def abort(self, reason: str) -> None:

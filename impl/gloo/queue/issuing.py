@@ -66,7 +66,10 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
         self._name = group
         self.call_hooks = CallHooks()
         place = GroupPlace(store, rank, size, group)
-        self._enter(place, self._connect(place, options) if is_connected else Unconfigured())
+        if is_connected:
+            self._enter(place, self._connect(place, options))
+        else:
+            self._enter(place, Unconfigured(f"group {group!r}, rank {rank} of {size}"))
 
     def _enter(self, place: GroupPlace, connected: Communicator | Unconfigured) -> None:
         """Begin as this rank of a group that is connected so."""

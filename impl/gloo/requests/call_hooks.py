@@ -1,7 +1,7 @@
 """Hooks before and after each call of a group, which torch 2.15 has for groups in C++.
 
 torch fires them where its dispatcher hands a call to the group. A group in Python is called
-directly, so `dispatched` fires these; see `GroupCore.register_pre_hook`.
+directly, so `dispatched` fires these; see `ProcessGroupGloo.register_pre_hook`.
 """
 
 from __future__ import annotations

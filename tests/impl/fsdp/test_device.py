@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+import threading
 from typing import Any, cast
 
 import pytest
@@ -122,6 +125,39 @@ def test_a_storage_in_use_is_not_freed_before_the_end(device: Device) -> None:
     busy.append(side.is_busy)
     assert busy == [True, False]
     assert (storage_numel(used), storage_numel(unused)) == (0, 0)
+
+
+def test_storages_are_freed_while_another_thread_begins_collectives(device: Device) -> None:
+    streams = [device.stream() for _ in range(20)]
+    is_over = threading.Event()
+
+    def begin_and_complete() -> None:
+        while not is_over.is_set():
+            for stream in streams:
+                with device.handle.use_stream(stream):
+                    device.collective("a", torch.ones(1))
+            for stream in streams:
+                stream.complete()
+
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=begin_and_complete)
+    thread.start()
+    try:
+        for _ in range(20_000):
+            device.handle.free_storage(torch.ones(1))
+    finally:
+        sys.setswitchinterval(usual)
+        is_over.set()
+        thread.join()
+
+
+def test_a_stream_that_is_dropped_in_the_middle_is_forgotten(device: Device) -> None:
+    with device.handle.use_stream(device.stream()):
+        device.collective("a", torch.ones(1))
+    gc.collect()
+    device.handle.free_storage(torch.ones(1))
+    assert device.handle._busy == {}
 
 
 def test_a_failed_collective_raises_once_and_drops_what_is_behind(device: Device) -> None:
