@@ -52,6 +52,7 @@ REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "pre
 # What the words mean is said once, here; `python -m conformance list --capabilities` prints it.
 FEATURES: Mapping[str, str] = {
     "abort": "abort of a group ends what waits in it",
+    "abort_hooks": "hooks that are called when a collective fails",
     "any_source": "recv without a source",
     "bf16_hooks_on_cpu": "DDP takes bfloat16 communication hooks for CPU tensors too",
     "call_hooks": "hooks before and after each call of a group",
@@ -104,6 +105,7 @@ NEVER_REFUSED = frozenset(
     {
         *(f"device:{name}" for name in DEVICE_FEATURES),
         "feature:abort",
+        "feature:abort_hooks",
         "feature:call_hooks",
         "feature:flight_recorder",
         "feature:mismatch_errors",

@@ -11,10 +11,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.storage import TypedStorage
 from torch.torch_version import TorchVersion
+
+BackendOfAGroup = c10d.Backend
+# Whether it can have subclasses in Python, since torch 2.15.
+takes_python_backends = "__init__" in vars(BackendOfAGroup)
 
 
 def on_new_group(callback: Callable[[str, dist.ProcessGroup], None]) -> None:

@@ -184,7 +184,7 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
         """Whether hooks on completion are registered, as torch's NCCL has them."""
         return False
 
-    # -- hooks before and after each call, as torch 2.15 has them for groups in C++
+    # -- hooks around each call and at a failure, as torch 2.15 has them for groups in C++
 
     def register_pre_hook(self, hook_id: int, hook: Callable[[PreHookArgs], object]) -> None:
         """Call it before each call of this group on this rank; see `CallHooks.around`.
@@ -202,6 +202,19 @@ class ProcessGroupGloo(Reductions, Copies, Exchanges, PointToPoint):
 
     def unregister_post_hook(self, hook_id: int) -> None:
         self.call_hooks.put_after(hook_id, None)
+
+    supports_abort_hooks = True
+
+    def register_abort_hook(self, hook_id: int, hook: Callable[[], object]) -> None:
+        """Call it when a collective of this group times out or fails on this rank.
+
+        On the thread that found it, before the caller is told. What it raises is logged. Of
+        several, the one of the least number comes first; a number has one hook.
+        """
+        self._abort_hooks.put(hook_id, hook)
+
+    def unregister_abort_hook(self, hook_id: int) -> None:
+        self._abort_hooks.put(hook_id, None)
 
     def _get_sequence_number_for_group(self) -> int:
         """How many collectives this rank has issued; equal on all ranks that are in step."""

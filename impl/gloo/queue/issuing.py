@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast
 import torch.distributed as dist
 from torch import Tensor
 
+from impl import errors
 from impl.gloo import flight_recorder
 from impl.gloo.connect.membership import Unconfigured
 from impl.gloo.connect.transports import GroupPlace, connect
@@ -16,7 +17,7 @@ from impl.gloo.options import Options
 from impl.gloo.queue.executor import Executor
 from impl.gloo.queue.profiling import profiled
 from impl.gloo.queue.work import CollectiveWork
-from impl.gloo.requests.call_hooks import CallHooks
+from impl.gloo.requests.call_hooks import AbortHooks, CallHooks
 from impl.gloo.requests.settings import CallSettings
 from impl.torch_private import profiler_is_on, waits_by_tensor
 from impl.transport.base import CallInfo, Communicator, Deadline
@@ -65,6 +66,7 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
         self._timeout_s = options.timeout.total_seconds()
         self._name = group
         self.call_hooks = CallHooks()
+        self._abort_hooks = AbortHooks()
         place = GroupPlace(store, rank, size, group)
         if is_connected:
             self._enter(place, self._connect(place, options))
@@ -114,7 +116,7 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
             run = self._flight.recorded(operation, read, outputs, span_s, run)
         if not asked.asynchronous and not profiler_is_on() and self._executor.enter():
             try:
-                _perform(run, self._comm, call, span_s, lender, self._name)
+                _perform(run, self._comm, call, span_s, lender, self._name, self._abort_hooks)
             finally:
                 self._executor.leave()
             work = CollectiveWork.finished(call, self._name, outputs)
@@ -138,14 +140,14 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclassing Any: see ab
         lender: Lender | None,
         inputs: Sequence[Tensor] | None,
     ) -> CollectiveWork:
-        comm, name = self._comm, self._name
+        comm, name, hooks = self._comm, self._name, self._abort_hooks
         work = CollectiveWork(call, self._name, outputs)
         work.set_helper(self._executor.help_with)
         if lender is not None and lender.has_streams:
             work.set_lender(lender)
 
         work.set_profiled_range(profiled(call.operation, outputs if inputs is None else inputs))
-        self._executor.submit(work, lambda: _perform(run, comm, call, span_s, lender, name))
+        self._executor.submit(work, lambda: _perform(run, comm, call, span_s, lender, name, hooks))
         return work
 
 
@@ -156,6 +158,7 @@ def _perform(
     span_s: float,
     lender: Lender | None,
     group: str,
+    abort_hooks: AbortHooks,
 ) -> None:
     until = Deadline.after(span_s)
     try:
@@ -165,8 +168,12 @@ def _perform(
             lender.run(lambda: run(comm, call, until))
     except MemoryGone as gone:
         error = aborted(gone, call, group, comm.rank, comm.world_size)
+        abort_hooks.call()
         comm.abort(f"{call.operation}: {gone}")  # the other ranks may still need this one
         raise error from None
+    except errors.CommunicationError:
+        abort_hooks.call()
+        raise
 
 
 def as_list(tensors: Tensor | Sequence[Tensor]) -> list[Tensor]:

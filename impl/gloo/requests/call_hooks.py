@@ -1,13 +1,14 @@
-"""Hooks before and after each call of a group, which torch 2.15 has for groups in C++.
+"""Hooks before and after each call of a group, and at its failure, which torch 2.15 has in C++.
 
-torch fires them where its dispatcher hands a call to the group. A group in Python is called
-directly, so `dispatched` fires these; see `ProcessGroupGloo.register_pre_hook`.
+torch fires the first two where its dispatcher hands a call to the group. A group in Python is
+called directly, so `dispatched` fires these; see `ProcessGroupGloo.register_pre_hook`.
 """
 
 from __future__ import annotations
 
 import enum
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,6 +16,8 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
+
+_log = logging.getLogger(__name__)
 
 
 class _Call(NamedTuple):
@@ -136,6 +139,28 @@ class CallHooks:
         for _, late in sorted(self._after.items()):
             late(PostHookArgs(name, asynchronous, work, op_id))
         return work
+
+
+class AbortHooks:
+    """Called when a collective of one group fails, before its caller knows; each has a number."""
+
+    def __init__(self) -> None:
+        self._hooks: dict[int, Callable[[], object]] = {}
+
+    def put(self, hook_id: int, hook: Callable[[], object] | None) -> None:
+        """In the place of the one that has this number, if there is one; None takes it away."""
+        if hook is None:
+            self._hooks.pop(hook_id, None)
+        else:
+            self._hooks[hook_id] = hook
+
+    def call(self) -> None:
+        """In the order of their numbers, on the thread that found the failure."""
+        for hook_id, hook in sorted(self._hooks.items()):
+            try:
+                hook()
+            except Exception:  # the caller must get to know of the failure, not of this
+                _log.exception("abort hook %d raised", hook_id)
 
 
 def _root(options: Sequence[Any], others: Sequence[Any], keywords: Mapping[str, Any]) -> int:

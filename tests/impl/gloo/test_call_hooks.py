@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from impl import errors
 from impl.gloo import ProcessGroupGloo
 from impl.gloo.requests.call_hooks import PostHookArgs, PreHookArgs
 from tests.impl.gloo.ranks import in_groups
@@ -145,3 +146,29 @@ def test_hooks_go_with_their_group() -> None:
     [hook] = in_groups(1, body)
     gc.collect()
     assert hook() is None
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_abort_hooks_come_before_the_error(
+    asynchronous: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def body(group: ProcessGroupGloo) -> list[str]:
+        said: list[str] = []
+
+        def raises() -> None:
+            said.append("raises")
+            raise ValueError("not now")
+
+        for number, hook in ((9, lambda: said.append("last")), (2, raises), (5, said.clear)):
+            group.register_abort_hook(number, hook)
+        group.unregister_abort_hook(5)
+        assert group.supports_abort_hooks
+        if group.rank() == 1:
+            return said
+        options = _options(dist.AllreduceOptions, asyncOp=asynchronous)
+        with pytest.raises(errors.PeerLost):
+            group.allreduce([X.clone()], options).wait()
+        return said
+
+    assert in_groups(2, body) == [["raises", "last"], []]
+    assert "abort hook 2 raised" in caplog.text
