@@ -17,6 +17,8 @@ from rich.console import Console
 
 from conformance.bench import collectives, mpi, steps
 from conformance.bench.models import MODELS
+from conformance.bench.page import PAGE, write_page
+from conformance.bench.pictures import draw
 from conformance.bench.plan import (
     DEFAULT_BYTES,
     OPERATIONS,
@@ -25,7 +27,7 @@ from conformance.bench.plan import (
     parse_size,
     points,
 )
-from conformance.bench.report import Row, draw, print_table, write_json
+from conformance.bench.report import FLOOR, Measured, Peak, Row, print_table, write_json
 from conformance.bench.steps import FULLY_SHARD, Step
 from conformance.exit_codes import EXIT_HARNESS_FAULT, EXIT_USAGE
 from conformance.harness.failure import RanksFailed
@@ -86,7 +88,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rounds", type=_rounds, default=7, metavar="N", help="turns of each target at each point"
     )
     parser.add_argument("--memory", action="store_true", help="of steps: peak memory as well")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="write bench.json and bench.svg")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="write bench.json, bench.svg and bench.html, a page of all measurements in the folder "
+        "of DIR",
+    )
     parser.add_argument(
         "--simulate",
         action="store_true",
@@ -106,11 +114,6 @@ class _Measurement:
     with_mpi: bool
     with_registered: bool
     arguments: argparse.Namespace
-
-    @property
-    def draws(self) -> bool:
-        workload: str = self.arguments.workload
-        return workload == "collectives"
 
     @property
     def against(self) -> list[str]:
@@ -160,18 +163,15 @@ def _measurement(arguments: argparse.Namespace) -> _Measurement:
         if not getattr(target, measured):
             raise _Refused(f"target {target.name} has no {measured} of its own to measure")
     if arguments.output:
-        if arguments.workload == "memory":
-            raise _Refused("--workload memory has no --output: it prints one line a world size")
-        _check_output(arguments.output, draws=measurement.draws)
+        _check_output(arguments.output)
     return measurement
 
 
-def _check_output(folder: Path, *, draws: bool) -> None:
+def _check_output(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
-        if draws:
-            importlib.import_module("matplotlib.figure")
+        importlib.import_module("matplotlib.figure")
     except OSError as error:
         raise _Refused(f"--output {folder}: cannot write there: {error.strerror}") from error
     except ImportError as error:
@@ -182,33 +182,30 @@ def _check_output(folder: Path, *, draws: bool) -> None:
 
 def _measure(measurement: _Measurement, console: Console) -> None:
     arguments = measurement.arguments
-    if arguments.workload == "memory":
-        for world_size in arguments.world_sizes:
-            _memory(measurement.targets, world_size, [_MEMORY_STEP], console)
-        return
     rows: list[Row] = []
+    peaks: list[Peak] = []
     for world_size in arguments.world_sizes:
-        if arguments.workload == "collectives":
-            rows += _collectives(measurement, world_size)
-        else:
-            rows += _steps(measurement, world_size, console)
-    _report(rows, measurement, console)
-
-
-def _report(rows: Sequence[Row], measurement: _Measurement, console: Console) -> None:
-    target, folder = measurement.targets[0], measurement.arguments.output
+        match arguments.workload:
+            case "collectives":
+                rows += _collectives(measurement, world_size)
+            case "memory":
+                peaks += _peaks(measurement.targets, world_size, [_MEMORY_STEP], console)
+            case workload:
+                rows += _steps(measurement, world_size)
+                if arguments.memory:
+                    peaks += _peaks(measurement.targets, world_size, _PLANS[workload], console)
+    seen = Measured(
+        arguments.workload, measurement.targets[0].name, tuple(measurement.against), rows, peaks
+    )
+    folder = arguments.output
     if folder:  # before they are shown, which fails where a pipe was closed
-        what = {
-            "target": target.name,
-            "against": measurement.against,
-            "rounds": measurement.arguments.rounds,
-        }
-        write_json(folder / "bench.json", rows, what)
-        if measurement.draws:
-            draw(folder / "bench.svg", rows)
-    print_table(rows, target.name, measurement.against, console)
+        write_json(folder / "bench.json", seen, arguments.rounds)
+        draw(folder / "bench.svg", seen)
+        write_page(folder.parent)
+    if rows:
+        print_table(seen, console)
     if folder:
-        console.print(f"written to {folder}")
+        console.print(f"written to {folder}, and {folder.parent / PAGE}")
 
 
 def _collectives(measurement: _Measurement, world_size: int) -> Iterator[Row]:
@@ -228,21 +225,21 @@ def _collectives(measurement: _Measurement, world_size: int) -> Iterator[Row]:
         yield Row(point.operation, point.nbytes, world_size, times)
 
 
-def _steps(measurement: _Measurement, world_size: int, console: Console) -> Iterator[Row]:
+def _steps(measurement: _Measurement, world_size: int) -> Iterator[Row]:
     targets, arguments = measurement.targets, measurement.arguments
     plan = _PLANS[arguments.workload]
     with fresh_ranks(world_size, targets[0].device) as ranks:
         seen = ranks.run(steps.measure, list(targets), plan, arguments.rounds, _STEPS_PER_ROUND)
     for index, step in enumerate(plan):
         nbytes = sum(4 * p.numel() for p in MODELS[step.model].make().parameters())
-        yield Row(str(step), nbytes, world_size, _by_target(targets, seen, index))
-    if arguments.memory:
-        _memory(targets, world_size, plan, console)
+        times = _by_target(targets, seen, index)
+        times[FLOOR] = latencies([rank[index][len(targets)] for rank in seen])
+        yield Row(str(step), nbytes, world_size, times)
 
 
-def _memory(
+def _peaks(
     targets: Sequence[Target], world_size: int, plan: Sequence[Step], console: Console
-) -> None:
+) -> Iterator[Peak]:
     """Peak memory of the largest rank: the median of some worlds, targets by turns."""
     for step in plan:
         seen: list[list[float]] = [[] for _ in targets]
@@ -256,6 +253,8 @@ def _memory(
             for target, peak in zip(targets, medians, strict=True)
         ]
         console.print(f"peak memory, {world_size} ranks, {step}: {', '.join(told)}")
+        names = [target.name for target in targets]
+        yield Peak(str(step), world_size, dict(zip(names, medians, strict=True)))
 
 
 def _by_target(

@@ -1,20 +1,22 @@
-"""Benchmark results as a table, as JSON, and as a plot of time against size."""
+"""Benchmark results as a table and as JSON."""
 
 from __future__ import annotations
 
 import json
 import platform
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from conformance.bench.plan import show_bytes
+
+FLOOR = "compute"
+"""Beside the targets of a step: what each rank takes for the same step alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,30 +35,74 @@ class Row:
         """How many times faster the target is."""
         return self.median_s(against) / self.median_s(target)
 
+    def ratio_above_floor(self, target: str, against: str) -> float | None:
+        """The same of what is above the floor; None where the target reaches it."""
+        above, other = (self.median_s(name) - self.median_s(FLOOR) for name in (target, against))
+        return other / above if above > 0 else None
 
-def print_table(rows: Iterable[Row], target: str, others: Sequence[str], console: Console) -> None:
-    """Medians and ratios, one line a point."""
-    table = Table("what", "ranks", "size", target, box=None, pad_edge=False)
-    for other in others:
-        table.add_column(other)
-        table.add_column(f"{other} / {target}")
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """Peak memory of a step. mib: target's name -> MiB of the largest rank."""
+
+    what: str
+    world_size: int
+    mib: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One measurement. target: what the others are compared with."""
+
+    workload: str
+    target: str
+    against: tuple[str, ...]
+    rows: Sequence[Row]
+    peaks: Sequence[Peak] = ()
+
+    @property
+    def has_floor(self) -> bool:
+        return any(FLOOR in row.times_s for row in self.rows)
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Head and lines: medians and ratios, one line a point."""
+        head = ["what", "ranks", "size", self.target]
+        for other in self.against:
+            head += [other, f"{other} / {self.target}"]
+        if self.has_floor:
+            head += [FLOOR, *(f"{other} / {self.target}, above it" for other in self.against)]
+        return head, [self._line(row) for row in self.rows]
+
+    def _line(self, row: Row) -> list[str]:
+        cells = [row.what, str(row.world_size), show_bytes(row.nbytes)]
+        cells.append(show_s(row.median_s(self.target)))
+        for other in self.against:
+            if other in row.times_s:
+                cells += [show_s(row.median_s(other)), f"{row.ratio(self.target, other):.2f}"]
+            else:
+                cells += ["", ""]
+        if self.has_floor:
+            cells.append(show_s(row.median_s(FLOOR)))
+            for other in self.against:
+                above = row.ratio_above_floor(self.target, other)
+                cells.append("" if above is None else f"{above:.2f}")
+        return cells
+
+
+def print_table(measured: Measured, console: Console) -> None:
+    """See `Measured.table`."""
+    head, lines = measured.table()
+    table = Table(*head, box=None, pad_edge=False)
     for column in table.columns:
         column.overflow = "fold"  # not cut, nor by a character that is no ASCII
     for column in table.columns[1:]:
         column.justify = "right"
-    for row in rows:
-        cells = [row.what, str(row.world_size), show_bytes(row.nbytes)]
-        cells.append(_show_s(row.median_s(target)))
-        for other in others:
-            if other in row.times_s:
-                cells += [_show_s(row.median_s(other)), f"{row.ratio(target, other):.2f}"]
-            else:
-                cells += ["", ""]
-        table.add_row(*cells)
+    for line in lines:
+        table.add_row(*line)
     console.print(table)
 
 
-def write_json(path: Path, rows: Sequence[Row], what: Mapping[str, Any]) -> None:
+def write_json(path: Path, measured: Measured, rounds: int) -> None:
     """Medians, extremes and counts of every point, and on what they were measured."""
     points = [
         {
@@ -73,41 +119,26 @@ def write_json(path: Path, rows: Sequence[Row], what: Mapping[str, Any]) -> None
                 for name, times in row.times_s.items()
             },
         }
-        for row in rows
+        for row in measured.rows
     ]
-    where = {"python": platform.python_version(), "torch": torch.__version__}
-    where["machine"] = f"{platform.system()} {platform.machine()}"
-    path.write_text(json.dumps({**what, **where, "points": points}, indent=1) + "\n")
+    head, lines = measured.table()
+    document = {
+        "workload": measured.workload,
+        "target": measured.target,
+        "against": measured.against,
+        "rounds": rounds,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "machine": f"{platform.system()} {platform.machine()}",
+        "points": points,
+        "peaks": [asdict(peak) for peak in measured.peaks],
+        "table": [head, *lines],
+    }
+    path.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def draw(path: Path, rows: Sequence[Row]) -> None:
-    """Time against size, both axes logarithmic: one panel for each operation and world size.
-
-    Raises ModuleNotFoundError where matplotlib is not installed (the extra `bench` brings it).
-    """
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    operations = list(dict.fromkeys(row.what for row in rows))
-    world_sizes = list(dict.fromkeys(row.world_size for row in rows))
-    figure = Figure(figsize=(4.5 * len(world_sizes), 3.2 * len(operations)), layout="constrained")
-    FigureCanvasSVG(figure)
-    panels = figure.subplots(len(operations), len(world_sizes), squeeze=False)
-    for line, operation in zip(panels, operations, strict=True):
-        for panel, world_size in zip(line, world_sizes, strict=True):
-            shown = [r for r in rows if r.what == operation and r.world_size == world_size]
-            for name in dict.fromkeys(name for row in shown for name in row.times_s):
-                having = [row for row in shown if name in row.times_s]
-                sizes = [max(row.nbytes, 1) for row in having]
-                panel.plot(sizes, [row.median_s(name) for row in having], marker=".", label=name)
-            panel.set(xscale="log", yscale="log", xlabel="bytes", ylabel="seconds, median")
-            panel.set_title(f"{operation}, {world_size} ranks", fontsize=10)
-            panel.grid(alpha=0.3)
-            panel.legend(fontsize=8)
-    figure.savefig(path)
-
-
-def _show_s(seconds: float) -> str:
+def show_s(seconds: float) -> str:
+    """ "1.2 s", "30 ms", "5 us"."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
@@ -41,11 +42,12 @@ class Step:
 def measure(
     me: Me, targets: Sequence[Target], steps: Sequence[Step], rounds: int, per_round: int
 ) -> list[list[list[Span]]]:
-    """Every step on this rank, targets by turns: [step][target][call]."""
+    """Every step on this rank, targets by turns, then the floor: [step][target][call]."""
     groups = [make_group(me, target) for target in targets]
     measured = []
     for step in steps:
         calls = [_trainer(me, t, g, step) for t, g in zip(targets, groups, strict=True)]
+        calls.append(_alone(me, step))
         spans: list[list[Span]] = [[] for _ in calls]
         for call in calls:
             for _ in range(_WARM_UP):
@@ -83,6 +85,37 @@ def _start_peak(device: torch.device) -> int:
         return devices.memory_allocated(device) or 0
     Path("/proc/self/clear_refs").write_text("5")
     return _resident("VmRSS") - _counted_by_others()
+
+
+def _alone(me: Me, step: Step) -> Callable[[], None]:
+    """A step as if the other ranks were not there: the floor of what any target can reach.
+
+    Where parameters are divided, the optimizer has this rank's part of them.
+    """
+    model = MODELS[step.model]
+    torch.manual_seed(0)
+    module = model.make().to(me.device)
+    x = torch.randn(model.input_shape, generator=me.generator).to(me.device)
+    is_whole = step.strategy in ("", "NO_SHARD")
+    parts = 1 if is_whole else me.world_size
+    shards = [nn.Parameter(part_of(p.detach(), parts)) for p in module.parameters()]
+    optimizer = torch.optim.SGD(shards, lr=1e-4)
+
+    def train() -> None:
+        module(x).square().mean().backward()
+        for shard, parameter in zip(shards, module.parameters(), strict=True):
+            assert parameter.grad is not None
+            shard.grad, parameter.grad = part_of(parameter.grad, parts), None
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        devices.synchronize(x.device.type)
+
+    return train
+
+
+def part_of(tensor: torch.Tensor, parts: int) -> torch.Tensor:
+    """The first of so many equal parts of its elements; the tensor itself if that is all."""
+    return tensor if parts == 1 else tensor.reshape(-1)[: tensor.numel() // parts]
 
 
 def _trainer(me: Me, target: Target, group: Any, step: Step) -> Callable[[], None]:

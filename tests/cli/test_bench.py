@@ -13,8 +13,9 @@ from rich.console import Console
 
 from conformance.__main__ import main
 from conformance.bench import command
+from conformance.bench.page import write_page
 from conformance.bench.plan import latencies
-from conformance.bench.report import Row, print_table
+from conformance.bench.report import FLOOR, Measured, Peak, Row, print_table, write_json
 from tests.warm_python import run_python
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +28,6 @@ ROOT = Path(__file__).parents[2]
         (["--target", "torch", "--simulate"], "target torch has no simulation"),
         (["--workload", "ddp", "--against", "mpi"], "measures collectives"),
         (["--workload", "fsdp", "--against", "registered"], "registered measures collectives"),
-        (["--workload", "memory", "--output", "nowhere"], "has no --output"),
         (["--sizes", "4,many"], "many"),
         (["--sizes", "64,3"], "3 is no number of bytes that float32 elements take"),
         (["--sizes", "0"], "0 is no number of bytes"),
@@ -123,11 +123,12 @@ def test_the_prediction_reaches_to_a_thousand_ranks(capsys: pytest.CaptureFixtur
 
 def test_a_narrow_table_in_ascii_holds_what_a_wide_one_does() -> None:
     row = Row("all_reduce", 4, 2, {"a long name": [1e-5], "other": [2e-5]})
+    measured = Measured("collectives", "a long name", ("other",), [row])
     shown = []
     for width in (200, 30):
         written = io.BytesIO()
         file = io.TextIOWrapper(written, encoding="ascii", write_through=True)
-        print_table([row], "a long name", ["other"], Console(file=file, width=width))
+        print_table(measured, Console(file=file, width=width))
         shown.append(sorted(b"".join(written.getvalue().split())))
     wide, narrow = shown
     assert narrow == wide
@@ -143,3 +144,27 @@ def test_a_measurement_has_a_row_a_point(
     rows = [line.split()[:2] for line in lines if line]
     assert rows.count(["all_reduce", "2"]) == 2
     assert rows.count(["barrier", "2"]) >= 1
+
+
+def test_a_step_is_compared_above_its_floor() -> None:
+    times = {"mine": [2.0, 3.0, 4.0], "other": [5.0], FLOOR: [2.0]}
+    reached = {**times, FLOOR: [3.0]}
+    rows = [Row("small", 4, 2, times), Row("large", 8, 2, reached)]
+    _, [small, large] = Measured("ddp", "mine", ("other",), rows).table()
+    assert small[3:] == ["3 s", "5 s", "1.67", "2 s", "3.00"]
+    assert large[3:] == ["3 s", "5 s", "1.67", "3 s", ""]
+
+
+def test_a_page_has_all_measurements_of_its_folder(tmp_path: Path) -> None:
+    rows = [Row("a <step>", 4, 2, {"mine": [1e-3], "other": [2e-3], FLOOR: [5e-4]})]
+    peaks = [Peak("a model", 2, {"mine": 10.0, "other": 12.25})]
+    for workload, seen, high in (("ddp", rows, []), ("memory", [], peaks)):
+        folder = tmp_path / workload
+        folder.mkdir()
+        write_json(folder / "bench.json", Measured(workload, "mine", ("other",), seen, high), 7)
+        (folder / "bench.svg").write_text(f'<?xml version="1.0"?><svg id="{workload}"></svg>')
+    write_page(tmp_path)
+    page = (tmp_path / "bench.html").read_text()
+    assert "<?xml" not in page
+    for text in ("<td>a &lt;step&gt;</td>", "<td>3.00</td>", "<td>12.2</td>", 'id="memory"'):
+        assert text in page, text
