@@ -28,7 +28,7 @@ from conformance.bench.plan import (
     points,
 )
 from conformance.bench.report import FLOOR, Measured, Peak, Row, print_table, write_json
-from conformance.bench.steps import FULLY_SHARD, Step
+from conformance.bench.steps import BUCKET_VIEWS, FULLY_SHARD, Step
 from conformance.exit_codes import EXIT_HARNESS_FAULT, EXIT_USAGE
 from conformance.harness.failure import RanksFailed
 from conformance.harness.outcome import NotTold
@@ -51,7 +51,7 @@ _MEASURED = {
     "memory": "fsdp",
 }
 _PLANS = {
-    "ddp": [Step(model) for model in _DDP_MODELS],
+    "ddp": [Step(model, how) for model in _DDP_MODELS for how in ("", BUCKET_VIEWS)],
     "fsdp": [Step(model, strategy) for model in _FSDP_MODELS for strategy in _STRATEGIES],
     "fully_shard": [Step(model, FULLY_SHARD) for model in _DDP_MODELS],
 }

@@ -25,12 +25,16 @@ from conformance.harness.me import Me
 from conformance.target import Target, resolve
 
 FULLY_SHARD = "fully_shard"
+BUCKET_VIEWS = "gradients in buckets"
 _WARM_UP = 11  # DDP rebuilds its buckets after the first step and times the first ten
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One line of the table. strategy: of FSDP, or "fully_shard"; "" for DDP."""
+    """One line of the table.
+
+    strategy: of FSDP, or "fully_shard"; "" for DDP, or BUCKET_VIEWS with gradient_as_bucket_view.
+    """
 
     model: str
     strategy: str = ""
@@ -96,7 +100,7 @@ def _alone(me: Me, step: Step) -> Callable[[], None]:
     torch.manual_seed(0)
     module = model.make().to(me.device)
     x = torch.randn(model.input_shape, generator=me.generator).to(me.device)
-    is_whole = step.strategy in ("", "NO_SHARD")
+    is_whole = step.strategy in ("", BUCKET_VIEWS, "NO_SHARD")
     parts = 1 if is_whole else me.world_size
     shards = [nn.Parameter(part_of(p.detach(), parts)) for p in module.parameters()]
     optimizer = torch.optim.SGD(shards, lr=1e-4)
@@ -130,7 +134,7 @@ def _trainer(me: Me, target: Target, group: Any, step: Step) -> Callable[[], Non
             if isinstance(part, model.layer) and part is not module:
                 shard(part, mesh=mesh)
         wrapped = shard(module, mesh=mesh)
-    elif step.strategy:
+    elif step.strategy not in ("", BUCKET_VIEWS):
         wrapped = resolve(target.fsdp)(
             module,
             process_group=group,
@@ -139,7 +143,8 @@ def _trainer(me: Me, target: Target, group: Any, step: Step) -> Callable[[], Non
             device_id=me.device,
         )
     else:
-        wrapped = resolve(target.ddp)(module, process_group=group)
+        views = step.strategy == BUCKET_VIEWS
+        wrapped = resolve(target.ddp)(module, process_group=group, gradient_as_bucket_view=views)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-4)
     return functools.partial(_step, wrapped, optimizer, x)
 
