@@ -97,8 +97,8 @@ ROOMS = {
     "impl.gloo": "options requests memory connect flight_recorder queue operations process_group "
     "__init__",
     "impl.ddp": "messages parameters timing buckets iteration wrapper __init__",
-    "impl.fully_shard": "mesh layout parameter comm collectives shared unit state build module api "
-    "__init__",
+    "impl.fully_shard": "mesh layout parameter memory comm collectives shared unit state build "
+    "module api __init__",
     "impl.fsdp": "common phases collectives flat_param step build checkpoint api __init__",
 }
 

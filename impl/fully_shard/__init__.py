@@ -3,6 +3,7 @@
     mesh         which ranks divide parameters, and which hold copies
     layout       what a parameter is for the rest of the program
     parameter    one parameter: its shard, and the whole of it while it is needed
+    memory       the memory of a unit's whole parameters, which comes and goes
     comm         how collectives allocate and run; users may bring their own
     collectives  the all-gather, reduce-scatter and all-reduce of many parameters at once
     shared       streams, and what is in flight on them

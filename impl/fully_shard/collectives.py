@@ -53,20 +53,21 @@ def gather(
 
 
 def spread(parameters: Sequence[ShardedParameter], rows: Tensor) -> None:
-    """Fill the whole parameters from what `gather` brought."""
-    dtypes = [parameter.part_dtype for parameter in parameters]
-    numels = [
-        parameter.part_numel * dtype.itemsize // rows.itemsize
-        for parameter, dtype in zip(parameters, dtypes, strict=True)
-    ]
-    parts = [
-        part if dtype == rows.dtype else part.contiguous().view(dtype)
-        for dtype, part in zip(dtypes, rows.split(numels, 1), strict=True)
-    ]
-    memory = [p.memory_for(part) for p, part in zip(parameters, parts, strict=True)]
+    """Fill the whole parameters, which have memory, from what `gather` brought."""
+    memory = [parameter.gathered for parameter in parameters if parameter.gathered is not None]
+    numels = [parameter.part_numel for parameter in parameters]
     with preserve_version_counters(memory):
-        for parameter, part in zip(parameters, parts, strict=True):
-            parameter.take_gathered(part)
+        are_alike = all(parameter.part_dtype == rows.dtype for parameter in parameters)
+        if are_alike and all(parameter.is_in_rows for parameter in parameters):
+            places = [parameter.in_rows(rows.size(0)) for parameter in parameters]
+            torch.split_with_sizes_copy(rows, numels, 1, out=places)
+            return
+        if not are_alike:  # the rows are bytes
+            pairs = zip(numels, parameters, strict=True)
+            numels = [n * p.part_dtype.itemsize // rows.itemsize for n, p in pairs]
+        for parameter, part in zip(parameters, rows.split(numels, 1), strict=True):
+            dtype = parameter.part_dtype
+            parameter.take_gathered(part if dtype == rows.dtype else part.contiguous().view(dtype))
 
 
 @dataclass(frozen=True)

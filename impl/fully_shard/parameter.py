@@ -12,14 +12,14 @@ last shards may be smaller, or empty.
 
 `sharded` and `unsharded` take turns as the module's parameter. Autograd and the module's own views
 may hold `unsharded` for longer than that, so it is made once, and its *memory* comes and goes: the
-storage of `gathered` is resized to nothing and back. All views of it see the new values.
+storage of `gathered`, which a unit's parameters share (`WholeMemory`), is resized to nothing and
+back. All views of it see the new values.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from enum import Enum, auto
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +31,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 from impl.device import DeviceHandle
 from impl.fully_shard.layout import Layout, dtensor_of, local_of
 from impl.fully_shard.mesh import Division
-from impl.state_machine import StateMachine
 from impl.torch_dtensor import replace_local
 
 _count = itertools.count()
@@ -43,29 +42,6 @@ class Place(NamedTuple):
 
     module: nn.Module
     name: str
-
-
-class Shape(Enum):
-    """Which tensor is the module's parameter."""
-
-    SHARDED = auto()
-    RESHARDED = auto()  # divided among fewer ranks, from a forward to its backward
-    UNSHARDED = auto()
-
-
-class Change(Enum):
-    UNSHARD = auto()
-    RESHARD = auto()
-    SHARD = auto()
-
-
-CHANGES = {
-    (Shape.SHARDED, Change.UNSHARD): Shape.UNSHARDED,
-    (Shape.RESHARDED, Change.UNSHARD): Shape.UNSHARDED,
-    (Shape.UNSHARDED, Change.RESHARD): Shape.RESHARDED,
-    (Shape.UNSHARDED, Change.SHARD): Shape.SHARDED,
-    (Shape.RESHARDED, Change.SHARD): Shape.SHARDED,
-}
 
 
 class ShardedParameter:
@@ -113,14 +89,14 @@ class ShardedParameter:
         self.sharded = nn.Parameter(self._layout.shard(local), param.requires_grad)
         self.unsharded: nn.Parameter | None = None
         self.gathered: Tensor | None = None
+        self._rows: Tensor | None = None  # see `in_rows`
         self._resharded: Tensor | None = None  # (count * numel / ranks after forward,)
         self.accumulated: Tensor | None = None  # gradient of backwards that were not reduced
-        self.shape: StateMachine[Shape, Change] = StateMachine(Shape.SHARDED, CHANGES)
         self.set_precision(MixedPrecisionPolicy())
         self._register(self.sharded)
 
     def __repr__(self) -> str:
-        return f"ShardedParameter({self.name}, {tuple(self.size)}, {self.shape.phase.name})"
+        return f"ShardedParameter({self.name}, {tuple(self.size)})"
 
     # The shard
 
@@ -177,30 +153,40 @@ class ShardedParameter:
         """Of `to_be_gathered`."""
         return self.compute_dtype or self.dtype
 
-    def take_gathered(self, parts: Tensor) -> None:
-        """Fill `unsharded`. parts: (ranks, numel of each): what all ranks gave."""
-        gathered = self.gathered
-        assert gathered is not None, "memory_for comes first"
-        if self.shard_dim == 0 or self._resharded is not None:
-            gathered.view(parts.shape).copy_(parts)
-        else:
-            blocks = parts.view(-1, *self.padded_size).unbind()
-            torch.cat(blocks, self.shard_dim, out=gathered.view(self.size))
-        if self.unsharded is None:
-            numel = self.size.numel()
-            self.unsharded = nn.Parameter(self._layout.whole(gathered[:numel].view(self.size)))
+    @property
+    def whole_numel(self) -> int:
+        """Of `gathered`."""
+        return self.division.shard_count * self.flat_shard.numel()
 
-    def memory_for(self, parts: Tensor) -> Tensor:
-        """(numel,): allocated, for `take_gathered`. Autograd may have seen it before."""
-        if self.gathered is None:
-            self.gathered = torch.empty(parts.numel(), dtype=parts.dtype, device=parts.device)
-        self._device.alloc_storage(self.gathered, self.gathered.numel())
-        return self.gathered
+    @property
+    def is_in_rows(self) -> bool:
+        """Whether the parts of all ranks, one behind the other, are the whole parameter."""
+        return self.shard_dim == 0 or self._resharded is not None
+
+    def in_rows(self, count: int) -> Tensor:
+        """(count, numel / count): `gathered` as what so many ranks give."""
+        assert self.gathered is not None, "its memory comes first"
+        if self._rows is None or self._rows.size(0) != count:
+            self._rows = self.gathered.view(count, -1)
+        return self._rows
+
+    def take_gathered(self, parts: Tensor) -> None:
+        """Fill `gathered`. parts: (ranks, numel of each): what all ranks gave."""
+        if self.is_in_rows:
+            self.in_rows(parts.size(0)).copy_(parts)
+        else:
+            assert self.gathered is not None, "its memory comes first"
+            blocks = parts.view(-1, *self.padded_size).unbind()
+            torch.cat(blocks, self.shard_dim, out=self.gathered.view(self.size))
 
     def to_unsharded(self) -> None:
-        assert self.unsharded is not None
-        self.shape.on(Change.UNSHARD)
-        self.unsharded.requires_grad_(self.sharded.requires_grad)
+        if self.unsharded is None:
+            assert self.gathered is not None
+            whole = self.gathered[: self.size.numel()].view(self.size)
+            self.unsharded = nn.Parameter(self._layout.whole(whole))
+        trains = self.sharded.requires_grad
+        if self.unsharded.requires_grad is not trains:
+            self.unsharded.requires_grad_(trains)
         self._resharded = None
         self._register(self.unsharded)
 
@@ -211,7 +197,6 @@ class ShardedParameter:
                 "Resharding to smaller mesh is not supported for DTensor parameters yet"
             )
         assert self.gathered is not None
-        self.shape.on(Change.RESHARD)
         parts = self.gathered.view(division.shard_count, -1)
         self._resharded = parts[division.shard_rank].clone()
         rows = self.size[0]
@@ -224,17 +209,10 @@ class ShardedParameter:
                 dtensor_of(local, division.mesh, placements, self.size), self.sharded.requires_grad
             )
         )
-        self._free()
 
     def to_sharded(self) -> None:
-        self.shape.on(Change.SHARD)
         self._resharded = None
         self._register(self.sharded)
-        self._free()
-
-    def _free(self) -> None:
-        if self.gathered is not None:
-            self._device.free_storage(self.gathered)
 
     def _register(self, param: nn.Parameter) -> None:
         for module, name in self.places:
@@ -278,6 +256,12 @@ class ShardedParameter:
         if self.unsharded is not None:
             self.unsharded.grad = None
 
+    def as_shard(self, part: Tensor) -> Tensor:
+        """(sharded_size): what a padded part, (numel,), holds of a gradient."""
+        if part.size() == self.sharded_size:
+            return part
+        return part.as_strided(self.sharded_size, self.sharded_stride, part.storage_offset())
+
     def put_gradient(self, shard: Tensor) -> None:
         """Add a shard of the reduced gradient, (sharded_size), and run the user's hooks."""
         have: Any = self.sharded.grad
@@ -286,8 +270,9 @@ class ShardedParameter:
         else:
             have.to_local().add_(shard)
         hooks: dict[int, Callable[[Tensor], None]] | None = self.sharded._post_accumulate_grad_hooks
-        for hook in list((hooks or {}).values()):
-            hook(self.sharded)
+        if hooks:
+            for hook in list(hooks.values()):
+                hook(self.sharded)
 
 
 def _checked_dim(param: Tensor, shard: Shard, count: int) -> int:

@@ -25,9 +25,11 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from impl.device import DeviceHandle
 from impl.fully_shard import collectives
 from impl.fully_shard.comm import AllGather, PlainAllGather, PlainReduceScatter, ReduceScatter
+from impl.fully_shard.memory import WholeMemory
 from impl.fully_shard.mesh import Division
-from impl.fully_shard.parameter import Shape, ShardedParameter
+from impl.fully_shard.parameter import ShardedParameter
 from impl.fully_shard.shared import InFlight, Shared
+from impl.state_machine import StateMachine
 
 
 class Phase(Enum):
@@ -35,6 +37,29 @@ class Phase(Enum):
     FORWARD = auto()
     BACKWARD = auto()
     REDUCED = auto()
+
+
+class Shape(Enum):
+    """Which tensors are the modules' parameters."""
+
+    SHARDED = auto()
+    RESHARDED = auto()  # divided among fewer ranks, from a forward to its backward
+    UNSHARDED = auto()
+
+
+class Change(Enum):
+    UNSHARD = auto()
+    RESHARD = auto()
+    SHARD = auto()
+
+
+CHANGES = {
+    (Shape.SHARDED, Change.UNSHARD): Shape.UNSHARDED,
+    (Shape.RESHARDED, Change.UNSHARD): Shape.UNSHARDED,
+    (Shape.UNSHARDED, Change.RESHARD): Shape.RESHARDED,
+    (Shape.UNSHARDED, Change.SHARD): Shape.SHARDED,
+    (Shape.RESHARDED, Change.SHARD): Shape.SHARDED,
+}
 
 
 class Unit:
@@ -60,7 +85,8 @@ class Unit:
         self.policy = policy
         self.name = ""  # of its modules, once the root is known
         self.phase = Phase.IDLE
-        self.shape = Shape.SHARDED
+        self._state: StateMachine[Shape, Change] = StateMachine(Shape.SHARDED, CHANGES)
+        self._whole: WholeMemory | None = None  # from the first gather on
         self.shared = Shared(device)
         self._device = device
         self._gathered: Tensor | None = None  # an all-gather that has not been waited for
@@ -87,6 +113,10 @@ class Unit:
     def _before_state_dict(self, *_: Any) -> None:
         """State dicts have shards, also of what a forward has left whole."""
         self.shard_fully()
+
+    @property
+    def shape(self) -> Shape:
+        return self._state.phase
 
     def __repr__(self) -> str:
         return f"Unit({self.name or 'the root'}, {self.phase.name}, {self.shape.name})"
@@ -156,12 +186,15 @@ class Unit:
         if rows is None:
             return
         self._device.current_stream().wait_stream(self.shared.gather_stream)
+        if self._whole is None:
+            self._whole = WholeMemory(self._device, self.parameters)
         with torch.no_grad():
+            self._whole.allocate()
             collectives.spread(self.parameters, rows)
         self._device.record_stream(rows, self._device.current_stream())
         for parameter in self.parameters:
             parameter.to_unsharded()
-        self.shape = Shape.UNSHARDED
+        self._state.on(Change.UNSHARD)
 
     def shard(self) -> None:
         """Free the whole parameters; after a forward as the user has chosen for that."""
@@ -178,13 +211,19 @@ class Unit:
             with torch.no_grad():
                 for parameter in self.parameters:
                     parameter.to_resharded(division)
-            self.shape = Shape.RESHARDED
+            self._free(Change.RESHARD)
 
     def shard_fully(self) -> None:
         if self.shape is not Shape.SHARDED:
             for parameter in self.parameters:
                 parameter.to_sharded()
-            self.shape = Shape.SHARDED
+            self._free(Change.SHARD)
+
+    def _free(self, change: Change) -> None:
+        """The whole parameters are not the modules' any more."""
+        self._state.on(change)
+        assert self._whole is not None
+        self._whole.free()
 
     # One step
 
@@ -317,8 +356,7 @@ class Unit:
 
 def _accumulate(parameters: Sequence[ShardedParameter], row: Tensor) -> None:
     row = row.to(parameters[0].dtype)
-    begin = row.storage_offset()
-    for parameter in parameters:
-        shard = row.as_strided(parameter.sharded_size, parameter.sharded_stride, begin)
-        begin += parameter.flat_shard.numel()
+    parts = row.split([parameter.flat_shard.numel() for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        shard = parameter.as_shard(part)
         parameter.put_gradient(shard.cpu() if parameter.offload else shard)

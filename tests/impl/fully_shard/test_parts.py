@@ -18,6 +18,7 @@ from torch.distributed.tensor import Shard
 from impl.fully_shard import FSDPModule, fully_shard, recorded_schedule
 from impl.fully_shard.collectives import Averaging, averaging, lay_out
 from impl.fully_shard.layout import dtensor_of
+from impl.fully_shard.unit import Change
 from impl.state_machine import IllegalTransition
 from tests.impl.fully_shard.training import loss_of, sharded
 
@@ -108,10 +109,21 @@ class TestOneRank:
         assert not whole.untyped_storage().nbytes()
         assert model.blocks[0].wide.weight is weight
 
+    def test_whole_parameters_share_a_storage_and_no_version(self) -> None:
+        model = fully_shard(nn.Linear(3, 5))
+        weight, bias = model._units[0].parameters
+        model.unshard()
+        assert weight.gathered.untyped_storage()._cdata == bias.gathered.untyped_storage()._cdata
+        assert not {t.data_ptr() % 64 for t in (weight.gathered, bias.gathered)} - {0}
+        before = bias.gathered._version
+        with torch.no_grad():
+            model.weight.add_(1)
+        assert bias.gathered._version == before
+
     def test_an_impossible_change_is_named(self) -> None:
-        parameter = fully_shard(nn.Linear(2, 2))._units[0].parameters[0]
+        [unit] = fully_shard(nn.Linear(2, 2))._units
         with pytest.raises(IllegalTransition, match="SHARD while SHARDED"):
-            parameter.to_sharded()
+            unit._free(Change.SHARD)
 
     def test_a_model_is_freed(self) -> None:
         model = sharded(fully_shard)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from impl.fully_shard.memory import WholeMemory
 from impl.fully_shard.module import FSDPModule
-from impl.fully_shard.parameter import ShardedParameter
 from impl.fully_shard.state import State
 from tests.mutants.fsdp.kit import Swapped, nothing
 from tests.mutants.fully_shard.kit import then
@@ -30,7 +30,7 @@ class FreesTheRoot(Swapped):
 class FreesNoMemory(Swapped):
     """Modules show shards, and the memory of whole parameters stays."""
 
-    swaps = ((ShardedParameter, "_free", nothing),)
+    swaps = ((WholeMemory, "free", nothing),)
 
 
 @breaks("fully_shard/changed-after-forward", says="between: whole are")
