@@ -35,6 +35,17 @@ PROFILES = (
     "accelerator",
 )
 
+# Names of several profiles, wherever profiles are named. Each profile is in one group.
+GROUPS = {
+    "core": ("collectives", "p2p", "objects", "sparse", "groups", "faults", "accelerator"),
+    "training": ("ddp", "comm_hooks", "checkpointing", "sync_batchnorm", "companions"),
+    "sharding": (
+        *("fsdp", "device_mesh", "fully_shard", "distributed_checkpoint", "dtensor"),
+        "tensor_parallel",
+    ),
+    "tools": ("pipeline", "compile", "stores", "flight_recorder"),
+}
+
 # What profiles were called before: still understood wherever one is named.
 FORMER_NAMES = {"cuda": "accelerator"}
 
@@ -55,8 +66,18 @@ def profile_named(name: str) -> str:
     """The profile of this name, or of this former name. Raises ValueError if there is none."""
     found = FORMER_NAMES.get(name, name)
     if found not in PROFILES:
-        raise ValueError(f"no profile {name!r}; there are {', '.join(PROFILES)}")
+        raise ValueError(
+            f"no profile {name!r}; there are {', '.join(PROFILES)}, and groups of them: "
+            f"{', '.join(GROUPS)}"
+        )
     return found
+
+
+def profiles_named(text: str) -> tuple[str, ...]:
+    """Of names of profiles and groups of them, with commas. Raises ValueError for what is none."""
+    names = [name.strip() for name in text.split(",")]
+    found = [profile_named(each) for name in names for each in GROUPS.get(name, (name,))]
+    return tuple(dict.fromkeys(found))
 
 
 _ID = re.compile(r"[a-z][a-z0-9_]*(/[a-z0-9][a-z0-9_.-]*)+")

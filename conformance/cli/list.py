@@ -9,14 +9,25 @@ from conformance.capabilities import DEVICE_FEATURES, FEATURES, VOCABULARY, Capa
 from conformance.catalogue.page import page
 from conformance.catalogue.rules import catalogue
 from conformance.cli.tables import show_json, show_table
-from conformance.rule import PROFILES, Level, Requirement, UnknownRequirement, profile_named
+from conformance.rule import (
+    GROUPS,
+    PROFILES,
+    Level,
+    Requirement,
+    UnknownRequirement,
+    profiles_named,
+)
 from conformance.run.settings import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `list`."""
     parser.add_argument("pattern", nargs="*", help="ids or patterns such as 'all_reduce/*'")
-    parser.add_argument("--profile", metavar="NAME,...", help="only these profiles")
+    parser.add_argument(
+        "--profile",
+        metavar="NAME,...",
+        help=f"only these profiles, or of {', '.join(GROUPS)}",
+    )
     parser.add_argument("--level", choices=[str(level) for level in Level], help="only this level")
     parser.add_argument("--capabilities", action="store_true", help="what a target may claim")
     parser.add_argument("--json", action="store_true", help="as JSON")
@@ -50,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _chosen(arguments: argparse.Namespace) -> list[Requirement]:
     try:
-        profiles = [profile_named(n) for n in (arguments.profile or ",".join(PROFILES)).split(",")]
+        profiles = profiles_named(arguments.profile) if arguments.profile else PROFILES
     except ValueError as error:
         raise UsageError(str(error)) from None
     try:

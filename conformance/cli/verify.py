@@ -12,7 +12,7 @@ from conformance.report.reading import Unreadable, certificate_file, read_certif
 from conformance.report.signature import NoKey, NotSigned, trusted_comment
 from conformance.report.terminal import count_of
 from conformance.report.verify import junit_problems, problems
-from conformance.rule import profile_named
+from conformance.rule import profiles_named
 from conformance.run.settings import UsageError
 from conformance.version import VERSION
 
@@ -39,9 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check, and say what is wrong; the exit code."""
     try:
-        required = (
-            [profile_named(n) for n in arguments.require.split(",")] if arguments.require else []
-        )
+        required = list(profiles_named(arguments.require)) if arguments.require else []
     except ValueError as error:
         raise UsageError(f"--require: {error}") from None
     try:

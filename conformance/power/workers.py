@@ -24,7 +24,7 @@ from conformance.power.judging import (
     judge,
 )
 from conformance.power.reach import REACHED, Case, Marks
-from conformance.rule import profile_named
+from conformance.rule import profiles_named
 
 _ASK_AGAIN_S = 1.0
 
@@ -49,7 +49,7 @@ class Workers:
 
         count: of the marks.
         """
-        profiles = {profile_named(name) for name in self.rules.profiles.split(",")}
+        profiles = profiles_named(self.rules.profiles)
         files = [f for f in chapter_files() if f.parent.name in profiles]
         work = [(spec, count, share) for share in shares(files, self.count)]
         return {name: case for cases in self._all(_reach, work) for name, case in cases.items()}

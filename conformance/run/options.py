@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from conformance.harness.launcher import LAUNCHERS
+from conformance.rule import GROUPS
 from conformance.run.settings import DEADLINE_S, REPETITIONS
 
 # Flag -> how argparse and pytest are told of it.
@@ -20,7 +21,10 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "metavar": "N,...",
         "help": "world sizes to run, up to 64 (default: the cases decide)",
     },
-    "--profile": {"metavar": "NAME,...", "help": "only requirements of these profiles"},
+    "--profile": {
+        "metavar": "NAME,...",
+        "help": f"only requirements of these profiles, or of groups: {', '.join(GROUPS)}",
+    },
     "--requirement": {
         "action": "append",
         "default": [],

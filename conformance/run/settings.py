@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from conformance.catalogue.rules import catalogue
-from conformance.rule import UnknownRequirement, profile_named
+from conformance.rule import UnknownRequirement, profiles_named
 from conformance.target import (
     Target,
     TargetError,
@@ -195,7 +195,7 @@ def _profiles(text: str | None) -> tuple[str, ...] | None:
     if text is None:
         return None
     try:
-        return tuple(profile_named(name.strip()) for name in text.split(","))
+        return profiles_named(text)
     except ValueError as error:
         raise UsageError(f"--profile: {error}") from None
 

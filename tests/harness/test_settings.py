@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from conformance.rule import GROUPS, PROFILES
 from conformance.run.settings import Settings, UsageError, read_settings
 from conformance.target import deviations_of_front_end, load_target
 
@@ -83,6 +84,12 @@ def test_world_sizes_limit_what_cases_list_and_replace_what_they_leave_open() ->
 def test_bad_options_are_refused(option: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         settings(**option)
+
+
+def test_a_group_of_profiles_is_its_profiles() -> None:
+    assert settings(profiles="tools, p2p,stores").profiles == (*GROUPS["tools"], "p2p")
+    grouped = [profile for group in GROUPS.values() for profile in group]
+    assert sorted(grouped) == sorted(PROFILES)  # each one in one group
 
 
 def test_the_folder_of_the_certificate_is_made(tmp_path: Path) -> None:
