@@ -17,7 +17,7 @@ from rich.console import Console
 
 from conformance.bench import collectives, mpi, steps
 from conformance.bench.models import MODELS
-from conformance.bench.page import PAGE, write_page
+from conformance.bench.page import write_page
 from conformance.bench.pictures import draw
 from conformance.bench.plan import (
     DEFAULT_BYTES,
@@ -92,8 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         metavar="DIR",
-        help="write bench.json, bench.svg and bench.html, a page of all measurements in the folder "
-        "of DIR",
+        help="write bench.json, bench.svg and, with all of it, bench.html",
     )
     parser.add_argument(
         "--simulate",
@@ -201,11 +200,11 @@ def _measure(measurement: _Measurement, console: Console) -> None:
     if folder:  # before they are shown, which fails where a pipe was closed
         write_json(folder / "bench.json", seen, arguments.rounds)
         draw(folder / "bench.svg", seen)
-        write_page(folder.parent)
+        write_page(folder)
     if rows:
         print_table(seen, console)
     if folder:
-        console.print(f"written to {folder}, and {folder.parent / PAGE}")
+        console.print(f"written to {folder}")
 
 
 def _collectives(measurement: _Measurement, world_size: int) -> Iterator[Row]:

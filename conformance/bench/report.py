@@ -36,9 +36,9 @@ class Row:
         return self.median_s(against) / self.median_s(target)
 
     def ratio_above_floor(self, target: str, against: str) -> float | None:
-        """The same of what is above the floor; None where the target reaches it."""
+        """The same of what is above the floor; None where one of them reaches it."""
         above, other = (self.median_s(name) - self.median_s(FLOOR) for name in (target, against))
-        return other / above if above > 0 else None
+        return other / above if min(above, other) > 0 else None
 
 
 @dataclass(frozen=True, slots=True)

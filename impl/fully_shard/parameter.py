@@ -167,7 +167,7 @@ class ShardedParameter:
         """(count, numel / count): `gathered` as what so many ranks give."""
         assert self.gathered is not None, "its memory comes first"
         if self._rows is None or self._rows.size(0) != count:
-            self._rows = self.gathered.view(count, -1)
+            self._rows = self.gathered.view(count, self.gathered.numel() // count)
         return self._rows
 
     def take_gathered(self, parts: Tensor) -> None:

@@ -191,9 +191,9 @@ class Unit:
         with torch.no_grad():
             self._whole.allocate()
             collectives.spread(self.parameters, rows)
+            for parameter in self.parameters:
+                parameter.to_unsharded()
         self._device.record_stream(rows, self._device.current_stream())
-        for parameter in self.parameters:
-            parameter.to_unsharded()
         self._state.on(Change.UNSHARD)
 
     def shard(self) -> None:
