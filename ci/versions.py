@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -69,7 +70,11 @@ def environment(folder: Path, version: str) -> Path:
         print(f"== installing torch {version} and what the suite needs into {made}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", str(made)], check=True)
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, *requirements(_REQUIREMENTS.read_text(), version)], check=True)
+        try:
+            subprocess.run([*pip, *requirements(_REQUIREMENTS.read_text(), version)], check=True)
+        except BaseException:
+            shutil.rmtree(made)  # or it would be taken for one that is ready
+            raise
     said = [str(python), "-c", "import torch; print(torch.__version__)"]
     there = subprocess.run(said, capture_output=True, text=True, check=True).stdout.strip()
     if there.partition("+")[0] != version:
@@ -78,9 +83,10 @@ def environment(folder: Path, version: str) -> Path:
 
 
 def requirements(text: str, version: str) -> list[str]:
-    """What CI is pinned to, with another torch."""
+    """What CI is pinned to, with another torch, and the setuptools that this one takes."""
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
-    return [re.sub(r"^torch==.*", f"torch=={version}", line) for line in lines if line]
+    pinned = [re.sub(r"^torch==.*", f"torch=={version}", line) for line in lines if line]
+    return [re.sub(r"^setuptools==.*", "setuptools", line) for line in pinned]
 
 
 def changes(folders: Sequence[Path]) -> Iterator[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ def test_an_environment_has_what_ci_is_pinned_to_and_another_torch() -> None:
     pinned, other = requirements(text, "2.13.0"), requirements(text, "2.15.0")
     assert [a for a, b in zip(pinned, other, strict=True) if a != b] == ["torch==2.13.0"]
     assert "torch==2.15.0" in other
+    assert "setuptools" in other  # torch 2.12 takes none that is newer than 81
     assert "2.13.0" in VERSIONS
 
 
@@ -32,6 +35,20 @@ def stand_in(folder: Path, torch: str) -> Path:
 def test_an_environment_that_is_there_is_used(tmp_path: Path) -> None:
     python = stand_in(tmp_path, "2.12.1+cpu")
     assert environment(tmp_path, "2.12.1") == python
+
+
+def test_an_environment_that_cannot_be_made_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(command: list[str], **_: Any) -> None:
+        if "venv" not in command:
+            raise subprocess.CalledProcessError(1, command)
+        stand_in(tmp_path, "none")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(subprocess.CalledProcessError):
+        environment(tmp_path, "2.12.1")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_environment_with_another_torch_is_refused(tmp_path: Path) -> None:
