@@ -308,6 +308,8 @@ def nearest(got: Any, want: Any, ulps: int) -> Any:
     """`got`, but `want` for tensors whose numbers are as near, in units in the last place."""
     if isinstance(got, list | tuple) and isinstance(want, list | tuple) and len(got) == len(want):
         return type(got)(nearest(g, w, ulps) for g, w in zip(got, want, strict=True))
+    if isinstance(got, dict) and isinstance(want, dict) and got.keys() == want.keys():
+        return got | {key: nearest(part, want[key], ulps) for key, part in got.items()}
     if not (isinstance(got, torch.Tensor) and isinstance(want, torch.Tensor)):
         return got
     if (got.dtype, got.shape, got.layout) != (want.dtype, want.shape, want.layout):
