@@ -6,6 +6,7 @@ import gc
 import sys
 from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
+from types import WrapperDescriptorType
 from typing import Any
 
 import torch
@@ -18,8 +19,8 @@ from torch.storage import TypedStorage
 from torch.torch_version import TorchVersion
 
 BackendOfAGroup = c10d.Backend
-# Whether it can have subclasses in Python, since torch 2.15.
-takes_python_backends = "__init__" in vars(BackendOfAGroup)
+# Whether it can have subclasses in Python, which needs an __init__ of its own.
+takes_python_backends = not isinstance(vars(BackendOfAGroup)["__init__"], WrapperDescriptorType)
 
 
 def on_new_group(callback: Callable[[str, dist.ProcessGroup], None]) -> None:

@@ -28,7 +28,7 @@ chapter = Chapter(
     source="torch 2.15, c10d/Backend.hpp, Abort Hook API",
     needs=("feature:abort_hooks", "feature:timeouts", "op:all_reduce", "reduce_op:sum"),
 )
-pytestmark = [needs_method(dist.ProcessGroup, "register_abort_hook"), not_probed()]
+pytestmark = [needs_method(dist.ProcessGroup, "supports_abort_hooks"), not_probed()]
 
 
 def answer_about_hooks(me: Me) -> list[str]:

@@ -1,4 +1,4 @@
-"""A backend in Python, as torch 2.15 takes them: it records its calls and does not communicate."""
+"""A backend in Python, as torch 2.14 takes them: it records its calls and does not communicate."""
 
 from __future__ import annotations
 

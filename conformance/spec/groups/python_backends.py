@@ -1,4 +1,4 @@
-"""Backends in Python, which torch 2.15 has: what they are called with, and what becomes of it."""
+"""Backends in Python, which torch 2.14 has: what they are called with, and what becomes of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from conformance.spec.groups.python_backend import (
 )
 from conformance.torch_private import takes_python_backends
 
-chapter = Chapter("groups", source="torch 2.15, c10d/py/PyBackend.hpp and Backend.register_backend")
+chapter = Chapter("groups", source="torch 2.14, c10d/py/PyBackend.hpp and Backend.register_backend")
 pytestmark = pytest.mark.skipif(
     not takes_python_backends, reason="this torch's Backend cannot be subclassed in Python"
 )
