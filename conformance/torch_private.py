@@ -147,14 +147,14 @@ def empty_lost_meshes() -> None:
 
 
 def reconfigure_handle() -> str:
-    """Of the default group, since torch 2.15; torch calls it experimental."""
+    """Of the default group, since torch 2.14; torch calls it experimental."""
     newer: Any = distributed_c10d
     handle: str = newer._get_reconfigure_handle()
     return handle
 
 
 def reconfigure(number: int, handles: Collection[str], **how: Any) -> Any:
-    """The default group, since torch 2.15."""
+    """The default group, since torch 2.14."""
     newer: Any = distributed_c10d
     return newer._reconfigure(number, handles, **how)
 

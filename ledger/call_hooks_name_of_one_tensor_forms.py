@@ -1,11 +1,12 @@
-"""Hooks are told the name of another form of a collective
+"""Hooks are not told which form of a collective is called
 
-Promised: torch, c10d/Hooks.hpp: a hook is told which call is made; forms of one tensor have names.
+Promised: torch 2.15, c10d/Hooks.hpp: forms of one tensor and coalesced calls have names of their
+own.
 
 Happens: all_gather_single is called ALLGATHER, as the form of lists is.
 
-Severity: silent wrong data
-Taste: no
+Severity: missing
+Taste: yes: 2.14 has no such names, and 2.15 brought them
 Upstream: none found, searched in November 2026
 """
 # deviations: call_hooks/of-each-collective

@@ -102,14 +102,14 @@ def _alone(me: Me, step: Step) -> Callable[[], None]:
     x = torch.randn(model.input_shape, generator=me.generator).to(me.device)
     is_whole = step.strategy in ("", BUCKET_VIEWS, "NO_SHARD")
     parts = 1 if is_whole else me.world_size
-    shards = [nn.Parameter(part_of(p.detach(), parts)) for p in module.parameters()]
+    shards = [nn.Parameter(_part_of(p.detach(), parts)) for p in module.parameters()]
     optimizer = torch.optim.SGD(shards, lr=1e-4)
 
     def train() -> None:
         module(x).square().mean().backward()
         for shard, parameter in zip(shards, module.parameters(), strict=True):
             assert parameter.grad is not None
-            shard.grad, parameter.grad = part_of(parameter.grad, parts), None
+            shard.grad, parameter.grad = _part_of(parameter.grad, parts), None
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         devices.synchronize(x.device.type)
@@ -117,7 +117,7 @@ def _alone(me: Me, step: Step) -> Callable[[], None]:
     return train
 
 
-def part_of(tensor: torch.Tensor, parts: int) -> torch.Tensor:
+def _part_of(tensor: torch.Tensor, parts: int) -> torch.Tensor:
     """The first of so many equal parts of its elements; the tensor itself if that is all."""
     return tensor if parts == 1 else tensor.reshape(-1)[: tensor.numel() // parts]
 

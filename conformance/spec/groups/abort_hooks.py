@@ -21,6 +21,7 @@ from conformance import (
     not_probed,
     world_sizes,
 )
+from conformance.spec.faults.giving_up import GROUP_TIMEOUT_S
 from conformance.spec.torch_versions import needs_method
 
 chapter = Chapter(
@@ -67,7 +68,7 @@ def run_with_hooks(me: Me, fails: bool, asynchronous: bool, register: str) -> li
     register: numbers of hooks in the order in which they are registered; "-" before one takes it
         away again.
     """
-    group: Any = dist.new_group(timeout=timedelta(seconds=0.3) if fails else None)
+    group: Any = dist.new_group(timeout=timedelta(seconds=GROUP_TIMEOUT_S) if fails else None)
     said: list[str] = []
 
     def says(word: str) -> Callable[[], None]:

@@ -53,10 +53,17 @@ _CALLS = {
     "recv": _Call("RECV", outputs=0, has_root=True),
     "recv_anysource": _Call("RECV", outputs=0),
 }
-# torch's own, if it has them.
-HookOpName: Any = getattr(c10d, "HookOpName", None) or enum.Enum(
-    "HookOpName", sorted({call.name for call in _CALLS.values()})
-)
+
+
+def _names(torchs: Any) -> Any:
+    """torch's own, if it has them all: 2.14 has no names for forms of one tensor."""
+    ours = sorted({call.name for call in _CALLS.values()})
+    if all(hasattr(torchs, name) for name in ours):
+        return torchs
+    return enum.Enum("HookOpName", ours)
+
+
+HookOpName: Any = _names(getattr(c10d, "HookOpName", None))
 
 
 @dataclass(frozen=True, slots=True)

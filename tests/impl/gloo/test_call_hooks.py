@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 from impl import errors
 from impl.gloo import ProcessGroupGloo
+from impl.gloo.requests import call_hooks
 from impl.gloo.requests.call_hooks import PostHookArgs, PreHookArgs
 from tests.impl.gloo.ranks import in_groups
 
@@ -117,6 +119,13 @@ def test_hooks_of_messages_see_the_peer() -> None:
         *((0, "SEND", 1, 0, 1), (0, "SEND", 1, 0, 1)),
         *((1, "RECV", 0, 1, -1), (1, "RECV", 0, 1, 0)),
     ]
+
+
+def test_calls_have_names_where_torch_has_too_few() -> None:
+    newer = SimpleNamespace(**{call.name: None for call in call_hooks._CALLS.values()})
+    assert call_hooks._names(newer) is newer
+    for torchs in (SimpleNamespace(ALLGATHER=None, ALLREDUCE=None), None):
+        assert call_hooks._names(torchs).ALLGATHER_BASE.name == "ALLGATHER_BASE"
 
 
 def test_a_call_that_a_hook_refuses_is_not_made() -> None:
