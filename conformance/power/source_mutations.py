@@ -259,6 +259,14 @@ def _arguments(node: ast.AST) -> Iterator[ast.AST]:
         yield _changed(node, args=[second, first, *rest])
 
 
+def _text(node: ast.AST) -> Iterator[ast.AST]:
+    """One of the values in a text, such as an error's, is left out."""
+    if isinstance(node, ast.JoinedStr):
+        for index, part in enumerate(node.values):
+            if isinstance(part, ast.FormattedValue):
+                yield _changed(node, values=[*node.values[:index], *node.values[index + 1 :]])
+
+
 # What is done to a node; each yields what may stand in its place.
 KINDS: dict[str, Callable[[ast.AST], Iterator[ast.AST]]] = {
     "relation": _relation,
@@ -270,4 +278,5 @@ KINDS: dict[str, Callable[[ast.AST], Iterator[ast.AST]]] = {
     "sign": _sign,
     "statement": _statement,
     "arguments": _arguments,
+    "text": _text,
 }

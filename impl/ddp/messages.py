@@ -37,6 +37,8 @@ NO_UNUSED_PARAMETERS = (
     "unused parameters."
 )
 
+_NOT_AVERAGED = "are not averaged over the ranks: wrap the module again."
+
 
 def unfinished_reduction(
     *,
@@ -130,5 +132,13 @@ def replaced(name: str) -> str:
     return (
         f"The parameter {name.removeprefix('.')} was replaced after DistributedDataParallel was "
         "constructed, for instance by load_state_dict(..., assign=True). Gradients of the new one "
-        "are not averaged over the ranks: wrap the module again."
+        f"{_NOT_AVERAGED}"
+    )
+
+
+def trainable_later(name: str) -> str:
+    """The module has a parameter that requires gradients, and was not wrapped as such."""
+    return (
+        f"The parameter {name.removeprefix('.')} was added to the module, or began to require "
+        f"gradients, after DistributedDataParallel was constructed. Its gradients {_NOT_AVERAGED}"
     )

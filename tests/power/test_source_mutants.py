@@ -29,6 +29,7 @@ CHANGES = {
     "sign": ("x = -a", "x = a"),
     "statement": ("a.x = b", "pass"),
     "arguments": ("x = f(a, b)", "x = f(b, a)"),
+    "text": ("x = f'rank {a} of 2'", "x = f'rank  of 2'"),
 }
 
 

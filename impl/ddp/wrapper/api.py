@@ -29,7 +29,7 @@ from torch.nn import SyncBatchNorm as TorchSyncBatchNorm
 from impl.ddp.buckets.assignment import BYTES_PER_MB, BucketCaps, compute_bucket_assignment_by_size
 from impl.ddp.iteration.reducer import Reducer
 from impl.ddp.iteration.reduction import profiler_range
-from impl.ddp.parameters import ManagedParameters, Replacements, managed_parameters
+from impl.ddp.parameters import ManagedParameters, ParameterWatch, managed_parameters
 from impl.ddp.wrapper.buffer_sync import BufferSync
 from impl.ddp.wrapper.compiled_reduction import average_in_compiled_backward
 from impl.ddp.wrapper.hook_registration import HookRegistration
@@ -244,7 +244,7 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
             self.bucket_bytes_cap_list,
             self.batched_grad_copy,
         )
-        self._replacements = Replacements(managed)
+        self._watch = ParameterWatch(self.module, managed, self.parameters_to_ignore)
         self.logger = Logger(self.reducer)
         self.reducer.set_logger(self.logger)
         # A mark, as layers of other classes synchronise too, such as those of impl.sync_batchnorm.
@@ -383,9 +383,7 @@ class DistributedDataParallel(HookRegistration, BufferSync, JoinParticipant, Joi
         def backward_begins() -> None:
             ddp = self_ref()
             if ddp is not None:
-                # One is enough to look at: if only some were replaced, the reduction does not end,
-                # and the next forward raises. A search, however, takes replaced ones for unused.
-                ddp._replacements.look(ddp.module, unused or (0,))
+                ddp._watch.look(ddp.module)
                 ddp.reducer.backward_begins(unused)
 
         notify_at(outputs, backward_begins)

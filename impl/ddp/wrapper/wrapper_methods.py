@@ -20,7 +20,7 @@ from impl.ddp.wrapper.mixed_precision import MixedPrecision
 from impl.torch_private import active_ddp, default_group, is_in_group, move_inputs
 
 # A copy belongs to the default group, and builds what depends on the group anew.
-_NOT_COPIED = ("process_group", "reducer", "logger", "_precision", "_delayed", "_replacements")
+_NOT_COPIED = ("process_group", "reducer", "logger", "_precision", "_delayed", "_watch")
 
 
 class WrapperControls(nn.Module):
