@@ -16,7 +16,6 @@ from torch.distributed.fsdp import MixedPrecision, ShardingStrategy
 
 from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_that, world_sizes
 from conformance.harness.traces import Issued, record
-from conformance.oracle.data import seeded_generator
 from conformance.spec.fsdp.custom import (
     Unit,
     check_custom,
@@ -324,32 +323,6 @@ def test_optimizers_in_the_backward(ranks: Ranks) -> None:
         got = ranks.run(step_in_backward, strategy)
         assert_same_on_all_ranks([left for left, _ in got], [], what="parameters with gradients")
         check_tensors([params for _, params in got], [want] * n)
-
-
-def channels_last(unit: Unit) -> Any:
-    """A convolution whose weight is laid out in another order."""
-    with seeded_generator(4):
-        module = nn.Conv2d(3, 4, 2).double()
-    module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
-    return unit(nn.Sequential(module))
-
-
-def one_image(model: Any, rank: int, step: int, device: torch.device, scale: float) -> list[Tensor]:
-    x = inputs(rank, step, width=48).view(2, 3, 4, 4).to(device)
-    loss = model(x).pow(2).sum()
-    (scale * loss).backward()
-    return [loss]
-
-
-@chapter.must(
-    "fsdp/channels-last",
-    "Parameters in another memory format train like the bare module's.",
-    source="torch 2.13, FlatParamHandle, contiguous and strides",
-)
-@world_sizes(2, 3)
-@both_kinds
-def test_channels_last_weights(ranks: Ranks, orig: bool) -> None:
-    check_custom(ranks, channels_last, one_image, orig=orig)
 
 
 class Moody(nn.Linear):

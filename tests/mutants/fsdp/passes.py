@@ -9,7 +9,6 @@ import torch
 from impl.fsdp import collectives
 from impl.fsdp.build import construct as build
 from impl.fsdp.flat_param import gradients, handle, views
-from impl.fsdp.flat_param import packing as flat_param
 from impl.fsdp.step import backward, forward, reduction, state
 from tests.mutants.fsdp.kit import Swapped, always, nothing
 from tests.mutants.kit import breaks
@@ -132,24 +131,6 @@ def _with_less(right: Any) -> Any:
 @breaks("fsdp/recomputed-units", says="is wrong")
 class RecomputesWithOtherParameters(Swapped):
     swaps = ((forward, "is_recomputing", _with_less),)
-
-
-@breaks("fsdp/channels-last", says="is wrong|raised")
-class IgnoresMemoryFormat(Swapped):
-    """Parameters are flattened as they lie in memory, and viewed as if contiguous."""
-
-    swaps = (
-        (
-            flat_param.FlatMetadata,
-            "flatten_one",
-            lambda _: (
-                lambda self, i, tensor: tensor.permute(
-                    *sorted(range(tensor.dim()), key=lambda d: -tensor.stride(d))
-                ).reshape(-1)
-            ),
-        ),
-        (flat_param, "_flat_stride", always(None)),
-    )
 
 
 @breaks("fsdp/process-group", says="raised|is wrong|waited|differ")
