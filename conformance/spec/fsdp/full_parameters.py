@@ -9,10 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import ShardingStrategy
 
-from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_that, world_sizes
+from conformance import (
+    Chapter,
+    Me,
+    Ranks,
+    assert_same_on_all_ranks,
+    assert_that,
+    covers,
+    world_sizes,
+)
 from conformance.oracle.near import Near
-from conformance.spec.fsdp.custom import linear
+from conformance.spec.fsdp.custom import inputs, linear
 from conformance.spec.fsdp.models import Net
+from conformance.spec.fsdp.small_models import two_layers
 from conformance.spec.fsdp.training_runs import (
     CPU,
     STRATEGIES,
@@ -55,6 +64,24 @@ def test_what_is_summoned(ranks: Ranks, orig: bool) -> None:
         want = train_whole(recipe, ranks.world_size)
         check_tensors([params for params, _ in got], [run.params for run in want])
         assert_same_on_all_ranks([names for _, names in got], ["scale"], what="buffers")
+
+
+def summoned_again(me: Me) -> dict[str, Tensor]:
+    """Full parameters of a root that has none of its own, after they were summoned before."""
+    model = two_layers(lambda module: wrap(me, module))
+    for _ in range(2):
+        full_parameters(model)
+    with torch.no_grad():
+        model(inputs(me.rank, 0).to(me.device))
+    return full_parameters(model)
+
+
+@covers("fsdp/summon")
+@world_sizes(2)
+def test_what_is_summoned_again(ranks: Ranks) -> None:
+    whole = two_layers(lambda module: module)
+    want = {name: param.detach() for name, param in whole.named_parameters()}
+    check_tensors(ranks.run(summoned_again), [want] * 2)
 
 
 def change_summoned(
