@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import ShardingStrategy
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy, always_wrap_policy
+from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy, always_wrap_policy
 
 from conformance import Chapter, Me, Ranks, assert_that, covers, world_sizes
 from conformance.spec.fsdp.models import Net
-from conformance.spec.fsdp.training_runs import Recipe, halves, wrap
+from conformance.spec.fsdp.training_runs import Recipe, both_kinds, halves, wrap
 from conformance.spec.raising import assert_raised
 
 chapter = Chapter("fsdp", source="observed, torch 2.13.0")
@@ -307,3 +307,31 @@ def without_groups(me: Me) -> None:
 def test_without_a_default_group(bare_ranks: Ranks) -> None:
     words = "Default process group has not been initialized"
     assert_raised(bare_ranks.outcomes(without_groups), ValueError, match=words)
+
+
+def said_of_a_part(me: Me, orig: bool) -> str:
+    """What is said of a unit in which one nested layer is frozen and another is trained."""
+    part = nn.Sequential(layer(), nn.Sequential(layer().requires_grad_(False)))
+    policy = CustomPolicy(lambda module: module is part)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            wrap(me, nn.Sequential(part), auto_wrap_policy=policy, use_orig_params=orig)
+        except ValueError as error:
+            return str(error)
+    return "\n".join(str(warning.message) for warning in caught if orig)
+
+
+@chapter.should(
+    "fsdp/frozen-and-trained-by-name",
+    "If a policy puts frozen and trained parameters into one unit, the error without original "
+    "parameters, and the warning with them, names the unit, and its parameters of both kinds.",
+)
+@world_sizes(2)
+@both_kinds
+def test_frozen_and_trained_parameters_are_named(ranks: Ranks, orig: bool) -> None:
+    for rank, said in enumerate(ranks.run(said_of_a_part, orig)):
+        trained, _, frozen = said.partition("requires_grad=False:")
+        for names, of in ((trained, "0.0"), (frozen, "0.1.0")):
+            wanted = [f"'{of}.weight'", f"'{of}.bias'"]
+            assert_that(all(name in names for name in wanted), f"{wanted} are not in: {said}", rank)

@@ -132,3 +132,16 @@ class TakesParametersTiedAcrossUnits(Swapped):
     """A parameter in two units raises no error, as in torch 2.13."""
 
     swaps = ((build, "check_not_shared_with_nested", nothing),)
+
+
+@breaks("fsdp/frozen-and-trained-by-name", says="are not in")
+class NamesTheUnitsOwnParametersAlone(Swapped):
+    swaps = (
+        (
+            wrapping,
+            "_own_params",
+            lambda _: (
+                lambda module, prefix, visited: module.named_parameters(prefix, recurse=False)
+            ),
+        ),
+    )
