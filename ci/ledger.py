@@ -28,6 +28,7 @@ from ci.findings import (
     FOLDER,
     NOT_RUN,
     RIGHT,
+    SIGNS,
     WRONG,
     Finding,
     findings,
@@ -94,12 +95,14 @@ def main() -> int:
         if not same or seen[finding.name] != RIGHT:
             print(f"    {ended.last_line[:200]}", flush=True)
     if arguments.write:
-        write_states({**read_states(), version: {**before, **seen}})
+        clear = {name: state if state in SIGNS else NOT_RUN for name, state in seen.items()}
+        write_states({**read_states(), version: {**before, **clear}})
     return int(any(before.get(name) != state for name, state in seen.items()))
 
 
 def state_of(finding: Finding, ended: Ended) -> str:
-    """A script that fails in another way than it should is neither wrong nor right."""
+    """A script that fails in another way than it should is neither wrong nor right; it is recorded
+    as not run."""
     if ended.code == 0 and ended.last_line == RIGHT:
         return RIGHT
     if ended.code == 1 and re.match(f"wrong: .*({finding.shows})", ended.last_line):
