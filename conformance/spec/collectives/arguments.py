@@ -279,47 +279,36 @@ def test_rows_that_do_not_divide(ranks: Ranks) -> None:
     check_refused(ranks, all_to_all_single_of_odd_rows, EITHER)
 
 
-WORDS = [
-    pytest.param(
-        broadcast_from_outside_of_the_group, "invalid root rank", marks=needs("op:broadcast")
-    ),
-    pytest.param(reduce_to_outside, "invalid root rank", marks=needs("op:reduce")),
-    pytest.param(
-        all_gather_into_too_few, "invalid output tensor list", marks=needs("op:all_gather")
-    ),
-    pytest.param(all_gather_into_longer_ones, "invalid tensor size", marks=needs("op:all_gather")),
-    pytest.param(gather_into_too_many, "Incorrect output list size", marks=needs("op:gather")),
-    pytest.param(gather_into_longer_ones, "invalid tensor size", marks=needs("op:gather")),
-    pytest.param(scatter_of_too_many, "Incorrect input list size", marks=needs("op:scatter")),
-    pytest.param(scatter_of_longer_ones, "invalid tensor size", marks=needs("op:scatter")),
-    pytest.param(
-        reduce_scatter_of_too_few,
-        "invalid input tensor list size, must be world size",
-        marks=needs("op:reduce_scatter"),
-    ),
-    pytest.param(all_to_all_of_too_few, "does not match world size", marks=needs("op:all_to_all")),
-    pytest.param(
-        splits_of_too_few_rows,
-        "Split sizes doesn't match total dim 0 size",
-        marks=needs("op:all_to_all_single"),
-    ),
-    pytest.param(
-        splits_for_too_many_ranks,
-        "Number of tensor splits not equal to group size",
-        marks=needs("op:all_to_all_single"),
-    ),
+# Wrong calls of two ranks, and what is said of them.
+WORDS = {
+    broadcast_from_outside_of_the_group: "invalid root rank: 2",
+    reduce_to_outside: "invalid root rank: 2",
+    all_gather_into_too_few: "invalid output tensor list at index 0 (expected length 2, got 1)",
+    all_gather_into_longer_ones: "invalid tensor size at index",
+    gather_into_too_many: "Incorrect output list size 3. Output list size should be 2",
+    gather_into_longer_ones: "invalid tensor size at index",
+    scatter_of_too_many: "Incorrect input list size 3. Input list size should be 2",
+    scatter_of_longer_ones: "invalid tensor size at index",
+    reduce_scatter_of_too_few: "invalid input tensor list size, must be world size",
+    all_to_all_of_too_few: "input tensor list size 1 does not match world size 2",
+    splits_of_too_few_rows: "Split sizes doesn't match total dim 0 size",
+    splits_for_too_many_ranks: "Number of tensor splits not equal to group size",
+}
+WORDED = [
+    pytest.param(call, words, marks=needs(f"op:{operation_of(call)}"), id=call.__name__)
+    for call, words in WORDS.items()
 ]
 
 
 @chapter.should(
     "arguments/torch-words",
-    "When the backend refuses a call, its message contains the words that torch's own backends "
-    "use.",
+    "When the backend refuses a call, its message contains the words, and the wrong numbers, that "
+    "the messages of torch's own backends contain.",
     rests_on=("arguments/all_gather", "arguments/root-in-group"),
 )
 @adapts()
 @not_probed()
-@pytest.mark.parametrize(("call", "words"), WORDS)
+@pytest.mark.parametrize(("call", "words"), WORDED)
 @world_sizes(2)
 def test_the_words_of_torch(ranks: Ranks, call: Callable[[Kit], None], words: str) -> None:
     check_refused(ranks, call, EITHER, words)
