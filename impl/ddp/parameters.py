@@ -79,9 +79,10 @@ class ParameterWatch:
 
     def look(self, module: nn.Module) -> None:
         """Warn, once, if `module` has a trainable parameter that is not averaged."""
+        if self._warned:
+            return
         now = _trainable(module)
-        as_before = len(now) == len(self._trainable) and all(map(is_, now, self._trainable))
-        if as_before or self._warned:
+        if len(now) == len(self._trainable) and all(map(is_, now, self._trainable)):
             return
         self._trainable = now
         for _, name, param in own_parameters(module, self._ignored):
