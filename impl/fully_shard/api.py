@@ -72,12 +72,13 @@ def fully_shard(
                 f"fully_shard has already been applied to the following module:\n{root}"
             )
     taken = managed_modules(roots)
-    params = managed_parameters(taken, ignored_params or set())
+    ignored = ignored_params or set()
+    params = managed_parameters(taken, ignored)
     move_to(device.current_device(), taken, params)
     after_forward = True if reshard_after_forward is None else reshard_after_forward
     choices = Choices(division, after_forward, shard_placement_fn, mp_policy, offload_policy)
     units = build_units(params, roots, choices, device)
-    State(roots, units, device, mp_policy, reshard_after_forward is None)
+    State(roots, units, device, mp_policy, reshard_after_forward is None, ignored)
     for root in roots:
         root.__class__ = sharded_class(type(root))
     return module

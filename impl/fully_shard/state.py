@@ -14,20 +14,26 @@ The first module whose forward runs is the root. It gives all States below it on
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor
 
 from impl.device import DeviceHandle
 from impl.fully_shard.shared import Shared
 from impl.fully_shard.unit import Phase, Unit
 from impl.nested_tensors import map_tensors, tensors_in
 from impl.torch_dispatch import never_traced
-from impl.torch_private import is_backward_running, move_inputs, queue_backward_callback
+from impl.torch_private import (
+    composed_apis,
+    is_backward_running,
+    move_inputs,
+    queue_backward_callback,
+)
 
 _IN_PLACE = (
     "An in-place op on this view (e.g., `x += y`) will silently drop the pre-backward hook and "
@@ -69,8 +75,13 @@ class State:
         device: DeviceHandle,
         policy: MixedPrecisionPolicy,
         chooses_after_forward: bool,
+        ignored: Set[nn.Parameter],
     ) -> None:
-        """chooses_after_forward: the user left it open, so the root keeps its parameters whole."""
+        """
+        Args:
+            chooses_after_forward: the user left it open, so the root keeps its parameters whole.
+            ignored: parameters that are left alone.
+        """
         self.modules, self.units = modules, list(units)
         self.phase = Phase.IDLE
         self.step = Step()
@@ -79,6 +90,7 @@ class State:
         self.gather_ahead_in_forward: list[State] = []
         self.gather_ahead_in_backward: list[State] = []
         self.chooses_after_forward = chooses_after_forward
+        self.ignored = ignored
         self._device, self._policy = device, policy
         self._forward_indices: list[int] = []  # in `forward_order`, of those without a backward yet
         self._still_to_run: set[nn.Module] = set()  # of a pass that has begun
@@ -127,6 +139,7 @@ class State:
 
     def _prepare_all(self, root: nn.Module) -> None:
         self._name_all(root)
+        self._warn_of_added_parameters(root)
         units = self._all_units()
         self.shared.in_flight_max = max((unit.in_flight_max for unit in units), default=1)
         for unit in units:
@@ -150,6 +163,21 @@ class State:
                         "fully_shard([module_a, module_b]) to place them in the same FSDP group."
                     )
                 seen[parameter.original_id] = parameter.name
+
+    def _warn_of_added_parameters(self, root: nn.Module) -> None:
+        """Once for each that is trained and was not there, or not trained, when units were made."""
+        left_alone = set().union(*(state.ignored for state in self.step.states))
+        for module in root.modules():
+            if "replicate" in composed_apis(module):
+                left_alone.update(module.parameters())
+        for name, param in root.named_parameters():
+            if param.requires_grad and not isinstance(param, DTensor) and param not in left_alone:
+                warnings.warn(
+                    f"The parameter {name} was added after fully_shard was applied. It is not "
+                    "sharded, and its gradient is not averaged over the ranks: apply fully_shard "
+                    "to the new module before the first forward.",
+                    stacklevel=2,
+                )
 
     # Forward
 

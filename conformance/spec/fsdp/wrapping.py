@@ -28,6 +28,8 @@ from conformance import (
     covers,
     world_sizes,
 )
+from conformance.spec.additions import silently_local
+from conformance.spec.facts import check_fact
 from conformance.spec.fsdp.custom import linear
 from conformance.spec.fsdp.models import Block
 from conformance.spec.fsdp.training_runs import (
@@ -162,3 +164,18 @@ def wrap_aliases(me: Me) -> tuple[bool, bool]:
 @world_sizes(2)
 def test_a_module_under_two_names(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(wrap_aliases), (True, True), what="the two names")
+
+
+def added_to_fsdp(me: Me) -> list[str]:
+    return silently_local(me, lambda module: wrap(me, module, use_orig_params=True))
+
+
+@chapter.should(
+    "fsdp/added-layer",
+    "A layer that is added to a module after it was wrapped is taken in, or a warning names its "
+    "parameters, or the first forward is refused; its gradients never silently stay local.",
+    source="derived: a mistake that would go unnoticed",
+)
+@world_sizes(2)
+def test_a_layer_that_was_added(ranks: Ranks) -> None:
+    check_fact(ranks, added_to_fsdp)

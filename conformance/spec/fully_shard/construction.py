@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from conformance import Chapter, Me, Ranks, world_sizes
 from conformance.harness.traces import record
+from conformance.spec.additions import silently_local
 from conformance.spec.facts import Fact, check_fact, rows, unlike
 from conformance.spec.fsdp.models import Net
 from conformance.spec.fully_shard.recipes import (
@@ -315,3 +316,19 @@ FACTS = rows(
 @pytest.mark.parametrize("fact", FACTS)
 def test_what_becomes_of_a_module(ranks: Ranks, fact: Fact) -> None:
     check_fact(ranks, fact)
+
+
+def added_to_sharded(me: Me) -> list[str]:
+    return silently_local(me, lambda module: me.fully_shard(module, mesh=mesh_of(me)))
+
+
+@chapter.should(
+    "fully_shard/added-layer",
+    "A layer that is added to a module after fully_shard was applied is taken in, or a warning "
+    "names its parameters, or the first forward is refused; its gradients never silently stay "
+    "local.",
+    source="derived: a mistake that would go unnoticed",
+)
+@world_sizes(2)
+def test_a_layer_that_was_added(ranks: Ranks) -> None:
+    check_fact(ranks, added_to_sharded)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from impl.fsdp.build import wrapping
-from tests.mutants.fsdp.kit import Swapped
+from impl.fsdp.step import lazy_init
+from tests.mutants.fsdp.kit import Swapped, nothing
 from tests.mutants.kit import breaks
 
 
@@ -29,3 +30,8 @@ class WrapsASharedModuleInOnePlace(Swapped):
     """A module in two places is wrapped in only one of them, as in torch 2.13."""
 
     swaps = ((wrapping, "_children", lambda _: lambda module: list(module.named_children())),)
+
+
+@breaks("fsdp/added-layer", says="added, silently")
+class SaysNothingOfAddedLayers(Swapped):
+    swaps = ((lazy_init, "_warn_of_added_parameters", nothing),)

@@ -13,7 +13,8 @@ from torch.distributed.tensor import Replicate
 import impl.fully_shard as package
 from impl.fully_shard import api, module
 from impl.fully_shard.mesh import Division
-from tests.mutants.fsdp.kit import Swapped
+from impl.fully_shard.state import State
+from tests.mutants.fsdp.kit import Swapped, nothing
 from tests.mutants.fully_shard.kit import first, fully_shard_then
 from tests.mutants.kit import breaks
 
@@ -170,3 +171,8 @@ def _one_by_one(right: Any) -> Any:
 @breaks("fully_shard/gathers-in-forward", says="forward: the traces part")
 class GathersEachParameterAlone(Swapped):
     swaps = ((api, "build_units", _one_by_one),)
+
+
+@breaks("fully_shard/added-layer", says="added, silently")
+class SaysNothingOfAddedLayers(Swapped):
+    swaps = ((State, "_warn_of_added_parameters", nothing),)
