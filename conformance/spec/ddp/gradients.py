@@ -274,13 +274,13 @@ def delayed(me: Me) -> list[list[Tensor]]:
     source="torch 2.13, argument delay_all_reduce_named_params",
     rests_on="ddp/average",
 )
-@world_sizes(2)
+@world_sizes(3)
 def test_delayed_gradients(ranks: Ranks) -> None:
     got = ranks.run(delayed)
     for i in range(3):
         module = FLOATS()
-        for r in range(2):
-            (loss_of(module(normal((2, WIDTH), 10 * i + r, "float32"))) / 2).backward()
+        for r in range(3):
+            (loss_of(module(normal((2, WIDTH), 10 * i + r, "float32"))) / 3).backward()
         for j, parameter in enumerate(module.parameters()):
             what = f"gradient {j} of step {i + 1}"
             assert_grads([mine[i][j] for mine in got], parameter.grad, what, within=1e-5)

@@ -50,16 +50,17 @@ class Noting(nn.Module):
 
 
 def train_low(
-    me: Me, options: Options, begin: str, steps: int
+    me: Me, options: Options, begin: str, steps: int, reduced: torch.dtype = HALF
 ) -> tuple[list[str], list[Tensor], list[Issued]]:
     """Dtypes inside forward and after backward; each step's gradient; the last collectives.
 
     begin: what gradients are when a step begins: "none", "zeros" or "kept" from the step before.
+    reduced: the reduce_dtype.
     """
     torch.manual_seed(0)
     group = record()
     module = Noting().to(me.device)
-    config = _MixedPrecision(param_dtype=HALF, reduce_dtype=HALF, buffer_dtype=HALF)
+    config = _MixedPrecision(param_dtype=HALF, reduce_dtype=reduced, buffer_dtype=HALF)
     model = me.ddp(module, mixed_precision=config, process_group=group, **options)
     grads = []
     for i in range(steps):
@@ -74,11 +75,12 @@ def train_low(
     return [str(dtype) for dtype in (*module.seen, *after)], grads, group.take()
 
 
-def want_of(step: int) -> Tensor:
+def want_of(step: int, world_size: int = 2) -> Tensor:
     torch.manual_seed(0)
     module = Noting()
-    for r in range(2):
-        (module(normal((2, WIDTH), 10 * step + r, "float32")).square().sum() / 2).backward()
+    for r in range(world_size):
+        y = module(normal((2, WIDTH), 10 * step + r, "float32"))
+        (y.square().sum() / world_size).backward()
     assert module.layer.weight.grad is not None
     return module.layer.weight.grad
 
@@ -101,14 +103,14 @@ def test_what_the_module_sees(ranks: Ranks) -> None:
     "on all ranks.",
     rests_on="ddp/mixed-precision/dtypes",
 )
-@world_sizes(2)
+@world_sizes(3)
 @pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
 def test_gradients_are_averaged(ranks: Ranks, view: bool) -> None:
     got: list[Any] = ranks.run(train_low, {"gradient_as_bucket_view": view}, "none", 3)
     assert_same_on_all_ranks([grads for _, grads, _ in got], what="gradients")
     for i in range(3):
         grads = [mine[i] for _, mine, _ in got]
-        assert_grads(grads, want_of(i), f"gradient of step {i + 1}", within=0.02)
+        assert_grads(grads, want_of(i, 3), f"gradient of step {i + 1}", within=0.02)
 
 
 @chapter.must(
@@ -144,10 +146,12 @@ def test_steps_that_add_up(ranks: Ranks, view: bool) -> None:
     rests_on="ddp/mixed-precision/dtypes",
 )
 @world_sizes(2)
-def test_what_travels(ranks: Ranks) -> None:
-    for rank, (_, _, issued) in enumerate(ranks.run(train_low, {}, "none", 2)):
+@pytest.mark.parametrize("reduced", ["float16", "float32"])
+def test_what_travels(ranks: Ranks, reduced: str) -> None:
+    dtype = getattr(torch, reduced)
+    for rank, (_, _, issued) in enumerate(ranks.run(train_low, {}, "none", 2, dtype)):
         dtypes = {dtype for one in issued for dtype, _ in one.tensors}
-        assert_that(dtypes == {"float16"}, f"backward issued {list(map(str, issued))}", rank)
+        assert_that(dtypes == {reduced}, f"backward issued {list(map(str, issued))}", rank)
 
 
 def evaluate_low(me: Me) -> tuple[list[str], list[Tensor]]:
@@ -188,8 +192,11 @@ def test_a_forward_pass_without_gradients(ranks: Ranks) -> None:
         assert_grads(grads, want_of(i), f"gradient of step {i + 1}", within=0.02)
 
 
-def replaced_between_steps(me: Me) -> list[Tensor]:
-    """The parameter after each of two steps, of which the second begins with other data."""
+def replaced_between_steps(me: Me, way: str) -> list[Tensor]:
+    """The parameter after each of two steps, of which the second begins with other values.
+
+    way: "replaced" for other data; "overwritten" in place, after a forward without a backward.
+    """
     torch.manual_seed(0)
     module = Noting().to(me.device)
     config = _MixedPrecision(param_dtype=HALF, reduce_dtype=HALF, buffer_dtype=HALF)
@@ -198,8 +205,12 @@ def replaced_between_steps(me: Me) -> list[Tensor]:
     seen = []
     for i in range(2):
         x = normal((2, WIDTH), 10 * i + me.rank, "float32").to(me.device)
-        if i == 1:
+        if i == 1 and way == "replaced":
             module.layer.weight.data = torch.full_like(module.layer.weight.data, 0.25)
+        elif i == 1:
+            model(x)
+            with torch.no_grad():
+                module.layer.weight.fill_(0.25)
         optimizer.zero_grad()
         model(x).float().sum().backward()
         optimizer.step()
@@ -210,15 +221,17 @@ def replaced_between_steps(me: Me) -> list[Tensor]:
 @chapter.must(
     "ddp/mixed-precision/replaced-data",
     "With mixed_precision, what a program puts in the place of a parameter's data between steps is "
-    "what the next step works with and updates.",
+    "what the next step works with and updates, and so is what it writes into a parameter after a "
+    "forward pass that no backward follows.",
     source="derived; torch docs, Tensor.data: as without mixed_precision",
     rests_on="ddp/mixed-precision/average",
 )
 @world_sizes(2)
-def test_data_that_are_replaced(ranks: Ranks) -> None:
+@pytest.mark.parametrize("way", ["replaced", "overwritten"])
+def test_data_that_are_replaced(ranks: Ranks, way: str) -> None:
     """The gradient of a sum does not depend on the parameter."""
     inputs = [normal((2, WIDTH), 10 + rank, "float32").sum(0) for rank in range(2)]
     want = 0.25 - 0.5 * (inputs[0] + inputs[1]) / 2
-    for rank, (_, last) in enumerate(ranks.run(replaced_between_steps)):
+    for rank, (_, last) in enumerate(ranks.run(replaced_between_steps, way)):
         off = (last - want).abs().max().item()
         assert_that(off < 0.01, f"the parameter is {off:.2g} from what it should be", rank)

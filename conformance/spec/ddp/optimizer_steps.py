@@ -75,7 +75,7 @@ def assert_stepped(
     needs="feature:ddp_optimizer_in_backward_on_cpu",
     rests_on="ddp/average",
 )
-@world_sizes(2)
+@world_sizes(3)
 @pytest.mark.parametrize("way", ["in backward, early", "in backward"], ids=["before", "after"])
 @pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
 def test_optimizers_in_backward(ranks: Ranks, way: str, view: bool) -> None:

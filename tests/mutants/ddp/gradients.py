@@ -72,6 +72,17 @@ class NewGradientsEachStep(DDPMutant):
     patched = replace(lambda grad: grad.clone())
 
 
+@breaks("ddp/gradients/delayed", says="gradient 2 of step 1: rank 0 is wrong")
+class HalvesDelayedGradients(DDPMutant):
+    """Delayed gradients are halved before the sum, as if there were two ranks."""
+
+    patched = beforehand(
+        DelayedAllReduce,
+        "_reduce",
+        lambda self, _: self._buffer.mul_(self.group.size() / 2),
+    )
+
+
 @breaks("ddp/gradients/delayed", says="gradient . of step 1")
 class DelayedForever(DDPMutant):
     patched = instead(DelayedAllReduce, "_reduce", lambda self, grad: grad)

@@ -45,6 +45,17 @@ class LowPrecisionIsNotAveraged(DDPMutant):
     patched = beforehand(BucketReduction, "start", lambda self, bucket, *_: bucket.buffer.mul_(3))
 
 
+@breaks("ddp/mixed-precision/average", says="gradient of step 1")
+class LowPrecisionIsDividedByTwo(DDPMutant):
+    """Gradients in low precision are halved, as if there were two ranks."""
+
+    patched = beforehand(
+        BucketReduction,
+        "start",
+        lambda self, bucket, *_: bucket.buffer.mul_(self.group.size() / 2),
+    )
+
+
 @breaks("ddp/mixed-precision/without-backward", says="dtypes: rank 0 is wrong")
 class WaitsForABackwardThatDoesNotCome(DDPMutant):
     patched = instead(DistributedDataParallel, "_no_backward_follows", lambda self: None)
@@ -61,8 +72,30 @@ class ReducesInFullPrecision(DDPMutant):
     patched = instead(MixedPrecision, "reduce_hook", _reduce_in_full)
 
 
+def _reduce_as_it_is(precision: Any, _: Any, bucket: Any) -> Any:
+    group = precision._reducer.process_group
+    work = all_reduce(group, bucket.buffer().div_(group.size()))
+    return work.get_future().then(lambda done: done.value()[0])
+
+
+@breaks("ddp/mixed-precision/reduce-dtype", says=r"backward issued .*float16")
+class ReducesInThePrecisionOfTheParameters(DDPMutant):
+    """Gradients travel as autograd gave them, whatever reduce_dtype is."""
+
+    patched = instead(MixedPrecision, "reduce_hook", _reduce_as_it_is)
+
+
 @breaks("ddp/mixed-precision/replaced-data", says="the parameter is .* from what it should be")
 class KeepsTheFirstData(DDPMutant):
     """Data that are put in the place of a parameter's are lost."""
 
     patched = instead(_Precisions, "_take_in", lambda self: None)
+
+
+@breaks("ddp/mixed-precision/replaced-data", says="the parameter is .* from what it should be")
+class LosesWhatIsWrittenInLowPrecision(DDPMutant):
+    """What is written to a parameter while it is in low precision does not outlive that."""
+
+    patched = beforehand(
+        _Precisions, "_take_in", lambda self: setattr(self, "version", self.param._version)
+    )

@@ -8,7 +8,7 @@ from unittest import mock
 
 from impl.ddp.wrapper.hook_registration import HookRegistration
 from impl.ddp.wrapper.optimizer_in_backward import OptimizerInBackward
-from tests.mutants.ddp.kit import DDPMutant, swap
+from tests.mutants.ddp.kit import DDPMutant, beforehand, swap
 from tests.mutants.kit import breaks
 
 
@@ -19,6 +19,17 @@ class StepsOnLocalGradients(DDPMutant):
         "_step",
         lambda right: lambda self, param, grad: right(self, param, grad * 2),
     )
+
+
+@breaks("ddp/optimizer/in-backward", says="0: rank 0 is wrong")
+class StepsOnHalvedSums(DDPMutant):
+    """The sum of the gradients is halved, as if there were two ranks."""
+
+    @staticmethod
+    def _double(in_backward: Any, bucket: Any) -> None:
+        bucket.buffer().mul_(in_backward._reducer.process_group.size() / 2)
+
+    patched = beforehand(OptimizerInBackward, "_average_and_step", _double)
 
 
 @breaks("ddp/optimizer/fused", says="0: rank 0 is wrong")

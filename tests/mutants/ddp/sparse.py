@@ -29,6 +29,18 @@ class HooksAreForDenseGradients(DDPMutant):
     patched = swap(BucketReduction, "run_hook", _run)
 
 
+@breaks("ddp/sparse/average", says="gradient of step 1: rank 0 is wrong")
+class HalvesSparseGradients(DDPMutant):
+    """Sparse gradients are halved before the sum, as if there were two ranks."""
+
+    @staticmethod
+    def _halve(reduction: BucketReduction, bucket: Bucket) -> None:
+        assert bucket.buffer is not None
+        bucket.buffer = bucket.buffer * (reduction.group.size() / 2)
+
+    patched = afterwards(BucketReduction, "take_sparse", _halve)
+
+
 @breaks("ddp/sparse/added-embeddings", says="gradient of .* in step 1: rank 0 is wrong")
 class DividesSparseGradientsWhereTheyAre(DDPMutant):
     """What autograd gives for a sparse gradient is divided, not a copy of it."""
