@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance import Chapter, Me, Ranks, world_sizes
-from conformance.spec.ddp.models import WIDTH, Branching, Recipe, loss_of, normal
+from conformance import Chapter, Me, Ranks, assert_each_rank, world_sizes
+from conformance.spec.ddp.models import WIDTH, Branching, Perceptron, Recipe, loss_of, normal
 from conformance.spec.ddp.training_runs import Options, assert_grads
 
 OBSERVED = "observed, torch 2.13.0"
@@ -85,6 +85,31 @@ def test_another_group_for_a_static_graph(ranks: Ranks) -> None:
 @world_sizes(2)
 def test_another_group_after_an_unfinished_step(ranks: Ranks) -> None:
     assert_regrouped(ranks, fail_first=True)
+
+
+def buffer_regrouped(me: Me) -> Tensor:
+    """A buffer that held the rank, after a forward pass in groups of ranks 0, and 1 and 2."""
+    groups = [dist.new_group([0]), dist.new_group([1, 2])]
+    module = Recipe(Perceptron)(seed=0).to(me.device)
+    module.register_buffer("held", torch.zeros(2, device=me.device))
+    model = me.ddp(module)
+    model._update_process_group(groups[min(me.rank, 1)])
+    module.get_buffer("held").fill_(me.rank)
+    model(normal((2, WIDTH), me.rank).to(me.device))
+    return module.get_buffer("held").clone()
+
+
+@chapter.should(
+    "ddp/update-group/buffers",
+    "After _update_process_group, buffers have the values of the new group's first rank before "
+    "each forward pass.",
+    source="torch 2.13, DistributedDataParallel._update_process_group and _sync_buffers",
+    rests_on=("ddp/update-group/average", "ddp/buffers/before-forward"),
+)
+@world_sizes(3)
+def test_buffers_in_another_group(ranks: Ranks) -> None:
+    want = [torch.full((2,), float(first)) for first in (0, 1, 1)]
+    assert_each_rank(ranks.run(buffer_regrouped), want, what="buffer")
 
 
 class RaisingBackward(torch.autograd.Function):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from typing import Any
 
@@ -24,14 +25,20 @@ _OPTIONS: list[Options] = [
 every_option = pytest.mark.parametrize("options", _OPTIONS, ids=str)
 
 
-def let_go(me: Me, options: Options, hooked: bool = False) -> list[str]:
-    """What still exists of a wrapper that has trained, after the last reference is dropped."""
+def let_go(me: Me, options: Options, hooked: bool = False, raises: bool = False) -> list[str]:
+    """What still exists of a wrapper that has trained, after the last reference is dropped.
+
+    raises: the last forward pass raised.
+    """
     module = Recipe(Perceptron)().to(me.device)
     model = me.ddp(module, **options)
     if hooked:
         model.register_comm_hook(None, allreduce_hook)
     for i in range(3):
         loss_of(model(normal((2, WIDTH), i).to(me.device))).backward()
+    if raises:
+        with contextlib.suppress(RuntimeError):
+            model(normal((2, WIDTH + 1), 3).to(me.device))
     held: dict[str, Any] = {"the wrapper": model, "the module": module}
     held |= {f"parameter {name}": param for name, param in module.named_parameters()}
     there = {what: weakref.ref(thing) for what, thing in held.items()}

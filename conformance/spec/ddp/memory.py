@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conformance import Chapter, Me, Ranks, assert_that, world_sizes
+from conformance import Chapter, Me, Ranks, assert_that, covers, world_sizes
 from conformance.spec.ddp.lifetime import every_option, let_go, steps_taken
 from conformance.spec.ddp.models import WIDTH, Convolving, Perceptron, Recipe, loss_of, normal
 from conformance.spec.ddp.training_runs import Options, assert_grads
@@ -143,7 +143,7 @@ def test_another_memory_format(ranks: Ranks, options: Options, set_to_none: bool
 @chapter.must(
     "ddp/freed-with-its-user",
     "A wrapper that has trained is freed when nothing refers to it any more, with its module and "
-    "the parameters.",
+    "the parameters, also if its last forward pass raised.",
     source="pytorch#63752",
     rests_on="ddp/average",
 )
@@ -151,6 +151,13 @@ def test_another_memory_format(ranks: Ranks, options: Options, set_to_none: bool
 @every_option
 def test_a_wrapper_is_let_go(ranks: Ranks, options: Options) -> None:
     for rank, left in enumerate(ranks.run(let_go, options)):
+        assert_that(not left, f"still there: {', '.join(left)}", rank)
+
+
+@covers("ddp/freed-with-its-user")
+@world_sizes(1)
+def test_a_wrapper_whose_forward_raised_is_let_go(ranks: Ranks) -> None:
+    for rank, left in enumerate(ranks.run(let_go, {}, False, True)):
         assert_that(not left, f"still there: {', '.join(left)}", rank)
 
 

@@ -48,3 +48,19 @@ class ForgetsWhatAStaticGraphUses(DDPMutant):
         return reset
 
     patched = swap(Reducer, "_reset_state", _keeping_the_graph)
+
+
+def _keeping_the_group_of_buffers(right: Any) -> Any:
+    def update(self: Any, group: Any) -> None:
+        before = self.process_group
+        right(self, group)
+        self.process_group = before
+
+    return update
+
+
+@breaks("ddp/update-group/buffers", says="buffer: rank 1 is wrong")
+class BuffersKeepTheirGroup(DDPMutant):
+    """Gradients go over the new group, and buffers over the one before."""
+
+    patched = swap(WrapperControls, "_update_process_group", _keeping_the_group_of_buffers)

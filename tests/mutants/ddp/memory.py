@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from torch import Tensor
@@ -10,7 +11,7 @@ from impl.ddp.buckets.bucket import GradientSlots
 from impl.ddp.iteration import grad_copy
 from impl.ddp.iteration.reduction import BucketReduction
 from impl.ddp.wrapper.api import DistributedDataParallel
-from tests.mutants.ddp.kit import DDPMutant, afterwards, beforehand, instead, together
+from tests.mutants.ddp.kit import DDPMutant, afterwards, beforehand, instead, swap, together
 from tests.mutants.kit import breaks
 
 _kept: list[Any] = []
@@ -52,6 +53,21 @@ class KeepsParametersWhereTheyWere(DDPMutant):
         afterwards(DistributedDataParallel, "__init__", _note),
         beforehand(DistributedDataParallel, "_pre_forward", _put_back),
     )
+
+
+def _keeping_what_raised(right: Any) -> Any:
+    def end(self: Any, outer: Any) -> None:
+        if sys.exc_info()[0] is None:
+            right(self, outer)
+
+    return end
+
+
+@breaks("ddp/freed-with-its-user", says="still there: the wrapper")
+class IsInAForwardThatRaised(DDPMutant):
+    """After a forward pass that raised, the wrapper goes on counting as the one that runs."""
+
+    patched = swap(DistributedDataParallel, "_end_forward", _keeping_what_raised)
 
 
 @breaks("ddp/freed-with-its-user", says="still there: the wrapper")
