@@ -12,7 +12,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import distributed as torch_ddp
 
-from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_that, world_sizes
+from conformance import (
+    Chapter,
+    Me,
+    Ranks,
+    assert_each_rank,
+    assert_same_on_all_ranks,
+    assert_that,
+    world_sizes,
+)
 from conformance.harness.traces import record
 from conformance.spec.ddp.models import WIDTH, Branching, Perceptron, Recipe, loss_of, normal
 from conformance.spec.ddp.observing import unannotated
@@ -539,3 +547,42 @@ def test_nobody_who_is_left_uses_it(ranks: Ranks) -> None:
     got = ranks.run_each(unused_under_join, [(uses[:2],), (uses,)])
     wanted = [[k in used for k in range(3)] for used in uses]
     assert_that(got[1] == wanted, f"which have a gradient: {got[1]}, want {wanted}", 1)
+
+
+def train_embedding(me: Me, steps: int) -> list[Tensor]:
+    """Sparse gradients, made dense; step i of rank r uses row r + i."""
+    module = nn.Embedding(5, 2, sparse=True).double().to(me.device)
+    model = me.ddp(module)
+    seen = []
+    with model.join():
+        for i in range(steps):
+            model.zero_grad()
+            model(torch.tensor([me.rank + i], device=me.device)).sum().backward()
+            assert module.weight.grad is not None
+            seen.append(module.weight.grad.to_dense().clone())
+    return seen
+
+
+@chapter.should(
+    "ddp/join/sparse",
+    "A joined rank contributes nothing to the sparse gradients of the others.",
+    source=f"derived; {DOCS}, join; torch 2.13 raises",
+    needs="feature:sparse",
+    rests_on=("ddp/join/uneven-inputs", "ddp/sparse/average"),
+)
+@world_sizes(3)
+def test_sparse_gradients_of_those_who_are_left(ranks: Ranks) -> None:
+    lengths = [1, 3, 2]
+    got = ranks.run_each(train_embedding, [(n,) for n in lengths])
+    for i in range(3):
+        left = [rank for rank in range(3) if i < lengths[rank]]
+        want = torch.zeros(5, 2, dtype=torch.float64)
+        for rank in left:
+            want[rank + i] = 1 / 3
+        assert_each_rank(
+            [got[rank][i] for rank in left],
+            [want] * len(left),
+            within_ulps=2,
+            what=f"gradient of step {i + 1}",
+            ranks=left,
+        )

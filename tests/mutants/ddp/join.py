@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from impl.ddp.iteration.reducer import Reducer
@@ -196,3 +197,22 @@ class DividesAsTheFirstJoinDid(DDPMutant):
         return join
 
     patched = swap(DistributedDataParallel, "join", _join)
+
+
+def _with_a_row(right: Any) -> Any:
+    def zeros(self: Any, bucket: Any, bucket_count: int) -> Any:
+        made = right(self, bucket, bucket_count)
+        if bucket.sparse:
+            (param,) = bucket.params
+            row, ones = torch.zeros(1, 1, dtype=torch.int64), torch.ones_like(param[:1])
+            made.set_buffer(torch.sparse_coo_tensor(row, ones, param.shape, check_invariants=False))
+        return made
+
+    return zeros
+
+
+@breaks("ddp/join/sparse", says="gradient of step 2: rank 1 is wrong")
+class JoinedRanksHaveASparseGradient(DDPMutant):
+    """A joined rank contributes a row of ones."""
+
+    patched = swap(BucketReduction, "zero_bucket", _with_a_row)
