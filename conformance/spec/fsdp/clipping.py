@@ -137,6 +137,44 @@ def test_norms_where_a_rank_has_no_gradients(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(norms_without_gradients), [5.0, 1.0, 2.0], what="norms")
 
 
+class HalfIgnored(nn.Module):
+    """Two parameters with the same gradient, of which FSDP is to ignore one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sharded = nn.Parameter(torch.ones(4))
+        self.ignored = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.sharded * x + self.ignored * x).sum()
+
+
+def norms_with_ignored(me: Me, orig: bool) -> list[float]:
+    """Norms infinity, 1 and 2 of eight gradients of 3; then an ignored one, clipped to 1 / 4."""
+    module = HalfIgnored().to(me.device)
+    model = wrap(me, module, ignored_states=[module.ignored], use_orig_params=orig)
+    model(torch.full((4,), 3.0, device=me.device)).backward()
+    found = [model.clip_grad_norm_(1e9, kind).item() for kind in (float("inf"), 1.0)]
+    found.append(model.clip_grad_norm_(72**0.5 / 4).item())
+    assert module.ignored.grad is not None
+    return [round(norm, 4) for norm in (*found, module.ignored.grad[0].item())]
+
+
+@chapter.must(
+    "fsdp/norm-of-ignored",
+    "The gradient of a parameter that FSDP ignores counts once in the norm, however many ranks "
+    "there are, and is scaled down like the others.",
+    source="torch 2.13, clip_grad_norm_: nonsharded_params",
+    rests_on="fsdp/norm",
+)
+@world_sizes(3)
+@both_kinds
+def test_norms_with_an_ignored_parameter(ranks: Ranks, orig: bool) -> None:
+    want = [3.0, 24.0, round(72**0.5, 4), 0.75]
+    got = ranks.run(norms_with_ignored, orig)
+    assert_same_on_all_ranks(got, want, what="norms, and a clipped gradient")
+
+
 def clip_inner(me: Me) -> None:
     inner_unit(me).clip_grad_norm_(1.0)
 

@@ -105,7 +105,7 @@ def train_with_hook(me: Me, recipe: Recipe) -> dict[str, Tensor]:
     "With torch's default hooks, which average, training is the same as without a hook.",
     source="torch 2.13, torch.distributed.algorithms._comm_hooks.default_hooks",
 )
-@world_sizes(2)
+@world_sizes(3)
 @both_kinds
 def test_the_default_hooks(ranks: Ranks, orig: bool) -> None:
     for strategy in STRATEGIES:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import ShardingStrategy
 
 from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, world_sizes
-from conformance.spec.fsdp.custom import inputs, linear
-from conformance.spec.fsdp.small_models import branches
+from conformance.spec.fsdp.custom import inputs, linear, train_custom, train_custom_whole
+from conformance.spec.fsdp.small_models import branches, one_pass
+from conformance.spec.fsdp.small_models import two_layers as two_units
 from conformance.spec.fsdp.training_runs import (
     CPU,
     HYBRIDS,
@@ -89,6 +90,61 @@ def test_accumulating_in_replicas(ranks: Ranks, no_sync: bool) -> None:
     for strategy in HYBRIDS:
         recipe = Recipe(strategy=strategy, micro_batches=2, no_sync=no_sync, steps=2)
         check_runs(ranks.run(train_in_halves, recipe), train_whole(recipe, 4))
+
+
+def middle_one_waits(
+    model: Any, rank: int, step: int, device: torch.device, scale: float
+) -> list[Tensor]:
+    """Three passes, of which the second one is under no_sync if the model has that."""
+    waits = getattr(model, "no_sync", contextlib.nullcontext)
+    losses = []
+    for i, context in enumerate((contextlib.nullcontext, waits, contextlib.nullcontext)):
+        with context():
+            losses += one_pass(model, rank, 3 * step + i, device, scale)
+    return losses
+
+
+@chapter.must(
+    "fsdp/no-sync-after-a-reduction",
+    "A backward under no_sync keeps the gradients that an earlier synchronized one has reduced: "
+    "after the next synchronized one, those of all three add up to the mean over all ranks.",
+    source=f"derived; {DOCS}, no_sync: it accumulates",
+    rests_on=("fsdp/no-sync", "fsdp/no-sync-original-parameters"),
+)
+@world_sizes(2)
+@both_kinds
+def test_no_sync_after_a_reduction(ranks: Ranks, orig: bool) -> None:
+    want = train_custom_whole(two_units, middle_one_waits, ranks.world_size)
+    for strategy in STRATEGIES:
+        check_runs(ranks.run(train_custom, two_units, middle_one_waits, strategy, orig), want)
+
+
+def looked_at_while_waiting(
+    model: Any, rank: int, step: int, device: torch.device, scale: float
+) -> list[Tensor]:
+    """Two passes, of which the first one is under no_sync; full parameters between them."""
+    is_sharded = hasattr(model, "no_sync")
+    with model.no_sync() if is_sharded else contextlib.nullcontext():
+        losses = one_pass(model, rank, 2 * step, device, scale)
+    if is_sharded:
+        full_parameters(model)
+    return losses + one_pass(model, rank, 2 * step + 1, device, scale)
+
+
+@chapter.must(
+    "fsdp/no-sync-and-full-parameters",
+    "summon_full_params leaves the gradients that were accumulated under no_sync: after the next "
+    "synchronized backward they are in the mean over all ranks.",
+    source=f"derived; {DOCS}, no_sync and summon_full_params",
+    rests_on=("fsdp/no-sync", "fsdp/no-sync-original-parameters"),
+)
+@world_sizes(2)
+@both_kinds
+def test_full_parameters_between_accumulating_passes(ranks: Ranks, orig: bool) -> None:
+    want = train_custom_whole(two_units, looked_at_while_waiting, ranks.world_size)
+    for strategy in STRATEGIES:
+        got = ranks.run(train_custom, two_units, looked_at_while_waiting, strategy, orig)
+        check_runs(got, want)
 
 
 def accumulate_then_leave_out(me: Me, orig: bool) -> dict[str, Tensor]:

@@ -89,3 +89,18 @@ class KnowsThreeNorms(Swapped):
     """Any norm but the maximum and the sum is the Euclidean one."""
 
     swaps = ((api, "clip_grad_norm", _two_for_three),)
+
+
+def _take_all_as_sharded(right: Any) -> Any:
+    def wrong(state: Any) -> Any:
+        params = right(state)
+        return grad_norm._Parameters(params.sharded + params.replicated)
+
+    return wrong
+
+
+@breaks("fsdp/norm-of-ignored", says="norms, and a clipped gradient: rank 0 is wrong")
+class NormCountsIgnoredParametersOncePerRank(Swapped):
+    """What every rank has in full is summed over the ranks like shards."""
+
+    swaps = ((grad_norm, "_collect", _take_all_as_sharded),)

@@ -31,3 +31,19 @@ def _averaged_again(right: Any) -> Any:
 @breaks("fsdp/default-hooks", says="is wrong")
 class AveragesWhatAHookHasAveraged(Swapped):
     swaps = ((reduction, "_finish", _averaged_again),)
+
+
+def _halved_first(right: Any) -> Any:
+    def wrong(state: Any, handle: Any, computed: torch.Tensor) -> None:
+        if state.comm_hook is not None:
+            computed = computed * (handle.world_size / 2)
+        right(state, handle, computed)
+
+    return wrong
+
+
+@breaks("fsdp/default-hooks", says="is wrong")
+class AHookAveragesOverTwoRanks(Swapped):
+    """What a hook averages over all ranks is right for two ranks alone."""
+
+    swaps = ((reduction, "_reduce_scatter", _halved_first),)

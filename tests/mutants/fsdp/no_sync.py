@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from impl.fsdp.flat_param import gradients
 from impl.fsdp.phases import GradientEvent
-from impl.fsdp.step import backward, reduction
+from impl.fsdp.step import backward, reduction, unshard_params
 from tests.mutants.fsdp.kit import Swapped, always, nothing
 from tests.mutants.kit import breaks
 
@@ -41,6 +43,39 @@ class NoSyncHidesWhatItKeeps(Swapped):
         (gradients, "show_unsharded_grads", nothing),
         (gradients, "show_grads", nothing),
     )
+
+
+def _forgetting_what_is_put_aside(right: Any) -> Any:
+    def wrong(handle: Any) -> None:
+        handle.saved_grad_shard = None
+        right(handle)
+
+    return wrong
+
+
+@breaks("fsdp/no-sync-after-a-reduction", says="is wrong")
+class NoSyncForgetsWhatIsReduced(Swapped):
+    """A backward under no_sync drops the gradients that were reduced before it."""
+
+    swaps = ((gradients, "show_kept_grads", _forgetting_what_is_put_aside),)
+
+
+def _dropping_what_is_kept(right: Any) -> Any:
+    @contextlib.contextmanager
+    def wrong(state: Any, options: Any) -> Iterator[None]:
+        if state.handle is not None and gradients.has_unsharded_grad(state.handle):
+            gradients.drop(state.handle)
+        with right(state, options):
+            yield
+
+    return wrong
+
+
+@breaks("fsdp/no-sync-and-full-parameters", says="is wrong")
+class ShowingParametersDropsGradients(Swapped):
+    """Gradients that no_sync keeps are dropped when full parameters are shown."""
+
+    swaps = ((unshard_params, "unsharded", _dropping_what_is_kept),)
 
 
 def _first_of_own_node(right: Any, state: Any, handle: Any, shard: torch.Tensor) -> None:
