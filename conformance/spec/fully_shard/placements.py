@@ -19,6 +19,7 @@ from conformance.spec.fully_shard.recipes import (
     Recipe,
     check_shards,
     check_training,
+    everywhere,
     local,
     mesh_of,
     mesh_over,
@@ -167,12 +168,35 @@ def added_later(me: Me) -> list[str]:
             NET.loss(model, me.rank, number, me.device).backward()
             seen.append(len(groups[0].take()))
         found = unlike("all-reduces", seen, [0, 0, 1])
-        want = mean_gradients(me.world_size, (0, 1, 2))
-        for name, param in model.named_parameters():
-            part = part_of(want[name], 2, me.rank % 2)
-            if not torch.allclose(local(param.grad).cpu(), part, rtol=1e-7, atol=1e-10):
-                found.append(f"gradient of {name} is not the mean of all backwards")
-        return found[:1]
+        return found or unlike_mean(me, model, 1.0, numbers=(0, 1, 2))
+
+
+def unlike_mean(
+    me: Me, model: Any, factor: float, plus: float = 0.0, numbers: tuple[int, ...] = (0,)
+) -> list[str]:
+    """This rank's parts of gradients, in two replicas, are these times the mean ones, and more."""
+    want = mean_gradients(me.world_size, numbers)
+    for name, param in model.named_parameters():
+        part = factor * part_of(want[name], 2, me.rank % 2) + plus
+        if not torch.allclose(local(param.grad).cpu(), part, rtol=1e-7, atol=1e-10):
+            return [f"gradient of {name} is not {factor} times the mean of all ranks, plus {plus}"]
+    return []
+
+
+def divided_by_eight(me: Me) -> list[str]:
+    model = sharded(me, Recipe(replicas=2))
+    everywhere(model, "set_gradient_divide_factor", 8.0)
+    NET.loss(model, me.rank, 0, me.device).backward()
+    return unlike_mean(me, model, me.world_size / 8)
+
+
+def hooked_after_the_sum(me: Me) -> list[str]:
+    """What a hook adds before the sum over replicas would be added twice."""
+    model = sharded(me, Recipe(replicas=2))
+    everywhere(model, "set_gradient_divide_factor", 1.0)
+    everywhere(model, "set_all_reduce_hook", lambda reduced: reduced.add_(1))
+    NET.loss(model, me.rank, 0, me.device).backward()
+    return unlike_mean(me, model, me.world_size, plus=1.0)
 
 
 def added_above(me: Me) -> list[str]:
@@ -228,6 +252,27 @@ OVER_REPLICAS = rows(
             needs=REPLICAS,
         ),
         added_above,
+    ),
+    (
+        chapter.must(
+            "fully_shard/divide-factor-over-replicas",
+            "Over a mesh of replicas, set_gradient_divide_factor sets by what the sum over all "
+            "ranks is divided.",
+            source="torch 2.13, _get_gradient_divide_factors",
+            needs=REPLICAS,
+        ),
+        divided_by_eight,
+    ),
+    (
+        chapter.must(
+            "fully_shard/hook-over-replicas",
+            "Over a mesh of replicas, the hook of set_all_reduce_hook gets gradients that are "
+            "added up over the replicas.",
+            source="torch 2.13, foreach_reduce",
+            needs=REPLICAS,
+            rests_on="fully_shard/divide-factor-over-replicas",
+        ),
+        hooked_after_the_sum,
     ),
 )
 

@@ -47,12 +47,19 @@ def mean_gradients(world_size: int, numbers: tuple[int, ...] = (0,)) -> dict[str
     return {name: p.grad for name, p in bare.named_parameters() if p.grad is not None}
 
 
-def scaled(me: Me, model: Any, factor: float, numbers: tuple[int, ...] = (0,)) -> list[str]:
-    """This rank's parts of gradients are these times the mean ones."""
+def scaled(
+    me: Me,
+    model: Any,
+    factor: float,
+    numbers: tuple[int, ...] = (0,),
+    in_blocks: float | None = None,
+) -> list[str]:
+    """This rank's parts of gradients are these times the mean ones; in_blocks: in the blocks."""
     found = []
     got = gradients_of(model)
     for name, whole in mean_gradients(me.world_size, numbers).items():
-        want = factor * part_of(whole, me.world_size, me.rank)
+        times = factor if in_blocks is None or "blocks" not in name else in_blocks
+        want = times * part_of(whole, me.world_size, me.rank)
         mine = got[name]
         if mine is None or not torch.allclose(mine.cpu(), want, rtol=1e-7, atol=1e-10):
             found.append(f"gradient of {name}: got {mine}, want {want}")
@@ -79,6 +86,15 @@ def reduces_the_sum(me: Me) -> list[str]:
     for number in (0, 1, 2):
         model.set_requires_gradient_sync(number == 2)
         backward(me, model, number)
+    return scaled(me, model, 1.0, (0, 1, 2))
+
+
+def saved_between(me: Me) -> list[str]:
+    model = sharded(me, Recipe())
+    for number in (0, 1, 2):
+        model.set_requires_gradient_sync(number == 2)
+        backward(me, model, number)
+        model.state_dict()
     return scaled(me, model, 1.0, (0, 1, 2))
 
 
@@ -120,6 +136,13 @@ def divided_by_three(me: Me) -> list[str]:
     for number in (0, 1):
         backward(me, model, number)
     return scaled(me, model, me.world_size / 3, (0, 1))
+
+
+def divided_in_the_root_alone(me: Me) -> list[str]:
+    model = sharded(me, Recipe())
+    model.set_gradient_divide_factor(1.0)
+    backward(me, model)
+    return scaled(me, model, float(me.world_size), in_blocks=1.0)
 
 
 def by_sums_alone(me: Me) -> list[str]:
@@ -291,6 +314,15 @@ SETTINGS = rows(
     ),
     (
         chapter.must(
+            "fully_shard/state-dict-between-backwards",
+            "A state dict that is taken while gradients accumulate does not change them.",
+            source="derived; torch 2.13 docs, FSDPModule, set_requires_gradient_sync",
+            rests_on="fully_shard/sum-of-backwards",
+        ),
+        saved_between,
+    ),
+    (
+        chapter.must(
             "fully_shard/no-sync-of-one-unit",
             "With recurse=False, set_requires_gradient_sync is about the module's own unit alone.",
         ),
@@ -318,6 +350,15 @@ SETTINGS = rows(
             "set_gradient_divide_factor sets by what the sum of gradients is divided.",
         ),
         divided_by_three,
+    ),
+    (
+        chapter.must(
+            "fully_shard/divide-factor-of-one-unit",
+            "set_gradient_divide_factor is about the module's own unit alone.",
+            source="torch 2.13, FSDPModule.set_gradient_divide_factor",
+            rests_on="fully_shard/divide-factor",
+        ),
+        divided_in_the_root_alone,
     ),
     (
         chapter.must(

@@ -194,12 +194,26 @@ def from_meta(me: Me) -> list[str]:
 
 
 def converted(me: Me) -> list[str]:
+    """Once before the first forward, and once after a backward."""
     model = sharded(me, Recipe(), NET.make(device=me.device).float())
     model.double()
+    found = unlike("whole weight", whole_weight(model), weight_of(NET.make().float().double()))
+    NET.loss(model, me.rank, 0, me.device).backward()
+    model.bfloat16().double()
+    want = weight_of(NET.make().float().bfloat16().double())
+    return found + unlike("whole weight, converted later", whole_weight(model), want)
+
+
+def whole_weight(model: Any) -> Tensor:
     model.blocks[0].unshard()
-    got = model.blocks[0].up.weight.detach().cpu().clone()
-    want = NET.make().float().double().get_parameter("blocks.0.up.weight").detach()
-    return unlike("whole weight", got, want)
+    weight = weight_of(model).clone()
+    model.blocks[0].reshard()
+    return weight
+
+
+def weight_of(model: Any) -> Tensor:
+    weight: Tensor = model.get_parameter("blocks.0.up.weight").detach().cpu()
+    return weight
 
 
 STATES = rows(
@@ -306,7 +320,7 @@ STATES = rows(
         chapter.must(
             "fully_shard/converted",
             "Shards that a conversion of the module, such as double(), has changed are gathered as "
-            "they are then.",
+            "they are then, also if the module was converted after a backward.",
             source="torch 2.13, FSDPModule._apply",
         ),
         converted,

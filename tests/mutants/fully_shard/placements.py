@@ -148,3 +148,37 @@ class ReducesTheUnitBeforeAlone(Swapped):
     """A unit's gradients are lost unless the last unit that reduced was itself."""
 
     swaps = ((Unit, "end_backward", _the_first_ones),)
+
+
+def _averaging_over_replicas(right: Any) -> Any:
+    def wrong(division: Any, dtype: Any, factor: Any, only_sums: bool) -> Any:
+        ignored = division.replica_group is not None
+        return right(division, dtype, None if ignored else factor, only_sums)
+
+    return wrong
+
+
+@breaks("fully_shard/divide-factor-over-replicas", says="gradient of .* is not 0.5 times the mean")
+class IgnoresTheFactorOverReplicas(Swapped):
+    """Where there are replicas, the sum is always divided by the number of ranks."""
+
+    swaps = ((collectives, "averaging", _averaging_over_replicas),)
+
+
+def _hooking_first(right: Any) -> Any:
+    def wrong(self: Any, parameters: Any, row: Any, how: Any) -> None:
+        hook, self.all_reduce_hook = self.all_reduce_hook, None
+        if hook is not None:
+            self._device.flush()
+            hook(row)
+        right(self, parameters, row, how)
+        self.all_reduce_hook = hook
+
+    return wrong
+
+
+@breaks("fully_shard/hook-over-replicas", says=r"is not 4 times the mean of all ranks, plus 1\.0")
+class RunsHooksBeforeTheSumOverReplicas(Swapped):
+    """A hook gets the gradients of one replica."""
+
+    swaps = ((Unit, "_finish", _hooking_first),)

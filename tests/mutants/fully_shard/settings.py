@@ -9,7 +9,7 @@ from impl.fully_shard.module import FSDPModule
 from impl.fully_shard.parameter import ShardedParameter
 from impl.fully_shard.unit import Unit
 from tests.mutants.fsdp.kit import Swapped, nothing
-from tests.mutants.fully_shard.kit import everywhere, then
+from tests.mutants.fully_shard.kit import everywhere, first, then
 from tests.mutants.kit import breaks
 
 
@@ -27,6 +27,18 @@ class LosesWhatItDoesNotReduce(Swapped):
     """Gradients of backwards that are not synchronized are gone."""
 
     swaps = ((Unit, "end_backward", then(_lose)),)
+
+
+def _forget(unit: Any, *_: Any) -> None:
+    for parameter in unit.parameters:
+        parameter.forget_gradient()
+
+
+@breaks("fully_shard/state-dict-between-backwards", says="gradient of")
+class StateDictsDropGradients(Swapped):
+    """A state dict drops what has not been reduced."""
+
+    swaps = ((Unit, "_before_state_dict", first(_forget)),)
 
 
 @breaks("fully_shard/no-sync-of-one-unit", says="reductions of the two blocks")
@@ -80,6 +92,19 @@ class FreesBetweenBackwards(Swapped):
     """set_reshard_after_backward has no effect."""
 
     swaps = ((FSDPModule, "set_reshard_after_backward", nothing),)
+
+
+@breaks("fully_shard/divide-factor-of-one-unit", says=r"gradient of blocks\.")
+class DividesInAllUnitsBelow(Swapped):
+    """set_gradient_divide_factor is about all units below the module, too."""
+
+    swaps = (
+        (
+            FSDPModule,
+            "set_gradient_divide_factor",
+            lambda _: lambda self, factor: self._set(True, divisor=factor),
+        ),
+    )
 
 
 @breaks("fully_shard/divide-factor", says="gradient of")

@@ -92,6 +92,21 @@ class KeepsTheTensorsOfConstruction(Swapped):
     swaps = ((ShardedParameter, "adopt_changes", nothing),)
 
 
+def _until_prepared(right: Any) -> Any:
+    def adopt(self: Any) -> None:
+        if self.unsharded is None:
+            right(self)
+
+    return adopt
+
+
+@breaks("fully_shard/converted", says="whole weight, converted later")
+class IsConvertedBeforeItsFirstUseAlone(Swapped):
+    """A conversion of parameters that have been gathered before is not seen."""
+
+    swaps = ((ShardedParameter, "adopt_changes", _until_prepared),)
+
+
 def _rolled(_: Any, root: Any, *args: Any) -> None:
     def roll(module: Any, state: Any, *_: Any) -> None:
         for name, value in state.items():
