@@ -107,6 +107,36 @@ def test_an_average_goes_on_from_a_state(ranks: Ranks) -> None:
     assert_near(got, [mean, mean], "running_mean")
 
 
+def average_without_gradients(me: Me, xs: list[Tensor]) -> Tensor:
+    """running_mean of a layer in training mode after batches under torch.no_grad."""
+    layer = Layer(momentum=None, dtype="float64").make(me)
+    with torch.no_grad():
+        for x in xs:
+            layer(x.to(me.device))
+    mean = layer.running_mean
+    assert isinstance(mean, Tensor)
+    return mean
+
+
+@chapter.must(
+    "sync_batchnorm/statistics-without-gradients",
+    "In training mode, batches under torch.no_grad count in the running statistics like others.",
+    source="torch docs, torch.optim.swa_utils.update_bn, which takes new statistics so",
+    rests_on="sync_batchnorm/cumulative-average",
+)
+@world_sizes(3)
+def test_batches_without_gradients_count(ranks: Ranks) -> None:
+    steps = [batches([3, 2, 1], (2,), "float64", seed=i, mean=5 * i) for i in range(2)]
+    got = ranks.run_each(
+        average_without_gradients, [([xs[r] for xs in steps],) for r in range(ranks.world_size)]
+    )
+    running = Running.fresh(2)
+    for xs in steps:
+        running = running.after(whole_batch(xs, xs).moments, None, torch.float64)
+    mean, _ = running.near(torch.float64)
+    assert_near(got, [mean] * ranks.world_size, "running_mean")
+
+
 def hold_buffers(me: Me, x: Tensor) -> list[str]:
     """Buffers of which a state dict that was taken before shows nothing of two batches."""
     layer = Layer().make(me)

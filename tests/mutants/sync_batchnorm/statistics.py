@@ -33,6 +33,14 @@ class CountsItsOwnBatch(ExchangeMutant):
     exchange = _OwnCount
 
 
+@breaks("sync_batchnorm/statistics-without-gradients", says="running_mean: rank 0 is wrong")
+class TakesNoGradForEval(LayerMutant, SyncBatchNorm):
+    """Batches under torch.no_grad do not change the running statistics."""
+
+    def _count_batch(self) -> float:
+        return super()._count_batch() if torch.is_grad_enabled() else 0.0
+
+
 @breaks("sync_batchnorm/options-changed", says=r"running_mean: rank 0 is wrong")
 class KeepsItsFirstMomentum(LayerMutant, SyncBatchNorm):
     """A momentum that is set later is ignored."""
