@@ -16,6 +16,7 @@ from conformance import (
     Chapter,
     Me,
     Ranks,
+    assert_same_on_all_ranks,
     covers,
     world_sizes,
 )
@@ -159,3 +160,27 @@ def test_shards_on_a_mesh_of_two_dimensions(ranks: Ranks, orig: bool) -> None:
 def test_shards_of_replicas(ranks: Ranks, orig: bool) -> None:
     for strategy in HYBRIDS:
         check_resumed(ranks, adam(orig=orig, strategy=strategy), 2, hybrid=True)
+
+
+def sharded_keys(me: Me, recipe: Recipe) -> tuple[list[str], list[str]]:
+    """Keys of a sharded state dict, and those that the model misses when it loads it."""
+    model = recipe.wrapped(me)
+    with type(model).state_dict_type(model, SHARDED):
+        state = model.state_dict()
+        keys = sorted(state)
+        return keys, model.load_state_dict(state, strict=False).missing_keys
+
+
+@chapter.must(
+    "fsdp/tied-sharded-state-dict",
+    "Both names of a tied weight are in a sharded state dict, which can be loaded.",
+    source="the bare module's state dict",
+    rests_on="fsdp/tied-state-dict",
+)
+@world_sizes(2)
+@both_kinds
+def test_names_of_tied_weights(ranks: Ranks, orig: bool) -> None:
+    recipe = Recipe(net=Net(tied=True, blocks=1), orig=orig)
+    want = sorted(recipe.net.make().state_dict())
+    got = ranks.run(sharded_keys, recipe)
+    assert_same_on_all_ranks(got, (want, []), what="keys, and missing ones")

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from impl.fsdp.checkpoint import optim_save, sharded_values
+from impl.fsdp.checkpoint import optim_save, sharded_values, state_dict
 from tests.mutants.fsdp.kit import Swapped
 from tests.mutants.kit import breaks
 
@@ -59,3 +59,17 @@ def _gathered_and_rolled(right: Any) -> Any:
 @breaks("fsdp/full-optimizer-state-hybrid", says="is wrong")
 class OptimizerStateOfReplicasIsShifted(Swapped):
     swaps = ((optim_save, "_gather", _gathered_and_rolled),)
+
+
+def _under_the_first_name(right: Any) -> Any:
+    def wrong(state: Any, handle: Any, entries: Any, prefix: str) -> None:
+        right(state, handle, entries, prefix)
+        for tied in handle.metadata.shared:
+            entries.pop(f"{prefix}{tied.module_name}.{tied.name}")
+
+    return wrong
+
+
+@breaks("fsdp/tied-sharded-state-dict", says="keys, and missing ones: rank 0 is wrong")
+class TiedShardsAreSavedUnderOneName(Swapped):
+    swaps = ((state_dict, "_save_sharded", _under_the_first_name),)
