@@ -272,6 +272,29 @@ def test_the_same_members_make_several_groups(ranks: Ranks) -> None:
     assert_each_rank(got, want)
 
 
+def make_destroy_and_make_again(me: Me) -> list[Tensor]:
+    """The sums in a group of this rank alone that is made three times."""
+    sums = []
+    for _ in range(3):
+        group = dist.new_group([me.rank], use_local_synchronization=True)
+        sums.append(sum_marks(me, group))
+        dist.destroy_process_group(group)
+    return sums
+
+
+@chapter.must(
+    "new_group/local-synchronization-again",
+    "A group of one rank that was made with use_local_synchronization and destroyed can be made "
+    "again.",
+    source="torch 2.13 docs, new_group and destroy_process_group",
+    rests_on="new_group/local-synchronization",
+)
+@world_sizes(2)
+def test_a_destroyed_group_is_made_again(ranks: Ranks) -> None:
+    want = [[sum_of_marks([rank])] * 3 for rank in range(ranks.world_size)]
+    assert_each_rank(ranks.run(make_destroy_and_make_again), want)
+
+
 def names_of_groups(me: Me, memberships: list[list[int]]) -> list[str | None]:
     """The name of the default group, and of each new one that this rank is in."""
     groups = [dist.new_group(members) for members in memberships]

@@ -63,6 +63,31 @@ def test_unequal_parts_are_refused(ranks: Ranks) -> None:
     ranks.run(divide_badly)
 
 
+def divide_the_last_two(me: Me) -> list[Any]:
+    """For parts of one and of two ranks: the ranks of this one's part, the sum in it, how many."""
+    members = [me.world_size - 2, me.world_size - 1]
+    pair = dist.new_group(members)
+    seen: list[Any] = []
+    for size in (1, 2) if me.rank in members else ():
+        own, parts = dist.new_subgroups(group_size=size, group=pair)
+        ranks = None if own is None else dist.get_process_group_ranks(own)
+        seen.append((ranks, None if own is None else sum_marks(me, own), len(parts)))
+    return seen
+
+
+@chapter.must(
+    "new_subgroups/of-a-group",
+    "With a group, new_subgroups divides its ranks, and not as many ranks of the world.",
+    source="torch 2.13 docs, new_subgroups, argument group",
+    rests_on="new_subgroups/equal-parts",
+)
+@world_sizes(4)
+def test_a_group_is_divided(ranks: Ranks) -> None:
+    pair = ([2, 3], sum_of_marks([2, 3]), 1)
+    want = [[([rank], sum_of_marks([rank]), 2), pair] for rank in (2, 3)]
+    assert_each_rank(ranks.run(divide_the_last_two), [[], [], *want])
+
+
 def enumerate_parts(me: Me, lists: list[list[int]]) -> tuple[Tensor | None, int]:
     own, parts = dist.new_subgroups_by_enumeration(lists)
     return (None if own is None else sum_marks(me, own)), len(parts)

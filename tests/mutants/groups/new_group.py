@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 from typing import Any, ClassVar
+from unittest import mock
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -114,6 +115,14 @@ class NonMembersGetAGroup(Replacing):
         group = right(*args, **how)
         others = None, dist.GroupMember.NON_GROUP_MEMBER
         return dist.group.WORLD if group in others else group
+
+
+@breaks("new_group/local-synchronization-again", says="already registered")
+class KeepsTheNamesOfDestroyedGroups(Replacing):
+    @staticmethod
+    def destroy_process_group(right: Any, group: Any = None) -> None:
+        with mock.patch.object(distributed_c10d, "_unregister_process_group"):
+            right(group)
 
 
 @breaks("new_group/names", says=r"two groups are called alike")

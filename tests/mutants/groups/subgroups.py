@@ -42,6 +42,22 @@ class NewSubgroupsLeaveOutTheRemainder(Replacing):
         return dist.new_subgroups_by_enumeration(lists)
 
 
+@breaks(
+    "new_subgroups/of-a-group",
+    says=r"rank 2 is wrong\nat \[0\]\[0\]: got NoneType",
+)
+class DividesTheFirstRanksOfTheWorld(Replacing):
+    """As many as the group has."""
+
+    @staticmethod
+    def new_subgroups(right: Any, group_size: int = 1, group: Any = None, **how: Any) -> Any:
+        if group is None:
+            return right(group_size, group, **how)
+        firsts = range(0, dist.get_world_size(group), group_size)
+        lists = [list(range(first, first + group_size)) for first in firsts]
+        return dist.new_subgroups_by_enumeration(lists)
+
+
 @breaks("new_subgroups_by_enumeration/parts", says=r"rank 0 is wrong")
 class ReturnsTheLastPart(Replacing):
     """A rank gets the last group that was made, whether or not it is in it."""
