@@ -118,6 +118,17 @@ def several_names(me: Me) -> list[str]:
     return found + unlike("local ranks", places, [me.rank // 2, me.rank % 2] * 2)
 
 
+def names_in_another_order(me: Me) -> list[str]:
+    """Right or refused; never the mesh's own order."""
+    mesh = device_mesh.init_device_mesh(me.device.type, (2, 1, 2), mesh_dim_names=("a", "b", "c"))
+    try:
+        part = mesh["c", "a"]
+    except KeyError:
+        return []
+    seen = part.mesh.tolist(), part.mesh_dim_names
+    return unlike("mesh['c', 'a']", seen, ([[0, 2], [1, 3]], ("c", "a")))
+
+
 def flattened(me: Me) -> list[str]:
     mesh = mesh_of(me)
     flat = mesh._flatten("all")
@@ -174,11 +185,32 @@ def of_groups(me: Me) -> list[str]:
     return unlike("the same groups", same, [True, True])
 
 
+def of_wrong_groups(me: Me) -> list[str]:
+    kind, pair = me.device.type, dist.new_group([0, 1])
+    if me.rank > 1:
+        return []
+
+    def made(groups: Any, ranks: Any) -> Any:
+        return lambda: DeviceMesh.from_group(groups, kind, mesh=ranks, mesh_dim_names=NAMES)
+
+    tried = {
+        "other ranks than the group's": lambda: DeviceMesh.from_group(pair, kind, mesh=[2, 3]),
+        "a tensor of other ranks": lambda: DeviceMesh.from_group(pair, kind, mesh=torch.arange(4)),
+        "one dimension of two groups": made([pair, pair], [0, 1]),
+        "two dimensions of one group": made([pair], [[0, 1]]),
+        "no group": made([], [0]),
+    }
+    seen = {what: raised(call, ValueError) for what, call in tried.items()}
+    return unlike("from_group", seen, dict.fromkeys(tried, "ValueError"))
+
+
 def equal(me: Me) -> list[str]:
     one, other = mesh_of(me), mesh_of(me)
     turned = DeviceMesh(me.device.type, [[0, 2], [1, 3]], mesh_dim_names=NAMES)
-    seen = one == other, hash(one) == hash(other), one == turned
-    return unlike("equal, of one hash, equal to another one", seen, (True, True, False))
+    bare = device_mesh.init_device_mesh(me.device.type, (2, 2))
+    seen = one == other, hash(one) == hash(other), one == turned, one == bare
+    want = True, True, False, False
+    return unlike("equal, of one hash, equal to another one, to one without names", seen, want)
 
 
 def unknown_name(me: Me) -> list[str]:
@@ -301,6 +333,16 @@ FACTS = rows(
     ),
     (
         chapter.must(
+            "device_mesh/names-in-another-order",
+            "Names in another order than the mesh has them give dimensions in their order, or "
+            "raise a KeyError.",
+            source="torch 2.13 docs, DeviceMesh.__getitem__; observed, KeyError",
+            rests_on="device_mesh/several-names",
+        ),
+        names_in_another_order,
+    ),
+    (
+        chapter.must(
             "device_mesh/flattened",
             "A flattened mesh has one dimension and a group of all of the mesh's ranks, and is "
             "found by its name.",
@@ -354,9 +396,18 @@ FACTS = rows(
     ),
     (
         chapter.must(
+            "device_mesh/from-wrong-groups",
+            "from_group raises a ValueError if the ranks are not those of the group, and if there "
+            "are not as many groups as dimensions.",
+            source="torch 2.13 docs, DeviceMesh.from_group",
+        ),
+        of_wrong_groups,
+    ),
+    (
+        chapter.must(
             "device_mesh/equality",
-            "Meshes of the same ranks in the same places are equal and have one hash, and others "
-            "are not.",
+            "Meshes of the same ranks in the same places and of the same names are equal and have "
+            "one hash, and others are not.",
             source="torch 2.13, DeviceMesh.__eq__",
         ),
         equal,

@@ -132,6 +132,46 @@ class EqualsItselfAlone(OfMeshes):
     swaps = ((DeviceMesh, "__eq__", lambda _: lambda self, other: self is other),)
 
 
+def _of_one_shape(right: Any) -> Any:
+    return lambda self, other: right(self, other) or torch.equal(self.mesh, other.mesh)
+
+
+@breaks("device_mesh/equality", says="to one without names: at .3.: got True, want False")
+class EqualsMeshesOfOtherNames(OfMeshes):
+    swaps = ((DeviceMesh, "__eq__", _of_one_shape),)
+
+
+def _in_own_order(right: Any) -> Any:
+    def wrong(self: Any, names: Any) -> Any:
+        if isinstance(names, tuple):
+            names = tuple(sorted(names, key=(self.mesh_dim_names or ()).index))
+        return right(self, names)
+
+    return wrong
+
+
+@breaks("device_mesh/names-in-another-order", says=r"mesh\['c', 'a'\]: ")
+class SortsNames(OfMeshes):
+    """The dimensions stay in the order of the mesh."""
+
+    swaps = ((DeviceMesh, "__getitem__", _in_own_order),)
+
+
+def _unchecked(right: Any) -> Any:
+    def wrong(group: Any, *args: Any, mesh: Any = None, **how: Any) -> Any:
+        try:
+            return right(group, *args, mesh=mesh, **how)
+        except ValueError:
+            return mesh
+
+    return wrong
+
+
+@breaks("device_mesh/from-wrong-groups", says="from_group: .*nothing was raised")
+class TakesAnyGroups(OfMeshes):
+    swaps = ((DeviceMesh, "from_group", lambda right: staticmethod(_unchecked(right))),)
+
+
 def _first_of_all(right: Any) -> Any:
     def wrong(self: Any, names: Any) -> Any:
         return right(self, names) if names in (self.mesh_dim_names or ()) else self
