@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +52,13 @@ def save_later(state: dict[str, Any], folder: object, **how: Any) -> Any:
 
 def values(me: Me, value: float) -> dict[str, Any]:
     x = torch.full((NUMEL,), value, device=me.device)
-    return {f"w{me.rank}": x, "nested": {"list": [value, x[:2]]}, "o": value}
+    nested = {"list": [value, x[:2]]}
+    return {f"w{me.rank}": x, "nested": nested, "o": value, "last": deque([value])}
 
 
 def zeros(me: Me) -> dict[str, Any]:
-    return {f"w{me.rank}": torch.zeros(NUMEL), "nested": {"list": [0.0, torch.zeros(2)]}, "o": 0.0}
+    nested = {"list": [0.0, torch.zeros(2)]}
+    return {f"w{me.rank}": torch.zeros(NUMEL), "nested": nested, "o": 0.0, "last": deque()}
 
 
 def loaded(me: Me, folder: str, value: float) -> list[str]:
@@ -63,12 +66,13 @@ def loaded(me: Me, folder: str, value: float) -> list[str]:
         f"w{me.rank}": torch.full((NUMEL,), value),
         "nested": {"list": [value, torch.full((2,), value)]},
         "o": value,
+        "last": deque([value]),
     }
     return unlike(f"loaded from {Path(folder).name}", load(zeros(me), folder), want)
 
 
 def as_of_the_call(me: Me, folder: str) -> list[str]:
-    """Tensors and containers are changed as soon as the call has returned."""
+    """Tensors, containers and objects are changed as soon as the call has returned."""
     state = values(me, 1.0)
     future = save_later(state, folder)
     if future is None:
@@ -76,6 +80,7 @@ def as_of_the_call(me: Me, folder: str) -> list[str]:
     state[f"w{me.rank}"].fill_(7.0)
     state["nested"]["list"][0] = 7.0
     state["o"] = 7.0
+    state["last"].append(7.0)
     future.result()
     return loaded(me, folder, 1.0)
 
@@ -128,8 +133,9 @@ def a_rank_fails(me: Me, folder: str) -> list[str]:
         (
             chapter.must(
                 "dcp/async-as-of-the-call",
-                "async_save saves what there is at the call, whatever becomes of tensors and "
-                "containers afterwards; without a backend for the host it is refused.",
+                "async_save saves what there is at the call, whatever becomes of tensors, "
+                "containers and other objects afterwards; without a backend for the host it is "
+                "refused.",
                 rests_on=("dcp/own-keys", "dcp/nested"),
             ),
             as_of_the_call,

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -205,10 +206,28 @@ def gradients_stay(me: Me, folder: str) -> list[str]:
     return found + unlike("w", now.to_local().cpu(), local_of(numbers(UNEVEN), mesh, "0"))
 
 
+def written_by_rank_zero(me: Me, folder: str) -> list[str]:
+    """What all ranks have, by default written by several of them."""
+    state = {f"w{i}": torch.full((3,), float(i)) for i in range(8)}
+    save(state, folder, planner=dcp.DefaultSavePlanner(dedup_save_to_lowest_rank=True))
+    files = [path for path in Path(folder).glob("__*_*.distcp") if path.stat().st_size > 0]
+    return unlike("ranks that wrote", sorted({path.name.split("_")[2] for path in files}), ["0"])
+
+
 @world_sizes(4)
 @pytest.mark.parametrize(
     "fact",
     rows(
+        (
+            chapter.must(
+                "dcp/written-by-the-lowest-rank",
+                "With dedup_save_to_lowest_rank, what several ranks have is written by the lowest "
+                "of them.",
+                source="torch 2.13, DefaultSavePlanner",
+                rests_on="dcp/own-keys",
+            ),
+            written_by_rank_zero,
+        ),
         (
             chapter.must(
                 "dcp/layouts",

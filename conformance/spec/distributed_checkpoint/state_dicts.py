@@ -52,10 +52,10 @@ def in_ddp(me: Me, seed: int = 0) -> Any:
 
 
 def adam(model: Any) -> Any:
-    """Two groups with rates of their own."""
+    """Two groups with rates of their own. Their steps change weights without gradients, too."""
     params = list(model.parameters())
     groups = [{"params": params[:1], "lr": 0.1}, {"params": params[1:], "lr": 0.02}]
-    return torch.optim.Adam(groups, betas=(0.5, 0.75))
+    return torch.optim.AdamW(groups, betas=(0.5, 0.75), weight_decay=0.25)
 
 
 def train(me: Me, model: Any, optimizer: Any, steps: range) -> None:
@@ -124,6 +124,20 @@ def flat(me: Me, folder: str) -> list[str]:
     fresh = adam(other)
     family.set_optimizer_state_dict(other, fresh, got, options=how)
     return found + unlike("states", states_of(fresh), states_of(optimizer))
+
+
+def groups_in_another_order(me: Me, folder: str) -> list[str]:
+    """The state of an optimizer that has the groups the other way round."""
+    model, other = in_ddp(me), in_ddp(me)
+    optimizer, turned = adam(model), adam(other)
+    turned.param_groups.reverse()
+    train(me, model, optimizer, range(1))
+    family.set_optimizer_state_dict(
+        other, turned, family.get_optimizer_state_dict(model, optimizer)
+    )
+    found = unlike("rates", [g["lr"] for g in turned.param_groups], [0.02, 0.1])
+    turned.param_groups.reverse()
+    return found + unlike("states", states_of(turned), states_of(optimizer))
 
 
 def states_of(optimizer: Any) -> list[Any]:
@@ -247,6 +261,15 @@ def another_optimizer(me: Me, folder: str) -> list[str]:
                 rests_on="dcp/state-dict/optimizer-names",
             ),
             flat,
+        ),
+        (
+            chapter.must(
+                "dcp/state-dict/groups-in-another-order",
+                "set_optimizer_state_dict gives a group of parameters the options that these had "
+                "when the state was taken, whichever place the group had.",
+                rests_on="dcp/state-dict/optimizer-names",
+            ),
+            groups_in_another_order,
         ),
         (
             chapter.must(

@@ -223,6 +223,13 @@ def a_rank_fails(me: Me, folder: str) -> list[str]:
     return found + unlike("what is saved next", got, {"a": torch.ones(2)})
 
 
+def both_ranks_fail(me: Me, folder: str) -> list[str]:
+    """Each has something else that cannot be pickled."""
+    mine: Any = (lambda: None) if me.rank else (x for x in [0])
+    said = raised(lambda: save({f"of rank {me.rank}": mine}, folder))
+    return unsaid("saving", said, "(RANK 0)", "(RANK 1)", "generator", "lambda")
+
+
 def subgroup(me: Me, folder: str) -> list[str]:
     """Ranks 1 and 2 of three; the first of them coordinates."""
     group: Any = dist.new_group([1, 2])
@@ -497,6 +504,15 @@ def code_in_a_tensor(me: Me, folder: str) -> list[str]:
                 rests_on="dcp/own-keys",
             ),
             a_rank_fails,
+        ),
+        (
+            chapter.must(
+                "dcp/both-ranks-fail",
+                "If saving fails on several ranks, the exception has the number and the error of "
+                "each.",
+                rests_on="dcp/a-rank-fails",
+            ),
+            both_ranks_fail,
         ),
         (
             chapter.must(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
 
-from tests.mutants.distributed_checkpoint.kit import FunctionMutant
+from tests.mutants.distributed_checkpoint.kit import DCP, FunctionMutant
 from tests.mutants.kit import breaks
+from tests.mutants.replacing import MethodMutant
 
 
 class Later:
@@ -23,6 +25,18 @@ class SavesWhenTheResultIsAskedFor(FunctionMutant):
     @staticmethod
     def async_save(right: Any, state: Any, **how: Any) -> Any:
         return Later(lambda: dcp.save(state, **how))
+
+
+@breaks("dcp/async-as-of-the-call", says=r"at \['last'\]: got 2 values")
+class CopiesTensorsAlone(MethodMutant):
+    """Objects of other types are those of the caller until they are saved."""
+
+    of = f"{DCP}._state_dict_stager:StateDictStager"
+
+    @staticmethod
+    def stage(right: Any, self: Any, state: Any, *args: Any, **how: Any) -> Any:
+        held = {name: value for name, value in state.items() if isinstance(value, deque)}
+        return {**right(self, state, *args, **how), **held}
 
 
 @breaks("dcp/async-one-after-another", says="CheckpointException")

@@ -7,7 +7,12 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Shard
 
-from tests.mutants.distributed_checkpoint.kit import FunctionMutant, clear, dtensors
+from tests.mutants.distributed_checkpoint.kit import (
+    FunctionMutant,
+    SavePlannerMutant,
+    clear,
+    dtensors,
+)
 from tests.mutants.kit import breaks
 from tests.mutants.replacing import methods_replaced
 
@@ -26,6 +31,13 @@ class LoadsSomeZeros(FunctionMutant):
                     clear(value)
 
         return methods_replaced(cls.of, {"load": load})
+
+
+@breaks("dcp/written-by-the-lowest-rank", says=r"ranks that wrote: got 4 values, want 1")
+class SpreadsWhatAllHave(SavePlannerMutant):
+    @staticmethod
+    def __init__(right: Any, self: Any, **how: Any) -> None:
+        right(self, **{**how, "dedup_save_to_lowest_rank": False})
 
 
 @breaks("dcp/layouts", says=r"\(7, 5\) from R to 1")

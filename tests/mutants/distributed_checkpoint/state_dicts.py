@@ -6,6 +6,7 @@ import contextlib
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from tests.mutants.distributed_checkpoint.kit import FamilyMutant, repaired
@@ -69,6 +70,34 @@ class LeavesRatesOfZero(FamilyMutant):
         for group in optimizer.param_groups:
             group["lr"] = 0.0
         return found
+
+
+@breaks("dcp/state-dict/before-the-first-step", says=r"parameters: at \[0\]")
+class StepsAtItsRate(FamilyMutant):
+    """To have states."""
+
+    repaired = staticmethod(repaired)
+
+    @staticmethod
+    def get_optimizer_state_dict(right: Any, model: Any, optimizer: Any, **how: Any) -> Any:
+        if not optimizer.state:
+            for param in model.parameters():
+                param.grad = torch.zeros_like(param)
+            optimizer.step()
+            optimizer.zero_grad()
+            optimizer.state.clear()
+        return right(model, optimizer, **how)
+
+
+@breaks("dcp/state-dict/groups-in-another-order", says=r"rates: at \[0\]: got 0.1, want 0.02")
+class SetsOptionsByPlace(FamilyMutant):
+    @staticmethod
+    def set_optimizer_state_dict(
+        right: Any, model: Any, optimizer: Any, state: Any, **how: Any
+    ) -> None:
+        right(model, optimizer, state, **how)
+        for own, given in zip(optimizer.param_groups, state.get("param_groups", []), strict=False):
+            own["lr"] = given["lr"]
 
 
 @breaks("dcp/state-dict/resumed", says=r"parameters: at \[0\]")

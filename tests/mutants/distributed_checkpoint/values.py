@@ -189,6 +189,17 @@ class BlamesRankZero(FunctionMutant):
             raise CheckpointException("it failed", {0: first}) from None
 
 
+@breaks("dcp/both-ranks-fail", says=r"saving: ")
+class TellsTheFirstFailureAlone(FunctionMutant):
+    @staticmethod
+    def save(right: Any, state: Any, **how: Any) -> Any:
+        try:
+            return right(state, **how)
+        except CheckpointException as error:
+            first = dict([next(iter(error.failures.items()))])
+            raise CheckpointException("it failed", first) from None
+
+
 @breaks("dcp/alone", says="CheckpointException")
 class SavesNothingAlone(FunctionMutant):
     @staticmethod
