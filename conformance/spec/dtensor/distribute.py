@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from conformance import Chapter, Me, Ranks, world_sizes
 from conformance.spec.dtensor.tables import mesh_of, part_of, placed, whole_numbers
 from conformance.spec.facts import Fact, check_fact, rows, unlike
+from conformance.spec.torch_versions import needs_argument
 
 NEEDS = (
     *("op:broadcast", "op:scatter", "op:all_reduce", "reduce_op:sum"),
@@ -188,10 +189,12 @@ def from_even_shards(me: Me) -> list[str]:
 def from_uneven_shards(me: Me) -> list[str]:
     mesh, found = mesh_of(me), []
     for size, dim in (((5, 3), 0), ((2, 7), 1), ((1, 4), 0)):
-        whole = whole_numbers(size, 1)
-        mine = mine_of(whole, mesh, Shard(dim)).to(me.device)
-        got = DTensor.from_local(mine, mesh, [Shard(dim)], shape=whole.shape, stride=whole.stride())
-        found += unlike(f"{size}, {dim}", got.full_tensor().cpu(), whole)
+        for whole in (whole_numbers(size, 1), whole_numbers(size[::-1], 1).t()):
+            mine = mine_of(whole, mesh, Shard(dim)).to(me.device)
+            stride = whole.stride()
+            got = DTensor.from_local(mine, mesh, [Shard(dim)], shape=whole.shape, stride=stride)
+            found += unlike(f"{size}, {dim}: stride", got.stride(), stride)
+            found += unlike(f"{size}, {dim}", got.full_tensor().cpu(), whole)
     return found
 
 
@@ -264,6 +267,29 @@ def local_gradient(me: Me) -> list[str]:
     want = sum(whole_numbers((3, 4), 5 + rank) for rank in range(n))
     grad: Any = leaf.grad
     return unlike("gradient", grad.full_tensor().cpu() + 0, want + 0)
+
+
+def own_gradient(me: Me) -> list[str]:
+    """Of a tensor that is the same on all ranks, whose gradient is to stay a sum's shares."""
+    mine = whole_numbers((3, 4), 1).to(me.device).requires_grad_()
+    as_shares: Any = [Partial()]
+    whole: Any = DTensor.from_local(mine, mesh_of(me), [Replicate()], grad_placements=as_shares)
+    weight = whole_numbers((3, 4), 5 + me.rank)
+    (whole.to_local(grad_placements=as_shares) * weight.to(me.device)).sum().backward()
+    assert mine.grad is not None
+    return unlike("gradient", mine.grad.cpu(), weight)
+
+
+@chapter.must(
+    "dtensor/local/own-gradient",
+    "from_local with grad_placements hands the gradient back in these, and not in those of the "
+    "tensor.",
+    rests_on="dtensor/local/grad-placements",
+)
+@world_sizes(3)
+@needs_argument(DTensor.from_local, "grad_placements")
+def test_own_gradient(ranks: Ranks) -> None:
+    check_fact(ranks, own_gradient)
 
 
 FACTS = rows(

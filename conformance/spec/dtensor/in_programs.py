@@ -93,6 +93,7 @@ def modules(me: Me) -> list[str]:
     """Parts by a function, and what no function distributes is on all ranks."""
     torch.manual_seed(me.rank)
     whole = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)).to(me.device)
+    whole[1].bias.requires_grad_(False)
     for tensor in (*whole.parameters(), *whole.buffers()):
         if tensor.numel() > 1:
             dist.broadcast(tensor.data, 0)
@@ -106,6 +107,7 @@ def modules(me: Me) -> list[str]:
         got: Any = dict([*parts.named_parameters(), *parts.named_buffers()])[name]
         placement = Shard(0) if name.startswith("0") else Replicate()
         found += unlike(f"{name}: placement", got.placements, (placement,))
+        found += unlike(f"{name}: is trained", got.requires_grad, want.requires_grad)
         found += local_unlike(name, got.detach(), want.detach().cpu())
     return found
 
@@ -195,7 +197,7 @@ FACTS = rows(
         chapter.must(
             "dtensor/modules/parameters",
             "distribute_module places parameters as its function does, and replicates all others "
-            "and the buffers.",
+            "and the buffers; those that were frozen stay so.",
         ),
         modules,
     ),

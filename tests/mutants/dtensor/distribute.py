@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
@@ -100,6 +101,15 @@ class DoublesLocalTensors(TensorMutant):
         return right(local * (1 + dist.get_rank()), *args, **how)
 
 
+@breaks("dtensor/local/uneven-shards", says=r"stride: .*got 3, want 1|stride: ")
+class TakesAllTensorsForContiguous(TensorMutant):
+    @staticmethod
+    def from_local(right: Any, local: Any, *args: Any, **how: Any) -> Any:
+        if "stride" in how:
+            how["stride"] = torch.empty(how["shape"], device="meta").stride()
+        return right(local, *args, **how)
+
+
 @breaks("dtensor/local/checked", says="values: ")
 class ChecksNothing(TensorMutant):
     @staticmethod
@@ -126,6 +136,13 @@ class ForgetsGradPlacements(TensorMutant):
     @staticmethod
     def to_local(right: Any, self: Any, **_: Any) -> Any:
         return right(self)
+
+
+@breaks("dtensor/local/own-gradient", says="gradient: ")
+class ForgetsPlacementsOfLocalGradients(TensorMutant):
+    @staticmethod
+    def from_local(right: Any, *args: Any, **how: Any) -> Any:
+        return right(*args, **{**how, "grad_placements": None})
 
 
 @breaks("dtensor/full/shards", says="elements differ")

@@ -62,6 +62,16 @@ class DistributesNoParameters(FrontMutant):
         return right(module, mesh, None, *rest)
 
 
+@breaks("dtensor/modules/parameters", says="1.bias: is trained: got True, want False")
+class ThawsParameters(FrontMutant):
+    @staticmethod
+    def distribute_module(right: Any, *args: Any) -> Any:
+        found = right(*args)
+        for param in found.parameters():
+            param.requires_grad_()
+        return found
+
+
 @breaks("dtensor/modules/inputs-and-outputs", says="output: ")
 class LeavesOutputsAsTheyAre(FrontMutant):
     @staticmethod
