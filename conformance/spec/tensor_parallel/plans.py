@@ -120,9 +120,12 @@ def unmatched(me: Me) -> list[str]:
 
 
 def whole_values(me: Me, plan: Any, **how: Any) -> list[Any]:
-    """Of a model that each rank has filled otherwise, after it came under the plan."""
-    model = filled(me, nn.Sequential(nn.Linear(6, 12)), seed=10 * me.rank)
-    parallel = in_plan(model, line_of(me), plan, **how)
+    """Of a layer in a model of the plan's depth, which each rank has filled otherwise, after it
+    came under the plan."""
+    model: nn.Module = nn.Linear(6, 12)
+    for _ in next(iter(plan)).split("."):
+        model = nn.Sequential(model)
+    parallel = in_plan(filled(me, model, seed=10 * me.rank), line_of(me), plan, **how)
     return [whole_of(param) for param in parallel.parameters()]
 
 
@@ -144,8 +147,11 @@ def of_each_rank(me: Me) -> list[Any]:
 
 
 def own_data(me: Me) -> list[str]:
-    got = whole_values(me, {"0": tp.ColwiseParallel()}, src_data_rank=None)
-    return unlike("parameters", got, of_each_rank(me))
+    found = []
+    for name in ("0", "0.0", "0.*.0"):
+        got = whole_values(me, {name: tp.ColwiseParallel()}, src_data_rank=None)
+        found += unlike(f"parameters of {name}", got, of_each_rank(me))
+    return found
 
 
 def own_data_of_the_whole_model(me: Me) -> list[str]:

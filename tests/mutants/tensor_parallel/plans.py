@@ -76,7 +76,18 @@ class EachRankKeepsItsOwnData(FrontMutant):
         return right(*args, **{"src_data_rank": None, **how})
 
 
-@breaks("tp/own-data", says="parameters: at ")
+@breaks("tp/own-data", says=r"parameters of 0.0: at ")
+class LayersWithinTakeTheFirstRanksData(MethodMutant):
+    """Those that a plan names by more than one part."""
+
+    of = f"{PARALLEL}.api"
+
+    @staticmethod
+    def parallelize_module(right: Any, module: Any, mesh: Any, plan: Any, **how: Any) -> Any:
+        return right(module, mesh, plan, **({} if isinstance(plan, dict) else how))
+
+
+@breaks("tp/own-data", says="parameters of 0: at ")
 class AlwaysTakesTheFirstRanksData(FrontMutant):
     @staticmethod
     def parallelize_module(right: Any, *args: Any, **how: Any) -> Any:
