@@ -234,6 +234,21 @@ def evaluated_without_target(me: Me) -> list[str]:
     return found
 
 
+def refused_in_eval(me: Me) -> list[str]:
+    """Of losses that are no list, on each rank, before anything is sent. Then it trains."""
+    found: list[str] = []
+    for name in (*ONE_STAGE, *LOOPS):
+        line = Pipeline(me, name)
+        line.step(call="eval")  # which also takes metadata
+        inputs = (batch().to(me.device),) if line.first else ()
+        said = refusal(lambda: line.schedule.eval(*inputs, losses=()), TypeError)  # noqa: B023
+        found += [f"{name}: {said}"] if "losses" not in said else []
+        line.step()
+        line.whole_step()
+        found += line.differences()
+    return found
+
+
 class OnceBroken:
     """A loss that raises in its third call: metadata are taken by the first one."""
 
@@ -405,6 +420,14 @@ def refused(me: Me) -> list[str]:
                 rests_on="pipeline/outputs",
             ),
             evaluated,
+        ),
+        (
+            chapter.must(
+                "pipeline/refused-in-eval",
+                "If eval refuses losses that are no list, the next step trains.",
+                rests_on="pipeline/eval",
+            ),
+            refused_in_eval,
         ),
         (
             chapter.must(

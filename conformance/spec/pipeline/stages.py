@@ -80,25 +80,27 @@ class Columns(nn.Module):
         super().__init__()
         self.weight = filled(nn.Linear(FEATURES, FEATURES, bias=False), stage).weight
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.weight @ x
+    def forward(self, x: Tensor, more: Tensor) -> Tensor:
+        y: Tensor = self.weight @ x + more
         return y
 
 
 def other_dimension(me: Me) -> list[str]:
     found: list[str] = []
     spec = microbatch.TensorChunkSpec(1)
+    how: dict[str, Any] = {
+        "args_chunk_spec": (spec,),
+        "kwargs_chunk_spec": {"more": spec},
+        "output_merge_spec": spec,
+        "loss": weighted,
+    }
     for name in ("GPipe", "Interleaved1F1B"):
-        line = Pipeline(
-            me, name, Columns, args_chunk_spec=(spec,), output_merge_spec=spec, loss=weighted
-        )
+        line = Pipeline(me, name, Columns, **how)
         x, y = batch().t().contiguous(), batch(seed=501)
-        got = line.step(x, y)
-        found += unlike(
-            f"output of {name}", plain(got), plain(line.forward(x)) if line.last else None
-        )
-        line.loss = lambda output, target: (output.t() * target).sum()
-        line.whole_step(x, y)
+        more = batch(seed=7).t().contiguous().to(me.device)
+        got, whole = line.step(x, y, more=more), line.forward(x, more=more)
+        found += unlike(f"output of {name}", plain(got), plain(whole) if line.last else None)
+        line.whole_step(x, y, more=more)
         found += line.differences()
     return found
 

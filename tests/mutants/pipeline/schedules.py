@@ -139,6 +139,19 @@ class TrainsInEval(ScheduleMutant):
         return self.step(*args, **named)
 
 
+@breaks("pipeline/refused-in-eval", says="gradient of stage")
+class NeverTrainsAfterARefusal(ScheduleMutant):
+    """An eval that raises leaves the schedule without backward."""
+
+    @staticmethod
+    def eval(right: Any, self: Any, *args: Any, **named: Any) -> Any:
+        try:
+            return right(self, *args, **named)
+        except TypeError:
+            self._has_backward = False
+            raise
+
+
 @breaks("pipeline/eval-of-a-v", says="output of ZBVZeroBubble: ")
 @breaks("pipeline/eval-without-target", says="output of GPipe: ")
 class MergesOutputsInTheOtherOrderInEval(RepairedButOne):

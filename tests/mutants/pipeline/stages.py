@@ -49,6 +49,17 @@ class MergesByTheFirstDimension(MethodMutant):
         return right(chunks, None)
 
 
+@breaks("pipeline/other-dimension", says="must match the size|failed to run forward")
+class CutsKeywordsInTheFirstDimension(MethodMutant):
+    of = SCHEDULES
+
+    @staticmethod
+    def split_args_kwargs_into_chunks(
+        right: Any, args: Any, named: Any, chunks: int, spec: Any, _: Any
+    ) -> Any:
+        return right(args, named, chunks, spec, None)
+
+
 @breaks("pipeline/input-gradient", says="gradient of the input of GPipe: ")
 class DetachesInputs(MethodMutant):
     of = SCHEDULE
