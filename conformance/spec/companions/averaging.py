@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -275,6 +276,19 @@ def local_state(me: Me) -> list[str]:
     return found + about("parameters", data_of(after), local_models(me, 7, 3, 2))
 
 
+def state_without_a_step(me: Me) -> list[str]:
+    """One that an optimizer without averages has saved, loaded when three steps are done."""
+    optimizer, params = make_local(me, periodic(3, 2))
+    local_steps(me, optimizer, params, 0, 3)
+    state = {name: x for name, x in optimizer.state_dict().items() if name != "step"}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        optimizer.load_state_dict(state)
+    words = [str(warning.message) for warning in told]
+    found = [] if any("step counter" in text for text in words) else [f"warnings: {words}"]
+    return found + unlike("step", optimizer.state_dict().get("step"), 0)
+
+
 def local_is_an_optimizer(me: Me) -> list[str]:
     """What training loops do with an optimizer: rates, groups, states, schedulers, zero_grad."""
     optimizer, params = make_local(me, periodic(100, 50))
@@ -386,6 +400,16 @@ FACTS = rows(
             rests_on="local_sgd/trains",
         ),
         local_state,
+    ),
+    (
+        chapter.must(
+            "local_sgd/state-without-a-step",
+            "A state without the averager's step is loaded with a warning that names the step "
+            "counter, and the averager begins at 0 again.",
+            source="torch 2.13 docs, PostLocalSGDOptimizer.load_state_dict",
+            rests_on="local_sgd/state",
+        ),
+        state_without_a_step,
     ),
     (
         chapter.must(

@@ -139,6 +139,17 @@ class SavesNoStep(LocalMutant):
         return {**right(self), "step": 0}
 
 
+@breaks("local_sgd/state-without-a-step", says="step: got 3, want 0")
+class KeepsItsStep(LocalMutant):
+    """Where a state has none."""
+
+    @staticmethod
+    def load_state_dict(right: Any, self: Any, state: Any) -> None:
+        before = self.averager.step
+        right(self, state)
+        self.averager.step = state.get("step", before)
+
+
 @breaks("local_sgd/as-an-optimizer", says=r"gradients: at \[0\]")
 class ClearsNoGradients(LocalMutant):
     @staticmethod
