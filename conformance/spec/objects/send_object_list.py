@@ -42,7 +42,8 @@ def test_objects_are_sent_and_received(ranks: Ranks) -> None:
 
 @chapter.must(
     "send_object_list/batch",
-    "With use_batch, the same objects are sent and received by batch_isend_irecv.",
+    "With use_batch, the same objects are sent and received by batch_isend_irecv; the sender is a "
+    "global rank in a subgroup, too.",
     source="torch 2.13 docs, send_object_list",
     rests_on=("send_object_list/delivers", "p2p/batch"),
 )
@@ -94,6 +95,25 @@ def send_in_a_subgroup(me: Me, by_group_rank: bool) -> tuple[int, list[Any]] | N
 def test_objects_are_sent_in_a_subgroup(ranks: Ranks, by_group_rank: bool) -> None:
     got = ranks.run(send_in_a_subgroup, by_group_rank)
     assert_each_rank(got[1:2], [(2, ["from 2"])], ranks=[1])
+
+
+def send_batches_in_a_subgroup(me: Me) -> tuple[int, list[Any]] | None:
+    """As above, by batch_isend_irecv."""
+    group = dist.new_group([1, 2])
+    told = [f"from {me.rank}", me.rank]
+    if me.rank == 2:
+        dist.send_object_list(told, 1, group=group, use_batch=True)
+    elif me.rank == 1:
+        return dist.recv_object_list(told, 2, group=group, use_batch=True), told
+    return None
+
+
+@covers("send_object_list/batch")
+@world_sizes(3)
+@needs_argument(dist.send_object_list, "use_batch")
+def test_objects_are_sent_in_batches_in_a_subgroup(ranks: Ranks) -> None:
+    got = ranks.run(send_batches_in_a_subgroup)
+    assert_each_rank(got[1:2], [(2, ["from 2", 2])], ranks=[1])
 
 
 def name_no_peer(me: Me) -> None:

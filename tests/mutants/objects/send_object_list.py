@@ -41,6 +41,19 @@ class BatchesHaveNoSource(Replacing):
         return None if how.get("use_batch") else source
 
 
+@breaks("send_object_list/batch", says=r"at \[0\]: got 1, want 2")
+class SendersOfBatchesAreGroupRanks(Replacing):
+    """recv_object_list says which rank of the group has sent, if it is told to use batches."""
+
+    @staticmethod
+    def recv_object_list(
+        right: Any, objects: Any, src: Any = None, group: Any = None, **how: Any
+    ) -> Any:
+        source = right(objects, src, group, **how)
+        is_own = how.get("use_batch") and group is not None
+        return dist.get_group_rank(group, source) if is_own else source
+
+
 @breaks("send_object_list/arguments", says="DID NOT RAISE")
 class DropsObjectsWithoutAPeer(Replacing):
     """Objects that are sent to no peer, or to the rank itself, are dropped."""
