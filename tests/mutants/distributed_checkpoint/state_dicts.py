@@ -58,11 +58,9 @@ class SetsNoFlatStates(FamilyMutant):
             right(model, optimizer, {}, **how)
 
 
-@breaks("dcp/state-dict/before-the-first-step", says=r"rates: at \[0\]")
+@breaks("dcp/state-dict/asked-for", says=r"rates: at \[0\]")
 class LeavesRatesOfZero(FamilyMutant):
     """Those of the step by which it makes states."""
-
-    repaired = staticmethod(repaired)
 
     @staticmethod
     def get_optimizer_state_dict(right: Any, model: Any, optimizer: Any, **how: Any) -> Any:
@@ -72,20 +70,39 @@ class LeavesRatesOfZero(FamilyMutant):
         return found
 
 
-@breaks("dcp/state-dict/before-the-first-step", says=r"parameters: at \[0\]")
+def step_without_gradients(model: Any, optimizer: Any) -> None:
+    for param in model.parameters():
+        param.grad = torch.zeros_like(param)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@breaks("dcp/state-dict/asked-for", says=r"parameters: at \[0\]")
 class StepsAtItsRate(FamilyMutant):
     """To have states."""
+
+    @staticmethod
+    def get_optimizer_state_dict(right: Any, model: Any, optimizer: Any, **how: Any) -> Any:
+        if not optimizer.state:
+            step_without_gradients(model, optimizer)
+        return right(model, optimizer, **how)
+
+
+@breaks("dcp/state-dict/before-the-first-step", says=r"parameters after training: at \[0\]")
+class KeepsTheStatesOfItsStep(FamilyMutant):
+    """They count a step that training has not made."""
 
     repaired = staticmethod(repaired)
 
     @staticmethod
     def get_optimizer_state_dict(right: Any, model: Any, optimizer: Any, **how: Any) -> Any:
         if not optimizer.state:
-            for param in model.parameters():
-                param.grad = torch.zeros_like(param)
-            optimizer.step()
-            optimizer.zero_grad()
-            optimizer.state.clear()
+            rates = [group["lr"] for group in optimizer.param_groups]
+            for group in optimizer.param_groups:
+                group["lr"] = 0.0
+            step_without_gradients(model, optimizer)
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
         return right(model, optimizer, **how)
 
 
