@@ -132,7 +132,7 @@ def replaced(name: str) -> str:
     return (
         f"The parameter {name.removeprefix('.')} was replaced after DistributedDataParallel was "
         "constructed, for instance by load_state_dict(..., assign=True). Gradients of the new one "
-        f"{_NOT_AVERAGED}"
+        + _NOT_AVERAGED
     )
 
 

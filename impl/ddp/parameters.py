@@ -97,7 +97,7 @@ class ParameterWatch:
 def _trainable(module: nn.Module) -> list[Tensor]:
     """All registrations of parameters that require gradients.
 
-    As `own_parameters`, without names, in a tenth of the time: this is for every step.
+    As `own_parameters`, without names: this is for every step.
     """
     found: list[Tensor] = []
     modules = {module: None}

@@ -47,6 +47,20 @@ def test_a_layer_that_was_replaced_is_told_of_if_unused_parameters_are_searched_
         loss.backward()
 
 
+@pytest.mark.parametrize("change", ["thawed", "added"])
+def test_parameters_that_are_trained_later_are_told_of(change: str) -> None:
+    module = TwoLayers()
+    module.second.requires_grad_(change != "thawed")
+    wrapped = DDP(module)
+    wrapped(X).sum().backward()
+    module.second.requires_grad_(True)
+    if change == "added":
+        module.second.append_to = nn.Linear(1, 1)
+    loss = wrapped(X).sum()
+    with pytest.warns(UserWarning, match=r"second\..*weight was added to the module, or began to"):
+        loss.backward()
+
+
 def swap_layers(wrapped: Any) -> None:
     module = wrapped.module
     module.first, module.second = module.second, module.first

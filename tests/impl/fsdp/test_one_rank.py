@@ -397,3 +397,21 @@ def test_rekeying_needs_keys_of_one_kind() -> None:
     state = {"state": {0: {}, "a": {}}, "param_groups": []}
     with pytest.raises(ValueError, match="Invalid parameter keys"):
         FSDP.rekey_optim_state_dict(state, OptimStateKeyType.PARAM_ID, nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("use_orig_params", [False, True])
+def test_a_layer_that_was_added_is_told_of(use_orig_params: bool) -> None:
+    layers = nn.Sequential(nn.Linear(2, 2))
+    model = FSDP(layers, use_orig_params=use_orig_params)
+    layers.append(nn.Linear(2, 2, bias=False))
+    with pytest.warns(UserWarning, match=r"The parameter 1\.weight was added after"):
+        model(torch.ones(1, 2))
+
+
+def test_ignored_and_frozen_parameters_are_not_taken_for_added() -> None:
+    layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model = FSDP(layers, ignored_states=[*layers[1].parameters()])
+    layers.append(nn.Linear(2, 2).requires_grad_(False))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".* was added after")
+        model(torch.ones(1, 2))

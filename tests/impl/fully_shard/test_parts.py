@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -169,3 +170,16 @@ def test_a_shard_stays_on_the_host() -> None:
     shard: Any = dtensor_of(local, elsewhere, [Shard(0)], torch.Size([4, 3]))
     assert shard.to_local().data_ptr() == local.data_ptr()
     assert (shard.device, shard.shape) == (torch.device("cpu"), (4, 3))
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_a_layer_that_was_added_is_told_of(is_trained: bool) -> None:
+    layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model = fully_shard(layers, ignored_params={*layers[1].parameters()})
+    layers.append(nn.Linear(2, 2).requires_grad_(is_trained))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model(torch.ones(1, 2))
+    about = [str(warning.message).partition(" was added")[0] for warning in said]
+    assert about == ["The parameter 2.weight", "The parameter 2.bias"] * is_trained
