@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.distributed.tensor import DTensor
 
 from impl.device import DeviceHandle
 from impl.fully_shard.shared import Shared
@@ -170,8 +169,13 @@ class State:
         for module in root.modules():
             if "replicate" in composed_apis(module):
                 left_alone.update(module.parameters())
+        # By place: a parameter that was gathered by hand is another tensor.
+        for unit in self._all_units():
+            for parameter in unit.parameters:
+                for module, name in parameter.places:
+                    left_alone.add(getattr(module, name))
         for name, param in root.named_parameters():
-            if param.requires_grad and not isinstance(param, DTensor) and param not in left_alone:
+            if param.requires_grad and param not in left_alone:
                 warnings.warn(
                     f"The parameter {name} was added after fully_shard was applied. It is not "
                     "sharded, and its gradient is not averaged over the ranks: apply fully_shard "
