@@ -69,6 +69,7 @@ IMPL = {
     "torch_private": "",
     "torch_dispatch": "",
     "torch_dtensor": "",
+    "added_parameters": "torch_private",
     "schedules": "errors",
     "transport": "errors schedules torch_private",
     "gloo": "device errors schedules transport torch_private torch_dispatch",
@@ -76,8 +77,10 @@ IMPL = {
     # These run on any backend, so they know torch.distributed alone.
     "ddp": "device errors state_machine torch_private torch_dispatch torch_dtensor",
     "sync_batchnorm": "errors torch_private",
-    "fsdp": "device errors nested_tensors state_machine torch_private torch_dtensor",
-    "fully_shard": "device nested_tensors state_machine torch_private torch_dispatch torch_dtensor",
+    "fsdp": "added_parameters device errors nested_tensors state_machine torch_private "
+    "torch_dtensor",
+    "fully_shard": "added_parameters device nested_tensors state_machine torch_private "
+    "torch_dispatch torch_dtensor",
     "__init__": "",
 }
 

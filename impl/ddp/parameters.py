@@ -100,11 +100,10 @@ def _trainable(module: nn.Module) -> list[Tensor]:
     As `own_parameters`, without names: this is for every step.
     """
     found: list[Tensor] = []
-    modules = {module: None}
-    waiting = [module]
+    seen, waiting = {module}, [module]
     for each in waiting:
         found += [p for p in each._parameters.values() if p is not None and p.requires_grad]
-        children = [m for m in each._modules.values() if m is not None and m not in modules]
-        modules.update(dict.fromkeys(children))
+        children = [m for m in each._modules.values() if m is not None and m not in seen]
+        seen.update(children)
         waiting += children
     return found

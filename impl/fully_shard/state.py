@@ -22,17 +22,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
+from impl.added_parameters import warn_of_added_parameters
 from impl.device import DeviceHandle
 from impl.fully_shard.shared import Shared
 from impl.fully_shard.unit import Phase, Unit
 from impl.nested_tensors import map_tensors, tensors_in
 from impl.torch_dispatch import never_traced
-from impl.torch_private import (
-    composed_apis,
-    is_backward_running,
-    move_inputs,
-    queue_backward_callback,
-)
+from impl.torch_private import is_backward_running, move_inputs, queue_backward_callback
 
 _IN_PLACE = (
     "An in-place op on this view (e.g., `x += y`) will silently drop the pre-backward hook and "
@@ -164,24 +160,13 @@ class State:
                 seen[parameter.original_id] = parameter.name
 
     def _warn_of_added_parameters(self, root: nn.Module) -> None:
-        """Once for each that is trained and was not there, or not trained, when units were made."""
-        left_alone = set().union(*(state.ignored for state in self.step.states))
-        for module in root.modules():
-            if "replicate" in composed_apis(module):
-                left_alone.update(module.parameters())
-        # By place: a parameter that was gathered by hand is another tensor.
-        for unit in self._all_units():
-            for parameter in unit.parameters:
-                for module, name in parameter.places:
-                    left_alone.add(getattr(module, name))
-        for name, param in root.named_parameters():
-            if param.requires_grad and param not in left_alone:
-                warnings.warn(
-                    f"The parameter {name} was added after fully_shard was applied. It is not "
-                    "sharded, and its gradient is not averaged over the ranks: apply fully_shard "
-                    "to the new module before the first forward.",
-                    stacklevel=2,
-                )
+        parameters = [p for unit in self._all_units() for p in unit.parameters]
+        warn_of_added_parameters(
+            root,
+            [place for parameter in parameters for place in parameter.places],
+            set().union(*(state.ignored for state in self.step.states)),
+            since="fully_shard was applied",
+        )
 
     # Forward
 

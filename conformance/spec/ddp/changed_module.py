@@ -73,7 +73,7 @@ def gradient_after(me: Me, change: str, search: bool) -> str | Tensor:
         warnings.simplefilter("always")
         try:
             model(x).backward()
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             return str(error)
     assert new.grad is not None
     return next((text for w in said if name in (text := str(w.message))), new.grad)
@@ -105,8 +105,9 @@ def test_a_parameter_that_was_replaced(ranks: Ranks, change: str, search: bool) 
 
 @chapter.should(
     "ddp/changed/thawed",
-    "The same holds of a parameter that required no gradient when the module was wrapped, and "
-    "is trained later.",
+    "Gradients of a parameter that required none when the module was wrapped, and is trained "
+    "later, are averaged, or a warning names it, or the step is refused; they never silently stay "
+    "local.",
     rests_on="ddp/average",
 )
 @world_sizes(2)
@@ -117,7 +118,8 @@ def test_a_parameter_that_was_thawed(ranks: Ranks, search: bool) -> None:
 
 @chapter.should(
     "ddp/changed/added",
-    "The same holds of a layer that is added to the module after it was wrapped.",
+    "Gradients of a layer that is added to the module after it was wrapped are averaged, or a "
+    "warning names its parameters, or the step is refused; they never silently stay local.",
     rests_on="ddp/average",
 )
 @world_sizes(2)

@@ -173,3 +173,25 @@ class Counting(nn.Module):
             self.count += self.step
         y: Tensor = self.layer(x)
         return y
+
+
+def numbered(rank: int, step: int) -> Tensor:
+    """The batch of a rank in a step."""
+    return normal((2, WIDTH), 10 * step + rank)
+
+
+class Remembering(nn.Module):
+    """A buffer that each forward sets to the number of the rank."""
+
+    whose: Tensor
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 1).double()
+        self.register_buffer("whose", torch.full((1,), -1.0))
+        self.rank = rank
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.whose.fill_(self.rank)
+        y: Tensor = self.layer(x)
+        return y

@@ -20,6 +20,7 @@ from conformance.spec.fsdp.training_runs import wrap
 chapter = Chapter(
     "fsdp",
     source="torch 2.13 docs, tensor parallelism, with FSDP in a mesh of two dimensions",
+    needs=("op:broadcast", "op:scatter", "op:all_reduce", "op:all_gather_into_tensor"),
 )
 
 STEPS = 3

@@ -6,19 +6,18 @@ and dtype. The root initialises all instances below it; on those, laziness is a 
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
 from torch import nn
 
-from impl.fsdp.common import TrainingState, check, clean_tensor_name, is_flattened
+from impl.added_parameters import warn_of_added_parameters
+from impl.fsdp.common import TrainingState, check, clean_tensor_name
 from impl.fsdp.step import buffers
 from impl.fsdp.step.state import (
     FSDPState,
     RootContext,
     StepStreams,
-    is_replicated,
     state_of,
     states_in,
 )
@@ -106,29 +105,19 @@ def _check_homogeneous(states: list[FSDPState]) -> None:
 
 
 def _warn_of_added_parameters(root: nn.Module, states: list[FSDPState]) -> None:
-    """Of those that are trained and were not there when the instances were made.
-
-    (torch 2.13 says nothing of them.)
-    """
-    left_alone = set().union(*(state.ignored_params for state in states))
-    for module in filter(is_replicated, root.modules()):
-        left_alone.update(module.parameters())
-    # By place: what tensor parallelism shows there is another tensor each time.
-    places: set[tuple[nn.Module, str]] = set()
+    places: list[tuple[nn.Module, str]] = []
+    others = set().union(*(state.ignored_params for state in states))
     for handle in (state.handle for state in states if state.handle is not None):
-        places.update((info.module, info.name) for info in handle.metadata.params)
-        places.update((info.module, info.name) for info in handle.metadata.shared)
-    for prefix, module in root.named_modules():
-        for name, param in module.named_parameters(prefix, recurse=False):
-            is_known = is_flattened(param) or (module, name.rpartition(".")[2]) in places
-            if is_known or not param.requires_grad or param in left_alone:
-                continue
-            warnings.warn(
-                f"The parameter {clean_tensor_name(name)} was added after "
-                "FullyShardedDataParallel was constructed. It is not sharded, and its gradient is "
-                "not averaged over the ranks: wrap the module again.",
-                stacklevel=2,
-            )
+        others.add(handle.flat_param)
+        places += [(info.module, info.name) for info in handle.metadata.params]
+        places += [(info.module, info.name) for info in handle.metadata.shared]
+    warn_of_added_parameters(
+        root,
+        places,
+        others,
+        since="FullyShardedDataParallel was constructed",
+        shown=clean_tensor_name,
+    )
 
 
 def _note_optimizer_in_backward(state: FSDPState) -> None:
