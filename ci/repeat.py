@@ -6,7 +6,7 @@ exit code is 1 if a run has a failure or says something else than the first. A d
 as chance if the target declares that this may break, and it did so in one of the two runs alone.
 
     python -m ci.repeat --target torch --orders 3 --workers 1,2,4,8
-    python -m ci.repeat --times 20            # half of them with all processors loaded
+    python -m ci.repeat --times 20            # each with a seed of its own, half of them under load
 """
 
 from __future__ import annotations
@@ -38,12 +38,14 @@ class Way:
     """One way to run the suite.
 
     order_seed: decides a random order; None for the suite's own.
+    seed: decides what drawn cases draw; None for what they draw in every run.
     is_loaded: whether every processor has something else to do.
     """
 
     name: str
     workers: int = _DEFAULT_WORKERS
     order_seed: int | None = None
+    seed: int | None = None
     is_loaded: bool = False
 
 
@@ -69,15 +71,19 @@ class Difference:
 Verdicts = dict[tuple[str, str], str]
 
 
-def ways(orders: int, workers: Sequence[int], times: int) -> Iterator[Way]:
-    """The runs that were asked for; every second repetition is under load."""
+def ways(orders: int, workers: Sequence[int], times: int, first_seed: int = 1) -> Iterator[Way]:
+    """The runs that were asked for.
+
+    Each repetition has a seed for its order and for drawn cases; every second is under load.
+    """
     for seed in range(1, orders + 1):
         yield Way(f"order {seed}", order_seed=seed)
     for count in workers:
         yield Way(f"-n {count}", workers=count)
-    for number in range(1, times + 1):
-        is_loaded = number % 2 == 0
-        yield Way(f"repetition {number}{' loaded' * is_loaded}", is_loaded=is_loaded)
+    for seed in range(first_seed, first_seed + times):
+        is_loaded = seed % 2 == 0
+        name = f"seed {seed}{' loaded' * is_loaded}"
+        yield Way(name, order_seed=seed, seed=seed, is_loaded=is_loaded)
 
 
 def verdicts_of(document: dict[str, Any]) -> Verdicts:
@@ -115,6 +121,8 @@ def run(
     command += ["--target", target, "--certificate", str(folder), *rest]
     if way.order_seed is not None:
         command += ["--order-seed", str(way.order_seed)]
+    if way.seed is not None:
+        command += ["--seed", str(way.seed)]
     shutil.rmtree(folder, ignore_errors=True)  # what an earlier one found is not this one's
     folder.mkdir(parents=True)
     log = folder / "log.txt"
@@ -157,11 +165,12 @@ def main() -> int:
     parser.add_argument("--target", default="impl", help="as of the suite (default: %(default)s)")
     parser.add_argument("--orders", type=int, default=0, metavar="N", help="random orders")
     parser.add_argument("--workers", default="", metavar="N,...", help="numbers of pytest workers")
-    parser.add_argument("--times", type=int, default=0, metavar="N", help="repetitions")
+    parser.add_argument("--times", type=int, default=0, metavar="N", help="runs with random seeds")
+    parser.add_argument("--first-seed", type=int, default=1, metavar="N", help="of --times")
     parser.add_argument("--output", type=Path, default=Path("build/repeat"), metavar="DIR")
     arguments, rest = parser.parse_known_args()
     workers = [int(part) for part in arguments.workers.split(",") if part]
-    asked = [Way("first"), *ways(arguments.orders, workers, arguments.times)]
+    asked = [Way("first"), *ways(arguments.orders, workers, arguments.times, arguments.first_seed)]
 
     print(
         _COLUMNS.format("run", "cases", "holds", "reds", "different", "chance", "minutes"),

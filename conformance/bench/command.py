@@ -41,8 +41,7 @@ _WIDTH_OF_A_FILE = 1000
 _DEADLINE_S = 3600.0
 _STEPS_PER_ROUND = 4
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD")
-_DDP_MODELS = ("many small", "medium", "few large")
-_FSDP_MODELS = ("medium", "few large")
+_MODELS = ("many small", "medium", "few large")
 _MEASURED = {
     "collectives": "backend",
     "ddp": "ddp",
@@ -51,9 +50,9 @@ _MEASURED = {
     "memory": "fsdp",
 }
 _PLANS = {
-    "ddp": [Step(model, how) for model in _DDP_MODELS for how in ("", BUCKET_VIEWS)],
-    "fsdp": [Step(model, strategy) for model in _FSDP_MODELS for strategy in _STRATEGIES],
-    "fully_shard": [Step(model, FULLY_SHARD) for model in _DDP_MODELS],
+    "ddp": [Step(model, how) for model in _MODELS for how in ("", BUCKET_VIEWS)],
+    "fsdp": [Step(model, strategy) for model in _MODELS for strategy in _STRATEGIES],
+    "fully_shard": [Step(model, FULLY_SHARD) for model in _MODELS],
 }
 _MEMORY_STEP = Step("64 MiB", "FULL_SHARD")
 _MEMORY_ROUNDS = 3

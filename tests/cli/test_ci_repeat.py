@@ -10,10 +10,11 @@ from conformance.catalogue.chapters import PACKAGE
 pytest_plugins = ["pytester"]
 
 
-def test_every_way_is_made_once_and_half_of_the_repetitions_are_loaded() -> None:
-    made = list(ways(orders=2, workers=[1, 8], times=4))
+def test_every_way_is_made_once_and_half_of_the_random_ones_are_loaded() -> None:
+    made = list(ways(orders=2, workers=[1, 8], times=4, first_seed=11))
     assert [way.order_seed for way in made[:2]] == [1, 2]
     assert [way.workers for way in made[2:4]] == [1, 8]
+    assert [way.seed for way in made[4:]] == [11, 12, 13, 14]
     assert [way.is_loaded for way in made[4:]] == [False, True, False, True]
     assert len({way.name for way in made}) == 8
 
