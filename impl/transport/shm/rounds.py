@@ -247,17 +247,27 @@ class Rounds:
             return "the last rank joined at that moment"
         members = self._membership.members
         verb = "has" if len(missing) == 1 else "have"
-        last_half = (self.step - 1) & 1
         last = []
         for position in missing:
-            offset = self._announcements[last_half][position]
-            operation = self._read_announcement(offset)[0]
+            number, operation = self._newest_announced(position)
             if operation:
-                header = self._mapping.raw[offset : offset + _ANNOUNCEMENT.size]
-                number = _ANNOUNCEMENT.unpack(header)[1]
                 last.append(f"rank {members[position]} last called {operation} #{number}")
         detail = f" ({'; '.join(last)})" if last else ""
         return f"{errors.list_ranks([members[p] for p in missing])} {verb} not joined{detail}"
+
+    def _newest_announced(self, position: int) -> tuple[int, str]:
+        """Number and operation of its last call; (0, "") if there was none.
+
+        It lies in either half: only the first round of a call announces it.
+        """
+        found = [(0, "")]
+        for half in self._announcements:
+            offset = half[position]
+            header = self._mapping.raw[offset : offset + _ANNOUNCEMENT.size]
+            operation = self._read_announcement(offset)[0]
+            if operation:
+                found.append((_ANNOUNCEMENT.unpack(header)[1], operation))
+        return max(found)
 
 
 def sleep_until_change(

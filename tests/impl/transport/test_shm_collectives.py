@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from impl import errors
+from impl.transport.base import CallInfo
 from impl.transport.shm import ShmCommunicator, words
 from tests.impl.transport.combines import SUM
 from tests.impl.transport.shm_ranks import SMALL_SEGMENT_NBYTES, call, on_ranks, soon
@@ -282,6 +283,21 @@ def test_a_timeout_names_the_missing_rank_on_every_rank() -> None:
     for message in on_ranks(3, wait_for_rank_2):
         assert "rank 2 has not joined (rank 2 last called barrier #3)" in message
         assert "Timed out waiting 500ms for barrier operation to complete" in message
+
+
+@pytest.mark.parametrize("numel", [10, 1024, 2048, 3072])
+def test_a_timeout_names_the_last_call_whatever_its_number_of_rounds(numel: int) -> None:
+    def wait_for_rank_1(comm: ShmCommunicator) -> str:
+        comm.barrier(CallInfo("barrier", 0, "", ""), soon())
+        comm.broadcast(torch.zeros(numel), 0, CallInfo("broadcast", 1, "", ""), soon())
+        while comm.rank == 1 and not comm._membership.board.is_decided():
+            time.sleep(0.001)  # it comes when the other has given up
+        with pytest.raises(errors.CollectiveTimeout) as caught:
+            comm.barrier(CallInfo("barrier", 2, "", ""), soon(0.2))
+        return str(caught.value)
+
+    for message in on_ranks(2, wait_for_rank_1):
+        assert "rank 1 last called broadcast #1" in message
 
 
 def test_abort_ends_waits_and_later_calls_on_every_rank() -> None:
