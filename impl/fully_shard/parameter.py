@@ -161,21 +161,24 @@ class ShardedParameter:
     @property
     def is_in_rows(self) -> bool:
         """Whether the parts of all ranks, one behind the other, are the whole parameter."""
-        return self.shard_dim == 0 or self._resharded is not None
+        return self.shard_dim == 0
 
     def in_rows(self, count: int) -> Tensor:
-        """(count, numel / count): `gathered` as what so many ranks give."""
+        """(count, part_numel): the memory of `gathered` as the parts of so many ranks."""
         assert self.gathered is not None, "its memory comes first"
-        if self._rows is None or self._rows.size(0) != count:
-            self._rows = self.gathered.view(count, self.gathered.numel() // count)
+        numel = self.part_numel
+        if self._rows is None or self._rows.size() != (count, numel):
+            self._rows = self.gathered[: count * numel].view(count, numel)
         return self._rows
 
     def take_gathered(self, parts: Tensor) -> None:
         """Fill `gathered`. parts: (ranks, numel of each): what all ranks gave."""
+        assert self.gathered is not None, "its memory comes first"
         if self.is_in_rows:
             self.in_rows(parts.size(0)).copy_(parts)
+        elif self._resharded is not None:
+            self.gathered.copy_(parts.reshape(-1)[: self.gathered.numel()])
         else:
-            assert self.gathered is not None, "its memory comes first"
             blocks = parts.view(-1, *self.padded_size).unbind()
             torch.cat(blocks, self.shard_dim, out=self.gathered.view(self.size))
 
@@ -191,18 +194,18 @@ class ShardedParameter:
         self._register(self.unsharded)
 
     def to_resharded(self, division: Division) -> None:
-        """Keep the part of one of the ranks of `division`, which are fewer."""
+        """Keep the rows of one of the ranks of `division`, which are fewer, with zeros behind."""
         if self._layout.is_of_two_meshes:
             raise NotImplementedError(
                 "Resharding to smaller mesh is not supported for DTensor parameters yet"
             )
         assert self.gathered is not None
-        parts = self.gathered.view(division.shard_count, -1)
-        self._resharded = parts[division.shard_rank].clone()
-        rows = self.size[0]
-        per_rank = -(-rows // division.shard_count)
-        mine = max(0, min(per_rank, rows - per_rank * division.shard_rank))
-        local = self._resharded[: mine * self.size[1:].numel()].view(mine, *self.size[1:])
+        whole = self.gathered[: self.size.numel()].view(self.size)
+        chunks = whole.chunk(division.shard_count)
+        rank = division.shard_rank
+        mine = chunks[rank] if rank < len(chunks) else whole[:0]
+        self._resharded = whole.new_zeros(chunks[0].numel())
+        local = self._resharded[: mine.numel()].view(mine.size()).copy_(mine)
         placements = (Replicate(), Shard(0))
         self._register(
             nn.Parameter(

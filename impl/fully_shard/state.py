@@ -44,7 +44,7 @@ class Step:
     """One training step of a root.
 
     states: all of them, each before those below it.
-    forward_order: states in the order in which their forwards ended, once for each forward.
+    forward_order: states with units in the order in which their forwards ended, once for each.
     forward_root: the state whose forward is the outermost of those that run.
     """
 
@@ -226,7 +226,7 @@ class State:
         is_recomputed = is_backward_running()
         for unit in self.units:
             unit.end_forward(is_recomputed)
-        if not is_recomputed:
+        if not is_recomputed and self.units:
             self._forward_indices.append(len(self.step.forward_order))
             self.step.forward_order.append(self)
         self.phase = Phase.IDLE

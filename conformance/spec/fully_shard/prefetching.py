@@ -177,3 +177,32 @@ def gathers_of_an_embedding(me: Me) -> list[str]:
 @world_sizes(2)
 def test_an_embedding(ranks: Ranks) -> None:
     check_fact(ranks, gathers_of_an_embedding)
+
+
+def around_a_module_without_parameters(me: Me) -> list[str]:
+    """All parameters of a sharded module in the middle belong to units below it."""
+    log = Log(me)
+    first, second, third, last = (
+        nn.Linear(2, 2, device=me.device, dtype=torch.float64) for _ in range(4)
+    )
+    middle = nn.Sequential(second, third)
+    model: Any = nn.Sequential(first, middle, last)
+    mesh = mesh_over(me, log.group)
+    for module in (first, second, third, middle, last, model):
+        me.fully_shard(module, mesh=mesh)
+    loss = model(torch.ones(3, 2, device=me.device, dtype=torch.float64)).sum()
+    log.take()
+    loss.backward()
+    seen = " ".join(line.split()[0] for line in log.take())
+    return unlike("backward", seen, "gather gather scatter" + 2 * " gather scatter" + " scatter")
+
+
+@chapter.must(
+    "fully_shard/prefetch-past-empty",
+    "A sharded module without parameters of its own is passed over by prefetching: when the "
+    "backward of the unit behind it begins, the last unit inside of it is gathered.",
+    source="torch 2.13, FSDPParamGroup.post_forward",
+)
+@world_sizes(2)
+def test_a_module_without_parameters(ranks: Ranks) -> None:
+    check_fact(ranks, around_a_module_without_parameters)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard
 
 from conformance import Chapter, Me, Ranks, assert_that, world_sizes
 from conformance.spec.facts import Fact, check_fact, rows, unlike
@@ -217,16 +218,27 @@ def test_when_parameters_are_whole(ranks: Ranks, case: Case) -> None:
             assert_that(whole == case.root, f"the root is whole: {whole}, want {case.root}", rank)
 
 
-def divided_among_two(me: Me) -> list[str]:
-    model = sharded(me, Recipe(net=NET, kwargs={"reshard_after_forward": 2}))
-    whole = NET.make()
-    NET.loss(model, me.rank, 0, me.device)
+def divided_among_two(me: Me, net: Net = NET, **kwargs: Any) -> list[str]:
+    model = sharded(me, Recipe(net=net, kwargs={"reshard_after_forward": 2, **kwargs}))
+    whole = net.make()
+    net.loss(model, me.rank, 0, me.device)
     weight: Any = model.blocks[0].up.weight
     if not isinstance(weight, DTensor):
         return ["after the forward the weight is no DTensor"]
-    want = whole.get_parameter("blocks.0.up.weight").detach().chunk(2)[me.rank % 2]
+    weight_before = whole.get_parameter("blocks.0.up.weight").detach()
+    want = weight_before.chunk(2)[me.rank % 2]
     found = unlike("after the forward", weight.to_local().detach().cpu(), want)
-    return found + unlike("global shape", tuple(weight.shape), (7, 5))
+    return found + unlike("global shape", tuple(weight.shape), tuple(weight_before.shape))
+
+
+def five_rows_among_two(me: Me) -> list[str]:
+    """Four ranks pad five rows to eight, or none along columns; two pad them to six."""
+    by_rows = divided_among_two(me, Net(hidden=5))
+    return by_rows + divided_among_two(me, Net(width=8, hidden=5), shard_placement_fn=by_columns)
+
+
+def by_columns(param: nn.Parameter) -> Shard | None:
+    return Shard(1) if param.ndim == 2 and param.size(1) % 4 == 0 else None
 
 
 def reshards_in_smaller_groups(me: Me) -> list[str]:
@@ -247,6 +259,15 @@ SMALLER = rows(
             "that many neighbours between forward and backward.",
         ),
         divided_among_two,
+    ),
+    (
+        chapter.must(
+            "fully_shard/smaller-uneven-shards",
+            "Between forward and backward, the DTensors of an int as reshard_after_forward hold "
+            "all rows of the parameter and no padding, also if all ranks together pad them "
+            "otherwise, or divide the parameter along its columns.",
+        ),
+        five_rows_among_two,
     ),
     (
         chapter.must(

@@ -224,6 +224,25 @@ def _accumulating_over_replicas(shard: Shard) -> Any:
     )
 
 
+def _smaller_shards(shard: Shard) -> Any:
+    """Of rows that four ranks need not pad; of others torch's shards are wrong."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+    for module in (model[0], model[2], model):
+        shard(module, reshard_after_forward=2)
+    return train(model)
+
+
+def _around_an_empty_module(shard: Shard) -> Any:
+    """All parameters of the module in the middle are those of sharded modules below it."""
+    torch.manual_seed(0)
+    middle = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model = nn.Sequential(nn.Linear(4, 4), middle, nn.Linear(4, 4))
+    for module in (model[0], *middle, middle, model[2], model):
+        shard(module)
+    return train(model)
+
+
 def _tensor_parallel(shard: Shard) -> Any:
     torch.manual_seed(0)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
@@ -283,13 +302,14 @@ RUNS: dict[str, Run] = {
     "other method": _other_method,
     "optimizer in backward": _optimizer_in_backward,
     "several modules in a unit": _several_modules,
+    "around an empty module": _around_an_empty_module,
     "without gradients first": _without_gradients_first,
     "ignoring": _ignoring,
     "unused on a rank": _unused_on_a_rank,
 }
 RUNS_OF_FOUR: dict[str, Run] = {
     "uneven": _arguments(),
-    "shards of two after forward": _arguments(reshard_after_forward=2),
+    "shards of two after forward": _smaller_shards,
     "replicas": lambda shard: train(sharded(shard, **_replicas())),
     "replicas, bfloat16": lambda shard: train(
         sharded(shard, **_replicas(mp_policy=BF16_REDUCED_IN_FLOAT32))

@@ -27,6 +27,16 @@ class GathersNothingAhead(Swapped):
     swaps = ((State, "_the_one_before", always(())),)
 
 
+def _also_without_units(_: Any, state: Any, output: Any) -> None:
+    if not state.units:
+        state.step.forward_order.append(state)
+
+
+@breaks("fully_shard/prefetch-past-empty", says="backward")
+class PrefetchesModulesWithoutParameters(Swapped):
+    swaps = ((State, "_end_forward", then(_also_without_units)),)
+
+
 @breaks("fully_shard/forward-prefetch", says="forward: the traces part")
 @breaks("fully_shard/several-in-forward", says="forward: the traces part")
 class IgnoresWhatToPrefetchInForward(Swapped):

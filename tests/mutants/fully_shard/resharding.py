@@ -6,6 +6,7 @@ from typing import Any
 
 from impl.fully_shard.memory import WholeMemory
 from impl.fully_shard.module import FSDPModule
+from impl.fully_shard.parameter import ShardedParameter
 from impl.fully_shard.state import State
 from tests.mutants.fsdp.kit import Swapped, nothing
 from tests.mutants.fully_shard.kit import then
@@ -46,3 +47,16 @@ class AlwaysFreesAfterTheBackward(Swapped):
     """set_reshard_after_backward has no effect."""
 
     swaps = ((FSDPModule, "set_reshard_after_backward", nothing),)
+
+
+def _of_the_padded_whole(_: Any, parameter: Any, division: Any) -> None:
+    place = parameter.places[0]
+    local = getattr(place.module, place.name).detach().to_local()
+    part = parameter.gathered.view(division.shard_count, -1)[division.shard_rank]
+    shown = part[: local.numel()]
+    local.view(-1)[: shown.numel()] = shown
+
+
+@breaks("fully_shard/smaller-uneven-shards", says="after the forward")
+class CutsSmallerShardsFromThePaddedWhole(Swapped):
+    swaps = ((ShardedParameter, "to_resharded", then(_of_the_padded_whole)),)
