@@ -221,6 +221,41 @@ def into_outputs(me: Me) -> list[str]:
     return found
 
 
+def complex_of(rank: int) -> Tensor:
+    """(3 * SHAPE[1],): whose real and imaginary parts have nothing in common."""
+    return torch.complex(of_rank(rank, 1, (18,)), of_rank(rank, 2, (18,)))
+
+
+def complex_values(me: Me) -> list[str]:
+    x, group = complex_of(me.rank).to(me.device), everyone()
+    both = [complex_of(rank) for rank in range(me.world_size)]
+    calls: Mapping[str, tuple[Callable[[], Tensor], Tensor]] = {
+        "all_reduce": (lambda: functional.all_reduce(x, "sum", group), sum(both, 0 * both[0])),
+        "broadcast": (lambda: functional.broadcast(x, 1, group), both[1]),
+        "all_gather": (lambda: functional.all_gather_tensor(x, 0, group), torch.cat(both)),
+        "reduce_scatter": (
+            lambda: functional.reduce_scatter_tensor(x, "sum", 0, group),
+            chunk(sum(both, 0 * both[0]), me, 0),
+        ),
+    }
+    return [
+        line for name, (call, want) in calls.items() for line in unlike(name, read(call()), want)
+    ]
+
+
+def complex_exchanges(me: Me) -> list[str]:
+    """In equal parts; and in parts of 6 elements to rank 0, and 12 to rank 1."""
+    x, group = complex_of(me.rank).to(me.device), everyone()
+    both = [complex_of(rank) for rank in range(me.world_size)]
+    equal = functional.all_to_all_single(x, None, None, group)
+    found = unlike("equal", read(equal), torch.cat([chunk(z, me, 0) for z in both]))
+    parts = [6, 12]
+    uneven = functional.all_to_all_single(x, [parts[me.rank]] * 2, parts, group)
+    return found + unlike(
+        "uneven", read(uneven), torch.cat([z.split(parts)[me.rank] for z in both])
+    )
+
+
 # Each function of a group, with what it gives in a group of two ranks.
 IN_GROUPS: Mapping[str, Callable[[Tensor, Any], Any]] = {
     "all_reduce": lambda x, group: functional.all_reduce(x, "sum", group),
@@ -377,6 +412,26 @@ FACTS = rows(
             rests_on="functional/permute_tensor",
         ),
         permuted_shapes,
+    ),
+    (
+        chapter.must(
+            "functional/complex",
+            "The functional all_reduce, broadcast, all_gather_tensor and reduce_scatter_tensor "
+            "take complex tensors.",
+            needs=(*LISTS, "op:broadcast", "dtype:complex64"),
+            rests_on=SUMMED,
+        ),
+        complex_values,
+    ),
+    (
+        chapter.should(
+            "functional/complex-all-to-all",
+            "The functional all_to_all_single moves complex tensors, as that of torch.distributed "
+            "does, although the backend gets them as they are.",
+            needs=("op:all_to_all_single", "dtype:complex64"),
+            rests_on="functional/all_to_all_single",
+        ),
+        complex_exchanges,
     ),
     (
         chapter.must(

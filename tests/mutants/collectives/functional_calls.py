@@ -63,6 +63,15 @@ class BroadcastsFromTheFirstRankOfAMesh(Functional):
         return right(x, 0 if isinstance(group, DeviceMesh) else src, group, *args)
 
 
+@breaks("functional/complex", says="all_gather: ")
+class GathersConjugates(Functional):
+    """The imaginary parts of what is gathered change their signs."""
+
+    @staticmethod
+    def all_gather_tensor(right: Any, x: Any, *args: Any) -> Any:
+        return right(x.conj().resolve_conj() if x.is_complex() else x, *args)
+
+
 @breaks("functional/wrong-groups", says=r"all_reduce, two dimensions: \(nothing was raised")
 class TakesThePlaneForItsLastDimension(Functional):
     @staticmethod
@@ -76,6 +85,7 @@ class TakesThePlaneForItsLastDimension(Functional):
 @breaks("functional/broadcast-gradient", says="gradient: ")
 @breaks("functional/permuted-shapes", says="Split sizes")
 @breaks("functional/every-form-of-groups", says="raised ValueError")
+@breaks("functional/complex-all-to-all", says="Invalid scalar type")
 @breaks("functional/unknown-ranks", says=r"ranks of no group: \(no word\)")
 class HasTorchsFaults(Patch):
     @classmethod

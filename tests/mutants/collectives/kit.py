@@ -157,6 +157,13 @@ def _permuted(right: Callable[..., Any], x: Tensor, *args: Any) -> Any:
     return right(x.flatten(), *args).view(x.shape)
 
 
+def _as_reals(right: Callable[..., Any], x: Tensor, *args: Any) -> Any:
+    """Complex numbers travel as rows of two."""
+    if not x.is_complex():
+        return right(x, *args)
+    return torch.view_as_complex(functional.wait_tensor(right(torch.view_as_real(x), *args)))
+
+
 def _of_a_copy(right: Callable[..., Any], xs: Any, *args: Any) -> Any:
     return right(list(xs), *args)
 
@@ -185,6 +192,7 @@ class Repaired(Patch):
     """No mutant: functional collectives that keep the rules that torch's break."""
 
     functions: ClassVar[dict[str, Callable[..., Any]]] = {
+        "all_to_all_single": _as_reals,
         "broadcast": _no_gradient,
         "permute_tensor": _permuted,
         "reduce_scatter_tensor_coalesced": _of_a_copy,
