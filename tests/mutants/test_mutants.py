@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 import re
@@ -114,6 +115,17 @@ def test_every_rule_has_a_mutant() -> None:
 def test_every_mutant_breaks_a_rule_once() -> None:
     broken = [(mutant.spec, mutant.requirement) for mutant in MUTANTS]
     assert len(broken) == len(set(broken))
+
+
+def test_two_mutants_of_a_file_are_two_changes() -> None:
+    for file in FOLDER.rglob("*.py"):
+        names: dict[tuple[str, ...], str] = {}
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef) and node.decorator_list:
+                body = node.body[1:] if ast.get_docstring(node) else node.body
+                change = tuple(ast.dump(part) for part in (*node.bases, *node.keywords, *body))
+                twin = names.setdefault(change, node.name)
+                assert twin == node.name, f"{file}: {node.name} is {twin} once more"
 
 
 def test_a_mutant_stands_in_the_chapter_of_the_rule_that_it_breaks() -> None:

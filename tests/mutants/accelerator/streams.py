@@ -69,12 +69,8 @@ class ForgetsWaiting(OnADevice):
 
 
 @breaks("cuda/after-the-call", says=r"rank \d is wrong")
-class ForgetsWaitingAfterCalls(ForgetsWaiting):
-    pass
-
-
 @breaks("cuda/after-the-wait", says=r"rank \d is wrong")
-class ForgetsWaitingForWorks(ForgetsWaiting):
+class ForgetsWaitingForCollectives(ForgetsWaiting):
     pass
 
 

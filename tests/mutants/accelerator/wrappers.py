@@ -45,17 +45,9 @@ class DoesNotOrderFutures(OnADevice):
 
 
 @breaks("cuda/ddp", says=r"rank \d is wrong")
-class DdpForgetsWaiting(DoesNotOrderFutures):
-    pass
-
-
 @breaks("cuda/ddp-on-a-side-stream", says=r"rank \d is wrong")
-class DdpForgetsWaitingOnASideStream(DoesNotOrderFutures):
-    pass
-
-
 @breaks("cuda/checkpointing", says=r"rank \d is wrong")
-class DdpForgetsWaitingForCheckpoints(DoesNotOrderFutures):
+class WrappersForgetWaiting(DoesNotOrderFutures):
     pass
 
 

@@ -19,8 +19,11 @@ from tests.mutants.wrappers import WrapperMutant
 
 
 @breaks("checkpointing/once", says=r"gradient of layers\.1\.weight in step 1: rank \d is wrong")
-class DoesNotAverageACheckpointedLayer(LeavesOutWhatRunsAgain):
-    """The layer in a checkpoint is not averaged."""
+@breaks("checkpointing/whole-module", says=LAST_LAYER)
+@breaks("checkpointing/nested", says=LAST_LAYER)
+@breaks("checkpointing/in-segments", says=LAST_LAYER)
+class LeavesOutCheckpointedLayers(LeavesOutWhatRunsAgain):
+    """Layers that a checkpoint runs again are not averaged."""
 
 
 @breaks("checkpointing/every-layer", says=r"gradient of .*: rank \d is wrong")
@@ -29,8 +32,9 @@ class AveragesNoLayer(ExchangesNothing):
 
 
 @breaks("checkpointing/around-the-wrapper", says=r"gradient of .*: rank \d is wrong")
-class DividesByTwoInACheckpoint(DividesByItsRuns):
-    """A wrapper in a checkpoint divides by two."""
+@breaks("checkpointing/around-shared-weights", says=ANY_LAYER)
+class DividesByTwoWhenItRunsAgain(DividesByItsRuns):
+    """A wrapper that a checkpoint runs again divides by two."""
 
 
 @breaks("checkpointing/frozen-layer", says=r"rank 0 has one, and nobody used it")
@@ -47,26 +51,6 @@ class IgnoresFindUnusedParameters(WrapperMutant):
 
     def __init__(self, module: nn.Module, **options: Any) -> None:
         super().__init__(module, **{**options, "find_unused_parameters": False})
-
-
-@breaks("checkpointing/whole-module", says=LAST_LAYER)
-class DoesNotAverageTheEndOfACheckpoint(LeavesOutWhatRunsAgain):
-    """The second layer of one checkpoint is not averaged."""
-
-
-@breaks("checkpointing/nested", says=LAST_LAYER)
-class DoesNotAverageTheInnerCheckpoint(LeavesOutWhatRunsAgain):
-    """A layer in a checkpoint within a checkpoint is not averaged."""
-
-
-@breaks("checkpointing/in-segments", says=LAST_LAYER)
-class DoesNotAverageALayerOfASegment(LeavesOutWhatRunsAgain):
-    """A layer in the middle of a segment is not averaged."""
-
-
-@breaks("checkpointing/around-shared-weights", says=ANY_LAYER)
-class DividesByTwoWhenItRunsAgain(DividesByItsRuns):
-    """A wrapper that runs again divides by two."""
 
 
 @breaks("checkpointing/unused-parameters-static", says=r"(?i)ready only once|finished reduction")

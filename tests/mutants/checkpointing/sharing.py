@@ -21,13 +21,15 @@ from tests.mutants.wrappers import WrapperMutant
 
 
 @breaks("checkpointing/by-turns", says=r"Your training graph has changed")
+@breaks("checkpointing/by-turns-shared-weights", says=r"Your training graph has changed")
 class ExpectsTheFirstStepsLayer(TakesEveryGraphForStatic):
     """The layer of the first step is expected in all steps."""
 
 
 @breaks("checkpointing/twice-static", says=r"Expected to mark a variable ready only once")
-class StaticGraphDoesNotHandleLayersThatRunTwice(NeverStatic):
-    """A static graph does not help with layers that run twice."""
+@breaks("checkpointing/shared-weights-static", says=r"Expected to mark a variable ready only once")
+class StaticGraphDoesNotHelp(NeverStatic):
+    """A static graph allows neither layers that run twice nor weights that layers share."""
 
 
 @breaks("checkpointing/reduced-once", says=r"step 1 reduced \d+ gradients of 15")
@@ -75,20 +77,6 @@ class IssuesAnAllReduceForEachLayer(WrapperMutant):
 
 
 @breaks("checkpointing/twice", says=LAST_LAYER)
-class DoesNotAverageLayersThatRunTwice(LeavesOutWhatRunsAgain):
-    """A layer that two checkpoints run is not averaged."""
-
-
 @breaks("checkpointing/shared-weights", says=LAST_LAYER)
-class DoesNotAverageTheBiasBesideASharedWeight(LeavesOutWhatRunsAgain):
-    """A layer's own bias is not averaged, its shared weight is."""
-
-
-@breaks("checkpointing/shared-weights-static", says=r"Expected to mark a variable ready only once")
-class StaticGraphDoesNotHandleSharedWeights(NeverStatic):
-    """A static graph does not help with weights that layers share."""
-
-
-@breaks("checkpointing/by-turns-shared-weights", says=r"Your training graph has changed")
-class ExpectsTheFirstStepsLayerOfSharedWeights(TakesEveryGraphForStatic):
-    """The layer of the first step is expected in all steps."""
+class LeavesOutLayersThatRunAgain(LeavesOutWhatRunsAgain):
+    """What a checkpoint runs again is not averaged, such as the bias beside a shared weight."""

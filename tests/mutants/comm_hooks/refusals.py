@@ -27,12 +27,8 @@ class TakesASecondHook(DDPMutant):
 
 
 @breaks("comm_hooks/not-callable", says="was to raise|does not match")
-class TakesNumbersForHooks(DDPMutant):
-    patched = instead(hook_registration, "why_unusable", lambda *args: None)
-
-
 @breaks("comm_hooks/annotations", says="was to raise")
-class DoesNotReadAnnotations(DDPMutant):
+class TakesAnythingForAHook(DDPMutant):
     patched = instead(hook_registration, "why_unusable", lambda *args: None)
 
 
@@ -50,17 +46,9 @@ def _lenient(state_of: Any) -> Any:
 
 
 @breaks("comm_hooks/returns-no-future", says="was to raise")
-class NumbersMeanUnchanged(DDPMutant):
-    patched = swap(reduction, "run_hook", _lenient)
-
-
 @breaks("comm_hooks/returns-none", says="was to raise")
-class NoneMeansUnchanged(DDPMutant):
-    patched = swap(reduction, "run_hook", _lenient)
-
-
 @breaks("comm_hooks/raises", says="was to raise")
-class HidesErrorsOfHooks(DDPMutant):
+class HooksThatFailMeanUnchanged(DDPMutant):
     patched = swap(reduction, "run_hook", _lenient)
 
 
@@ -75,10 +63,6 @@ def _forgiving(right: Any) -> Any:
 
 
 @breaks("comm_hooks/future-of-no-tensor", says="was to raise")
-class TextMeansUnchanged(DDPMutant):
-    patched = swap(reduction, "result_of", _forgiving)
-
-
 @breaks("comm_hooks/future-raises", says="was to raise")
-class HidesErrorsOfCallbacks(DDPMutant):
+class FuturesThatFailMeanUnchanged(DDPMutant):
     patched = swap(reduction, "result_of", _forgiving)

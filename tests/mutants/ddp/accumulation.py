@@ -177,12 +177,8 @@ class EachBackwardBeginsAgain(DDPMutant):
 
 
 @breaks("ddp/backward/several-forwards-then-several-backwards", says="gradient of step 1")
-class OneBackwardForAllForwards(DDPMutant):
-    patched = instead(Reducer, "backward_begins", lambda self, unused=None: None)
-
-
 @breaks("ddp/backward/retained-graph", says="gradient of step 1")
-class OneBackwardForEachForward(DDPMutant):
+class NoticesNoFurtherBackward(DDPMutant):
     patched = instead(Reducer, "backward_begins", lambda self, unused=None: None)
 
 

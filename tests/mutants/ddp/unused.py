@@ -65,12 +65,8 @@ class SearchesFromEveryOutput(DDPMutant):
 
 
 @breaks("ddp/unused/everywhere", says="has one, and nobody used it")
-class ZerosForUnusedParameters(DDPMutant):
-    patched = instead(UsedMap, "unused_everywhere", lambda self, index: False)
-
-
 @breaks("ddp/unused/accumulated-gradient-is-kept", says="another tensor|the gradient is now")
-class AveragesOldGradients(DDPMutant):
+class ZerosForUnusedParameters(DDPMutant):
     patched = instead(UsedMap, "unused_everywhere", lambda self, index: False)
 
 

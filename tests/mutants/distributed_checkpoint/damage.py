@@ -13,12 +13,8 @@ from tests.mutants.kit import breaks
 
 
 @breaks("dcp/flipped-bits", says=r"loading: \(nothing was raised")
-class ReadsWithoutChecksums(FunctionMutant):
-    """As torch does."""
-
-
 @breaks("dcp/torn-overwrite", says=r"it holds \[1.0, 2.0\]")
-class OverwritesUnderTheOldMetadata(FunctionMutant):
+class HasTorchsFaults(FunctionMutant):
     """As torch does."""
 
 

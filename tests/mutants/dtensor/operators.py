@@ -28,7 +28,8 @@ class AddsOneMore(OperatorMutant):
 
 @breaks("dtensor/operators/broadcast", says="too far off|want True|want False")
 @breaks("dtensor/gradients/broadcast", says="too far off")
-class BroadcastsOtherNumbers(OperatorMutant):
+@breaks("dtensor/gradients/two-operands", says="too far off")
+class ProductsOfOtherNumbers(OperatorMutant):
     ops = ("mul.Tensor",)
 
 
@@ -128,11 +129,6 @@ class AddsTheEmpty(OperatorMutant):
 @breaks("dtensor/gradients/pointwise", says="too far off")
 class SlopesOfTanh(OperatorMutant):
     ops = ("tanh_backward",)
-
-
-@breaks("dtensor/gradients/two-operands", says="too far off")
-class SlopesOfProducts(OperatorMutant):
-    ops = ("mul.Tensor",)
 
 
 @breaks("dtensor/gradients/softmax", says="too far off")

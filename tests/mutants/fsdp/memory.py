@@ -38,6 +38,7 @@ class StateDictsLeaveUnitsAsTheyAre(Swapped):
 
 
 @breaks("fsdp/freed-after-forward", says="unsharded at the forwards")
+@breaks("fsdp/freed-in-eval", says="unsharded at the forwards|after the forward")
 class KeepsAllUnitsAfterForward(Swapped):
     swaps = (KEEPS,)
 
@@ -50,14 +51,10 @@ class FreesUnitsThatAreToBeKept(Swapped):
 @breaks("fsdp/freed-in-backward", says="unsharded at the backwards|last at the backwards")
 @breaks("fsdp/two-units-at-once", says="unsharded at the backwards")
 @breaks("fsdp/no-sync-frees", says="unsharded at the backwards")
+@breaks("fsdp/one-unit-at-once", says="unsharded at the backwards")
 class KeepsUnitsInTheBackward(Swapped):
     """Units are freed only at the end of the backward."""
 
-    swaps = ((backward, "_reshard_after_backward", nothing),)
-
-
-@breaks("fsdp/one-unit-at-once", says="unsharded at the backwards")
-class KeepsUnitsThatAreDone(Swapped):
     swaps = ((backward, "_reshard_after_backward", nothing),)
 
 
@@ -124,11 +121,6 @@ class LeavesTheRootUnsharded(Swapped):
             lambda right: lambda state, handle: not state.is_root and right(state, handle),
         ),
     )
-
-
-@breaks("fsdp/freed-in-eval", says="unsharded at the forwards|after the forward")
-class EvaluationKeepsEverything(Swapped):
-    swaps = (KEEPS,)
 
 
 @breaks("fsdp/freed-after-summon", says="bytes are left")

@@ -96,24 +96,14 @@ class GathersOnceInFullShard(Swapped):
 
 
 @breaks("fsdp/trace-shard-grad-op", says="the traces part at operation")
-class GathersTwiceInShardGradOp(Swapped):
-    swaps = (FREES,)
-
-
 @breaks("fsdp/gather-once", says="the backward gathers")
 class GathersAgainInTheBackward(Swapped):
     swaps = (FREES,)
 
 
 @breaks("fsdp/trace-prefetch", says="the traces part at operation")
-class NeverPrefetches(Swapped):
-    swaps = ((sharding, "unit_to_prefetch", always(None)),)
-
-
 @breaks("fsdp/prefetch-before", says="gathers after each gradient")
-class GathersTooLate(Swapped):
-    """BACKWARD_PRE has no effect."""
-
+class NeverPrefetches(Swapped):
     swaps = ((sharding, "unit_to_prefetch", always(None)),)
 
 

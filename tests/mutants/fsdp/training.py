@@ -52,15 +52,9 @@ class GathersItsOwnShardAlone(Swapped):
 @breaks("fsdp/trace-no-shard", says="the traces part at operation")
 @breaks("fsdp/gather-never", says="want all-reduces of")
 @breaks("fsdp/unused-replicated-unit", says="is wrong")
-class ReplicasKeepTheirOwnGradients(Swapped):
-    swaps = ((collectives, "all_reduce", nothing),)
-
-
 @breaks("fsdp/hybrid-shard", says="is wrong")
 @breaks("fsdp/trace-hybrid-shard", says="between: the traces part")
-class NodesKeepTheirOwnGradients(Swapped):
-    """The second reduction of hybrid sharding is missing."""
-
+class RanksKeepTheirOwnGradients(Swapped):
     swaps = ((collectives, "all_reduce", nothing),)
 
 

@@ -67,13 +67,9 @@ class TorchsOwn(LayerMutant):
 
 
 @breaks("convert_sync_batchnorm/shared-layer", says=r"not true|rank 0 is wrong")
-class ConvertsOneNameAlone(TorchsOwn):
-    """A layer with two names is replaced under one of them."""
-
-
 @breaks("convert_sync_batchnorm/more-than-batch-norm", says=r"not true|neither|lost|warn|is wrong")
-class TakesSubclassesForPlainOnes(TorchsOwn):
-    """What a subclass of batch norm does beyond batch norm is silently lost."""
+class ConvertsAsTorchDoes(TorchsOwn):
+    """A layer with two names is replaced under one; what a subclass does beyond it is lost."""
 
 
 @breaks("convert_sync_batchnorm/keeps-options", says=r"rank 0 is wrong\nat \['list'\]")
