@@ -110,7 +110,10 @@ def averaging(
 def lay_out(
     gradients: Sequence[Tensor], parameters: Sequence[ShardedParameter], into: Tensor
 ) -> None:
-    """Copy gradients, each (size of the parameter), into rows: (count, numel of a row)."""
+    """Copy gradients, each (size of the parameter), into rows: (count, numel of a row).
+
+    They are cast to the dtype of the rows, and padded with zeros.
+    """
     count = into.size(0)
     in_order = [
         torch.cat(gradient.chunk(count, parameter.shard_dim)) if parameter.shard_dim else gradient

@@ -24,7 +24,7 @@ from impl.torch_dtensor import dtensor_from_local, root_mesh_of, spec_of, stride
 
 
 class Layout:
-    """Of one parameter.
+    """Translates between one parameter's local tensors and what modules have.
 
     param: the whole one, a DTensor if another parallelism has divided it.
     shard_dim: along which its local tensor is divided.

@@ -48,47 +48,26 @@ class Event(NamedTuple):
 
 
 @dataclass
-class Streams:
-    """See [Note: Streams of fully_shard]."""
-
-    gather: Any
-    reduce: Any
-    replica: Any
-
-    @classmethod
-    def of(cls, device: DeviceHandle) -> Streams:
-        return cls(*(device.new_stream() for _ in range(3)))
-
-
-@dataclass
 class Shared:
     """Of all units below one root; before the first forward, of each unit alone.
 
-    used: streams that gradients are still being worked on.
+    gradient_streams: those on which work on gradients may be left; a set, in order.
     in_flight_max: how many inputs of reduce-scatters may be kept at once.
     """
 
     device: DeviceHandle
-    streams: Streams = field(init=False)
+    gather_stream: Any = field(init=False)  # see [Note: Streams of fully_shard]
+    reduce_stream: Any = field(init=False)
+    replica_stream: Any = field(init=False)
     in_flight: list[InFlight] = field(default_factory=list)
-    used: list[Any] = field(default_factory=list)
+    gradient_streams: dict[Any, None] = field(default_factory=dict)
     in_flight_max: int = 1
     events: list[Event] | None = None
 
     def __post_init__(self) -> None:
-        self.streams = Streams.of(self.device)
-
-    @property
-    def gather_stream(self) -> Any:
-        return self.streams.gather
-
-    @property
-    def reduce_stream(self) -> Any:
-        return self.streams.reduce
-
-    @property
-    def replica_stream(self) -> Any:
-        return self.streams.replica
+        self.gather_stream = self.device.new_stream()
+        self.reduce_stream = self.device.new_stream()
+        self.replica_stream = self.device.new_stream()
 
     def note(self, what: str, unit_name: str) -> None:
         if self.events is not None:
@@ -102,9 +81,9 @@ class Shared:
     def wait_for_gradients(self) -> None:
         """The current stream goes on when all gradients are in the parameters."""
         current = self.device.current_stream()
-        for stream in self.used:
+        for stream in self.gradient_streams:
             current.wait_stream(stream)
-        self.used.clear()
+        self.gradient_streams.clear()
         for _, is_read in self.in_flight:
             current.wait_event(is_read)
         self.in_flight.clear()

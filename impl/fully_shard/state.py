@@ -61,7 +61,7 @@ def state_of(module: nn.Module) -> State | None:
 
 
 class State:
-    """See above."""
+    """Hooks of one call of `fully_shard`; their order stands in the module's docstring."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class State:
         if begins:
             for state in self.gather_ahead_in_forward:
                 for unit in state.units:
-                    unit.gather_ahead(Phase.FORWARD)
+                    unit.gather(ahead_of=Phase.FORWARD)
         return args, kwargs
 
     def _begin_step(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -233,7 +233,7 @@ class State:
         return self._call_before_backward_of(output)
 
     def _end_others(self, output: Any) -> Any:
-        """States of several modules not all of which have run: this was their forward."""
+        """End the forward of states of several modules of which some did not run."""
         for state in reversed(self.step.states):
             if state is not self and state._still_to_run:
                 state._still_to_run.clear()
@@ -274,19 +274,19 @@ class State:
             self.step.end_is_queued = True
         begins = [unit.begin_backward() for unit in self.units]
         if not self.gather_ahead_in_backward and any(begins):
-            self._gather_ahead(self._the_one_before())
+            self._gather_ahead(self._state_to_prefetch())
         else:
             self._gather_ahead(self.gather_ahead_in_backward)
 
-    def _the_one_before(self) -> Sequence[State]:
+    def _state_to_prefetch(self) -> Sequence[State]:
         """The state whose forward came before this one's, and whose backward comes next."""
         index = self._forward_indices.pop() if self._forward_indices else 0
-        return self.step.forward_order[index - 1 : index] if index else ()
+        return self.step.forward_order[max(index - 1, 0) : index]
 
     def _gather_ahead(self, states: Sequence[State]) -> None:
         for state in states:
             for unit in reversed(state.units):
-                unit.gather_ahead(Phase.BACKWARD)
+                unit.gather(ahead_of=Phase.BACKWARD)
 
     def _end_step(self) -> None:
         """The whole backward is over."""
@@ -304,7 +304,7 @@ class State:
             for state in step.states:
                 state._forward_indices.clear()
                 for unit in state.units:
-                    unit.finish()
+                    unit.drop_gather()
             step.forward_order.clear()
             self.shared.wait_for_gradients()
         step.end_is_queued = False

@@ -63,7 +63,7 @@ CHANGES = {
 
 
 class Unit:
-    """See above.
+    """Parameters that are gathered and reduced together; the module's docstring has its phases.
 
     Args:
         modules: those that were given to one call of `fully_shard`.
@@ -161,17 +161,21 @@ class Unit:
 
     # Gathering and sharding
 
-    def gather(self) -> None:
-        """Start the all-gather, unless the parameters are whole or on their way."""
+    def gather(self, ahead_of: Phase | None = None) -> None:
+        """Start the all-gather, unless the parameters are whole or on their way.
+
+        ahead_of: a forward or backward that is still to come; None for what runs now.
+        """
+        phase = ahead_of or self.phase
         if self.shape is Shape.UNSHARDED or self._gathered is not None:
             return
-        if self.phase is Phase.BACKWARD and not self.gathers_in_backward:
+        if phase is Phase.BACKWARD and not self.gathers_in_backward:
             return
         division, stream = self.division, self.shared.gather_stream
         if self.shape is Shape.RESHARDED:
             assert self.after_forward is not None
             division = self.after_forward
-        if self.phase is Phase.IDLE or self.shape is Shape.RESHARDED:
+        if phase is Phase.IDLE or self.shape is Shape.RESHARDED:
             # By hand, or from parts that the forward has copied; otherwise the step has waited.
             stream.wait_stream(self._device.current_stream())
         with self._device.use_stream(stream), torch.no_grad():
@@ -250,12 +254,6 @@ class Unit:
         self.wait()
         return True
 
-    def gather_ahead(self, phase: Phase) -> None:
-        """Start the all-gather for a forward or backward that is still to come."""
-        before, self.phase = self.phase, phase
-        self.gather()
-        self.phase = before
-
     @torch.no_grad()
     def end_backward(self) -> None:
         """All gradients of this pass are there. Does nothing for a unit that has none."""
@@ -302,9 +300,9 @@ class Unit:
             )
             self.shared.note("reduce", self.name)
             self.shared.in_flight.append(InFlight(rows, device.record_event()))
-        self._finish(parameters, row, how)
+        self._after_scatter(parameters, row, how)
 
-    def _finish(
+    def _after_scatter(
         self, parameters: Sequence[ShardedParameter], row: Tensor, how: collectives.Averaging
     ) -> None:
         """What follows the reduce-scatter: replicas, the user's hook, division, accumulation."""
@@ -331,22 +329,22 @@ class Unit:
         with device.use_stream(stream):
             collectives.divide(device, row, how.after)
             device.enqueue(lambda: _accumulate(parameters, row), reads=(row,), writes=())
-            shared.used.append(stream)
+            shared.gradient_streams[stream] = None
 
     def _add_partial(self, row: Tensor) -> None:
         partial, self._partial = self._partial, None
         if partial is not None:
             self._device.enqueue(lambda: row.add_(partial), reads=(partial, row), writes=(row,))
 
-    def finish(self) -> None:
-        """The backward is over, and so is what was gathered for one that did not come."""
+    def drop_gather(self) -> None:
+        """The backward is over: what was gathered for one that did not come is not needed."""
         if self._gathered is not None:
             self._device.current_stream().wait_stream(self.shared.gather_stream)
             self._gathered = None
 
     def reset(self) -> None:
         """After an exception: what is on its way is waited for and lost."""
-        self.finish()
+        self.drop_gather()
         self._partial = None
         self.phase = Phase.IDLE
         self.shard_fully()

@@ -181,4 +181,4 @@ def _hooking_first(right: Any) -> Any:
 class RunsHooksBeforeTheSumOverReplicas(Swapped):
     """A hook gets the gradients of one replica."""
 
-    swaps = ((Unit, "_finish", _hooking_first),)
+    swaps = ((Unit, "_after_scatter", _hooking_first),)

@@ -14,7 +14,7 @@ from tests.mutants.kit import breaks
 
 def _all(_: Any, state: Any, *args: Any) -> None:
     for unit in state._all_units():
-        unit.gather_ahead(Phase.FORWARD)
+        unit.gather(ahead_of=Phase.FORWARD)
 
 
 @breaks("fully_shard/no-forward-prefetch", says="forward: the traces part")
@@ -24,7 +24,7 @@ class GathersAllUnitsAtTheBeginning(Swapped):
 
 @breaks("fully_shard/backward-prefetch", says="backward: the traces part")
 class GathersNothingAhead(Swapped):
-    swaps = ((State, "_the_one_before", always(())),)
+    swaps = ((State, "_state_to_prefetch", always(())),)
 
 
 def _also_without_units(_: Any, state: Any, output: Any) -> None:
