@@ -13,7 +13,9 @@ from conformance.run.plan import Plan
 from conformance.target import Target
 from conformance.verdict import Verdict, worst
 
-_EXCUSES = frozenset({Verdict.DEVIATION, Verdict.NOT_CLAIMED, Verdict.HOLDS, Verdict.BLOCKED})
+_NOT_HELD_AGAINST = frozenset(
+    {Verdict.DEVIATION, Verdict.NOT_CLAIMED, Verdict.HOLDS, Verdict.BLOCKED}
+)
 LEAVES_NOTHING_BEHIND = "groups/leaves-nothing-behind"
 
 
@@ -45,10 +47,11 @@ class Judgement:
 
     @property
     def excused(self) -> bool:
-        """Whether nothing is wrong that the target did not say itself."""
-        return self.seen is not Verdict.HOLDS and _EXCUSES.issuperset(self.verdicts.values())
+        """Whether the case did not hold, and nothing of it is held against the target."""
+        held_against = set(self.verdicts.values()) - _NOT_HELD_AGAINST
+        return self.seen is not Verdict.HOLDS and not held_against
 
-    def blocked(self, why: str) -> Judgement:
+    def as_blocked(self, why: str) -> Judgement:
         """Of a case that is blocked and ran nevertheless: what was seen, held against nothing."""
         return replace(self, verdicts=dict.fromkeys(self.verdicts, Verdict.BLOCKED), reason=why)
 
@@ -68,30 +71,28 @@ def judge_end(
         without an exception, in any run of them.
     lack: what the target or its device does not have, see `lack_of`, in the last run.
     """
-    if lack and not (error is not None and verdict_of(error) is Verdict.UNKNOWN):
-        seen = Verdict.HOLDS if error is None else verdict_of(error)
-        verdicts = dict.fromkeys(plan.covers, Verdict.NOT_CLAIMED)
-        return Judgement(seen, verdicts, f"not claimed: {lack}", worked=False)
+    seen = Verdict.HOLDS if error is None else verdict_of(error)
+
+    def all_are(verdict: Verdict, reason: str, worked: bool = False) -> Judgement:
+        return Judgement(seen, dict.fromkeys(plan.covers, verdict), reason, worked)
+
+    if lack and seen is not Verdict.UNKNOWN:
+        return all_are(Verdict.NOT_CLAIMED, f"not claimed: {lack}")
     if error is None and not plan.lacks:
-        return Judgement(Verdict.HOLDS, dict.fromkeys(plan.covers, Verdict.HOLDS), "", True)
+        return all_are(Verdict.HOLDS, "", worked=True)
     if error is None:
         works = f"works, although {', '.join(plan.lacks)} is not claimed"
         reason = f"refused: {refusals[0]}" if refusals else works
-        verdicts = dict.fromkeys(plan.covers, Verdict.NOT_CLAIMED)
-        return Judgement(Verdict.HOLDS, verdicts, reason, worked=not refusals)
+        return all_are(Verdict.NOT_CLAIMED, reason, worked=not refusals)
     if isinstance(error, pytest.skip.Exception):
-        skipped = Verdict.BLOCKED if why_blocked else Verdict.NOT_EXERCISED
-        reason = why_blocked or str(error.msg)
-        return Judgement(skipped, dict.fromkeys(plan.covers, skipped), reason, False)
-    seen = verdict_of(error)
-    reason = error.brief if isinstance(error, RanksFailed) else _first_line(error)
+        seen = Verdict.BLOCKED if why_blocked else Verdict.NOT_EXERCISED
+        return all_are(seen, why_blocked or str(error.msg))
     # Whatever else a case shows, a call that asks for what is not claimed may be refused.
     excuses = [r for r in refusals if plan.lacks or target.lacks(r.needs)]
     if excuses and seen is not Verdict.UNKNOWN:
-        verdicts = dict.fromkeys(plan.covers, Verdict.NOT_CLAIMED)
-        return Judgement(seen, verdicts, f"refused: {excuses[0]}", False)
+        return all_are(Verdict.NOT_CLAIMED, f"refused: {excuses[0]}")
     covers = plan.covers
-    # A test without requirements may have started by itself what is left, and judges no target.
+    # A user's own test, without requirements, may itself have started what is left.
     if covers and isinstance(error, LeftBehind):
         covers = (LEAVES_NOTHING_BEHIND,)
     deviations = [target.deviation(id, seen) for id in covers]
@@ -103,7 +104,9 @@ def judge_end(
     declared = [deviation.reason for deviation in deviations if deviation]
     if declared and len(declared) == len(covers):
         reason = declared[0]
-    return Judgement(seen, verdicts, reason, False)
+    else:
+        reason = error.brief if isinstance(error, RanksFailed) else _first_line(error)
+    return Judgement(seen, verdicts, reason, worked=False)
 
 
 def verdict_of(error: BaseException) -> Verdict:

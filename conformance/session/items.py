@@ -42,7 +42,7 @@ def judgement_of(item: pytest.Item, error: BaseException | None) -> Judgement:
     target = item.config.stash[SETTINGS].target
     plan, refusals, lack = item.stash[PLAN], _refusals(item, error), _lack(item, error)
     judgement = judge_end(error, plan, target, item.stash.get(BLOCKED, ""), refusals, lack)
-    return judgement.blocked(item.stash[DIAGNOSED]) if DIAGNOSED in item.stash else judgement
+    return judgement.as_blocked(item.stash[DIAGNOSED]) if DIAGNOSED in item.stash else judgement
 
 
 def is_drawn(item: pytest.Item) -> bool:
