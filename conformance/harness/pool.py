@@ -56,14 +56,14 @@ from conformance.verdict import Verdict
 GRACE_S = 3.0
 _LEAVE_DEADLINE_S = 20.0
 _END_DEADLINE_S = 120.0  # of ranks that MPI has started: to kill one would end its job
-_SETTLING_S = 10.0  # what a rank needs that looks again and again whether something goes
+_SETTLING_S = 10.0  # for a rank that polls until its threads and sockets are gone
 # To import what a command needs, and to start on a device that dozens of processes start on.
 _BEGIN_DEADLINE_S = 180.0
 _LOAD_S = 30.0
 _POLL_S = 0.5
 _PROOF_DEADLINE_S = 10.0
 _LOOPBACK_WAIT_S = 5.0
-# Of what is left, this differs from one time to the next: names of shared memory may be random.
+# Parts of a leak's text that differ from run to run: names of shared memory may be random.
 _NUMBERS = re.compile(r"\d+|(?<=/sem\.)\w+|(?<=shared memory )\S+")
 _PLURALS = re.compile(r"(?<=descriptor)s| \(\d+ mappings\)")
 
@@ -86,13 +86,13 @@ class Leak:
     """Something that a rank still held after its groups were destroyed.
 
     outcome: what became of the rank, if it did not come back from destroying them.
-    is_held: whether it is something of the process, such as a thread, and not a group.
+    is_of_process: whether it is something of the process, such as a thread, and not a group.
     """
 
     rank: int
     what: str
     outcome: Died | StillRunning | None = None
-    is_held: bool = False
+    is_of_process: bool = False
 
     @property
     def verdict(self) -> Verdict:
@@ -101,7 +101,7 @@ class Leak:
 
     @property
     def kind(self) -> str:
-        """What it is, whichever of its kind it is."""
+        """`what` without numbers and names, to compare the leaks of two worlds."""
         return _NUMBERS.sub("N", _PLURALS.sub("", self.what))
 
     def __str__(self) -> str:
@@ -148,7 +148,7 @@ class Pool:
         raise at once: what this machine lacks, it lacks for the next case too, and finding out may
         take long.
         """
-        if self._in_doubt and not self._is_proven_sound(spec):
+        if self._in_doubt and not self._prove_sound(spec):
             self.close()
         return self._join(spec, deadline_s)
 
@@ -156,18 +156,10 @@ class Pool:
         self._spoilt = True  # until all ranks are there
         self._target = spec.target.name, spec.target.backend
         self._world_size = spec.world_size
-        if not self._cannot_start:
-            try:
-                store = self._ensure(spec.world_size)
-            except HarnessFault as fault:
-                if self._had_ranks:
-                    raise
-                self._cannot_start = str(fault)
-        if not self._cannot_start:
-            self.prepare(spec.target, spec.search_path)
-            self._spoilt = True
-        if self._cannot_start:  # only raised here: Hypothesis takes another line for another bug
-            raise HarnessFault(self._cannot_start)
+        store = self._start(spec)
+        self._spoilt = (
+            True  # not any more once they have imported the target, but they may not join
+        )
         prefix = f"world{next(self._worlds)}"
         commands = [
             Join(
@@ -189,10 +181,27 @@ class Pool:
         self._spoilt = not all(isinstance(o, Returned) for o in outcomes)
         return outcomes
 
-    def prepare(self, target: Target, search_path: tuple[str, ...]) -> str:
-        """Have all ranks import the target at the same time, if their launcher's way is to start
-        what they need together, and they have not yet.
+    def _start(self, spec: WorldSpec) -> dist.TCPStore:
+        """The store of the ranks, once they are there and have imported what they must together."""
+        store = None
+        if not self._cannot_start:
+            try:
+                store = self._ensure(spec.world_size)
+            except HarnessFault as fault:
+                if self._had_ranks:
+                    raise
+                self._cannot_start = str(fault)
+            else:
+                self.prepare(spec.target, spec.search_path)
+        if store is None or self._cannot_start:
+            # raised in this line alone: Hypothesis tells bugs apart by the line that raises
+            raise HarnessFault(self._cannot_start)
+        return store
 
+    def prepare(self, target: Target, search_path: tuple[str, ...]) -> str:
+        """Under MPI, where ranks must start what they need together: have all import the target.
+
+        Does nothing elsewhere, and nothing the second time.
         Returns what is wrong with the target, in one line, "" for nothing. If a rank hangs or dies,
         no rank can be started from then on: see [Note: ranks in an MPI job].
         """
@@ -212,13 +221,15 @@ class Pool:
             )
         return next((f"{a.type_name}: {a.message}" for a in answers if isinstance(a, Failed)), "")
 
-    def _is_proven_sound(self, spec: WorldSpec) -> bool:
-        """Whether the ranks in doubt can still make a group of the target, and use it and the
-        store."""
+    def _prove_sound(self, spec: WorldSpec) -> bool:
+        """Have the ranks in doubt make a group of the target, and use it and the store; whether
+        they could."""
         size = min(max(2, self._in_doubt), len(self._ranks))  # one rank alone proves little
         self._in_doubt = 0
-        if self._spoilt or not self._ranks:
-            return not self._spoilt
+        if self._spoilt:
+            return False
+        if not self._ranks:
+            return True
         if any(rank.answer_nowait() is not None for rank in self._ranks[size:]):
             return False  # it has died, although it had no part in what failed
         whole = replace(spec, world_size=size, default_group=True)
@@ -248,8 +259,7 @@ class Pool:
 
         repeat: makes a world and does once more what was done in the one that ends; says whether
             every rank came back. A backend may have threads and the like that it starts once in a
-            process and keeps: of what the first one left, only that was a leak of which a second
-            world of the same processes leaves more.
+            process and keeps: what a second world of the same processes leaves again is a leak.
 
         A target whose ranks once did not come back from destroying their groups is not asked to do
         it again: that would cost a deadline for every world.
@@ -260,8 +270,10 @@ class Pool:
         deadline_s = min(max(deadline_s, _SETTLING_S), _LEAVE_DEADLINE_S)
         leaks = self._leave_once(world_size, deadline_s)
         known = self._left_by_each[self._target]
-        may_be_kept = all(leak.is_held and leak.kind not in known for leak in leaks)
-        if repeat and leaks and may_be_kept and repeat():
+        may_be_kept = all(leak.is_of_process for leak in leaks) and any(
+            leak.kind not in known for leak in leaks
+        )
+        if repeat and may_be_kept and repeat():
             left_again = {leak.kind for leak in self._leave_once(world_size, deadline_s)}
             leaks = [leak for leak in leaks if leak.kind in left_again]
             known.update(leak.kind for leak in leaks)
@@ -270,7 +282,7 @@ class Pool:
         return leaks
 
     def excuse(self, target: Target) -> None:
-        """What worlds of the target have left was left because it broke off, as it says."""
+        """Forget what worlds of the target left: a deviation that it declares explains it."""
         self._left_by_each.pop((target.name, target.backend), None)
 
     def _leave_once(self, world_size: int, deadline_s: float) -> list[Leak]:
@@ -281,19 +293,19 @@ class Pool:
         for rank, answer in enumerate(answers):
             if isinstance(answer, Left):
                 leaks += [Leak(rank, what) for what in answer.leaks]
-                leaks += [Leak(rank, what, is_held=True) for what in answer.held]
+                leaks += [Leak(rank, what, is_of_process=True) for what in answer.held]
                 changed.update(answer.changed)
             else:
-                how = f"its groups, which it was destroying ({answer})"
+                what = f"its groups, which it was destroying ({answer})"
                 gone = answer if isinstance(answer, Died | StillRunning) else None
-                leaks.append(Leak(rank, how, gone))
+                leaks.append(Leak(rank, what, gone))
                 if isinstance(answer, StillRunning) and answer.verdict is Verdict.TIMEOUT:
                     self._hung_leaving.add(self._target)
         own_changes = self._own_changes.setdefault(self._target, OwnChanges())
         if self._is_new:
             own_changes.note_first_world(changed)
         self._is_new = False
-        self._is_changed |= not own_changes.explain(changed)
+        self._is_changed |= not own_changes.explains(changed)
         return leaks
 
     def outputs(self) -> list[str]:
@@ -413,7 +425,8 @@ class _Round:
         at_once = (Prepare, Leave, End)
         self._begun = {r for r, c in zip(ranks, commands, strict=True) if isinstance(c, at_once)}
         self._is_timed = self._has_failed = False
-        # A call needs no more than the module of its function; a stopped rank never begins.
+        # A call needs no more than the module of its function, so do not wait as long for a rank
+        # that is stopped and never begins.
         calls = all(isinstance(command, Call) for command in commands)
         wait_s = min(_BEGIN_DEADLINE_S, deadline_s + _LOAD_S) if calls else _BEGIN_DEADLINE_S
         self._give_up_at = time.monotonic() + wait_s
@@ -433,11 +446,23 @@ class _Round:
             for index, rank in enumerate(self._ranks):
                 rank.bound_output()
                 if self._answers[index] is None:
-                    self._answers[index] = _hear(rank, self._begun)
+                    self._answers[index] = self._hear(rank)
             self._set_clock()
         hung = partial(_still_running, after_failure=self._has_failed)
         paired = zip(self._ranks, self._answers, strict=True)
         return [hung(rank) if answer is None else answer for rank, answer in paired]
+
+    def _hear(self, rank: RankProcess | RemoteRank) -> Answer | Died | None:
+        """What it has answered, if it has."""
+        said = rank.answer_nowait()
+        if isinstance(said, Begun):
+            self._begun.add(rank)
+            said = rank.answer_nowait()
+            if isinstance(said, Begun):
+                said = Garbled("the rank said twice that it had begun")
+        if said is not None:
+            self._begun.add(rank)
+        return said
 
     def _set_clock(self) -> None:
         """The deadline counts from when all have begun; after a failure there is a short grace."""
@@ -450,20 +475,6 @@ class _Round:
         if failed and not self._has_failed and not self._wait_for_all:
             self._has_failed = True
             self._give_up_at = min(self._give_up_at, now + GRACE_S)
-
-
-def _hear(
-    rank: RankProcess | RemoteRank, have_begun: set[RankProcess | RemoteRank]
-) -> Answer | Died | None:
-    said = rank.answer_nowait()
-    if isinstance(said, Begun):
-        have_begun.add(rank)
-        said = rank.answer_nowait()
-        if isinstance(said, Begun):
-            said = Garbled("the rank said twice that it had begun")
-    if said is not None:
-        have_begun.add(rank)
-    return said
 
 
 def _still_running(rank: RankProcess | RemoteRank, *, after_failure: bool) -> StillRunning:

@@ -200,6 +200,6 @@ class OwnChanges:
         """changed: the names of what is not as before the first world of new processes."""
         self._in_a_row = Counter({name: self._in_a_row[name] + 1 for name in changed})
 
-    def explain(self, changed: Iterable[str]) -> bool:
+    def explains(self, changed: Iterable[str]) -> bool:
         """Whether all of these are the target's."""
         return all(self._in_a_row[name] >= _OWN_AFTER for name in changed)

@@ -187,12 +187,12 @@ def test_timers_are_stopped() -> None:
 
 def test_what_changes_in_one_first_world_after_the_other_is_the_targets() -> None:
     own = OwnChanges()
-    assert own.explain(())
+    assert own.explains(())
     for _ in range(7):
         own.note_first_world(["cores", "locale"])
-        assert not own.explain(["cores"])
+        assert not own.explains(["cores"])
     own.note_first_world(["cores"])
-    assert own.explain(["cores"])
-    assert not own.explain(["cores", "locale"])
+    assert own.explains(["cores"])
+    assert not own.explains(["cores", "locale"])
     own.note_first_world([])
-    assert not own.explain(["cores"])
+    assert not own.explains(["cores"])
