@@ -13,6 +13,7 @@ from conformance import (
     Ranks,
     assert_each_rank,
     assert_same_on_all_ranks,
+    assert_that,
     covers,
     needs,
     not_probed,
@@ -232,22 +233,20 @@ def test_lists_are_gathered_when_the_future_is_done(ranks: Ranks) -> None:
     assert_same_on_all_ranks(got, want=[tensors(rank, SHAPES) for rank in range(n)])
 
 
-def wrong_lists(me: Me) -> list[bool]:
-    """Whether lists of a wrong length, an inner list of a wrong length, and a tensor of a wrong
-    size were refused."""
+def wrong_lists(me: Me) -> dict[str, str]:
+    """What came of each, as `refused` says it."""
     x = torch.ones(4, device=me.device)
     n = me.world_size
 
     def output(numel: int = 4) -> Tensor:
         return torch.zeros(numel, device=me.device)
 
-    wrong = [
-        [[output()] for _ in range(n + 1)],
-        [[output(), output()] for _ in range(n)],
-        [[output(5)] for _ in range(n)],
-    ]
-    said = [refused(dist.all_gather_coalesced, lists, [x]) for lists in wrong]
-    return [words in ("RuntimeError", "ValueError") for words in said]
+    wrong = {
+        "a list for each rank and one more": [[output()] for _ in range(n + 1)],
+        "two outputs of one input": [[output(), output()] for _ in range(n)],
+        "outputs of 5 elements for inputs of 4": [[output(5)] for _ in range(n)],
+    }
+    return {what: refused(dist.all_gather_coalesced, lists, [x]) for what, lists in wrong.items()}
 
 
 @chapter.must(
@@ -259,4 +258,6 @@ def wrong_lists(me: Me) -> list[bool]:
 @not_probed()
 @world_sizes(2)
 def test_wrong_lists_are_refused(ranks: Ranks) -> None:
-    assert_each_rank(ranks.run(wrong_lists), [[True] * 3] * 2)
+    for rank, found in enumerate(ranks.run(wrong_lists)):
+        for what, came in found.items():
+            assert_that(came.endswith("Error"), f"{what}: should be refused, and it {came}", rank)

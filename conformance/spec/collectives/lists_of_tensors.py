@@ -26,9 +26,10 @@ def each_reduced(
 
 
 def refused(call: Any, *args: Any, **kwargs: Any) -> str:
-    """The type of the error that the call raises, or what it returned."""
+    """Which of the usual kinds of errors the call raises, or what it returned."""
+    kinds = (ValueError, RuntimeError, TypeError)
     try:
         returned = call(*args, **kwargs)
-    except (ValueError, RuntimeError, TypeError) as error:
-        return type(error).__name__
+    except kinds as error:
+        return next(kind.__name__ for kind in kinds if isinstance(error, kind))
     return f"returned {returned}"

@@ -24,14 +24,14 @@ chapter = Chapter("collectives")
 
 def refusals(me: Me, dtype: str, op: str) -> dict[str, tuple[str, str]]:
     """Kind and words of each collective's refusal, "nothing" and "" where it does not refuse."""
-    found = {}
+    found, kinds = {}, (ValueError, RuntimeError, TypeError)
     for collective in REDUCING:
         if not me.target.capabilities.has(f"op:{collective}"):
             continue
         try:
             perform(me, Call(collective, (3,), dtype), reduce_op=REDUCE_OPS[op])
-        except (RuntimeError, ValueError) as error:
-            kind = "ValueError" if isinstance(error, ValueError) else "RuntimeError"
+        except kinds as error:
+            kind = next(kind.__name__ for kind in kinds if isinstance(error, kind))
             found[collective] = kind, str(error)
         else:
             found[collective] = "nothing", ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_that, world_sizes
 from conformance.spec.ddp.models import WIDTH, Perceptron, Recipe, loss_of, normal
 from conformance.spec.ddp.training_runs import assert_grads
+from conformance.spec.signatures import arguments_of, assert_takes
 from conformance.target import resolve
 
 chapter = Chapter("ddp")
@@ -105,20 +105,17 @@ def test_what_a_wrapper_is(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(looks), [True] * 6, what="what it is")
 
 
-def arguments_of(me: Me) -> list[str]:
-    parameters = inspect.signature(resolve(me.target.ddp)).parameters.values()
-    return [f"{p.name}={p.default}" for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+def takes(me: Me) -> list[str]:
+    return arguments_of(resolve(me.target.ddp))
 
 
 @chapter.should(
     "ddp/signature",
-    "The constructor takes torch's arguments by their names, with torch's defaults.",
+    "The constructor takes torch's arguments by their names, in their order, with torch's "
+    "defaults.",
     source="torch 2.13, DistributedDataParallel.__init__",
 )
 @world_sizes(1)
 def test_the_signature(ranks: Ranks) -> None:
-    [got] = ranks.run(arguments_of)
-    parameters = inspect.signature(TorchDDP).parameters.values()
-    want = [f"{p.name}={p.default}" for p in parameters]
-    missing = [argument for argument in want if argument not in got]
-    assert_that(not missing, f"missing or with another default: {', '.join(missing)}")
+    [got] = ranks.run(takes)
+    assert_takes(got, arguments_of(TorchDDP))

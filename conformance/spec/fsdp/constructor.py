@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from typing import Any
 from unittest import mock
@@ -41,6 +40,7 @@ from conformance.spec.fsdp.training_runs import (
     train_whole,
     wrap,
 )
+from conformance.spec.signatures import arguments_of, assert_takes
 from conformance.target import resolve
 
 DOCS = "torch 2.13 docs, FullyShardedDataParallel"
@@ -83,21 +83,20 @@ def test_modules_that_set_attributes_their_way(ranks: Ranks, orig: bool) -> None
         assert_that(passed == 0, f"FSDP_USE_UNSAFE_SETATTR=1: calls of __setattr__: {passed}", rank)
 
 
-def signature_of(me: Me) -> list[str]:
-    signature = inspect.signature(resolve(me.target.fsdp).__init__)
-    return [f"{p.name}={p.default}" for p in signature.parameters.values()]
+def takes(me: Me) -> list[str]:
+    return arguments_of(resolve(me.target.fsdp))
 
 
-@chapter.must(
+@chapter.should(
     "fsdp/signature",
-    "Names, order and defaults of the arguments are torch's.",
+    "The constructor takes torch's arguments by their names, in their order, with torch's "
+    "defaults.",
     source=f"{DOCS}, parameters",
 )
 @world_sizes(1)
 def test_the_signature(ranks: Ranks) -> None:
-    theirs = inspect.signature(TorchFSDP.__init__).parameters.values()
-    want = [f"{p.name}={p.default}" for p in theirs]
-    assert_same_on_all_ranks(ranks.run(signature_of), want, what="arguments")
+    [got] = ranks.run(takes)
+    assert_takes(got, arguments_of(TorchFSDP))
 
 
 def see_through(me: Me) -> dict[str, bool]:

@@ -123,7 +123,8 @@ def annotate(me: Me) -> list[str]:
     cls = resolve(me.target.fsdp)
     with enable_wrap(wrapper_cls=cls, device_id=me.device):
         module = nn.Sequential(wrap_annotated(nn.Linear(2, 2)), nn.ReLU())
-    return [type(part).__name__ for part in module]
+    made = cls if isinstance(cls, type) else type(cls(nn.Linear(2, 2), device_id=me.device))
+    return [type(part).__name__.replace(made.__name__, "the class") for part in module]
 
 
 @chapter.must(
@@ -133,8 +134,7 @@ def annotate(me: Me) -> list[str]:
 )
 @world_sizes(2)
 def test_wrapping_by_annotation(ranks: Ranks) -> None:
-    want = ["FullyShardedDataParallel", "ReLU"]
-    assert_same_on_all_ranks(ranks.run(annotate), want, what="types")
+    assert_same_on_all_ranks(ranks.run(annotate), ["the class", "ReLU"], what="types")
 
 
 class Aliases(nn.Module):

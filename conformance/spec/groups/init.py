@@ -96,7 +96,7 @@ def start_with_a_rank_too_high(me: Me) -> None:
         start(me, "too high", rank=me.world_size + 2, timeout=timedelta(seconds=5))
 
 
-@chapter.must(
+@chapter.should(
     "init/rank-out-of-range",
     "A rank that is not less than the world size is refused at once.",
     source="gloo: 'rank < size'",

@@ -94,26 +94,26 @@ def call_with(me: Me, shape: tuple[int, ...], track: bool) -> None:
 
 @chapter.must(
     "sync_batchnorm/two-dimensions-at-least",
-    "An input with fewer dimensions raises ValueError 'expected at least 2D input'.",
+    "An input with fewer than two dimensions raises a ValueError that speaks of dimensions.",
     source="observed, torch 2.13.0",
 )
 @world_sizes(2)
 @pytest.mark.parametrize("shape", [(), (2,)], ids=str)
 def test_too_few_dimensions(ranks: Ranks, shape: tuple[int, ...]) -> None:
     outcomes = ranks.outcomes(call_with, shape, True)
-    assert_raised(outcomes, ValueError, match=r"expected at least 2D input \(got \dD input\)")
+    assert_raised(outcomes, ValueError, match=r"(?i)\dD\b|dim")
 
 
 @chapter.must(
     "sync_batchnorm/no-channels",
-    "An input of zero channels raises ValueError 'number of input channels should be non-zero'.",
+    "An input of zero channels raises a ValueError that speaks of channels.",
     source="observed, torch 2.13.0",
 )
 @world_sizes(2)
 @pytest.mark.parametrize("shape", [(3, 0), (3, 0, 2)], ids=str)
 def test_no_channels(ranks: Ranks, shape: tuple[int, ...]) -> None:
     outcomes = ranks.outcomes(call_with, shape, True)
-    assert_raised(outcomes, ValueError, match="number of input channels should be non-zero")
+    assert_raised(outcomes, ValueError, match="(?i)channel")
 
 
 @chapter.must(

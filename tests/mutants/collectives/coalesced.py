@@ -51,7 +51,7 @@ class AsyncCoalescingDoesNothing(ForwardingGroup):
         return Done() if opts.asyncOp else super().allgather_coalesced(outputs, inputs, opts)
 
 
-@breaks("all_gather_coalesced/arguments", says=r"rank 0 is wrong\nat \[0\]: got False, want True")
+@breaks("all_gather_coalesced/arguments", says="should be refused, and it returned")
 class AllGatherCoalescedTakesMoreLists(ForwardingGroup):
     """There may be more lists than ranks."""
 

@@ -132,7 +132,7 @@ def _with_few_arguments(right: Any) -> Any:
     return wrong
 
 
-@breaks("fsdp/signature", says="arguments: rank . ")
+@breaks("fsdp/signature", says="missing or with another default: sharding_strategy")
 @breaks("fsdp/annotated-wrapping", says="unexpected keyword argument")
 class TakesAModuleAndAGroupAlone(Swapped):
     swaps = ((api.FullyShardedDataParallel, "__init__", _with_few_arguments),)
