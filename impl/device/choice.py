@@ -12,7 +12,7 @@ from impl.device.handle import DeviceHandle
 from impl.device.host import HostHandle
 
 _handles: dict[tuple[str, int | None], DeviceHandle] = {}
-_substitute: DeviceHandle | None = None
+_substitutes: tuple[DeviceHandle, ...] = ()
 
 
 def handle_for(device: torch.device) -> DeviceHandle:
@@ -21,8 +21,8 @@ def handle_for(device: torch.device) -> DeviceHandle:
     Raises:
         AttributeError: if torch has no module for that device type.
     """
-    if _substitute is not None:
-        return _substitute
+    if _substitutes:
+        return _substitutes[min(device.index or 0, len(_substitutes) - 1)]
     key = device.type, device.index
     if key not in _handles:
         _handles[key] = _made_for(device)
@@ -41,6 +41,8 @@ _HOST = torch.device("cpu")
 
 def handle_of(tensor: torch.Tensor) -> DeviceHandle:
     """The handle of the device that a tensor is on; the host's for one without a module, "meta"."""
+    if _substitutes:
+        return handle_for(tensor.device)
     is_hosts = tensor.is_cpu or not hasattr(torch, tensor.device.type)
     return handle_for(_HOST if is_hosts else tensor.device)
 
@@ -54,14 +56,14 @@ def types_served() -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def substituted_handle(handle: DeviceHandle) -> Iterator[None]:
-    """Inside, every device's handle is `handle`: for checking the order of accesses.
+def substituted_handle(*handles: DeviceHandle) -> Iterator[None]:
+    """Inside, device 0 has the first of `handles`, and so on: for checking the order of accesses.
 
-    What was built inside keeps it afterwards.
+    Further devices have the last one. What was built inside keeps its handle afterwards.
     """
-    global _substitute
-    before, _substitute = _substitute, handle
+    global _substitutes
+    before, _substitutes = _substitutes, handles
     try:
         yield
     finally:
-        _substitute = before
+        _substitutes = before

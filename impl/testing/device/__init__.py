@@ -10,6 +10,7 @@ and the results are wrong once in a thousand runs. Here the same code runs on CP
     memory        what lies where: allocations, on the device or the host, and their accesses
     kernels       every torch operation becomes a kernel on the current stream (a dispatch mode)
     simulated     the device: what a program calls, and what was found
+    autograd      backward passes over several devices, with a thread for each
     future        a future with streams
     handles       the device as a `impl.device.DeviceHandle`
     watched_gloo  process groups of `impl.gloo` on it
@@ -18,4 +19,6 @@ and the results are wrong once in a thousand runs. Here the same code runs on CP
 Two things are independent of each other. The clocks find every pair of accesses that is not
 ordered, in whichever order it happened to be executed. And the schedule executes in a drawn order,
 on memory that holds NaN until it is written, so a missing wait shows in the results as well.
+
+It is one device, or several of them: see [Note: Several devices] in `simulated`.
 """

@@ -2,8 +2,8 @@
 
 They hold what this rank holds, so every result can be computed here: a sum is a multiple, a gather
 repeats. Collectives run as those of NCCL do: a synchronous one on the current stream, an
-asynchronous one on a stream of the group, which waiting orders the current stream after. The host
-waits for nothing.
+asynchronous one on a stream of the group, which waiting orders the current stream after. The group
+has a stream on each device. The host waits for nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from impl.testing.device.future import SimulatedFuture
-from impl.testing.device.simulated import SimulatedDevice, SimulatedEvent
+from impl.testing.device.simulated import SimulatedDevice, SimulatedEvent, SimulatedStream
 
 _ProcessGroup: Any = dist.ProcessGroup
 
@@ -29,7 +29,7 @@ class ImaginedGroup(_ProcessGroup):  # type: ignore[misc]  # as Any: see impl.gl
         _ProcessGroup.__init__(self, 0, world_size)
         self._device = device
         self._size = world_size
-        self._stream = device.new_stream(f"of group {name}")
+        self._streams: dict[int, SimulatedStream] = {}  # by device
         self._name = name
 
     def rank(self) -> int:
@@ -91,21 +91,30 @@ class ImaginedGroup(_ProcessGroup):  # type: ignore[misc]  # as Any: see impl.gl
         self, run: Callable[[], None], outputs: list[Tensor], opts: Any, *inputs: Tensor
     ) -> dist.Work:
         device = self._device
+        index = next(
+            (device.index_of(tensor) or 0 for tensor in outputs), device.current.device_index
+        )
         if not getattr(opts, "asyncOp", True):
             run()
-            return ImaginedWork(device, None, outputs)
+            return ImaginedWork(device, index, None, outputs)
+        stream = self._stream(index)
         before = device.new_event()
-        before.record_here()
-        before.order(self._stream)
-        with device.use_stream(self._stream):
+        before.record_here(index)
+        before.order(stream)
+        with device.use_stream(stream):
             run()
             for tensor in (*outputs, *inputs):
-                device.tell_allocator(tensor, self._stream)
+                device.tell_allocator(tensor, stream)
             done = device.new_event()
             done.record_here()
-            future = SimulatedFuture(device)
+            future = SimulatedFuture(device, index)
             future.set_result(outputs)
-        return ImaginedWork(device, (done, future), outputs)
+        return ImaginedWork(device, index, (done, future), outputs)
+
+    def _stream(self, index: int) -> SimulatedStream:
+        if index not in self._streams:
+            self._streams[index] = self._device.new_stream(f"of group {self._name}", index)
+        return self._streams[index]
 
 
 class ImaginedWork(dist.Work):
@@ -114,17 +123,19 @@ class ImaginedWork(dist.Work):
     def __init__(
         self,
         device: SimulatedDevice,
+        index: int,
         pending: tuple[SimulatedEvent, SimulatedFuture] | None,
         outputs: list[Tensor],
     ) -> None:
         super().__init__()
         self._device = device
+        self._index = index
         self._pending = pending
         self._outputs = outputs
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         if self._pending is not None:
-            self._pending[0].order(self._device.current_stream())
+            self._pending[0].order(self._device.current_stream(self._index))
         return True
 
     def is_completed(self) -> bool:
@@ -133,6 +144,6 @@ class ImaginedWork(dist.Work):
     def get_future(self) -> torch.futures.Future[Any]:
         if self._pending is not None:
             return self._pending[1]
-        future = SimulatedFuture(self._device)
+        future = SimulatedFuture(self._device, self._index)
         future.set_result(self._outputs)
         return future

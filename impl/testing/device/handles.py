@@ -20,14 +20,17 @@ class SimulatedHandle:
     type = "cpu"
     has_streams = True
 
-    def __init__(self, device: SimulatedDevice) -> None:
+    def __init__(self, device: SimulatedDevice, index: int = 0) -> None:
+        """index: of several devices, the one that this is the handle of."""
         self._device = device
+        self._index = index
 
     def is_available(self) -> bool:
         return True
 
     def current_device(self) -> torch.device:
-        return torch.device("cpu")
+        index = self._device.current.device_index
+        return torch.device("cpu", index) if index else torch.device("cpu")
 
     def ranks_per_node(self) -> int:
         return 2
@@ -36,10 +39,10 @@ class SimulatedHandle:
         return self._device.is_on_device(tensor)
 
     def new_stream(self, priority: int = 0) -> SimulatedStream:
-        return self._device.new_stream()
+        return self._device.new_stream(index=self._index)
 
     def current_stream(self) -> SimulatedStream:
-        return self._device.current_stream()
+        return self._device.current_stream(self._index)
 
     @contextlib.contextmanager
     def use_stream(self, stream: Any) -> Iterator[None]:
@@ -47,10 +50,10 @@ class SimulatedHandle:
             yield
 
     def record_event(self) -> SimulatedEvent:
-        return self._device.current_stream().record_event()
+        return self.current_stream().record_event()
 
     def new_future(self) -> SimulatedFuture:
-        return SimulatedFuture(self._device)
+        return SimulatedFuture(self._device, self._index)
 
     def mark(self) -> TimeMark:
         return HostMark()

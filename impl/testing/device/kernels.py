@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -45,6 +46,7 @@ _ALLOCATE_ONLY = frozenset(
 _COPIES = frozenset(["copy_", "_to_copy", "_foreach_copy_"])
 _META = torch.device("meta")
 _PLAIN = (Tensor, nn.Parameter)
+_DEVICE_OF = frozenset([Tensor.device.__get__])
 
 
 class Interception(TorchDispatchMode):
@@ -71,7 +73,10 @@ class Interception(TorchDispatchMode):
 
 
 class Naming(TorchFunctionMode):
-    """Active beside it: torch fills in the device before operators see the call, but not here."""
+    """Active beside it: torch fills in the device before operators see the call, but not here.
+
+    It also answers what asks for a tensor's device, see [Note: Several devices].
+    """
 
     def __init__(self, device: SimulatedDevice) -> None:
         super().__init__()
@@ -84,10 +89,32 @@ class Naming(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        names_device = (kwargs or {}).get("device") is not None
-        # autograd makes what it needs, such as zeros, where the gradients are
-        with self._device.naming(names_device or func is torch.Tensor.backward):
-            return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func in _DEVICE_OF and type(args[0]) in _PLAIN:
+            index = self._device.index_of(args[0])
+            return torch.device("cpu", index) if index else func(*args)
+        if func is Tensor.backward:
+            # autograd makes what it needs, such as zeros, where the gradients are
+            with self._device.naming(True), self:
+                return _backward(*args, **kwargs)
+        named = kwargs.get("device")
+        index = None if named is None else torch.device(named).index or 0
+        with self._device.naming(named is not None, index):
+            return func(*args, **kwargs)
+
+
+def _backward(
+    tensor: Tensor,
+    gradient: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Any = None,
+) -> None:
+    """As the method, but hooks see the modes: torch suspends them for tensors, not for edges."""
+    if gradient is None and tensor.numel() == 1:
+        gradient = torch.ones_like(tensor)
+    edge = get_gradient_edge(tensor)
+    torch.autograd.backward(edge, gradient, retain_graph, create_graph, inputs=inputs)
 
 
 class Operation:
@@ -173,19 +200,34 @@ class Operation:
             with self._device.executing():
                 results = self._func(*self._with_valid_indices(), **self._kwargs)
             fresh = [t for t in _tensors(results) if not self._device.memories.is_known(t)]
-            made = [self._device.allocate(tensor) for tensor in fresh]
+            index = self._index(memories)
+            made = [self._device.allocate(tensor, index) for tensor in fresh]
             outputs = [Elements.of(t, m) for t, m in zip(fresh, made, strict=True) if m is not None]
             if self._name in _ALLOCATE_ONLY:
                 return results
             writes = outputs
             run = self._again(places, outputs)
-        kernel = self._device.launch(run, reads, writes, self._name)
-        if self._name in _HOST_MUST_KNOW or self._is_blocking_copy(memories):
-            self._device.wait_for(kernel)
+        self._device.launch(
+            run,
+            reads,
+            writes,
+            self._name,
+            copies=self._name in _COPIES,
+            host_waits=self._name in _HOST_MUST_KNOW or self._is_blocking_copy(memories),
+        )
         if self._name in _HOST_MUST_KNOW:
             with self._device.executing():
                 return self._now()
         return results
+
+    def _index(self, memories: dict[int, Memory | None]) -> int | None:
+        """Of the device that new results lie on; None for the current one."""
+        named = self._kwargs.get("device")
+        if named is not None and named.index is not None:
+            return int(named.index)
+        if self._device.named_index is not None:
+            return self._device.named_index
+        return next((m.home.index for m in memories.values() if m and m.is_on_device), None)
 
     def _with_valid_indices(self) -> list[Any]:
         """The arguments; indices that have not been computed yet may be out of range."""
@@ -294,7 +336,8 @@ class Operation:
             for tensor in _tensors(results):
                 for part in _parts(tensor):
                     if not self._device.memories.is_known(part):
-                        self._device.adopt_result(part, self._name)
+                        index = self._index(dict(enumerate(m for _, m in memories)))
+                        self._device.adopt_result(part, self._name, index)
             return results
 
 

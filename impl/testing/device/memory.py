@@ -112,9 +112,9 @@ class Memories:
         """
         self._lock = lock
         self._unseen = unseen
-        # None while it has no bytes. Addresses come again, so each entry also says whose it is:
+        # None while it has no bytes; its home. Addresses come again, so each entry also says whose:
         # torch keeps one Python object for a storage for as long as the storage lives.
-        self._by_storage: dict[int, tuple[weakref.ref[Any], Memory | None]] = {}
+        self._by_storage: dict[int, tuple[weakref.ref[Any], Memory | None, Any]] = {}
         self._on_end = on_end
 
     def find(self, tensor: Tensor) -> Memory | None:
@@ -125,6 +125,10 @@ class Memories:
         """Whether the tensor's storage has had a memory, even if it has no bytes at present."""
         entry = self._by_storage.get(self._key(tensor))
         return entry is not None and entry[0]() is tensor.untyped_storage()
+
+    def home_of(self, tensor: Tensor) -> Any:
+        """The stream that a tensor's memory is, or was last, allocated on; None for the host's."""
+        return self._by_storage[self._key(tensor)][2] if self.is_known(tensor) else None
 
     def add(self, tensor: Tensor, kind: str, home: Any, *, spoilt: bool = False) -> Memory | None:
         """A new memory for a tensor's storage; None if that has no bytes.
@@ -142,15 +146,15 @@ class Memories:
                 memory = Memory(kind, storage.data_ptr(), nbytes, home)
                 if spoilt:
                     memory.spoil()
-        self._by_storage[key] = (weakref.ref(storage), memory)
+        self._by_storage[key] = (weakref.ref(storage), memory, home)
         return memory
 
     def end(self, tensor: Tensor) -> None:
         """A storage is about to be resized to nothing; another memory may follow in it."""
         key = self._key(tensor)
-        reference = weakref.ref(tensor.untyped_storage())
+        reference, home = weakref.ref(tensor.untyped_storage()), self.home_of(tensor)
         self._end(key, None)
-        self._by_storage[key] = (reference, None)
+        self._by_storage[key] = (reference, None, home)
 
     def _key(self, tensor: Tensor) -> int:
         key: int = tensor.untyped_storage()._cdata

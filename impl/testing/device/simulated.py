@@ -7,6 +7,14 @@ with device:
     with device.use_stream(side):
         y = x + 1                           # not ordered after the kernel that fills x
 device.findings                             # says so
+
+[Note: Several devices]
+`torch.device("cpu")` names the first device, `torch.device("cpu", 1)` the second one, and so on;
+inside, `tensor.device` answers so, too. Each has streams of its own, and each thread has a current
+device and a current stream of every device. A kernel runs on the current stream of the device that
+its operands lie on. Copies may go from one device to another: then the current streams of both wait
+for each other, before and after, as torch has them do. Any other kernel that takes operands of two
+devices is an error there, and a finding here.
 """
 
 from __future__ import annotations
@@ -18,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +57,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is wrong on a device. kind: "race", "reused", "unpinned" or "freed"."""
+    """Something that is wrong. kind: "race", "reused", "unpinned", "freed" or "devices"."""
 
     kind: str
     text: str
@@ -76,9 +84,9 @@ class SimulatedEvent:
             self._kernel = stream.put(None)
             self._clock = dict(stream.actor.clock)
 
-    def record_here(self) -> None:
-        """On the current stream, for the simulation itself: no call of the program."""
-        self._record(self._device.current_stream())
+    def record_here(self, index: int | None = None) -> None:
+        """On the current stream (of a device), for the simulation itself, not for the program."""
+        self._record(self._device.current_stream(index))
 
     def wait(self, stream: SimulatedStream | None = None) -> None:
         if not self._device.leaves_out("wait"):
@@ -112,11 +120,12 @@ class SimulatedEvent:
 
 
 class SimulatedStream:
-    """A queue of kernels."""
+    """A queue of kernels. index: of its device."""
 
-    def __init__(self, device: SimulatedDevice, name: str) -> None:
+    def __init__(self, device: SimulatedDevice, name: str, index: int = 0) -> None:
         self._device = device
         self.name = name
+        self.index = index
         self.actor = Actor(f"stream {name}")
         self.given_back: list[ActorStep] = []  # uses of memory that the next allocation may get
         self._last: Kernel | None = None
@@ -155,8 +164,15 @@ class SimulatedStream:
             self._snapshot()._synchronize()
 
 
+class CurrentStreams(NamedTuple):
+    """Of one thread. streams: by device, where it is not the default one."""
+
+    streams: dict[int, SimulatedStream]
+    device_index: int  # of the current device
+
+
 class SimulatedDevice:
-    """One device. Enter it on each thread whose operations are to be seen.
+    """One device, or several. Enter it on each thread whose operations are to be seen.
 
     schedule: when kernels are executed.
     left_out: a call of the program that must not take place, for showing that it is needed.
@@ -175,7 +191,7 @@ class SimulatedDevice:
         self._left_out = left_out
         self._local = threading.local()
         self._streams_made = 0
-        self._default = SimulatedStream(self, "default")
+        self._defaults = {0: SimulatedStream(self, "default")}
 
     def __enter__(self) -> SimulatedDevice:
         modes = contextlib.ExitStack()
@@ -225,15 +241,25 @@ class SimulatedDevice:
     @property
     def names_device(self) -> bool:
         """Whether the call that is under way says on which device it wants its result."""
-        return bool(getattr(self._local, "names_device", False))
+        return self._named[0]
+
+    @property
+    def named_index(self) -> int | None:
+        """Which device it names; None for the one that its operands lie on, or the current one."""
+        return self._named[1]
+
+    @property
+    def _named(self) -> tuple[bool, int | None]:
+        named: tuple[bool, int | None] = getattr(self._local, "named", (False, None))
+        return named
 
     @contextlib.contextmanager
-    def naming(self, names_device: bool) -> Iterator[None]:
-        before, self._local.names_device = self.names_device, names_device
+    def naming(self, names_device: bool, index: int | None = None) -> Iterator[None]:
+        before, self._local.named = self._named, (names_device, index)
         try:
             yield
         finally:
-            self._local.names_device = before
+            self._local.named = before
 
     def hand_over(self) -> Clock:
         """What this thread knows, for a thread that goes on from here."""
@@ -245,30 +271,54 @@ class SimulatedDevice:
 
     # -- streams and events
 
-    def new_stream(self, name: str = "") -> SimulatedStream:
+    def new_stream(self, name: str = "", index: int = 0) -> SimulatedStream:
         self._streams_made += 1
-        return SimulatedStream(self, name or str(self._streams_made))
+        return SimulatedStream(self, name or str(self._streams_made), index)
 
-    def current_stream(self) -> SimulatedStream:
-        stream: SimulatedStream = getattr(self._local, "stream", self._default)
-        return stream
+    def default_stream(self, index: int) -> SimulatedStream:
+        """Of one device; all threads begin with it."""
+        with self.lock:
+            if index not in self._defaults:
+                name = f"default of device {index}"
+                self._defaults[index] = SimulatedStream(self, name, index)
+            return self._defaults[index]
 
     @property
     def main_stream(self) -> SimulatedStream:
-        """The default stream, which all threads begin with."""
-        return self._default
+        """The default stream of the first device."""
+        return self._defaults[0]
+
+    @property
+    def current(self) -> CurrentStreams:
+        """The calling thread's current device, and its current stream of each device."""
+        current: CurrentStreams = getattr(self._local, "current", CurrentStreams({}, 0))
+        return current
+
+    @current.setter
+    def current(self, current: CurrentStreams) -> None:
+        self._local.current = current
+
+    def current_stream(self, index: int | None = None) -> SimulatedStream:
+        """The calling thread's, of a device, or of its current device."""
+        streams, own_index = self.current
+        index = own_index if index is None else index
+        return streams.get(index) or self.default_stream(index)
 
     def change_stream(self, stream: SimulatedStream) -> None:
-        """From now on `stream` is this thread's current one, as an autograd engine does it."""
-        self._local.stream = stream
+        """From now on `stream` is this thread's current one, as an autograd engine does it.
+
+        The thread's device is that of the stream, and of other devices it has the default streams.
+        """
+        self.current = CurrentStreams({stream.index: stream}, stream.index)
 
     @contextlib.contextmanager
     def use_stream(self, stream: SimulatedStream) -> Iterator[None]:
-        before, self._local.stream = self.current_stream(), stream
+        before = self.current
+        self.current = CurrentStreams({**before.streams, stream.index: stream}, stream.index)
         try:
             yield
         finally:
-            self._local.stream = before
+            self.current = before
 
     def new_event(self) -> SimulatedEvent:
         return SimulatedEvent(self)
@@ -277,7 +327,7 @@ class SimulatedDevice:
         """The host waits for everything."""
         with self.lock, self.executing():
             self.schedule.finish_all()
-        for stream in [self._default, *self._seen_streams()]:
+        for stream in [*self._defaults.values(), *self._seen_streams()]:
             self.host.learn(stream.actor.clock)
 
     def _seen_streams(self) -> list[SimulatedStream]:
@@ -299,7 +349,7 @@ class SimulatedDevice:
                 [thing] if isinstance(thing, Tensor) else [*thing.parameters(), *thing.buffers()]
             )
             for tensor in found:
-                self.memories.add(tensor, kind, self.current_stream())
+                self.memories.add(tensor, kind, self.current_stream() if kind == DEVICE else None)
 
     def memory_of(self, tensor: Tensor) -> Memory | None:
         """Where a dense tensor lies; one that is not known is taken for pageable host memory."""
@@ -316,9 +366,14 @@ class SimulatedDevice:
         memory = self.memories.find(tensor)
         return memory is not None and memory.is_on_device
 
-    def allocate(self, tensor: Tensor) -> Memory | None:
-        """New memory of the device for a tensor that was made just now."""
-        stream = self.current_stream()
+    def index_of(self, tensor: Tensor) -> int | None:
+        """Of the device that a tensor lies on; None if it lies on the host."""
+        home = self.memories.home_of(tensor._values() if tensor.is_sparse else tensor)
+        return None if home is None else int(home.index)
+
+    def allocate(self, tensor: Tensor, index: int | None = None) -> Memory | None:
+        """New memory of a device, or of the current one, for a tensor that was made just now."""
+        stream = self.current_stream(index)
         memory = self.memories.add(tensor, DEVICE, stream, spoilt=True)
         if memory is not None:
             self._check_reuse(stream)
@@ -338,9 +393,9 @@ class SimulatedDevice:
                     "allocator was not told",
                 )
 
-    def adopt_result(self, tensor: Tensor, what: str) -> None:
-        """A tensor that the current stream has just written."""
-        memory = self.memories.add(tensor, DEVICE, self.current_stream())
+    def adopt_result(self, tensor: Tensor, what: str, index: int | None) -> None:
+        """A tensor that the current stream (of a device) has just written."""
+        memory = self.memories.add(tensor, DEVICE, self.current_stream(index))
         if memory is not None:
             self.bytes_now += memory.nbytes
             self.execute(self.launch(None, [], [Elements.of(tensor, memory)], what))
@@ -374,8 +429,9 @@ class SimulatedDevice:
                 self.memories.end(tensor)
                 storage.resize_(0)
             if numel:
+                index = self.index_of(tensor)
                 storage.resize_(numel * tensor.element_size())
-                self.allocate(tensor)
+                self.allocate(tensor, index)
 
     def copied(self, values: Tensor) -> Tensor:
         """A tensor of the device with these values, for which the host waits."""
@@ -391,7 +447,7 @@ class SimulatedDevice:
             def read() -> None:
                 found.append((tensor.detach() if place is None else place.tensor()).clone())
 
-            self.wait_for(self.launch(read, [place] if place else [], [], "fetch"))
+            self.launch(read, [place] if place else [], [], "fetch", host_waits=True)
             return found[0]
 
     def _on_end(self, memory: Memory) -> None:
@@ -431,14 +487,35 @@ class SimulatedDevice:
         reads: Sequence[Elements],
         writes: Sequence[Elements],
         what: str,
+        *,
+        copies: bool = False,
+        host_waits: bool = False,
     ) -> Kernel:
-        """Put a kernel on the current stream that reads and writes these places."""
+        """Put a kernel that reads and writes these places on the current stream of their device.
+
+        copies: whether places on several devices are all right.
+        """
         with self.lock:
-            stream = self.current_stream()
+            stream, *others = self._streams_for((*reads, *writes))
+            if others and not copies:
+                self._find("devices", f"{what} takes operands that lie on several devices")
             stream.actor.learn(self.host.clock)
+            for other in others:
+                other._snapshot().order(stream)
             kernel = stream.put(self._guarded(run))
             self._touch(stream.actor, reads, writes, what, kernel)
+            for other in others:
+                stream._snapshot().order(other)
+            if host_waits:
+                self.execute(kernel)
+                self.host.learn(stream.actor.clock)
             return kernel
+
+    def _streams_for(self, places: Sequence[Elements]) -> list[SimulatedStream]:
+        """The current stream of each device that these places lie on, or of the current device."""
+        homes = [place.memory.home for place in places if place.memory.is_on_device]
+        indices = dict.fromkeys(home.index for home in homes)
+        return [self.current_stream(index) for index in indices] or [self.current_stream()]
 
     def _guarded(self, run: Callable[[], None] | None) -> Callable[[], None] | None:
         if run is None:
@@ -454,11 +531,6 @@ class SimulatedDevice:
         """See to it that a kernel has been executed; the host learns nothing of it."""
         with self.lock, self.executing():
             self.schedule.finish(kernel)
-
-    def wait_for(self, kernel: Kernel) -> None:
-        """The host waits for a kernel that it has just put on the current stream."""
-        self.execute(kernel)
-        self.host.learn(self.current_stream().actor.clock)
 
     def touch_on_host(self, place: Elements, what: str, *, writes: bool) -> None:
         """The calling thread reads or writes memory itself."""

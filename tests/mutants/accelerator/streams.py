@@ -29,8 +29,8 @@ from tests.mutants.kit import breaks
 class Strict(SimulatedDevice):
     """Raises what it finds at an allocation, where the program can hear of it."""
 
-    def allocate(self, tensor: Tensor) -> Memory | None:
-        memory = super().allocate(tensor)
+    def allocate(self, tensor: Tensor, index: int | None = None) -> Memory | None:
+        memory = super().allocate(tensor, index)
         if self.findings:
             raise AssertionError(self.findings[0].text)
         return memory
