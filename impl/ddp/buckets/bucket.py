@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from impl.ddp.buckets.layout import BucketLayout, lay_out, view_gradients
+from impl.device import DeviceHandle
 
 # From this size on, a gradient is copied into its bucket as soon as it is there, scaled on the
 # way: it is still in the cache, and the memory that autograd gave it is freed at once. Smaller
@@ -67,6 +68,7 @@ class Bucket:
     index: int
     param_indices: tuple[int, ...]
     params: list[Tensor]
+    device: DeviceHandle  # of the parameters
     layout: BucketLayout | None = None  # None if sparse
     buffer: Tensor | None = None  # (layout.buffer_numel,); if sparse, this iteration's gradient
     all_slots: GradientSlots | None = None
@@ -74,7 +76,7 @@ class Bucket:
     sparse_rows: Tensor | None = None  # (rows,) of this iteration's sparse metadata
     skipped: bool = False  # in this backward pass: not reduced, and what is in it stays as it is
     future: Any = None  # torch.futures.Future of the reduction; None if it was skipped
-    streams: set[Any] = field(default_factory=set)  # CUDA streams that produced gradients
+    streams: set[Any] = field(default_factory=set)  # of its device, that it must come after
 
     @property
     def sparse(self) -> bool:

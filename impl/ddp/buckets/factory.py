@@ -14,6 +14,7 @@ from torch import Tensor
 
 from impl.ddp.buckets.bucket import Bucket, GradientSlots, is_large
 from impl.ddp.buckets.layout import BucketLayout, lay_out, view_gradients
+from impl.device import handle_of
 from impl.torch_private import backend_memory
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ def build_buckets(
     for index, indices in enumerate(assignment):
         _check(indices, len(params), expect_sparse)
         members = [params[i] for i in indices]
-        bucket = Bucket(index, tuple(indices), members)
+        bucket = Bucket(index, tuple(indices), members, handle_of(members[0]))
         if not expect_sparse[indices[0]]:
             _give_memory(bucket, group, dtype, large_at_once=large_at_once)
         buckets.append(bucket)

@@ -148,7 +148,7 @@ class BackwardPass:
             divide_once_per_bucket=batched_grad_copy,
         )
         self._lent = LentGradients(self._copier)
-        self._reduction = BucketReduction(process_group, self._device, self._copier, self._names)
+        self._reduction = BucketReduction(process_group, self._copier, self._names)
         if find_unused_parameters:
             self._reduction.used = UsedMap(len(self.params), self.params[0].device, self._device)
         self._arrivals = Arrivals()
@@ -276,6 +276,9 @@ class BackwardPass:
         self._launch_order.begin()
         for bucket in self.buckets:
             bucket.future = None
+            if self._device.has_streams:
+                # which hooks on another device's thread would know nothing of
+                bucket.streams.add(bucket.device.current_stream())
         self._arrivals.indices.clear()
         self._set_alarm()
         if self._static is not None:
@@ -402,7 +405,9 @@ class BackwardPass:
         self._final_order = []
         self._choose_skipped()
         for index in self.unused_params:
-            if self._is_large[index] and not self._bucket_of(index).skipped:
+            bucket = self._bucket_of(index)
+            if self._is_large[index] and not bucket.skipped:
+                self._reduction.follow_streams(bucket)
                 self._reduction.fill_one(*self._slots[index])
         self._mark_ready(self.unused_params)
 
@@ -435,13 +440,14 @@ class BackwardPass:
         completed = self._mark(indices)
         if self._device.has_streams:
             for index in indices:
-                self._bucket_of(index).streams.add(self._device.current_stream())
+                bucket = self._bucket_of(index)
+                bucket.streams.add(bucket.device.current_stream())
         for bucket_index in completed:
             bucket = self.buckets[bucket_index]
             if self._device.has_streams:
                 self._reduction.follow_streams(bucket)
                 # the bucket may be launched from another hook, on another stream
-                bucket.streams.add(self._device.current_stream())
+                bucket.streams.add(bucket.device.current_stream())
             if bucket.skipped:
                 continue
             if bucket.small_slots is None:

@@ -25,7 +25,6 @@ from impl.ddp.buckets.layout import view_gradients
 from impl.ddp.iteration.comm_hooks import CommHook, is_power_sgd, result_of, run_hook, sum_hook
 from impl.ddp.iteration.grad_copy import GradientCopier
 from impl.ddp.iteration.used_map import UsedMap
-from impl.device import DeviceHandle
 from impl.torch_private import profiler_is_on
 
 
@@ -35,14 +34,12 @@ class BucketReduction:
     def __init__(
         self,
         group: dist.ProcessGroup,
-        device: DeviceHandle,
         copier: GradientCopier,
         names: Mapping[int, str],
     ) -> None:
         """
         Args:
             group: over which to reduce.
-            device: of the first parameter.
             copier: moves dense gradients.
             names: parameter names by index, to look up sparse metadata.
         """
@@ -55,7 +52,6 @@ class BucketReduction:
         self._hook_state: Any = None
         self._takes_lists = True  # as futures of the group's own operations hold them
         self._for_power_sgd = False
-        self._device = device
         self._names = names
         self._world_size: int | None = None  # of this iteration
         self._forward_work: tuple[Any, bool] | None = None
@@ -118,7 +114,7 @@ class BucketReduction:
     def follow_streams(self, bucket: Bucket) -> None:
         """Order the current stream after those that have written to the bucket or its gradients."""
         for stream in bucket.streams:
-            self._device.current_stream().wait_stream(stream)
+            bucket.device.current_stream().wait_stream(stream)
         bucket.streams.clear()
 
     def take_sparse(self, bucket: Bucket) -> None:

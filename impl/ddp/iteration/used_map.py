@@ -36,6 +36,7 @@ class UsedMap:
         )
         self._device = device_handle
         self._work: Any = None
+        self._used_on = device_handle.current_stream()  # other threads have another one
         self._is_global = False
 
     def mark(self, index: int) -> None:
@@ -48,6 +49,7 @@ class UsedMap:
 
     def start_reduction(self, all_reduce: Callable[[Tensor], Any]) -> None:
         """Begin to add the marks of all ranks; `all_reduce` returns a work handle."""
+        self._device.current_stream().wait_stream(self._used_on)
         self._device.copy_from_host(self._host, self.on_device)
         self._work = all_reduce(self.on_device)
         self._is_global = False
@@ -67,6 +69,7 @@ class UsedMap:
         if self._work is not None:
             self._work.wait()
             self._work = None
+            self._used_on = self._device.current_stream()
 
     def contribute_nothing(self) -> Tensor:
         """The map of a rank that has run out of input: no marks. To be reduced in place."""

@@ -164,7 +164,8 @@ class MixedPrecision:
 
     def _copy_params(self) -> None:
         # The copies read what the optimizer wrote on the current stream, and take memory that the
-        # last backward pass read there.
+        # last backward pass read there. Those of parameters on other devices than the first one's
+        # stay on the current streams there, and need no event.
         before = self._device.record_event()
         with self._device.use_stream(self._copy_stream):
             self._copy_stream.wait_event(before)

@@ -44,8 +44,8 @@ class OptimizerInBackward:
         """
         self._reducer = reducer
         self._params = params
-        self._device = handle_of(reducer.params[0])
-        self._stream = self._device.new_stream()
+        devices = {handle_of(param) for param in reducer.params}
+        self._streams = {device: device.new_stream() for device in devices}
 
     def hook(self) -> Any:
         """The hook, under the name that torch's logging data give it."""
@@ -59,15 +59,16 @@ class OptimizerInBackward:
         return apply_optim_in_backward_hook
 
     def _average_and_step(self, bucket: GradBucket) -> Any:
+        device = handle_of(bucket.parameters()[0])
         future = self._reducer._run_allreduce_hook(bucket)
-        with self._device.use_stream(self._stream):
+        with device.use_stream(self._streams[device]):
             future.wait()
             bucket.buffer().div_(self._reducer.process_group.size())
             for param, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
                 if has_optimizer(param):
                     self._step(param, grad)
             # the reducer, which waits for each bucket, thereby comes after this stream
-            done = self._device.new_future()
+            done = device.new_future()
             done.set_result(bucket.buffer())
         if is_backward_running():
             queue_backward_callback(self._drop_gradients)
