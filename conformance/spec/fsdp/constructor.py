@@ -89,8 +89,8 @@ def takes(me: Me) -> list[str]:
 
 @chapter.should(
     "fsdp/signature",
-    "The constructor takes torch's arguments by their names, in their order, with torch's "
-    "defaults.",
+    "The constructor of FullyShardedDataParallel takes torch's arguments by their names, in their "
+    "order, with torch's defaults.",
     source=f"{DOCS}, parameters",
 )
 @world_sizes(1)
