@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
+from hypothesis.errors import HypothesisException
 
 from conformance.harness.failure import RanksFailed
 from conformance.harness.outcome import Refusal, message_of
@@ -116,9 +117,11 @@ def verdict_of(error: BaseException) -> Verdict:
     # pytest's own is what `pytest.fail` and a `pytest.raises` without an exception raise.
     if isinstance(error, AssertionError | pytest.fail.Exception):
         return Verdict.BROKEN
-    # Hypothesis groups what it found: several bugs, or one that did not show twice.
+    # Hypothesis groups what it found: several bugs, or one that did not show twice, which it says
+    # by an exception of its own.
     grouped = getattr(error, "exceptions", ())
-    return worst(verdict_of(e) for e in grouped) if grouped else Verdict.UNKNOWN
+    found = [e for e in grouped if not isinstance(e, HypothesisException)]
+    return worst(map(verdict_of, found)) if found else Verdict.UNKNOWN
 
 
 def _first_line(error: BaseException) -> str:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis.errors import FlakyStrategyDefinition
 
 from conformance import CheckFailed
 from conformance.catalogue.rules import catalogue
@@ -62,6 +63,12 @@ class Several(Exception):
 def test_of_several_errors_the_worst_counts() -> None:
     assert verdict_of(Several(CheckFailed("no"), RanksFailed("f", [Died(1)]))) is Verdict.CRASHED
     assert verdict_of(Several(CheckFailed("no"), KeyError("k"))) is Verdict.UNKNOWN
+
+
+def test_what_was_found_and_not_found_again_by_hypothesis_was_found() -> None:
+    flaky = FlakyStrategyDefinition("other examples the second time")
+    assert verdict_of(Several(CheckFailed("no"), flaky)) is Verdict.BROKEN
+    assert verdict_of(Several(flaky)) is Verdict.UNKNOWN
 
 
 @pytest.mark.parametrize(

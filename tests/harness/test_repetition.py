@@ -111,6 +111,50 @@ def test_one_failure_in_several_repetitions_is_enough(
     assert run.result("mine/by-turns").verdict is verdict
 
 
+AGES = (
+    CASES
+    + """
+from conformance import assert_same_on_all_ranks
+
+def is_old(me, calls=1):
+    torch.calls = getattr(torch, "calls", 0) + calls
+    return torch.calls > 20
+
+@covers(r("ages"))
+@world_sizes(2)
+def test_ages(ranks):
+    ranks.run(is_old, 20)
+
+@covers(r("young"))
+@world_sizes(2)
+def test_young(ranks):
+    assert_same_on_all_ranks(ranks.run(is_old), want=False)
+
+@covers(r("checked"))
+@world_sizes(2)
+def test_checked(ranks):
+    for old in ranks.run(is_old):
+        assert_that(not old, "too late")
+"""
+)
+
+
+@pytest.mark.usefixtures("own_ranks")
+def test_a_wrong_value_that_comes_with_age_is_the_targets(inside: Run) -> None:
+    run = inside(AGES)
+    young = run.result("mine/young")
+    assert young.verdict is Verdict.BROKEN
+    [case] = young.cases
+    assert case.failure is not None
+    assert "not found in 3 runs on fresh ranks, and found again in run 21" in case.failure.text
+
+
+@pytest.mark.usefixtures("own_ranks")
+def test_what_is_no_value_is_not_looked_for_in_old_processes(inside: Run) -> None:
+    run = inside(AGES, "-k", "ages or checked")
+    assert run.result("mine/checked").verdict is Verdict.HOLDS
+
+
 def test_repetitions_can_be_left_out(inside: Run) -> None:
     run = inside(BY_TURNS.replace("{fails}", "(1,)"), "--repetitions=0")
     assert run.result("mine/by-turns").verdict is Verdict.BROKEN
