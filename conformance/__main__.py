@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -61,9 +62,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         if needed is None:
             raise
         python = sys.executable
-        said = f"{needed} is needed, and {python} does not have it: {python} -m pip install"
-        print(f"c10d-conformance: {said} {needed}", file=sys.stderr)
+        missing = " ".join(dict.fromkeys((needed, *_missing())))
+        said = (
+            f"{needed} is needed, and {python} does not have it: {python} -m pip install {missing}"
+        )
+        print(f"c10d-conformance: {said}", file=sys.stderr)
         return EXIT_USAGE
+
+
+def _missing() -> list[str]:
+    """Distributions that the suite needs and this Python does not have."""
+    has_toml = sys.version_info >= (3, 11)
+    modules = [name for name in _NEEDED if not (name == "tomli" and has_toml)]
+    return [_NEEDED[name] for name in modules if importlib.util.find_spec(name) is None]
 
 
 def _run(argv: Sequence[str] | None) -> int:

@@ -6,6 +6,7 @@ import difflib
 import fnmatch
 import importlib
 import importlib.metadata
+import os
 import re
 import shlex
 import sys
@@ -340,17 +341,22 @@ def _is_reference(text: str) -> bool:
 def _from_object(spec: str) -> Target:
     try:
         found = resolve(spec)
-        target = found if isinstance(found, Target) else found()
+        target = found() if callable(found) else found
     except Exception as error:
         raise TargetError(f"--target {spec}: {type(error).__name__}: {error}") from error
     if not isinstance(target, Target):
-        raise TargetError(f"--target {spec}: {type(target).__name__} is not a Target")
+        what = "what it returned is" if callable(found) else "it is"
+        raise TargetError(
+            f"--target {spec}: {what} of type {type(target).__name__}, and is to be a Target, or a "
+            "function that returns one"
+        )
     return target
 
 
 def _from_file(path: Path, extended_by: tuple[Path, ...] = ()) -> Target:
-    files = (*extended_by, path.resolve())
-    if path.resolve() in extended_by:
+    real = Path(os.path.realpath(path))
+    files = (*extended_by, real)
+    if real in extended_by:
         raise TargetError(f"--target {path}: extends itself")
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -73,6 +73,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _target(arguments: argparse.Namespace) -> Target:
+    for name in arguments.imports:
+        if name.endswith(".py"):
+            module = Path(name).stem
+            raise UsageError(f"--import {name}: name the module, {module}, and not its file")
     try:
         target = Target(
             name=name_for(arguments.backend),

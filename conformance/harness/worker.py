@@ -250,7 +250,7 @@ class Worker:
         self._begin()
         self._recorder.reset()
         self._undo.enter_context(_ProcessState(join, outside))
-        self._me = Me(
+        self._me = me = Me(
             rank=join.rank,
             world_size=join.world_size,
             device=device,
@@ -263,14 +263,7 @@ class Worker:
         if join.target.activate:
             self._undo.enter_context(resolve(join.target.activate)())
         if join.default_group:
-            dist.init_process_group(
-                join.target.backend,
-                store=dist.PrefixStore("default", store),
-                rank=join.rank,
-                world_size=join.world_size,
-                timeout=timedelta(seconds=join.group_timeout_s),
-                pg_options=self._me.options,
-            )
+            _make_default_group(me)
 
     def _device(self, join: Join) -> torch.device:
         device = devices.place(join.device, join.rank)
@@ -425,3 +418,23 @@ def _tried(tell: Callable[[], T], otherwise: T) -> T:
         return tell()
     except Exception:
         return otherwise
+
+
+def _make_default_group(me: Me) -> None:
+    backend = me.target.backend
+    try:
+        dist.init_process_group(
+            backend,
+            store=dist.PrefixStore("default", me.store),
+            rank=me.rank,
+            world_size=me.world_size,
+            timeout=timedelta(seconds=me.group_timeout_s),
+            pg_options=me.options,
+        )
+    except TypeError as error:
+        if "_register_backend" not in str(error):
+            raise
+        raise TypeError(
+            f"the function that the backend {backend!r} is registered with returned neither a "
+            "ProcessGroup nor a Backend of torch.distributed"
+        ) from error

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis.errors import HypothesisException
+from hypothesis.errors import Flaky
 
 from conformance.harness.failure import RanksFailed
 from conformance.harness.outcome import Refusal, message_of
@@ -117,11 +117,12 @@ def verdict_of(error: BaseException) -> Verdict:
     # pytest's own is what `pytest.fail` and a `pytest.raises` without an exception raise.
     if isinstance(error, AssertionError | pytest.fail.Exception):
         return Verdict.BROKEN
-    # Hypothesis groups what it found: several bugs, or one that did not show twice, which it says
-    # by an exception of its own.
+    # Hypothesis groups what it found: several bugs, or one that did not show twice.
     grouped = getattr(error, "exceptions", ())
-    found = [e for e in grouped if not isinstance(e, HypothesisException)]
-    return worst(map(verdict_of, found)) if found else Verdict.UNKNOWN
+    if grouped:
+        return worst(map(verdict_of, grouped))
+    # The same example went otherwise the second time, and nothing but the ranks may differ.
+    return Verdict.BROKEN if isinstance(error, Flaky) else Verdict.UNKNOWN
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,11 +1,12 @@
 """Repeats a failed case on new ranks: only what fails there, too, is the target's fault.
 
-[Note: wrong values that come with age]
+[Note: answers that come with age]
 A target may be right in young processes and wrong in old ones: a counter wraps, a slot is lost with
-each call. Ranks that have run many cases show it, and fresh ones do not. So a case that has found
-wrong values, and passes on fresh ranks, goes on there, run after run in the same processes. If it
-finds wrong values again, they are the target's. What else a case may fail by, such as being late,
-is left at that: it may be the machine's fault, and more runs would only make that more likely.
+each call. Ranks that have run many cases show it, and fresh ones do not. So a case that was given
+wrong values or an error, and passes on fresh ranks, goes on there, run after run in the same
+processes. If it is given wrong values again, or the same error, they are the target's. What else a
+case may fail by, such as being late, is left at that: it may be the machine's fault, and more runs
+would only make that more likely.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def repeat_with_age(case: Callable[[], None]) -> Repetition:
 
 
 def describe_age(case_before: str, times: int, passed: int) -> str:
-    """For a case that found wrong values again, but not on fresh ranks.
+    """For a case that was given a wrong answer again, but not on fresh ranks.
 
     passed: how many times it passed after that in the same processes.
     """

@@ -218,7 +218,8 @@ def seconds_of(text: str) -> float:
 def _writable(folder: str | None, target: str) -> Path | None:
     if folder is None:
         return None
-    path = Path(folder.replace("{target}", re.sub(r"[^\w.@+-]", "_", target)))
+    name = re.sub(r"^\.|[^\w.@+-]", "_", target)
+    path = Path(folder.replace("{target}", name))
     try:
         path.mkdir(parents=True, exist_ok=True)
         probe = path / f".{os.getpid()}"

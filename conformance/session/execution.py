@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import traceback
 from collections.abc import Generator
@@ -13,6 +14,7 @@ import pytest
 from conformance.catalogue.rules import catalogue
 from conformance.checks import CheckFailed
 from conformance.harness import devices
+from conformance.harness.failure import RanksFailed
 from conformance.harness.pool import SHARED_POOL
 from conformance.harness.ranks import Ranks
 from conformance.harness.shrink_limit import unshrunk
@@ -134,9 +136,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
             raise
         first_run, case_before = world.last_run, world.case_before
         again = repeat(partial(_run_afresh, item, world), times)
-        if again.error is None and _is_a_wrong_value(error):
+        if again.error is None and _answer(error):
             aged = repeat_with_age(partial(_run_once_more, item, world))
-            if aged.error is not None and _is_a_wrong_value(aged.error):
+            if aged.error is not None and _answer(aged.error) == _answer(error):
                 told = getattr(aged.error, "__notes__", ())  # Python 3.10 has no add_note
                 aged.error.__notes__ = [*told, describe_age(case_before, times, aged.passed)]
                 raise aged.error from None
@@ -155,9 +157,14 @@ def _is_held_against_the_target(item: pytest.Item, error: BaseException) -> bool
     return bool(judgement.verdicts) and judgement.seen in FAILURES and not judgement.excused
 
 
-def _is_a_wrong_value(error: BaseException) -> bool:
-    """See [Note: wrong values that come with age]."""
-    return isinstance(error, CheckFailed) and error.got is not None
+def _answer(error: BaseException) -> str:
+    """The kind of wrong answer that the case was given: wrong values or an error, whatever numbers
+    are in it; "" for anything else. See [Note: answers that come with age]."""
+    if isinstance(error, CheckFailed) and error.got is not None:
+        return "values"
+    if isinstance(error, RanksFailed) and error.verdict is Verdict.BROKEN:
+        return re.sub(r"\d+", "N", error.brief)
+    return ""
 
 
 def _run_afresh(item: pytest.Function, world: Ranks) -> None:

@@ -68,7 +68,7 @@ def test_of_several_errors_the_worst_counts() -> None:
 def test_what_was_found_and_not_found_again_by_hypothesis_was_found() -> None:
     flaky = FlakyStrategyDefinition("other examples the second time")
     assert verdict_of(Several(CheckFailed("no"), flaky)) is Verdict.BROKEN
-    assert verdict_of(Several(flaky)) is Verdict.UNKNOWN
+    assert verdict_of(flaky) is Verdict.BROKEN
 
 
 @pytest.mark.parametrize(

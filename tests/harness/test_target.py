@@ -278,8 +278,8 @@ def test_what_a_target_lacks_depends_on_its_device() -> None:
         ("a b:c", "nor module:attribute"),
         ("lost.toml", "No such file"),
         (f"{HERE}:nothing", "has no attribute 'nothing'"),
-        (f"{HERE}:make_nothing", "int is not a Target"),
-        (f"{HERE}:HERE", "'str' object is not callable"),
+        (f"{HERE}:make_nothing", "what it returned is of type int, and is to be a Target"),
+        (f"{HERE}:HERE", "it is of type str, and is to be a Target"),
         ("torch@nccl", "not one of impl, torch"),
     ],
 )

@@ -164,7 +164,8 @@ def one_never_comes(me: Me) -> str:
 
 @chapter.must(
     "barrier/timeout",
-    "barrier with a timeout raises on a rank whose peers have not entered it by then.",
+    "barrier with a timeout raises a RuntimeError on a rank whose peers have not entered it by "
+    "then.",
     needs=("op:barrier", "feature:timeouts"),
     rests_on="barrier/waits-for-all",
 )

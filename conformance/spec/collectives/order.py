@@ -13,19 +13,25 @@ from conformance import (
     Chapter,
     Me,
     Ranks,
+    adapts,
     assert_each_rank,
     assert_same_on_all_ranks,
+    assert_that,
     covers,
     needs,
     world_sizes,
 )
+from conformance.checks import first_difference
 from conformance.oracle.collectives import COLLECTIVES, Call
 from conformance.oracle.data import sample
 from conformance.oracle.reduction import reduced
-from conformance.spec.collectives.perform import assert_taken, perform
+from conformance.spec.collectives.perform import Seen, assert_taken, perform
 from conformance.spec.parameters import ops
 
 chapter = Chapter("collectives")
+
+OFTEN = 300
+OFTEN_S = 2.0
 
 
 def sum_of_all(world_size: int, shape: tuple[int, ...], salt: int) -> Tensor:
@@ -171,6 +177,31 @@ def test_two_thousand_in_a_row(ranks: Ranks) -> None:
     want = torch.zeros(8, dtype=torch.int64)
     want[3] = 2100
     assert_same_on_all_ranks(got, want=want)
+
+
+def call_often(me: Me, call: Call) -> tuple[Seen, list[int]]:
+    """The first of hundreds of calls, or of as many as there is time for; and which of them
+    came out otherwise."""
+    began = time.monotonic()
+    first, *_ = [perform(me, call) for _ in range(10)]
+    if me.rank == 0:
+        times = 10 * OFTEN_S / (time.monotonic() - began)
+        me.store.set("times", str(min(int(times), OFTEN)))
+    later = [perform(me, call) for _ in range(int(me.store.get("times")))]
+    otherwise = [i for i, seen in enumerate(later, 11) if first_difference(seen, first)]
+    return first, otherwise
+
+
+@covers("order/many-in-a-row")
+@world_sizes(2)
+@adapts()
+@pytest.mark.parametrize("op", ops(*COLLECTIVES))
+def test_hundreds_of_an_operation_in_a_row(ranks: Ranks, op: str) -> None:
+    call = Call(op, (5,))
+    got = ranks.run(call_often, call)
+    assert_taken(call, [first for first, _ in got])
+    for rank, (_, otherwise) in enumerate(got):
+        assert_that(not otherwise, f"{op}: these calls came out otherwise: {otherwise[:9]}", rank)
 
 
 def in_two_groups(me: Me) -> list[Tensor]:

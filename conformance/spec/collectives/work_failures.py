@@ -91,7 +91,8 @@ def alone_in_a_group(me: Me) -> tuple[str, bool, bool, str]:
 
 @chapter.must(
     "work/group-timeout",
-    "A collective whose peers do not join within the group's timeout raises an error that says so.",
+    "A collective whose peers do not join within the group's timeout raises a RuntimeError that "
+    "says so.",
     source="torch 2.13 docs, init_process_group, new_group: timeout",
     needs="feature:timeouts",
     rests_on="all_reduce/async",

@@ -80,6 +80,19 @@ class CountsInElevenBits(ForwardingGroup):
         return super().allreduce(tensors, opts)
 
 
+@breaks("order/many-in-a-row", says="out of slots")
+class LosesASlotWithEachBroadcast(ForwardingGroup):
+    """Each broadcast takes one of 200 slots of the group and does not give it back."""
+
+    slots = 200
+
+    def broadcast(self, tensors: Any, opts: Any) -> Any:
+        self.slots -= 1
+        if self.slots < 0:
+            raise RuntimeError("out of slots")
+        return super().broadcast(tensors, opts)
+
+
 class Late(Relayed):
     """The handle of what is issued when it is waited for, or when `issue` is called before."""
 
