@@ -56,12 +56,14 @@ class Circumstances:
 
     restricted: whether world sizes that cases ask for were left out.
     files_left_out: whether files of the suite were, which may hold cases of any profile.
+    failed_once: how many cases failed, and passed whenever they were repeated. It decides nothing.
     """
 
     harness_failed: bool = False
     interrupted: bool = False
     restricted: bool = False
     files_left_out: bool = False
+    failed_once: int = 0
 
 
 def conclusions_of_profiles(
@@ -137,6 +139,9 @@ def sentence(rows: Sequence[Row], circumstances: Circumstances) -> str:
         noted.append(f"{counts[Verdict.NOT_EXERCISED]} more not exercised")
     also = f" ({', '.join(noted)})" if noted else ""
     held = f"{counts[Verdict.HOLDS]} of {exercised} requirements hold{also}"
+    once = circumstances.failed_once
+    if once:
+        held += f"; {once} {'case' if once == 1 else 'cases'} failed once, and not again"
     if conclusion is Conclusion.CONFORMANT:
         return f"conformant: {conformant}; {held}"
     ran = sum(bool(row.cases) for row in rows)

@@ -159,6 +159,7 @@ class Results:
             interrupted=self.interrupted,
             restricted=self.restricted,
             files_left_out=bool(self.files_left_out),
+            failed_once=len(self.tainted),
         )
 
     @property

@@ -105,6 +105,9 @@ def circumstances_of(document: Document) -> Circumstances:
         interrupted=document["conclusion"] == str(Conclusion.INTERRUPTED),
         restricted=document["run"]["restricted"],
         files_left_out=bool(document["run"]["files_left_out"]),
+        failed_once=len(
+            {c["case"] for r in document["requirements"] for c in r["cases"] if "tainted" in c}
+        ),
     )
 
 

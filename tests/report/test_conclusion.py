@@ -56,6 +56,12 @@ def test_a_broken_profile_does_not_hide_one_that_is_whole() -> None:
     )
 
 
+def test_what_failed_once_is_said_where_it_is_called_conformant() -> None:
+    assert sentence([HELD], Circumstances(failed_once=2)) == (
+        "conformant: p2p; 1 of 1 requirements hold; 2 cases failed once, and not again"
+    )
+
+
 def test_a_selection_says_how_much_it_is_and_concludes_nothing() -> None:
     rows = [HELD, *[MISSED] * 1150]
     assert sentence(rows, PLAIN) == (

@@ -21,12 +21,12 @@ from conformance.target import resolve
 chapter = Chapter("groups")
 
 LIMIT_S = 60.0
-PROGRAM = "from conformance.spec.groups.process_end import main; main()"
+PROGRAM = "from conformance.spec.groups.process_end import program_of_a_rank; program_of_a_rank()"
 # What MPI sets in processes that it has started, which cannot start others that use MPI.
 OF_MPI = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}
 
 
-def main() -> None:
+def program_of_a_rank() -> None:
     """The program of one rank, in a process of its own."""
     told = json.loads(sys.argv[1])
     for module in told["imports"]:
