@@ -1,4 +1,4 @@
-"""The subcommand `list`: rules by profile, a page of them, or the vocabulary of capabilities."""
+"""The subcommand `list`: rules by profile, the page of all of them, or the known capabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank processes under a launcher, on one host or several: an agent per rank, driven by rank 0.
+"""Rank processes under a launcher, on one host or several: rank 0 tells each what to run.
 
 torchrun and mpirun start one process a rank. The one of rank 0 collects and judges the cases; every
 other one becomes an agent: it keeps a warm rank process beside it and passes messages between that

@@ -1,5 +1,4 @@
-"""Notes where a rank asks its device for what no target can have on it: a dtype, streams, events,
-pinned memory, an operator and the like.
+"""Watches a rank's torch calls for features that its device lacks, such as dtypes or streams.
 
 What is asked for may be asked by a case, by torch or by the target's wrappers, at any place. So the
 calls of torch are watched, but only on devices that lack something. That an operator is missing,

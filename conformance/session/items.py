@@ -1,4 +1,4 @@
-"""Stash keys of pytest's items and config; from them a case's judgement and Hypothesis example."""
+"""What pytest's items and config carry for a run, and the judgement of a case that has ended."""
 
 from __future__ import annotations
 

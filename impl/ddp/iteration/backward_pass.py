@@ -89,7 +89,7 @@ class BackwardPass:
         Args:
             params: leaves that require gradients, each once.
             bucket_indices: indices into `params`, bucket by bucket, in the order of reduction.
-            per_bucket_size_limits: what each bucket was filled against, in bytes; informative.
+            per_bucket_size_limits: not used; kept for torch's signature.
             process_group: over which to average.
             expect_sparse_gradients: by parameter; none by default.
             bucket_bytes_cap: size limit when buckets are rebuilt, after the first bucket.
@@ -251,7 +251,7 @@ class BackwardPass:
             if len(self.unused_params if unused is None else unused) == len(self.params):
                 # No hook will ever fire on this rank, while other ranks wait for it.
                 self._mark_unused_once()
-            self._queue_delayed_all_reduce()
+            self._queue_first_static_end()
 
     def backward_of_no_sync_begins(self) -> None:
         """A backward pass has reached the outputs of a forward pass inside `no_sync`.
@@ -302,7 +302,7 @@ class BackwardPass:
         self._install_hooks()
 
     def _install_hooks(self) -> None:
-        """Be told of every hook if parameters may go unused or hooks run on several streams."""
+        """Hook each parameter; hear of each hook at once if some may go unused or have streams."""
         is_simple = self._reduction.used is None and not self._device.has_streams
         self._hooks = AccumulatorHooks(
             self.params, self._is_large, self, self._arrivals if is_simple else None
@@ -335,7 +335,7 @@ class BackwardPass:
             refuse_compiled_backward()
             if static is not None and static.recording:
                 static.record(index)
-                self._queue_delayed_all_reduce()
+                self._queue_first_static_end()
                 return
             if self._is_large[index] and (static is None or static.comes_once_more(index)):
                 self.large_gradient_accumulated(index)
@@ -479,14 +479,14 @@ class BackwardPass:
 
     # ---- at the end of backward
 
-    def _queue_delayed_all_reduce(self) -> None:
+    def _queue_first_static_end(self) -> None:
         """Once in the first backward pass of a static graph.
 
         Best from forward's outputs: the callback belongs to the innermost backward pass, and a
         parameter's hook may run inside a checkpoint's.
         """
         if self._static is not None and self._static.wants_callback():
-            queue_backward_callback(self._delay_all_reduce)
+            queue_backward_callback(self._finish_first_static_backward)
 
     def _finish_backward(self) -> None:
         """Autograd is done, and all buckets are launched."""
@@ -498,7 +498,7 @@ class BackwardPass:
                 self._final_order += self.unused_params
             self._deliver()
 
-    def _delay_all_reduce(self) -> None:
+    def _finish_first_static_backward(self) -> None:
         """End of the first backward pass of a static graph: only now is it known what is unused."""
         with self._lock, self._errors_noted():
             static = self._static

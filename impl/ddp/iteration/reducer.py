@@ -87,8 +87,7 @@ class Reducer(BackwardPass):
 
     def _should_rebuild(self) -> bool:
         """Whether to: once, after the first backward; not where each may have another graph."""
-        searches = self.find_unused_parameters and self._static is None
-        return not searches and not self.has_rebuilt_buckets
+        return not self._searches and not self.has_rebuilt_buckets
 
     def _rebuild_buckets(self) -> bool:
         """Rebuild the buckets in the order in which gradients became ready. Collective, once.

@@ -65,7 +65,7 @@ def _without_counting(right: Any) -> Any:
 
 @breaks("comm_hooks/bucket/index-of-a-static-graph", says="calls of step 1")
 class CountsNoBucketsInTheFirstStepOfAStaticGraph(DDPMutant):
-    patched = swap(Reducer, "_delay_all_reduce", _without_counting)
+    patched = swap(Reducer, "_finish_first_static_backward", _without_counting)
 
 
 @breaks("comm_hooks/bucket/buffer", says="not the flat gradients")

@@ -38,7 +38,7 @@ class RecordsFromOutputsAlone(DDPMutant):
             "backward_begins",
             lambda self, *_: setattr(self, "outputs_are_reached", True),
         ),
-        swap(Reducer, "_queue_delayed_all_reduce", _once_reached),
+        swap(Reducer, "_queue_first_static_end", _once_reached),
     )
 
 

@@ -71,7 +71,7 @@ def _do_not_reduce(reducer: Reducer) -> None:
 
 @breaks("ddp/static-graph/values", says="gradient of .* in step 1")
 class FirstStepStaysLocal(DDPMutant):
-    patched = instead(Reducer, "_delay_all_reduce", _do_not_reduce)
+    patched = instead(Reducer, "_finish_first_static_backward", _do_not_reduce)
 
 
 @breaks("ddp/static-graph/used-then-unused", says="was to raise")
