@@ -258,6 +258,7 @@ def test_a_file_is_named_after_the_backend(backend: str, name: str) -> None:
     [
         (["nowhere"], "there is no backend 'nowhere'"),
         (["gloo", "--import", "no_such"], "cannot import 'no_such': ModuleNotFoundError"),
+        (["gloo", "--import", "a/mine.py"], "name the module, mine, and not its file"),
         (["gloo", "--ddp", "mine"], "ddp must be \"module:attribute\", not 'mine'"),
         (["gloo", "--fsdp", "torch:Mine"], "cannot find 'torch:Mine': AttributeError"),
         ([""], "a target has a name and a backend"),

@@ -92,6 +92,18 @@ def test_a_group_of_profiles_is_its_profiles() -> None:
     assert sorted(grouped) == sorted(PROFILES)  # each one in one group
 
 
+@pytest.mark.parametrize(
+    ("name", "folder"), [("mine", "mine"), ("..", "_."), (".new", "_new"), ("../evil", "_._evil")]
+)
+def test_the_folder_of_a_certificate_stays_where_it_is_told(
+    tmp_path: Path, name: str, folder: str
+) -> None:
+    target = tmp_path / "target.toml"
+    target.write_text(f'name = "{name}"\nbackend = "gloo"\n')
+    made = settings(target=str(target), certificate=str(tmp_path / "{target}")).certificate
+    assert made == tmp_path / folder
+
+
 def test_the_folder_of_the_certificate_is_made(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     assert settings(certificate=str(folder)).certificate == folder

@@ -237,6 +237,15 @@ def test_a_hostile_file_is_refused_by_its_name(target_file: Path, text: str, say
     assert says in str(refused.value)
 
 
+def test_a_circle_of_links_is_refused(target_file: Path) -> None:
+    other = target_file.with_name("other.toml")
+    other.symlink_to(target_file)
+    target_file.unlink(missing_ok=True)
+    target_file.symlink_to(other)
+    with pytest.raises(TargetError, match="Too many levels of symbolic links"):
+        load_target(str(target_file))
+
+
 def test_a_circle_of_files_is_refused(target_file: Path) -> None:
     other = target_file.with_name("other.toml")
     target_file.write_text('name = "mine"\nextends = "other.toml"\n')
