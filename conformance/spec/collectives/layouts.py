@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,11 +18,13 @@ from conformance.oracle.layout import Layout
 from conformance.oracle.reduction import reduced
 from conformance.spec.collectives.perform import (
     Placement,
+    Seen,
     all_gather_into_tensor,
     assert_nothing_else,
     assert_taken,
     issue,
     perform,
+    perform_async,
     reduce_scatter_tensor,
 )
 from conformance.spec.collectives.strategies import calls, offsets, placements, strides
@@ -129,6 +133,26 @@ def test_views_of_one_kind_on_each_rank(ranks: Ranks, op: str) -> None:
     seen = ranks.run_each(perform, [(call, placement) for placement in kinds])
     assert_taken(call, seen)
     assert_nothing_else(call, seen, kinds)
+
+
+def side_by_side(me: Me, calls: Sequence[Call], placement: Placement) -> list[Seen]:
+    """All of them pending at once."""
+    pending = [perform_async(me, call, placement) for call in calls]
+    for each in pending:
+        each.work.wait()
+    return [each.seen() for each in pending]
+
+
+@pytest.mark.parametrize("op", STRIDED)
+@world_sizes(2)
+@pytest.mark.parametrize("placement", [COLUMN, TRANSPOSED], ids=["column", "transposed"])
+def test_views_of_one_size_side_by_side(ranks: Ranks, op: str, placement: Placement) -> None:
+    """Four calls that may need memory of the same size to work in."""
+    calls = [Call(op, (3, 2), salt=salt) for salt in range(4)]
+    by_rank = ranks.run(side_by_side, calls, placement)
+    for call, seen in zip(calls, zip(*by_rank, strict=True), strict=True):
+        assert_taken(call, seen)
+        assert_nothing_else(call, seen, [placement] * len(seen))
 
 
 @pytest.mark.parametrize("op", STRIDED)

@@ -60,13 +60,43 @@ def perform(
 
     reduce_op: what to reduce by instead of the call's own.
     """
-    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    buffers = before(call, rank, world_size)
+    given, taken = placed_tensors(me, call, placement, group)
+    issue(call, views_of(given), views_of(taken), group, reduce_op=reduce_op)
+    return seen_around(given, taken)
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A call that was issued with async_op, and its tensors."""
+
+    work: Any
+    given: list[Placed]
+    taken: list[Placed]
+
+    def tensors(self) -> Seen:
+        """What they hold now."""
+        return seen_of(views_of(self.given), views_of(self.taken))
+
+    def seen(self) -> Seen:
+        """The same, and the memory around them, when the call is over."""
+        return seen_around(self.given, self.taken)
+
+
+def perform_async(me: Me, call: Call, placement: Placement | None = None) -> Pending:
+    """Begin the call, by this rank of all."""
+    given, taken = placed_tensors(me, call, placement)
+    return Pending(issue(call, views_of(given), views_of(taken), async_op=True), given, taken)
+
+
+def placed_tensors(
+    me: Me, call: Call, placement: Placement | None, group: Any = None
+) -> tuple[list[Placed], list[Placed]]:
+    """What this rank of the group gives and takes, before the call."""
+    buffers = before(call, dist.get_rank(group), dist.get_world_size(group))
     placement = placement or Placement()
     given = [place(values, placement.given, me.device) for values in buffers.given]
     taken = [place(values, placement.taken, me.device) for values in buffers.taken]
-    issue(call, views_of(given), views_of(taken), group, reduce_op=reduce_op)
-    return seen_around(given, taken)
+    return given, taken
 
 
 def seen_of(given: Sequence[Tensor], taken: Sequence[Tensor]) -> Seen:

@@ -12,9 +12,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance import Chapter, Me, Ranks, assert_each_rank, assert_that, needs, world_sizes
-from conformance.oracle.collectives import Call, after, before
-from conformance.spec.collectives.perform import issue
+from conformance import (
+    Chapter,
+    Me,
+    Ranks,
+    assert_each_rank,
+    assert_that,
+    covers,
+    needs,
+    world_sizes,
+)
+from conformance.checks import first_difference
+from conformance.oracle.collectives import COLLECTIVES, Call, after, before
+from conformance.spec.collectives.perform import Seen, issue, perform_async
 from conformance.spec.collectives.store_sync import tick, wait_for_ticks
 from conformance.spec.parameters import ops
 from conformance.spec.waiting import let_the_device_finish, rounds_of_messages
@@ -90,6 +100,38 @@ def test_wait_says_true(ranks: Ranks, op: str) -> None:
     takes_timeouts = ranks.target.capabilities.has("feature:timeouts")
     timeouts = [timedelta(seconds=30)] if takes_timeouts else []
     assert_each_rank(ranks.run(waits, op, timeouts), [[True] * (2 + len(timeouts))] * 2)
+
+
+def wait_twice(me: Me, call: Call) -> tuple[Seen, Seen]:
+    """The tensors after each of two waits."""
+    pending = perform_async(me, call)
+    pending.work.wait()
+    first = pending.tensors()
+    pending.work.wait()
+    return first, pending.tensors()
+
+
+AVERAGED = ("all_reduce", "reduce_scatter_tensor")
+
+
+@covers("work/wait")
+@pytest.mark.parametrize(
+    "call",
+    [
+        *(pytest.param(Call(op), marks=needs(f"op:{op}"), id=op) for op in COLLECTIVES),
+        *(
+            pytest.param(
+                Call(op, reduce_op="avg"), marks=needs(f"op:{op}", "reduce_op:avg"), id=f"{op}-avg"
+            )
+            for op in AVERAGED
+        ),
+    ],
+)
+@world_sizes(2)
+def test_a_second_wait_changes_nothing(ranks: Ranks, call: Call) -> None:
+    for rank, (first, second) in enumerate(ranks.run(wait_twice, call)):
+        changed = first_difference(second, first)
+        assert_that(not changed, f"a second wait has changed tensors: {changed}", rank)
 
 
 def polls_in_vain(me: Me, op: str) -> bool:

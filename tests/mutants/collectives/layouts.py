@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from conformance.power.handles import Relayed
 from impl.gloo import ProcessGroupGloo
 from tests.mutants.collectives.kit import (
     AroundImpl,
@@ -18,6 +20,31 @@ from tests.mutants.collectives.kit import (
     zeros_if_expanded,
 )
 from tests.mutants.kit import ForwardingGroup, GroupMutant, breaks
+
+
+class _CopiesBack(Relayed):
+    def __init__(self, inner: Any, buffer: Tensor, view: Tensor) -> None:
+        super().__init__(inner)
+        self.buffer, self.view = buffer, view
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        done = super().wait(timeout)
+        self.view.copy_(self.buffer.view(self.view.shape))
+        return done
+
+
+@breaks("all_reduce/strided", says=r"is wrong")
+class StridedSumsShareABuffer(ForwardingGroup):
+    """All that are pending and have the same size are summed in the same memory."""
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        [view] = tensors
+        if view.is_contiguous():
+            return super().allreduce(tensors, opts)
+        buffers = self.__dict__.setdefault("buffers", {})
+        buffer = buffers.setdefault((view.numel(), view.dtype), view.new_empty(view.numel()))
+        buffer.copy_(view.reshape(-1))
+        return _CopiesBack(super().allreduce([buffer], opts), buffer, view)
 
 
 @breaks("all_gather_into_tensor/strided", says=r"is wrong")

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -25,6 +26,28 @@ class WaitSaysFalse(Relaying):
         def wait(self, timeout: timedelta | None = None) -> bool:
             super().wait(timeout)
             return False
+
+
+class _DividesWhenWaitedFor(Relayed):
+    def __init__(self, inner: Any, tensor: Tensor, by: int) -> None:
+        super().__init__(inner)
+        self.tensor, self.by = tensor, by
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        done = super().wait(timeout)
+        self.tensor /= self.by
+        return done
+
+
+@breaks("work/wait", says=r"a second wait has changed tensors")
+class AveragesInEachWait(ForwardingGroup):
+    """A sum is divided by the number of ranks in each wait for it."""
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        if opts.reduceOp != dist.ReduceOp.AVG:
+            return super().allreduce(tensors, opts)
+        opts.reduceOp = dist.ReduceOp.SUM
+        return _DividesWhenWaitedFor(super().allreduce(tensors, opts), tensors[0], self.size())
 
 
 @breaks("work/not-completed-early", says=r"rank 0 is wrong\ngot True, want False")
