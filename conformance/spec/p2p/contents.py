@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -102,11 +104,12 @@ def values_of(kind: str) -> Tensor:
     return sample((3, 2), "complex64" if kind == "conj" else "float32", 0)
 
 
-def transfer(me: Me, kind: str, of_sender: bool) -> tuple[str, Tensor]:
+def transfer(me: Me, kind: str, of_sender: bool, polls: bool) -> tuple[str, Tensor]:
     """One message whose sender's or receiver's tensor is special. The refusal, if any, and the
     values that the rank has in the end.
 
     The special side goes first and tells the other one whether it was refused.
+    polls: do not wait, but ask is_completed until it is true, or for some seconds.
     """
     values = values_of(kind).to(me.device)
     x = values if me.rank == 0 else torch.zeros_like(values)
@@ -119,15 +122,21 @@ def transfer(me: Me, kind: str, of_sender: bool) -> tuple[str, Tensor]:
             if special:
                 me.store.set("special side", "posted")
             assert work is not None
-            work.wait()
+            give_up_at = time.monotonic() + 5
+            while polls and not work.is_completed() and time.monotonic() < give_up_at:
+                time.sleep(1e-4)
+            if not (polls and work.is_completed()):
+                work.wait()
     except (RuntimeError, ValueError) as error:
         me.store.set("special side", "refused")
         refusal = str(error)
     return refusal, plain(x)
 
 
-def check_transfer(ranks: Ranks, kind: str, of_sender: bool, says: str) -> None:
-    (sender, sent), (receiver, got) = ranks.run(transfer, kind, of_sender)
+def check_transfer(
+    ranks: Ranks, kind: str, of_sender: bool, says: str, polls: bool = False
+) -> None:
+    (sender, sent), (receiver, got) = ranks.run(transfer, kind, of_sender, polls)
     values = values_of(kind)
     if refusal := sender or receiver:
         assert_that(says in refusal, f"the refusal does not say why: {refusal}")
@@ -150,8 +159,9 @@ def test_elements_that_share_memory_are_sent(ranks: Ranks) -> None:
 @covers("p2p/non-contiguous")
 @world_sizes(2)
 @pytest.mark.parametrize("of_sender", [True, False], ids=["sender", "receiver"])
-def test_a_transposed_matrix(ranks: Ranks, of_sender: bool) -> None:
-    check_transfer(ranks, "transposed", of_sender, "contiguous")
+@pytest.mark.parametrize("polls", [False, True], ids=["waits", "polls"])
+def test_a_transposed_matrix(ranks: Ranks, of_sender: bool, polls: bool) -> None:
+    check_transfer(ranks, "transposed", of_sender, "contiguous", polls)
 
 
 @chapter.should(

@@ -9,6 +9,7 @@ import torch
 from impl.gloo import ProcessGroupGloo
 from tests.mutants.collectives.kit import without_neg_bit, zeros_if_expanded
 from tests.mutants.kit import ForwardingGroup, GroupMutant, breaks
+from tests.mutants.p2p.handles import WrittenByWait
 
 
 @breaks("p2p/non-contiguous", says=r"expanded at \[1\]: rank 1|expanded: rank 1")
@@ -77,6 +78,20 @@ class SendsRawStorage(ForwardingGroup):
 
 def _as_it_lies(x: torch.Tensor) -> torch.Tensor:
     return x.t() if x.dim() == 2 and x.t().is_contiguous() else x
+
+
+@breaks("p2p/non-contiguous", says=r"polls=True[\s\S]*transposed: rank 1 is wrong")
+class StridedReceivesAreWrittenByWait(GroupMutant, ProcessGroupGloo):
+    """A message to a strided tensor stays in a dense one until wait is called."""
+
+    base = "impl"
+
+    def recv(self, tensors: Any, src: int, tag: int) -> Any:
+        [x] = tensors
+        if x.is_contiguous():
+            return super().recv(tensors, src, tag)
+        dense = torch.empty_like(x, memory_format=torch.contiguous_format)
+        return WrittenByWait(super().recv([dense], src, tag), x, dense)
 
 
 @breaks("p2p/non-contiguous", says=r"transposed: rank 1 is wrong")

@@ -60,7 +60,7 @@ class MessagesCompleteOnlyWhenWaitedFor(_ChangesHandles):
     handle = _CompletedByWait
 
 
-class _WrittenByWait(Wrapped):
+class WrittenByWait(Wrapped):
     def __init__(self, work: Any, tensor: Tensor, arrived: Tensor) -> None:
         super().__init__(work)
         self.tensor, self.arrived = tensor, arrived
@@ -79,7 +79,7 @@ class ReceivesAreWrittenByWait(GroupMutant, ProcessGroupGloo):
 
     def recv(self, tensors: Any, src: int, tag: int) -> Any:
         arrived = torch.empty_like(tensors[0])
-        return _WrittenByWait(super().recv([arrived], src, tag), tensors[0], arrived)
+        return WrittenByWait(super().recv([arrived], src, tag), tensors[0], arrived)
 
 
 class _SentByWait:
