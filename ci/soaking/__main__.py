@@ -26,10 +26,12 @@ import selectors
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -37,7 +39,7 @@ import torch.distributed as dist
 from ci.soaking.host import LIMIT_S
 from ci.soaking.judging import Verdict, judge
 from ci.soaking.link import INTERFACES, NEEDED, Link, enter_own_network
-from ci.soaking.program import CUT_THE_LINK, LOSE_THE_STORE, store_address
+from ci.soaking.program import CUT_SEEN, CUT_THE_LINK, LOSE_THE_STORE, store_address
 from ci.soaking.rounds import LINK_MENDED, Round, draw
 
 TRANSPORTS = ("shm", "tcp", "gloo", "mixed")
@@ -53,6 +55,8 @@ class Hosts:
     def __init__(self, transport: str, world_size: int) -> None:
         self._store: dist.TCPStore | None = None  # of the round
         self._secret = secrets.token_hex()
+        self._folder = tempfile.TemporaryDirectory(prefix="soak-")
+        self._cut_seen = Path(self._folder.name, "cut")
         self.count = 2 if transport == "mixed" else 1
         self.ranks = [list(range(i, world_size, self.count)) for i in range(self.count)]
         self._processes = [self._start(host) for host in range(self.count)]
@@ -70,10 +74,17 @@ class Hosts:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**quiet, **secret, **os.environ, "GLOO_SOCKET_IFNAME": interface},
+            env={
+                **quiet,
+                **secret,
+                **os.environ,
+                "GLOO_SOCKET_IFNAME": interface,
+                CUT_SEEN: str(self._cut_seen),
+            },
         )
 
     def run(self, round: Round) -> Verdict:
+        self._cut_seen.unlink(missing_ok=True)
         address = store_address(round)
         store = self._store = dist.TCPStore(address, 0, None, True, wait_for_workers=False)
         for process, ranks in zip(self._processes, self.ranks, strict=True):
@@ -104,7 +115,8 @@ class Hosts:
             if self._link is not None and cut_at_s is None and self._is_told(CUT_THE_LINK):
                 self._link.cut()
                 cut_at_s = now_s
-            if cut_at_s is not None and kind == LINK_MENDED and now_s > cut_at_s + _CUT_S:
+            is_cut = cut_at_s is not None and now_s > cut_at_s + _CUT_S and self._cut_seen.exists()
+            if is_cut and kind == LINK_MENDED:
                 self._mend()
                 cut_at_s = math.inf
             if now_s > until_s:
@@ -121,6 +133,7 @@ class Hosts:
     def close(self) -> None:
         for process in self._processes:
             process.communicate()
+        self._folder.cleanup()
 
 
 class Tally:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ TIMEOUT_S = 5.0  # of operations, once all have joined
 _JOINING_S = 60.0
 STOPPED_S = 0.3  # a rank that goes on afterwards
 LOSE_THE_STORE, CUT_THE_LINK = "lose the store", "cut the link"
+CUT_SEEN = "SOAK_CUT_SEEN"  # a file that there is once the rank has seen that the link is cut
 _SLOW_S = 0.2
 _ALIVE_S = 1.0  # after it has left the group, which is what the others should notice
 _LOST_WITHIN_S = 10.0
@@ -167,13 +169,17 @@ class Rank:
         raise Told
 
     def _have_the_link_cut(self) -> None:
-        """Returns once it is. Raises Told if it does not happen."""
+        """Returns once it is, and says so. Raises Told if it does not happen.
+
+        The link is not mended before, however busy the machine is.
+        """
         self.store.set(CUT_THE_LINK, "")
         until_s = time.monotonic() + _LOST_WITHIN_S
         while is_whole():
             if time.monotonic() > until_s:
                 raise Told
             time.sleep(0.001)
+        Path(os.environ[CUT_SEEN]).touch()
 
     def _make_group_in_need(self, fault: Fault) -> None:
         """All ranks make a group, for which one of them lacks something that it gets back later."""
