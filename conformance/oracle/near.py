@@ -27,12 +27,17 @@ class Near:
     dtype: torch.dtype
 
     @staticmethod
-    def relative(value: Tensor, within: float, dtype: torch.dtype | None = None) -> Near:
-        """Within a share of the largest finite element's size; exact for zeros."""
+    def relative(
+        value: Tensor, within: float, dtype: torch.dtype | None = None, least: float = 0.0
+    ) -> Near:
+        """Within a share of the largest finite element's size, or of `least` if that is more.
+
+        Exact for zeros if `least` is 0.
+        """
         wide = value.detach().to(torch.float64)
         sizes = wide[wide.isfinite()].abs()
         largest = sizes.amax() if sizes.numel() else torch.zeros((), dtype=torch.float64)
-        return Near(wide, largest * within, dtype or value.dtype)
+        return Near(wide, largest.clamp(min=least) * within, dtype or value.dtype)
 
     def off(self, got: Tensor) -> Tensor:
         """Which elements of a tensor of this shape are too far off; a bool tensor of the shape.

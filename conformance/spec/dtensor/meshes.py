@@ -178,6 +178,21 @@ def test_any_redistribution(ranks: Ranks, moves: Any) -> None:
     check_fact(ranks, redistributed, moves)
 
 
+def flattened_and_back(x: Any) -> Any:
+    """A matrix as a row of numbers, and as a matrix again.
+
+    torch may refuse to flatten shards of unequal sizes, so these are gathered before.
+    """
+    if isinstance(x, DTensor):
+        shards = [1, 1]
+        for count, placement in zip(x.device_mesh.shape, x.placements, strict=True):
+            if isinstance(placement, Shard | _StridedShard):
+                shards[placement.dim] *= count
+        if any(size % count for size, count in zip(x.shape, shards, strict=True)):
+            x = x.redistribute(placements=(Replicate(),) * len(x.placements))
+    return x.reshape(-1).reshape(x.shape)
+
+
 STEPS: dict[str, Any] = {
     "double": lambda x: x * 2,
     "relu": lambda x: x.relu(),
@@ -188,7 +203,7 @@ STEPS: dict[str, Any] = {
     "halve": lambda x: x[: x.size(0) // 2 + 1],
     "join": lambda x: torch.cat([x, x + 1], 1)[:, :6],
     "multiply": lambda x: x @ x.t() / 16,
-    "flatten and back": lambda x: x.reshape(-1).reshape(x.shape),
+    "flatten and back": flattened_and_back,
 }
 
 
