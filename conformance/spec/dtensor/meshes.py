@@ -181,14 +181,17 @@ def test_any_redistribution(ranks: Ranks, moves: Any) -> None:
 def flattened_and_back(x: Any) -> Any:
     """A matrix as a row of numbers, and as a matrix again.
 
-    torch may refuse to flatten shards of unequal sizes, so these are gathered before.
+    torch may refuse to flatten shards of unequal sizes, and to make a matrix again of shards of
+    shards; these are gathered before.
     """
     if isinstance(x, DTensor):
-        shards = [1, 1]
-        for count, placement in zip(x.device_mesh.shape, x.placements, strict=True):
-            if isinstance(placement, Shard | _StridedShard):
-                shards[placement.dim] *= count
-        if any(size % count for size, count in zip(x.shape, shards, strict=True)):
+        shards = [
+            (placement.dim, count)
+            for placement, count in zip(x.placements, x.device_mesh.shape, strict=True)
+            if isinstance(placement, Shard | _StridedShard)
+        ]
+        is_even = all(x.size(dim) % count == 0 for dim, count in shards)
+        if not is_even or len(dict(shards)) < len(shards):
             x = x.redistribute(placements=(Replicate(),) * len(x.placements))
     return x.reshape(-1).reshape(x.shape)
 
