@@ -20,6 +20,7 @@ from conformance import (
     not_probed,
     world_sizes,
 )
+from conformance.spec.collectives.monitored_barrier import monitored_barrier
 from conformance.spec.groups.membership_sums import mark, sum_marks, sum_of_marks
 from conformance.spec.groups.starting import start
 from conformance.spec.torch_versions import needs_argument
@@ -40,6 +41,7 @@ def be_hasty_once(me: Me, how: str) -> Tensor:
     calls: dict[str, Callable[[], object]] = {
         "wait": lambda: dist.all_reduce(mark(me), async_op=True).wait(brief),
         "barrier": lambda: dist.barrier(timeout=brief),
+        "monitored_barrier": lambda: monitored_barrier(None, brief),
     }
     sum_marks(me)
     calls[how]()
@@ -68,6 +70,7 @@ def be_hasty_once(me: Me, how: str) -> Tensor:
         pytest.param(
             "barrier", marks=[needs("op:barrier"), needs_argument(dist.barrier, "timeout")]
         ),
+        pytest.param("monitored_barrier", marks=needs("op:monitored_barrier")),
     ],
 )
 def test_a_timeout_is_for_one_operation(ranks: Ranks, how: str) -> None:

@@ -25,6 +25,18 @@ class BarriersChangeTheTimeout(GroupMutant, ProcessGroupGloo):
         return work
 
 
+@breaks("timeouts/for-one-operation", says=r"parameters  how=monitored_barrier")
+class MonitoredBarriersChangeTheTimeout(GroupMutant, ProcessGroupGloo):
+    """The group remembers the timeout of a monitored barrier as its own."""
+
+    base = "impl"
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        super().monitored_barrier(timeout, wait_all_ranks)
+        if timeout:
+            self.set_timeout(timeout)
+
+
 class _Remembered(Relayed):
     def __init__(self, inner: Any, group: ProcessGroupGloo) -> None:
         super().__init__(inner)
