@@ -30,10 +30,15 @@ chapter = Chapter("sparse", needs=("op:all_reduce", "feature:sparse"))
 
 
 def reduce_one(me: Me, inputs: list[Tensor]) -> Tensor:
-    """The sum of the ranks' tensors, as it lies in the tensor that was passed."""
+    """The sum of the ranks' tensors, as it lies in the tensor that was passed.
+
+    Raises RuntimeError if that says that it is coalesced, and its indices are not sorted.
+    """
     x = inputs[me.rank].to(me.device)
     dist.all_reduce(x)
-    return x
+    return torch.sparse_coo_tensor(
+        x._indices(), x._values(), x.shape, is_coalesced=x.is_coalesced(), check_invariants=True
+    )
 
 
 def _densely(got: list[Tensor]) -> list[Tensor]:

@@ -26,6 +26,19 @@ class KeepsItsOwnIndices(ReducesSparsely):
         return work
 
 
+@breaks("sparse/sum", says=r"is_coalesced to true")
+class SaysThatIndicesAreSorted(ReducesSparsely):
+    """The sum says that it is coalesced, and its indices are in descending order."""
+
+    def reduce_sparse(self, x: Any, opts: Any) -> Any:
+        work = self.over(x, opts)
+        total = x.coalesce()
+        indices, values = total.indices().flip(1), total.values().flip(0)
+        x.copy_(torch.sparse_coo_tensor(indices, values, x.shape))
+        x._coalesced_(True)
+        return work
+
+
 @breaks("sparse/in-place", says=r"rank 0 is wrong\nat \[0\]: got False, want True")
 class ReducesACopyOfTheSparse(ReducesSparsely):
     """The tensor that was passed stays as it was."""
