@@ -197,7 +197,7 @@ def check_training(ranks: Ranks, recipe: Recipe, within: float = 1e-9) -> None:
 def check_runs(got: Sequence[Run], want: Sequence[Run], within: float = 1e-9) -> None:
     """Each rank's run is as wanted, up to a share of the largest element of each tensor.
 
-    A parameter that its steps happened to bring near zero is as exact as its steps, not as zero is.
+    A step may bring a parameter near zero: its rounding is that of the step, not of the result.
     The first loss depends on no gradient. Then come the parameters: a wrong gradient shows in its
     own parameter first, and by way of that in all later losses.
     """

@@ -26,7 +26,7 @@ class KeepsItsOwnIndices(ReducesSparsely):
         return work
 
 
-@breaks("sparse/sum", says=r"is_coalesced to true")
+@breaks("sparse/sum", says=r"the sum of rank 0 contradicts itself")
 class SaysThatIndicesAreSorted(ReducesSparsely):
     """The sum says that it is coalesced, and its indices are in descending order."""
 
