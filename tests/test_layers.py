@@ -30,6 +30,7 @@ CONFORMANCE = {
     # What the sources say of rules, cases and mutants; nothing of them is imported.
     "catalogue": "rule",
     # What is tested, what must come out, how that is compared. Pure, but for `target`.
+    "stores": "",  # torch's, as target files name them
     "target": "verdict capabilities rule catalogue",
     "oracle": "",
     "checks": "",
@@ -42,13 +43,11 @@ CONFORMANCE = {
     "spec": "__init__ verdict capabilities target oracle checks harness markers torch_private",
     # A run: its options, what is run, how it is judged.
     "run": "verdict rule capabilities catalogue chapter target oracle harness",
-    "report": "verdict version rule capabilities catalogue target oracle checks harness run",
+    "report": "verdict version rule capabilities catalogue stores target oracle checks harness run",
     # What puts it all together: what pytest's session carries, hooks, commands.
     "session": "verdict early_torch exit_codes rule catalogue checks harness run report",
     "plugin": "verdict early_torch exit_codes catalogue target harness markers run report session",
     "conftest": "early_torch plugin run",
-    # torch's stores, as target files name them.
-    "stores": "",
     # What a backend has, for a first target file.
     "probing": "capabilities target oracle harness spec torch_private",
     # Pages made of many certificates.

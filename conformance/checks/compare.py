@@ -58,7 +58,9 @@ def first_difference(
         want = {f.name: getattr(want, f.name) for f in fields(want)}
     if isinstance(want, Mapping) and isinstance(got, Mapping):
         if list(got) != list(want):
-            return Difference(where, f"got keys {list(got)}, want {list(want)}")
+            what = f"got keys {list(got)}, want {list(want)}"
+            unwanted = (f"; [{key!r}] is {_kind(got[key])}" for key in got if key not in want)
+            return Difference(where, what + next(unwanted, ""))
         pairs = [(f"[{key!r}]", got[key], want[key]) for key in want]
     elif (
         isinstance(want, Sequence)
@@ -66,7 +68,10 @@ def first_difference(
         and not isinstance(want, str | bytes)
     ):
         if len(got) != len(want):
-            return Difference(where, f"got {len(got)} values, want {len(want)}")
+            what = f"got {len(got)} values, want {len(want)}"
+            if not want:
+                what += f"; the first is {_kind(got[0])}"
+            return Difference(where, what)
         pairs = [(f"[{i}]", g, w) for i, (g, w) in enumerate(zip(got, want, strict=True))]
     else:
         same = _are_equal(got, want)

@@ -23,6 +23,7 @@ from types import FunctionType
 
 from torch import Tensor
 
+from conformance import stores
 from conformance.capabilities import Capabilities
 from conformance.catalogue.rules import catalogue
 from conformance.checks import CheckFailed
@@ -127,11 +128,12 @@ def _script(example: Example, write_case: Callable[[Example, Sources], tuple[str
     )
     own, case = write_case(example, sources)
     sources.note(own)
+    store = _copied_store(target, sources)
     copied = sources.definitions()
     asked = sources.words()
     if asked & {"pickle", "np"}:  # of what the values are made cannot be seen
         asked |= {"dataclass", "numpy", "nested"}
-    facts = _facts(example, asked)
+    facts = _facts(example, asked) | store
     roots = sources.given_and_used | ({"Capabilities"} if "target.capabilities" in asked else set())
     *driver, main = script_driver.definitions(roots, asked, set(facts))
     used = {name.partition(".")[2] for name in asked if name.startswith("target.")}
@@ -279,11 +281,21 @@ def _is_copied(modules: Set[str], target: Target) -> Callable[[str], bool]:
 
 
 def _target_modules(target: Target) -> list[str]:
+    """Those that a script imports for the target: not the suite's stores, which it would copy."""
     references = (
         *(target.ddp, target.fsdp, target.sync_batchnorm, target.fully_shard),
         *(target.store, target.flight_recorder, target.options, target.activate),
     )
-    return [*target.imports, *(r.partition(":")[0] for r in references if r)]
+    named = [*target.imports, *(r.partition(":")[0] for r in references if r)]
+    return [module for module in named if module != stores.__name__]
+
+
+def _copied_store(target: Target, sources: Sources) -> dict[str, str]:
+    """The fact that a store of the suite's is in the script itself, if the case makes one."""
+    module, _, name = target.store.partition(":")
+    if module != stores.__name__ or "shared_store" not in sources.words():
+        return {}
+    return {"store": f"__main__:{sources.need(getattr(stores, name))}"}
 
 
 def _header(example: Example) -> str:

@@ -7,6 +7,7 @@ import os
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import Enum
 from typing import NamedTuple
 
@@ -139,6 +140,16 @@ def reads_the_environment(me: Me) -> str:
 
 
 # ---- Whole cases.
+
+
+def shares_a_store(me: Me, folder: str) -> str:
+    store = me.shared_store(folder, timedelta(seconds=30))
+    if me.rank == 0:
+        store.set("key", "text")
+    text = bytes(store.get("key")).decode()
+    me.store.set(f"rank {me.rank} has read", "1")
+    me.store.wait(["rank 1 has read"])  # rank 0 may have the server
+    return text
 
 
 def summed(me: Me, x: Tensor) -> Tensor:

@@ -428,6 +428,18 @@ def test_what_the_harness_gives_is_there_by_the_name_that_the_case_has_for_it(
     assert (done.returncode, done.stdout) == (0, "PASS\n"), done.stderr
 
 
+@pytest.mark.parametrize("store", ["tcp_store", "threaded_tcp_store", "file_store"])
+def test_a_store_of_the_suites_comes_along(store: str, tmp_path: Path) -> None:
+    target = replace(GLOO, store=f"conformance.stores:{store}")
+    checked(script_text(written(cases.test_sums, target, factor=2.0)))
+    error = wrong(["text"] * 2, ["text"] * 2)
+    error.got = values = ["text"] * 2
+    made = example(cases.shares_a_store, str(tmp_path), target=target, error=error, values=values)
+    checked(script_text(made))
+    done = run_script(made, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "PASS\n"), done.stderr
+
+
 def test_a_script_without_a_group_of_its_own(tmp_path: Path) -> None:
     error = wrong(["3"], ["3"])
     error.got = values = ["3"]

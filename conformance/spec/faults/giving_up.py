@@ -26,24 +26,39 @@ RETURNED = "returned"
 
 
 @dataclass(frozen=True)
-class _Ending:
-    """When a call began and ended, on a clock that all ranks have, and how; "" if by giving up."""
+class Ending:
+    """When a call began and ended, on a clock that all ranks have, and what it raised."""
 
     began_s: float
     ended_s: float
-    how: str
+    error: Exception | None
 
 
-def _ending_of(call: Callable[[], object]) -> _Ending:
+def _ending_of(call: Callable[[], object]) -> Ending:
     began_s = time.time()
+    error = None
     try:
         call()
-        how = RETURNED
-    except RuntimeError:
-        how = ""
-    except Exception as error:
-        how = f"raised {error!r}"
-    return _Ending(began_s, time.time(), how)
+    except Exception as raised:
+        error = raised
+    return Ending(began_s, time.time(), error)
+
+
+def call_at_once(
+    calls: Mapping[str, Callable[[Any], object]], groups: Mapping[str, Any]
+) -> dict[str, Ending]:
+    """Make every call at the same time, each in a thread, with the group of its name."""
+    endings: dict[str, Ending] = {}
+
+    def attempt(name: str) -> None:
+        endings[name] = _ending_of(lambda: calls[name](groups[name]))
+
+    threads = [threading.Thread(target=attempt, args=(name,)) for name in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return endings
 
 
 def try_all(
@@ -75,16 +90,7 @@ def try_all(
     for name, call in (first or {}).items():
         for _ in range(2):
             call(groups[name])
-    endings: dict[str, _Ending] = {}
-
-    def attempt(name: str) -> None:
-        endings[name] = _ending_of(lambda: calls[name](groups[name]))
-
-    threads = [threading.Thread(target=attempt, args=(name,)) for name in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    endings = call_at_once(calls, groups)
     began_s = {name: ending.began_s for name, ending in endings.items()}
     me.store.set(f"rank {me.rank} is through", json.dumps(began_s))
     began_by_rank = [
@@ -94,8 +100,10 @@ def try_all(
     for name, ending in endings.items():
         first_s = min(began[name] for began in began_by_rank if name in began)
         took_s = ending.ended_s - first_s
-        if ending.how:
-            wrong[name] = ending.how
+        if ending.error is None:
+            wrong[name] = RETURNED
+        elif not isinstance(ending.error, RuntimeError):
+            wrong[name] = f"raised {ending.error!r}"
         elif took_s < 0.75 * GROUP_TIMEOUT_S:  # a quarter for coarse timers
             wrong[name] = f"gave up after {took_s:.2f} s of {GROUP_TIMEOUT_S} s"
     return wrong
@@ -117,17 +125,9 @@ def wait_at_a_root(me: Me, changed: bool = False) -> dict[str, str]:
     names = ["broadcast", "scatter", "reduce", "gather"]
     if me.rank == absent:
         return try_all(me, names, {}, changed=changed)
-    x = torch.ones(4, device=me.device)
-    outputs = [torch.zeros(4, device=me.device) for _ in range(me.world_size)]
-    calls: dict[str, Callable[[Any], object]] = {
-        "broadcast": lambda group: dist.broadcast(x.clone(), absent, group=group),
-        "scatter": lambda group: dist.scatter(x.clone(), None, absent, group=group),
-    }
+    calls = {name: partial(OPERATIONS[name], me, root=absent) for name in ("broadcast", "scatter")}
     if me.rank == 0:
-        calls |= {
-            "reduce": lambda group: dist.reduce(x.clone(), 0, group=group),
-            "gather": lambda group: dist.gather(x, outputs, 0, group=group),
-        }
+        calls |= {name: partial(OPERATIONS[name], me) for name in ("reduce", "gather")}
     return try_all(me, names, calls, changed=changed)
 
 

@@ -18,8 +18,8 @@ def all_reduce(me: Me, group: Any = None) -> None:
     dist.all_reduce(torch.ones(_NUMEL, device=me.device), group=group)
 
 
-def broadcast(me: Me, group: Any = None) -> None:
-    dist.broadcast(torch.ones(_NUMEL, device=me.device), 0, group=group)
+def broadcast(me: Me, group: Any = None, root: int = 0) -> None:
+    dist.broadcast(torch.ones(_NUMEL, device=me.device), root, group=group)
 
 
 def reduce(me: Me, group: Any = None) -> None:
@@ -47,10 +47,10 @@ def gather(me: Me, group: Any = None) -> None:
     dist.gather(x, outputs if me.rank == 0 else None, 0, group=group)
 
 
-def scatter(me: Me, group: Any = None) -> None:
+def scatter(me: Me, group: Any = None, root: int = 0) -> None:
     inputs = [torch.ones(_NUMEL, device=me.device) for _ in range(me.world_size)]
     x = torch.zeros(_NUMEL, device=me.device)
-    dist.scatter(x, inputs if me.rank == 0 else None, 0, group=group)
+    dist.scatter(x, inputs if me.rank == root else None, root, group=group)
 
 
 def barrier(me: Me, group: Any = None) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
+from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -15,12 +18,16 @@ from conformance import (
     Me,
     Ranks,
     assert_same_on_all_ranks,
+    assert_that,
     deadline,
     needs,
     not_probed,
     world_sizes,
 )
+from conformance.oracle.messages import content
 from conformance.spec.collectives.monitored_barrier import monitored_barrier
+from conformance.spec.faults.giving_up import Ending, call_at_once
+from conformance.spec.faults.operations import ALL_NEEDED, OPERATIONS
 from conformance.spec.groups.membership_sums import mark, sum_marks, sum_of_marks
 from conformance.spec.groups.starting import start
 from conformance.spec.torch_versions import needs_argument
@@ -32,6 +39,9 @@ pytestmark = not_probed()
 
 # Long enough for what ranks do together on a busy machine.
 _BRIEF_S = 3.0
+
+# Longer than five and ten seconds, which are common defaults of a library below.
+_LATE_S = 11.0
 
 
 def be_hasty_once(me: Me, how: str) -> Tensor:
@@ -75,6 +85,75 @@ def be_hasty_once(me: Me, how: str) -> Tensor:
 )
 def test_a_timeout_is_for_one_operation(ranks: Ranks, how: str) -> None:
     assert_same_on_all_ranks(ranks.run(be_hasty_once, how), want=sum_of_marks([0, 1]))
+
+
+def _collectives(me: Me) -> dict[str, Callable[[Any], object]]:
+    """One of each kind, of which rank 0 cannot be through before rank 1 has come."""
+    calls: dict[str, Callable[[Any], object]] = {
+        name: partial(call, me) for name, call in OPERATIONS.items()
+    }
+    for name in ("broadcast", "scatter"):
+        calls[name] = partial(OPERATIONS[name], me, root=1)
+    return calls
+
+
+def _receives(me: Me, sources: dict[str, int | None]) -> dict[str, Callable[[Any], object]]:
+    message = content(1, 1000).to(me.device)
+
+    def receive(group: Any, source: int | None) -> None:
+        x = torch.zeros_like(message)
+        dist.recv(x, source, group=group)
+        assert_that(x.equal(message), "the message is wrong", me.rank)
+
+    if me.rank == 1:
+        return dict.fromkeys(sources, lambda group: dist.send(message, 0, group=group))
+    return {name: partial(receive, source=source) for name, source in sources.items()}
+
+
+def _what_was_wrong(ending: Ending) -> str:
+    took_s = ending.ended_s - ending.began_s
+    if ending.error is not None:
+        return f"raised {ending.error!r} after {took_s:.1f} s"
+    return f"ended after {took_s:.1f} s without rank 1" if took_s < 0.75 * _LATE_S else ""
+
+
+def wait_for_a_late_rank(me: Me, what: str) -> dict[str, str]:
+    """Rank 1 comes to all of them when rank 0 has waited for eleven seconds. What went wrong."""
+    calls = {
+        "collectives": lambda: _collectives(me),
+        "recv": lambda: _receives(me, {"recv": 1}),
+        "recv_anysource": lambda: _receives(me, {"recv without source": None}),
+    }[what]()
+    groups = {name: dist.new_group(timeout=timedelta(minutes=1)) for name in calls}
+    if me.rank == 1:
+        me.store.wait(["rank 0 waits"])
+        time.sleep(_LATE_S)
+        call_at_once(calls, groups)
+        return {}
+    me.store.set("rank 0 waits", "1")
+    wrong = {name: _what_was_wrong(ending) for name, ending in call_at_once(calls, groups).items()}
+    return {name: text for name, text in wrong.items() if text}
+
+
+@chapter.must(
+    "timeouts/ten-seconds-late",
+    "A rank may come ten seconds late to any operation, if the group's timeout is longer: the "
+    "other ranks wait for it.",
+    source="torch 2.13 docs, init_process_group, timeout",
+    rests_on=("timeouts/late-is-not-lost", "order/threads-of-several-groups"),
+)
+@world_sizes(2)
+@deadline(30)
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param("collectives", marks=needs(*ALL_NEEDED)),
+        pytest.param("recv", marks=needs("op:send")),
+        pytest.param("recv_anysource", marks=needs("op:send", "feature:any_source")),
+    ],
+)
+def test_a_rank_may_come_ten_seconds_late(ranks: Ranks, what: str) -> None:
+    assert_same_on_all_ranks(ranks.run(wait_for_a_late_rank, what), want={})
 
 
 def join_late(me: Me, where: str) -> Tensor:

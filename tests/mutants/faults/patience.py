@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from conformance.power.handles import Relayed
 from impl.gloo import ProcessGroupGloo
+from tests.mutants.faults.kit import Forgiving, WaitsFor
 from tests.mutants.kit import ForwardingGroup, GroupMutant, breaks
 
 
@@ -56,6 +57,34 @@ class WaitChangesTheTimeout(GroupMutant, ProcessGroupGloo):
 
     def allreduce(self, tensors: Any, opts: Any) -> Any:
         return _Remembered(super().allreduce(tensors, opts), self)
+
+
+@breaks("timeouts/ten-seconds-late", says=r"\['recv'\] is str .raised RuntimeError")
+class ReceivesHaveFiveSeconds(ForwardingGroup):
+    """A receive gives up after five seconds, whatever the group's timeout."""
+
+    def recv(self, tensors: Any, src: int, tag: int) -> Any:
+        return WaitsFor(super().recv(tensors, src, tag), timedelta(seconds=5))
+
+
+@breaks("timeouts/ten-seconds-late", says=r"\['all_to_all_single'\] is str .raised RuntimeError")
+class AllToAllHasTenSeconds(ForwardingGroup):
+    """An all_to_all_single gives up after ten seconds, whatever the group's timeout."""
+
+    def all_to_all_single(self, *args: Any) -> Any:
+        return WaitsFor(super().all_to_all_single(*args), timedelta(seconds=10))
+
+
+class _ReturnsAfterFiveSeconds(Forgiving, WaitsFor):
+    pass
+
+
+@breaks("timeouts/ten-seconds-late", says=r"\['recv'\] is .*the message is wrong")
+class ReceivesReturnAfterFiveSeconds(ForwardingGroup):
+    """A receive returns after five seconds, with or without a message."""
+
+    def recv(self, tensors: Any, src: int, tag: int) -> Any:
+        return _ReturnsAfterFiveSeconds(super().recv(tensors, src, tag), timedelta(seconds=5))
 
 
 @breaks("timeouts/joining-late", says=r"where=init_process_group")
