@@ -10,17 +10,31 @@ in the end. None is probed: what does not compare calls has no way of refusing t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
-from conformance import Chapter, Me, Ranks, assert_that, covers, deadline, not_probed, world_sizes
+from conformance import (
+    Chapter,
+    Me,
+    Ranks,
+    assert_that,
+    covers,
+    deadline,
+    needs,
+    not_probed,
+    world_sizes,
+)
 from conformance.harness.failure import RanksFailed
 from conformance.harness.outcome import Outcome, Returned
-from conformance.spec.collectives.perform import REDUCE_OPS
+from conformance.oracle.collectives import COLLECTIVES, Call
+from conformance.spec.collectives.kinds import each
+from conformance.spec.collectives.perform import REDUCE_OPS, perform
+from conformance.spec.collectives.strategies import REDUCING, ROOTED
 
 chapter = Chapter("collectives", source="derived", needs="feature:mismatch_errors")
 
@@ -32,6 +46,10 @@ _TIMEOUT = timedelta(seconds=3)
 # What is said of two different calls: patterns, as groups write torch's names in several ways.
 _ALL_REDUCE_OF_FLOATS = (r"(?i)\ball_?reduce\b", r"(?i)\bfloat(32)?\b", r"[\[(]8,?[\])]")
 _REDUCE_OF_INTEGERS = (r"(?i)\breduce\b", r"(?i)\b(int64|long)\b")
+
+
+# Their numbers of elements: by `test_different_numbers_of_elements`, and by another rule.
+_TOLD_ELSEWHERE = ("all_reduce", "broadcast", "scatter")
 
 
 def tensor(me: Me, numel: int = 8, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -121,6 +139,13 @@ def other_call(me: Me, shape: list[int], group: dist.ProcessGroup | None = None)
     return error_of(lambda: dist.all_reduce(tensor(me), group=group))
 
 
+def other_call_of_the_last(me: Me, call: Call, others: Call) -> str:
+    """The last rank makes this call, and all others make theirs."""
+    group = dist.new_group(timeout=_TIMEOUT)
+    mine = call if is_last(me) else others
+    return error_of(lambda: perform(me, mine, group=group))
+
+
 def words_of_all(outcomes: list[Outcome]) -> list[str]:
     """What each rank was told. Ranks that died or hang are the target's failure."""
     if not all(isinstance(o, Returned) for o in outcomes):
@@ -128,8 +153,10 @@ def words_of_all(outcomes: list[Outcome]) -> list[str]:
     return [o.value for o in outcomes if isinstance(o, Returned)]
 
 
-def check_that_all_are_told(ranks: Ranks, function: Callable[[Me], str], *said: str) -> None:
-    for rank, words in enumerate(words_of_all(ranks.outcomes(function))):
+def check_that_all_are_told(
+    ranks: Ranks, function: Callable[..., str], *said: str, calls: Sequence[Call] = ()
+) -> None:
+    for rank, words in enumerate(words_of_all(ranks.outcomes(function, *calls))):
         assert_that(bool(words), "returned as if all ranks had made the same call", rank)
         for word in said:
             assert_that(word in words, f"was told nothing of {word!r}: {words!r}", rank)
@@ -154,7 +181,7 @@ def check_that_both_calls_are_told(
 
 @chapter.must(
     "mismatch/numel",
-    "If ranks pass tensors with different numbers of elements to all_reduce, every rank gets an "
+    "If ranks pass tensors with different numbers of elements to a collective, every rank gets an "
     "error.",
     source="nccl#1394",
     rests_on="all_reduce/sum",
@@ -163,6 +190,15 @@ def check_that_both_calls_are_told(
 @world_sizes(2, 3)
 def test_different_numbers_of_elements(ranks: Ranks) -> None:
     check_that_all_are_told(ranks, other_numel)
+
+
+@covers("mismatch/numel")
+@deadline(20)
+@world_sizes(3)
+@pytest.mark.parametrize("op", each(op for op in COLLECTIVES if op not in _TOLD_ELSEWHERE))
+def test_different_numbers_of_elements_in_each_operation(ranks: Ranks, op: str) -> None:
+    calls = Call(op, shape=(8,)), Call(op, shape=(4,))
+    check_that_all_are_told(ranks, other_call_of_the_last, calls=calls)
 
 
 @chapter.must(
@@ -176,6 +212,15 @@ def test_different_dtypes(ranks: Ranks) -> None:
     check_that_all_are_told(ranks, other_dtype)
 
 
+@covers("mismatch/dtype")
+@deadline(20)
+@world_sizes(3)
+@pytest.mark.parametrize("op", each(op for op in COLLECTIVES if op != "all_reduce"))
+def test_different_dtypes_in_each_operation(ranks: Ranks, op: str) -> None:
+    calls = Call(op, dtype="int32"), Call(op)
+    check_that_all_are_told(ranks, other_call_of_the_last, calls=calls)
+
+
 @chapter.must(
     "mismatch/reduce-op",
     "If ranks reduce with different operations, every rank gets an error.",
@@ -187,16 +232,34 @@ def test_different_reduce_operations(ranks: Ranks) -> None:
     check_that_all_are_told(ranks, other_reduce_op)
 
 
+@covers("mismatch/reduce-op")
+@deadline(20)
+@world_sizes(3)
+@pytest.mark.parametrize("op", each(op for op in REDUCING if op != "all_reduce"))
+def test_different_reduce_operations_in_each_operation(ranks: Ranks, op: str) -> None:
+    calls = Call(op, reduce_op="max"), Call(op)
+    check_that_all_are_told(ranks, other_call_of_the_last, calls=calls)
+
+
 @chapter.must(
     "mismatch/broadcast-numel",
-    "If ranks pass tensors with different numbers of elements to broadcast, every rank gets an "
-    "error.",
+    "If ranks expect other numbers of elements from a broadcast or scatter than its source has, "
+    "every rank gets an error.",
     rests_on="broadcast/values",
 )
 @deadline(20)
 @world_sizes(2, 3)
 def test_a_longer_tensor_than_the_sources(ranks: Ranks) -> None:
     check_that_all_are_told(ranks, other_broadcast_numel)
+
+
+@covers("mismatch/broadcast-numel")
+@deadline(20)
+@world_sizes(3)
+@needs("op:scatter")
+def test_a_longer_tensor_than_the_source_scatters(ranks: Ranks) -> None:
+    calls = Call("scatter", shape=(8,)), Call("scatter", shape=(4,))
+    check_that_all_are_told(ranks, other_call_of_the_last, calls=calls)
 
 
 @chapter.must(
@@ -231,6 +294,15 @@ def test_splits_that_contradict_each_other(ranks: Ranks) -> None:
 @world_sizes(2, 3)
 def test_different_roots(ranks: Ranks) -> None:
     check_that_all_are_told(ranks, other_root, "root")
+
+
+@covers("mismatch/root")
+@deadline(20)
+@world_sizes(3)
+@pytest.mark.parametrize("op", each(op for op in ROOTED if op != "broadcast"))
+def test_different_roots_in_each_operation(ranks: Ranks, op: str) -> None:
+    calls = Call(op, root=1), Call(op)
+    check_that_all_are_told(ranks, other_call_of_the_last, "root", calls=calls)
 
 
 @chapter.must(

@@ -39,13 +39,17 @@ class Forgetful(GroupMutant, ProcessGroupGloo):
     """Compares no more of the calls than it remembers.
 
     forgotten: a pattern of what is left out of the signatures.
+    of: the operations of which it is; all of them unless said otherwise.
     """
 
     base = "impl"
     forgotten: ClassVar[str]
+    of: ClassVar[str] = ".*"
 
     def _issue(self, operation: str, described: Described, *rest: Any, **more: Any) -> Any:
-        signature = re.sub(self.forgotten, "", described.signature)
+        signature = described.signature
+        if re.fullmatch(self.of, operation):
+            signature = re.sub(self.forgotten, "", signature)
         return super()._issue(operation, described._replace(signature=signature), *rest, **more)
 
 
@@ -54,6 +58,18 @@ class ForgetsTheDtype(Forgetful):
     """Dtypes are not compared, only sizes in bytes."""
 
     forgotten = r"dtype=\S+"
+
+
+@breaks("mismatch/dtype", says=r"parameters  op=broadcast")
+class ForgetsTheDtypeOfBroadcasts(Forgetful):
+    forgotten = r"dtype=\S+"
+    of = "broadcast"
+
+
+@breaks("mismatch/broadcast-numel", says=r"returned as if all ranks had made the same call")
+class ForgetsTheSizeOfScatters(Forgetful):
+    forgotten = r"numel=\S+"
+    of = "scatter"
 
 
 @breaks("mismatch/reduce-op", says=r"returned as if all ranks had made the same call")
