@@ -34,7 +34,8 @@ class Ending:
     error: Exception | None
 
 
-def _ending_of(call: Callable[[], object]) -> Ending:
+def ending_of(call: Callable[[], object]) -> Ending:
+    """Make the call."""
     began_s = time.time()
     error = None
     try:
@@ -51,7 +52,7 @@ def call_at_once(
     endings: dict[str, Ending] = {}
 
     def attempt(name: str) -> None:
-        endings[name] = _ending_of(lambda: calls[name](groups[name]))
+        endings[name] = ending_of(lambda: calls[name](groups[name]))
 
     threads = [threading.Thread(target=attempt, args=(name,)) for name in calls]
     for thread in threads:

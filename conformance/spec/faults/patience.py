@@ -26,7 +26,7 @@ from conformance import (
 )
 from conformance.oracle.messages import content
 from conformance.spec.collectives.monitored_barrier import monitored_barrier
-from conformance.spec.faults.giving_up import Ending, call_at_once
+from conformance.spec.faults.giving_up import Ending, call_at_once, ending_of
 from conformance.spec.faults.operations import ALL_NEEDED, OPERATIONS
 from conformance.spec.groups.membership_sums import mark, sum_marks, sum_of_marks
 from conformance.spec.groups.starting import start
@@ -87,51 +87,53 @@ def test_a_timeout_is_for_one_operation(ranks: Ranks, how: str) -> None:
     assert_same_on_all_ranks(ranks.run(be_hasty_once, how), want=sum_of_marks([0, 1]))
 
 
-def _collectives(me: Me) -> dict[str, Callable[[Any], object]]:
-    """One of each kind, of which rank 0 cannot be through before rank 1 has come."""
-    calls: dict[str, Callable[[Any], object]] = {
-        name: partial(call, me) for name, call in OPERATIONS.items()
-    }
+def _calls(me: Me, what: str) -> dict[str, Callable[..., object]]:
+    """By name; rank 0 cannot be through with any before rank 1 has come."""
+    if what == "recv":
+        return {"recv": _receive(me, 1)}
+    if what == "recv_anysource":
+        return {"recv without source": _receive(me, None)}
+    calls: dict[str, Callable[..., object]] = {n: partial(c, me) for n, c in OPERATIONS.items()}
     for name in ("broadcast", "scatter"):
         calls[name] = partial(OPERATIONS[name], me, root=1)
-    return calls
+    return calls if what == "each at once" else {what: calls[what]}
 
 
-def _receives(me: Me, sources: dict[str, int | None]) -> dict[str, Callable[[Any], object]]:
+def _receive(me: Me, source: int | None) -> Callable[..., object]:
+    """What rank 0 does, from rank 1, and what rank 1 does."""
     message = content(1, 1000).to(me.device)
 
-    def receive(group: Any, source: int | None) -> None:
+    def receive(group: Any = None) -> None:
         x = torch.zeros_like(message)
         dist.recv(x, source, group=group)
         assert_that(x.equal(message), "the message is wrong", me.rank)
 
-    if me.rank == 1:
-        return dict.fromkeys(sources, lambda group: dist.send(message, 0, group=group))
-    return {name: partial(receive, source=source) for name, source in sources.items()}
+    return receive if me.rank == 0 else partial(dist.send, message, 0)
 
 
-def _what_was_wrong(ending: Ending) -> str:
+def _what_was_wrong(me: Me, ending: Ending) -> str:
     took_s = ending.ended_s - ending.began_s
     if ending.error is not None:
         return f"raised {ending.error!r} after {took_s:.1f} s"
-    return f"ended after {took_s:.1f} s without rank 1" if took_s < 0.75 * _LATE_S else ""
+    ended_early = me.rank == 0 and took_s < 0.75 * _LATE_S
+    return f"ended after {took_s:.1f} s without rank 1" if ended_early else ""
 
 
 def wait_for_a_late_rank(me: Me, what: str) -> dict[str, str]:
     """Rank 1 comes to all of them when rank 0 has waited for eleven seconds. What went wrong."""
-    calls = {
-        "collectives": lambda: _collectives(me),
-        "recv": lambda: _receives(me, {"recv": 1}),
-        "recv_anysource": lambda: _receives(me, {"recv without source": None}),
-    }[what]()
-    groups = {name: dist.new_group(timeout=timedelta(minutes=1)) for name in calls}
+    calls = _calls(me, what)
+    minute = timedelta(minutes=1)
+    groups = {name: dist.new_group(timeout=minute) for name in calls} if len(calls) > 1 else {}
     if me.rank == 1:
         me.store.wait(["rank 0 waits"])
         time.sleep(_LATE_S)
-        call_at_once(calls, groups)
-        return {}
-    me.store.set("rank 0 waits", "1")
-    wrong = {name: _what_was_wrong(ending) for name, ending in call_at_once(calls, groups).items()}
+    else:
+        me.store.set("rank 0 waits", "1")
+    if groups:
+        endings = call_at_once(calls, groups)
+    else:
+        endings = {name: ending_of(call) for name, call in calls.items()}
+    wrong = {name: _what_was_wrong(me, ending) for name, ending in endings.items()}
     return {name: text for name, text in wrong.items() if text}
 
 
@@ -140,14 +142,15 @@ def wait_for_a_late_rank(me: Me, what: str) -> dict[str, str]:
     "A rank may come ten seconds late to any operation, if the group's timeout is longer: the "
     "other ranks wait for it.",
     source="torch 2.13 docs, init_process_group, timeout",
-    rests_on=("timeouts/late-is-not-lost", "order/threads-of-several-groups"),
+    rests_on="all_reduce/sum",
 )
 @world_sizes(2)
 @deadline(30)
 @pytest.mark.parametrize(
     "what",
     [
-        pytest.param("collectives", marks=needs(*ALL_NEEDED)),
+        "all_reduce",
+        pytest.param("each at once", marks=needs("feature:nonblocking", *ALL_NEEDED)),
         pytest.param("recv", marks=needs("op:send")),
         pytest.param("recv_anysource", marks=needs("op:send", "feature:any_source")),
     ],
@@ -157,12 +160,12 @@ def test_a_rank_may_come_ten_seconds_late(ranks: Ranks, what: str) -> None:
 
 
 def join_late(me: Me, where: str) -> Tensor:
-    """The last rank makes the group when the others have waited for it for three seconds."""
+    """The last rank makes the group when the others have waited for it for eleven seconds."""
     if where == "new_group":
         start(me, "all")
     if me.rank == me.world_size - 1:
         me.store.wait([f"rank {rank} comes" for rank in range(me.rank)])
-        time.sleep(3)
+        time.sleep(_LATE_S)
     else:
         me.store.set(f"rank {me.rank} comes", "1")
     if where == "new_group":
@@ -173,12 +176,13 @@ def join_late(me: Me, where: str) -> Tensor:
 
 @chapter.must(
     "timeouts/joining-late",
-    "init_process_group and new_group wait for a rank that arrives seconds late but within their "
-    "timeout.",
+    "init_process_group and new_group wait for a rank that arrives ten seconds late but within "
+    "their timeout.",
     source="torch 2.13 docs, init_process_group and new_group, timeout",
     rests_on="all_reduce/sum",
 )
 @world_sizes(2)
+@deadline(30)
 @pytest.mark.parametrize("where", ["init_process_group", "new_group"])
 def test_a_rank_may_join_late(bare_ranks: Ranks, where: str) -> None:
     assert_same_on_all_ranks(bare_ranks.run(join_late, where), want=sum_of_marks([0, 1]))

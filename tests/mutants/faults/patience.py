@@ -88,13 +88,13 @@ class ReceivesReturnAfterFiveSeconds(ForwardingGroup):
 
 
 @breaks("timeouts/joining-late", says=r"where=init_process_group")
-class JoiningTimesOutAfterASecond(ForwardingGroup):
-    """Making a group waits for other ranks for one second, whatever its timeout."""
+class JoiningTimesOutAfterFiveSeconds(ForwardingGroup):
+    """Making a group waits for other ranks for five seconds, whatever its timeout."""
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
         store.set(f"rank {rank} is here", "1")
         everybody = [f"rank {other} is here" for other in range(world_size)]
-        store.wait(everybody, timedelta(seconds=1))
+        store.wait(everybody, timedelta(seconds=5))
         super().__init__(store, rank, world_size, timeout)
 
 
