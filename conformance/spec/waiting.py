@@ -1,4 +1,4 @@
-"""Waiting helpers: poll with a timeout, synchronize the device, make round trips to the store."""
+"""Waiting helpers: poll with a timeout, let the device finish, meet by way of the store."""
 
 from __future__ import annotations
 
@@ -40,6 +40,15 @@ def wait_until_freed(*refs: weakref.ref[Any]) -> None:
         return all(ref() is None for ref in refs)
 
     within_patience(are_gone, pause_s=0.2)  # to collect takes long
+
+
+def all_are_here(me: Me, where: str) -> None:
+    """Wait, by the harness's own store, until each rank of the world has come to this place.
+
+    where: a name that no other place of the case has.
+    """
+    me.store.set(f"rank {me.rank} is here: {where}", "")
+    me.store.wait([f"rank {rank} is here: {where}" for rank in range(me.world_size)])
 
 
 def rounds_of_messages(me: Me, limit: int) -> Iterator[int]:

@@ -26,7 +26,7 @@ from conformance.spec.collectives.perform import (
     all_gather_into_tensor,
     reduce_scatter_tensor,
 )
-from conformance.spec.groups.starting import wait_until_all_have
+from conformance.spec.waiting import all_are_here
 from conformance.target import Target
 
 chapter = Chapter("collectives", source="derived")
@@ -51,7 +51,7 @@ def run_program(me: Me, program: Program) -> list[Tensor]:
     for work, _ in reversed(pending):
         work.wait()
     number = me.store.add(f"programs of rank {me.rank}", 1)
-    wait_until_all_have(me, f"the groups of program {number}")
+    all_are_here(me, f"the groups of program {number}")
     for group in groups[1:]:
         if group is not dist.GroupMember.NON_GROUP_MEMBER:
             dist.destroy_process_group(group)

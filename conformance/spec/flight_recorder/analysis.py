@@ -17,7 +17,7 @@ from conformance.spec.flight_recorder.facts import (
     ones,
     title,
 )
-from conformance.spec.groups.starting import wait_until_all_have
+from conformance.spec.waiting import all_are_here
 
 chapter = Chapter(
     "flight_recorder",
@@ -30,7 +30,7 @@ def all_make_calls(me: Me) -> Recording:
     flight = Flight(me)
     make_calls(me)
     flight.wait_until_retired()
-    wait_until_all_have(me, "called")
+    all_are_here(me, "called")
     return flight.seen(True, False)
 
 
@@ -81,7 +81,7 @@ def one_calls_another(me: Me) -> Recording:
             dist.broadcast(ones(me, 3), 0, group=group)
         else:
             dist.all_reduce(ones(me, 3), group=group)
-    wait_until_all_have(me, "called")
+    all_are_here(me, "called")
     return flight.seen(True, False)
 
 

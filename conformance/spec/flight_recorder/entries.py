@@ -21,8 +21,7 @@ from conformance.spec.flight_recorder.facts import (
     ones,
     title,
 )
-from conformance.spec.groups.starting import wait_until_all_have
-from conformance.spec.waiting import within_patience
+from conformance.spec.waiting import all_are_here, within_patience
 
 chapter = Chapter(
     "flight_recorder",
@@ -202,7 +201,7 @@ def failed(me: Me) -> list[str]:
     if me.rank > 0:
         with suppress(Exception):  # rank 0 does not come
             dist.all_reduce(ones(me, 3), group=group)
-    wait_until_all_have(me, "failed")
+    all_are_here(me, "failed")
     if me.rank == 0:
         return []
     got = flight.entries()

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from conformance import Me
 from conformance.checks import CheckFailed
-from conformance.spec.groups.starting import start, wait_until_all_have
-from conformance.spec.waiting import within_patience
+from conformance.spec.groups.starting import start
+from conformance.spec.waiting import all_are_here, within_patience
 
 # torch's default: it reads the variable once in a process, and an earlier case may have made it so
 RING = 2000
@@ -84,7 +84,7 @@ def hang(me: Me, absent: int) -> tuple[Recording, Recording]:
     flight.wait_until_retired()
     works = [] if me.rank == absent else [dist.all_reduce(ones(me, 3), async_op=True)]
     seen = flight.seen(True, False), flight.seen(True, False, True)
-    wait_until_all_have(me, "looked")
+    all_are_here(me, "looked")
     for work in works or [dist.all_reduce(ones(me, 3), async_op=True)]:
         work.wait()
     return seen

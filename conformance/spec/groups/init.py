@@ -25,6 +25,7 @@ from conformance import (
 from conformance.spec.groups.membership_sums import mark, sum_marks, sum_of_marks
 from conformance.spec.groups.starting import start
 from conformance.spec.groups.stores import STORES, NobodyElseComes, tcp_store
+from conformance.spec.waiting import all_are_here
 from conformance.torch_private import default_store, store_based_barrier
 
 C10D = "torch/distributed/distributed_c10d.py of torch 2.13"
@@ -220,8 +221,7 @@ def start_together(me: Me, kind: str, path: str) -> list[bool]:
     me.store.add(f"{me.rank} comes to new_group", 1)
     dist.new_group([me.world_size - 1])
     seen.append(me.store.check([f"{rank} comes to new_group" for rank in everybody]))
-    me.store.set(f"{me.rank} is done", "1")
-    me.store.wait([f"{rank} is done" for rank in everybody])
+    all_are_here(me, "done")
     dist.destroy_process_group()
     return seen
 
@@ -310,8 +310,7 @@ def watch_the_timeout_of_a_store(me: Me) -> list[float]:
     dist.destroy_process_group()
     seen.append(store.timeout.total_seconds())
     # Rank 0's is the server, which must not go before all others are through.
-    me.store.set(f"rank {me.rank} is through", "1")
-    me.store.wait([f"rank {rank} is through" for rank in range(me.world_size)])
+    all_are_here(me, "through")
     return seen
 
 

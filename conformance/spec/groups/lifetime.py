@@ -30,9 +30,9 @@ from conformance import (
 from conformance.harness.leaks import find_leaks, still_alive, take_census
 from conformance.spec.collectives.store_sync import appears
 from conformance.spec.groups.membership_sums import mark, sum_marks, sum_of_marks
-from conformance.spec.groups.starting import start, wait_until_all_have
+from conformance.spec.groups.starting import start
 from conformance.spec.groups.stores import tcp_store
-from conformance.spec.waiting import let_the_device_finish
+from conformance.spec.waiting import all_are_here, let_the_device_finish
 from conformance.torch_private import tables_with_entries
 
 C10D = "torch/distributed/distributed_c10d.py of torch 2.13"
@@ -109,8 +109,7 @@ def watch_a_store_go(me: Me) -> list[str]:
     sum_marks(me, dist.new_group())
     dist.destroy_process_group()
     # Rank 0's is the server, which must not go before all others are through.
-    me.store.set(f"rank {me.rank} has destroyed its groups", "1")
-    me.store.wait([f"rank {rank} has destroyed its groups" for rank in range(me.world_size)])
+    all_are_here(me, "has destroyed its groups")
     del store
     gc.collect()
     left = [*find_leaks(before), *still_alive([watched])]
@@ -223,7 +222,7 @@ def test_what_is_pending_in_other_groups_stays(ranks: Ranks) -> None:
 
 def ask_of_a_destroyed_group(me: Me) -> None:
     group = dist.new_group()
-    wait_until_all_have(me, "the group")
+    all_are_here(me, "the group")
     dist.destroy_process_group(group)
     for ask in (dist.get_rank, dist.get_backend, dist.destroy_process_group):
         with pytest.raises(ValueError, match=r"not registered|not initialized|Invalid process"):
@@ -283,8 +282,7 @@ def destroy_in_turns(me: Me) -> Tensor:
     groups = [dist.new_group() for _ in range(4)]
     for group in groups:
         sum_marks(me, group)
-    me.store.set(f"rank {me.rank} has no more to do", "1")
-    me.store.wait([f"rank {rank} has no more to do" for rank in range(me.world_size)])
+    all_are_here(me, "has no more to do")
     if me.rank:
         me.store.wait([f"rank {me.rank - 1} has destroyed its groups"])
     for place in range(3):

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from conformance import Chapter, Me, Ranks, assert_that, deadline, not_probed, world_sizes
-from conformance.spec.groups.starting import wait_until_all_have
 from conformance.spec.groups.stores import tcp_store
+from conformance.spec.waiting import all_are_here
 from conformance.target import resolve
 
 chapter = Chapter("groups")
@@ -74,7 +74,7 @@ def run_a_program(me: Me) -> tuple[str, str]:
         how, printed = f"exit code {done.returncode}", done.stdout + done.stderr[-2000:]
     except subprocess.TimeoutExpired as over:
         how, printed = f"still running after {LIMIT_S:.0f} s", str(over.stdout)
-    wait_until_all_have(me, "seen the end of its program")
+    all_are_here(me, "seen the end of its program")
     del store
     return how, printed
 

@@ -29,6 +29,7 @@ from conformance.oracle.collectives import COLLECTIVES, Call
 from conformance.spec.collectives.kinds import claimed
 from conformance.spec.collectives.perform import perform
 from conformance.spec.groups.membership_sums import mark, sum_marks, sum_of_marks
+from conformance.spec.waiting import all_are_here
 from conformance.torch_private import sequence_number
 
 chapter = Chapter("groups", source="test_c10d_common.py, sequence numbers")
@@ -273,8 +274,7 @@ def fall_behind(me: Me) -> tuple[int, int]:
     x = mark(me)
     work = None if me.rank == last else dist.all_reduce(x, group=group, async_op=True)
     early = sequence_number(group)
-    me.store.set(f"{me.rank} has looked", "1")
-    me.store.wait([f"{rank} has looked" for rank in range(me.world_size)])
+    all_are_here(me, "has looked")
     if work is None:
         dist.all_reduce(x, group=group)
     else:

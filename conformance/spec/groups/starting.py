@@ -34,12 +34,3 @@ def start(
         pg_options=me.options,
         **more,
     )
-
-
-def wait_until_all_have(me: Me, group: str) -> None:
-    """Wait until every rank has the group: none may leave it while others still connect.
-
-    group: a name of which there is one in this world.
-    """
-    me.store.set(f"rank {me.rank} has {group}", "")
-    me.store.wait([f"rank {rank} has {group}" for rank in range(me.world_size)])

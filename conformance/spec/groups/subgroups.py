@@ -12,7 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from conformance import Chapter, Me, Ranks, assert_each_rank, deadline, not_probed, world_sizes
 from conformance.spec.groups.membership_sums import sum_marks, sum_of_marks
-from conformance.spec.groups.starting import start, wait_until_all_have
+from conformance.spec.groups.starting import start
+from conformance.spec.waiting import all_are_here
 
 C10D = "torch/distributed/distributed_c10d.py of torch 2.13"
 
@@ -133,7 +134,7 @@ def split_the_world(me: Me, times_before: int) -> tuple[Tensor, int, int] | None
     for number in range(times_before + 1):
         start(me, f"time {number}")
         if number < times_before:
-            wait_until_all_have(me, f"group {number}")
+            all_are_here(me, f"group {number}")
             dist.destroy_process_group()
     world: Any = dist.group.WORLD
     members = [0, me.world_size - 1]

@@ -23,7 +23,7 @@ from conformance import (
 )
 from conformance.oracle.messages import content
 from conformance.spec.p2p.posting import post
-from conformance.spec.waiting import let_the_device_finish, rounds_of_messages
+from conformance.spec.waiting import all_are_here, let_the_device_finish, rounds_of_messages
 
 chapter = Chapter("p2p")
 
@@ -127,8 +127,7 @@ def poll_until_completed(me: Me, limit_s: float) -> tuple[bool, bool]:
     """Whether a send and a receive say that they are over, without a wait."""
     sending = post(content(me.rank, 8).to(me.device), 1 - me.rank, is_send=True)
     receiving = post(torch.zeros(8, device=me.device), 1 - me.rank, is_send=False)
-    me.store.set(f"rank {me.rank} has posted", "1")
-    me.store.wait([f"rank {1 - me.rank} has posted"])
+    all_are_here(me, "posted")
     give_up_at = time.monotonic() + limit_s
     while time.monotonic() < give_up_at:
         if sending.is_completed() and receiving.is_completed():

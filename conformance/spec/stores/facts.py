@@ -10,6 +10,7 @@ from typing import Any
 
 from conformance import Me, Ranks, assert_that
 from conformance.spec.facts import unlike
+from conformance.spec.waiting import all_are_here
 
 # What a rank finds wrong with the store, one text each; nothing if all is right.
 Fact = Callable[[Me, Any], list[str]]
@@ -58,12 +59,6 @@ def is_through(store: Any) -> None:
     """Return when what this rank has told the store is done: a store need not answer a set or an
     append, but it takes what comes from one rank in order."""
     store.check(["any"])
-
-
-def all_are_here(me: Me, where: str) -> None:
-    """Wait until each rank of the world has come to this place, by the harness's own store."""
-    me.store.set(f"{where}/{me.rank}", "")
-    me.store.wait([f"{where}/{rank}" for rank in range(me.world_size)])
 
 
 def on_a_store(me: Me, fact: Fact, folder: str) -> list[str]:

@@ -14,9 +14,9 @@ from conformance import Chapter, Me, Ranks, assert_that, needs, world_sizes
 from conformance.spec.facts import unlike
 from conformance.spec.stores.facts import (
     PATIENCE_S,
-    all_are_here,
     is_through,
 )
+from conformance.spec.waiting import all_are_here
 
 chapter = Chapter("stores", source="torch 2.13 docs, Distributed Key-Value Store")
 

@@ -17,11 +17,11 @@ from conformance import Chapter, Me, Ranks, needs, world_sizes
 from conformance.spec.facts import rows, unlike
 from conformance.spec.stores.facts import (
     Fact,
-    all_are_here,
     check_store,
     is_through,
     seconds_of,
 )
+from conformance.spec.waiting import all_are_here
 
 DOCS = "torch 2.13 docs, Distributed Key-Value Store"
 

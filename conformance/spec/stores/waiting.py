@@ -17,13 +17,13 @@ from conformance.spec.stores.facts import (
     PATIENCE_S,
     SHORT,
     Fact,
-    all_are_here,
     check_store,
     is_usable,
     raised,
     seconds_of,
     value_of,
 )
+from conformance.spec.waiting import all_are_here
 
 DOCS = "torch 2.13 docs, Distributed Key-Value Store"
 
