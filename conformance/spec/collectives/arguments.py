@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from conformance import (
     Ranks,
     adapts,
     assert_each_rank,
+    assert_same_on_all_ranks,
     assert_that,
     needs,
     not_probed,
@@ -53,6 +55,8 @@ from conformance.spec.collectives.wrong_calls import (
     splits_for_too_many_ranks,
     splits_of_too_few_rows,
 )
+from conformance.spec.groups.membership_sums import sum_marks, sum_of_marks
+from conformance.torch_private import sequence_number
 
 chapter = Chapter("collectives", source="observed, torch 2.13.0 gloo")
 
@@ -339,6 +343,33 @@ def right_calls_after_wrong_ones(me: Me) -> list[tuple[Call, Seen]]:
 def test_the_group_can_be_used_after_a_refusal(ranks: Ranks) -> None:
     for of_all in zip(*ranks.run(right_calls_after_wrong_ones), strict=True):
         assert_taken(of_all[0][0], [seen for _, seen in of_all])
+
+
+def alone_in_wrong_calls(me: Me) -> tuple[Tensor, int | None]:
+    """Only rank 0 makes wrong calls; then all go on. Also the group's count of its calls, if it has
+    one."""
+    sum_marks(me)
+    if me.rank == 0:
+        for call in (all_gather_into_too_few, all_gather_into_longer_ones):
+            told(me, call)
+    total = sum_marks(me)
+    group: Any = dist.group.WORLD
+    counts = me.target.capabilities.has("feature:sequence_numbers")
+    return total, sequence_number(group) if counts else None
+
+
+@chapter.should(
+    "arguments/refused-on-one-rank",
+    "A wrong call that one rank alone makes, and that is refused, does not count: the next calls "
+    "of all ranks match, and their sequence numbers are equal.",
+    rests_on=("arguments/all_gather", "arguments/group-survives"),
+)
+@world_sizes(2, 3)
+def test_the_group_can_be_used_after_a_refusal_on_one_rank(ranks: Ranks) -> None:
+    got = ranks.run(alone_in_wrong_calls)
+    want = sum_of_marks(range(ranks.world_size))
+    assert_same_on_all_ranks([total for total, _ in got], want, what="sum")
+    assert_same_on_all_ranks([number for _, number in got], what="sequence number")
 
 
 def gathered_as_parts(me: Me) -> list[Tensor]:

@@ -383,8 +383,10 @@ def return_another(me: Me, way: str, options: Options) -> list[list[Tensor]]:
             future: Any = torch.futures.Future()
             threading.Timer(0.05, future.set_result, (new,)).start()
             return future
-        if way == "part":
+        if way == "rows":
             return completed(torch.cat([new * 0, new, new * 0])[len(new) : 2 * len(new)])
+        if way == "column":
+            return completed(torch.stack([new, new * 0], dim=1)[:, 0])
         if way == "half":
             return completed(new.half())
         if way == "then":
@@ -443,14 +445,16 @@ def test_the_first_of_several_futures_comes_last(ranks: Ranks) -> None:
 
 @chapter.must(
     "comm_hooks/result-inside-another-tensor",
-    "The tensor in the hook's future may be a part of a larger tensor, wherever it begins in it.",
+    "The tensor in the hook's future may be a part of a larger tensor, wherever it begins in it "
+    "and whatever its strides.",
     source=f"{DOCS}: a tensor in the bucket's place",
     rests_on="comm_hooks/result",
 )
 @world_sizes(2)
+@pytest.mark.parametrize("part", ["rows", "column"])
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=["apart", "view"])
-def test_a_part_of_another_tensor(ranks: Ranks, options: Options) -> None:
-    assert_returned(ranks, "part", options)
+def test_a_part_of_another_tensor(ranks: Ranks, part: str, options: Options) -> None:
+    assert_returned(ranks, part, options)
 
 
 @chapter.should(

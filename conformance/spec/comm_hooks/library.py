@@ -105,13 +105,21 @@ def test_fp16_on_the_wire(ranks: Ranks) -> None:
         assert_that(dtypes == {"float16"}, f"{dtypes or 'nothing'} travelled", rank)
 
 
-def large_gradient(me: Me, register: Any) -> Tensor:
+def large_gradient(me: Me, register: Any, value: float = 40000.0) -> Tensor:
     module = torch.nn.Linear(1, 2, bias=False).to(me.device)
     model = me.ddp(module)
     register(model, me, None)
-    model(torch.full((1, 1), 40000.0, device=me.device)).sum().backward()
+    model(torch.full((1, 1), value, device=me.device)).sum().backward()
     assert module.weight.grad is not None
     return module.weight.grad
+
+
+def assert_infinite(ranks: Ranks, register: Any) -> None:
+    """Of a gradient that half precision cannot hold: a gradient scaler is to see that."""
+    want = torch.full((2, 1), torch.inf)
+    for sign in (1, -1):
+        got = ranks.run(large_gradient, register, sign * 1e6)
+        assert_same_on_all_ranks(got, sign * want, what="gradient")
 
 
 def assert_no_overflow(ranks: Ranks, register: Any) -> None:
@@ -121,7 +129,8 @@ def assert_no_overflow(ranks: Ranks, register: Any) -> None:
 
 @chapter.must(
     "comm_hooks/library/fp16-range",
-    "With fp16_compress_hook gradients that half precision can hold do not overflow in the sum.",
+    "With fp16_compress_hook gradients that half precision can hold do not overflow in the sum; "
+    "others become infinite.",
     source="pytorch#57410 and pytorch#59522",
     needs="dtype:float16",
     rests_on="comm_hooks/library/fp16",
@@ -131,6 +140,7 @@ def test_fp16_range(ranks: Ranks) -> None:
     register = functools.partial(by_hook, default_hooks.fp16_compress_hook, "none")
     if ranks.world_size == 2:
         assert_no_overflow(ranks, register)
+        assert_infinite(ranks, register)
     for grad in ranks.run(large_gradient, register):
         assert_that(bool(grad.isfinite().all()), f"the gradient is {grad.flatten().tolist()}")
 
@@ -463,7 +473,8 @@ def test_builtin_all_reduce(ranks: Ranks) -> None:
 
 @chapter.must(
     "comm_hooks/builtin/fp16",
-    "The builtin hook FP16_COMPRESS averages to half precision, without overflow.",
+    "The builtin hook FP16_COMPRESS averages to half precision, without overflow of what half "
+    "precision can hold; other gradients become infinite.",
     source="torch 2.13, _register_builtin_comm_hook",
     needs="dtype:float16",
 )
@@ -472,6 +483,7 @@ def test_builtin_fp16(ranks: Ranks) -> None:
     register = functools.partial(builtin, "FP16_COMPRESS")
     assert_averages(ranks, register, within=HALF)
     assert_no_overflow(ranks, register)
+    assert_infinite(ranks, register)
 
 
 def logged_name(me: Me, register: Any) -> str:

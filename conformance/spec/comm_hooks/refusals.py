@@ -14,10 +14,11 @@ from conformance import (
     Me,
     Ranks,
     assert_same_on_all_ranks,
+    covers,
     deadline,
     world_sizes,
 )
-from conformance.spec.comm_hooks.hooked import bare, completed, make_model, run_hook
+from conformance.spec.comm_hooks.hooked import BYTE, bare, completed, make_model, run_hook
 from conformance.spec.ddp.models import (
     WIDTH,
 )
@@ -108,8 +109,12 @@ def test_annotations(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(register, "right"), True, what="registered")
 
 
-def misbehave(me: Me, way: str) -> None:
+def misbehave(me: Me, way: str, bucket_index: int = 0) -> None:
+    """The hook does so for one bucket; later ones than the first come in the second step."""
+
     def hook(_: Any, bucket: Any) -> Any:
+        if bucket.index() != bucket_index:
+            return completed(bucket.buffer())
         if way == "raises":
             raise ArithmeticError("refused by the hook")
         if way == "raises later":
@@ -119,7 +124,8 @@ def misbehave(me: Me, way: str) -> None:
     def fail(_: Any) -> Any:
         raise ArithmeticError("refused by the callback")
 
-    run_hook(me, make_model, (2, WIDTH), hook, {}, 1)
+    options = {"bucket_cap_mb": BYTE} if bucket_index else {}
+    run_hook(me, make_model, (2, WIDTH), hook, options, 2 if bucket_index else 1)
 
 
 @chapter.must(
@@ -176,4 +182,11 @@ def test_a_hook_raises(ranks: Ranks) -> None:
 @world_sizes(1, 2)
 def test_a_callback_raises(ranks: Ranks) -> None:
     outcomes = ranks.outcomes(misbehave, "raises later")
+    assert_raised(outcomes, ArithmeticError, RuntimeError, match="refused by the callback")
+
+
+@covers("comm_hooks/future-raises")
+@world_sizes(1, 2)
+def test_a_callback_raises_for_a_later_bucket(ranks: Ranks) -> None:
+    outcomes = ranks.outcomes(misbehave, "raises later", 1)
     assert_raised(outcomes, ArithmeticError, RuntimeError, match="refused by the callback")

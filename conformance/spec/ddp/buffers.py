@@ -83,7 +83,8 @@ def test_buffers_are_rank_0s_in_evaluation_mode(ranks: Ranks, mode: str) -> None
 
 @chapter.must(
     "ddp/buffers/reassigned",
-    "A buffer that the module replaces by another tensor is still broadcast.",
+    "A buffer that the module replaces by another tensor is still broadcast, and so is one that "
+    "is registered after wrapping.",
     source="pytorch#63916",
     rests_on="ddp/buffers/before-forward",
 )
@@ -91,6 +92,26 @@ def test_buffers_are_rank_0s_in_evaluation_mode(ranks: Ranks, mode: str) -> None
 def test_buffers_that_are_replaced(ranks: Ranks) -> None:
     got = ranks.run(counts, True, {}, ["train"] * 3)
     assert_same_on_all_ranks(got, [0.0, 1.0, 2.0], what="buffer before each forward")
+
+
+def buffer_that_came_later(me: Me) -> list[float]:
+    """A buffer that the wrapped module gets between two forwards, after each that follows."""
+    module = Counting().to(me.device)
+    model = me.ddp(module)
+    x = torch.ones(1, WIDTH, dtype=torch.float64, device=me.device)
+    model(x).sum().backward()
+    module.register_buffer("later", torch.full((2,), me.rank + 1.0, device=me.device))
+    seen = []
+    for _ in range(2):
+        model(x).sum().backward()
+        seen.append(module.get_buffer("later")[0].item())
+    return seen
+
+
+@covers("ddp/buffers/reassigned")
+@world_sizes(2)
+def test_a_buffer_that_is_registered_later(ranks: Ranks) -> None:
+    assert_same_on_all_ranks(ranks.run(buffer_that_came_later), [1.0, 1.0], what="buffer")
 
 
 @chapter.must(
@@ -149,6 +170,10 @@ class Collection(nn.Module):
         self.register_buffer("as_float16", values.half())
         self.register_buffer("as_bfloat16", values.bfloat16())
         self.register_buffer("as_complex64", torch.complex(values, values + 1))
+        # more digits than other dtypes have
+        self.register_buffer("long_int64", torch.tensor([2**53 + 1, -(2**62) - 1]) + rank)
+        self.register_buffer("long_int32", torch.tensor([2**24 + 1 + rank], dtype=torch.int32))
+        self.register_buffer("long_float64", values.double() + 1 / 3)
         self.register_buffer("nothing", torch.zeros(0, 3))
         self.register_buffer("single", torch.tensor(rank + 5))
         self.register_buffer("transposed", (values * 3).t())
@@ -408,6 +433,34 @@ def test_ignored_parameters_and_buffers_in_join(ranks: Ranks) -> None:
         untouched = bool((local == rank + 1).all()) and own == rank
         assert_that(untouched, f"ignored, and after join() {local.tolist()} and {own}", rank)
         assert_that(names == ["0.local", "0.own"], f"names to ignore after join(): {names}", rank)
+
+
+def ignore_one_of_two_names(me: Me) -> Tensor | None:
+    """The gradient of a parameter of two layers that is to be ignored by its second name."""
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    nn.init.eye_(first.weight)
+    nn.init.zeros_(first.bias)
+    second.weight = first.weight
+    module = nn.Sequential(first, second).to(me.device)
+    kind: Any = type(me.ddp(nn.Linear(1, 1).to(me.device)))
+    kind._set_params_and_buffers_to_ignore_for_model(module, ["1.weight"])
+    model = me.ddp(module)
+    model(torch.full((1, 2), me.rank + 1.0, device=me.device)).sum().backward()
+    return first.weight.grad
+
+
+@chapter.should(
+    "ddp/buffers/ignored-under-one-name",
+    "A parameter of several layers is ignored only if all of its names are to be ignored; its "
+    "gradient is averaged otherwise.",
+    source="observed, torch 2.13.0",
+    rests_on="ddp/buffers/ignored",
+)
+@world_sizes(2)
+def test_a_shared_parameter_is_ignored_under_one_name(ranks: Ranks) -> None:
+    # Both layers have an input of rank + 1, and both are the identity.
+    want = torch.full((2, 2), 2 * 1.5)
+    assert_same_on_all_ranks(ranks.run(ignore_one_of_two_names), want, what="gradient")
 
 
 @chapter.must(

@@ -173,12 +173,16 @@ def test_a_rank_joins_while_others_accumulate(ranks: Ranks) -> None:
 
 def state_at_the_end(me: Me, steps: int) -> dict[str, Tensor]:
     """Each rank spoils its own parameters, so that what remains is one rank's model."""
-    model = me.ddp(Remembering(me.rank).to(me.device))
+    module = Remembering(me.rank)
+    for number, dtype in enumerate((torch.float32, torch.bfloat16, torch.int64)):
+        module.register_buffer(f"more{number}", torch.zeros(3, dtype=dtype))
+    model = me.ddp(module.to(me.device))
     with model.join():
         for i in range(steps):
             loss_of(model(numbered(me.rank, i).to(me.device))).backward()
             with torch.no_grad():
-                model.module.layer.weight.fill_(me.rank)
+                for state in (model.module.layer.weight, *model.buffers()):
+                    state.fill_(10 * me.rank + i)
     return dict(model.module.state_dict())
 
 
@@ -195,9 +199,10 @@ def test_the_last_ones_model(ranks: Ranks) -> None:
         order = lengths[shift:] + lengths[:shift]
         got = ranks.run_each(state_at_the_end, [(n,) for n in order])
         assert_same_on_all_ranks(got, what="state")
-        last = float(order.index(max(order)))
-        values = {got[0]["whose"].item(), got[0]["layer.weight"][0, 0].item()}
-        assert_that(values == {last}, f"buffer and weight are of ranks {values}, not of {last}")
+        last = 10 * order.index(max(order)) + max(order) - 1
+        for name, value in got[0].items():
+            if name != "layer.bias":
+                assert_that(bool((value == last).all()), f"{name} is {value}, want {last}")
 
 
 def joins_and_throws(me: Me, steps: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from conformance import (
     Chapter,
@@ -69,6 +69,34 @@ def test_synchronised_steps_between(ranks: Ranks, pattern: list[bool]) -> None:
 def test_views_of_buckets(ranks: Ranks, pattern: list[bool]) -> None:
     steps = micro_batches(2, 3, pattern)
     accumulate_everywhere(ranks, Recipe(Perceptron), {"gradient_as_bucket_view": True}, steps)
+
+
+def gradients_of_two_passes(me: Me) -> list[Tensor]:
+    """The attribute is False in the first pass, and True in the second."""
+    module = nn.Linear(2, 1, bias=False).double().to(me.device)
+    model = me.ddp(module)
+    x = torch.full((1, 2), me.rank + 1.0, dtype=torch.float64, device=me.device)
+    grads = []
+    for sync in (False, True):
+        model.require_backward_grad_sync = sync
+        model(x).sum().backward()
+        assert module.weight.grad is not None
+        grads.append(module.weight.grad.clone())
+    return grads
+
+
+@chapter.should(
+    "ddp/no-sync/attribute",
+    "While require_backward_grad_sync is False, as frameworks set it, backward passes accumulate "
+    "as inside no_sync.",
+    source="torch, distributed.py: no_sync sets it; Lightning and Accelerate do",
+    rests_on="ddp/no-sync/accumulates",
+)
+@world_sizes(2)
+def test_the_attribute_is_set_by_hand(ranks: Ranks) -> None:
+    for rank, grads in enumerate(ranks.run(gradients_of_two_passes)):
+        want = [torch.full((1, 2), value).double() for value in (rank + 1.0, 3.0)]
+        assert_same_on_all_ranks([grads], want, what=f"gradients on rank {rank}")
 
 
 @chapter.must(

@@ -49,6 +49,7 @@ def make_output(kind: str, a: Tensor, b: Tensor) -> Any:
         "tuple": (a, b),
         "namedtuple": Pair(a, b),
         "list": [a, [b]],
+        "inner namedtuple": {"a": Pair(a, b), "b": [Pair(b, a)]},
         "dict": {"a": a, "b": {"c": b}},
         "ordered": OrderedDict(z=a, a=b),
         "dataclass": Result(a, [b], "name"),
@@ -92,7 +93,7 @@ def returned(me: Me, kind: str, options: Options) -> tuple[str, Any]:
     "kind",
     [
         *("tensor", "tuple", "namedtuple", "list", "dict", "ordered", "dataclass", "optional"),
-        *("mixed", "none"),
+        *("inner namedtuple", "mixed", "none"),
     ],
 )
 def test_outputs_come_back(ranks: Ranks, kind: str, options: Options) -> None:

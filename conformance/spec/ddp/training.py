@@ -148,7 +148,7 @@ def test_batches_of_different_sizes(ranks: Ranks) -> None:
 
 
 class WithBuffer(nn.Module):
-    """A trained and a frozen parameter, a buffer of numbers and one of counts."""
+    """Trained and frozen parameters and buffers, of which some are scalars."""
 
     count: Tensor
 
@@ -156,11 +156,13 @@ class WithBuffer(nn.Module):
         super().__init__()
         self.trained = nn.Parameter(torch.rand(2, 3))
         self.frozen = nn.Parameter(torch.rand(4), requires_grad=False)
+        self.scale = nn.Parameter(torch.rand(()))
         self.register_buffer("numbers", torch.rand(2))
+        self.register_buffer("number", torch.rand(()))
         self.register_buffer("count", torch.randint(9, (3,)))
 
     def forward(self, x: Tensor) -> Tensor:
-        return (self.trained * x).sum() + self.frozen.sum()
+        return (self.trained * x).sum() * self.scale + self.frozen.sum()
 
 
 def state_after_construction(me: Me, group: list[int]) -> dict[str, Tensor]:
@@ -175,7 +177,7 @@ def state_after_construction(me: Me, group: list[int]) -> dict[str, Tensor]:
 @chapter.must(
     "ddp/initial-state",
     "Construction gives all ranks the parameters and buffers of rank 0 of the group, including "
-    "parameters that require no gradient.",
+    "scalars and parameters that require no gradient.",
     source=f"{DOCS}: the state_dict is broadcast from rank 0",
 )
 @world_sizes(2, 3)

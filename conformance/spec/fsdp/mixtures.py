@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -306,8 +307,8 @@ def kept_dtypes(me: Me, strategy: str, orig: bool) -> list[str]:
 
 @chapter.must(
     "fsdp/keep-low-precision-gradients",
-    "With keep_low_precision_grads gradients stay in the dtype in which they were reduced, and "
-    "otherwise have the parameters' dtype.",
+    "With keep_low_precision_grads gradients stay in the dtype in which they were reduced, also "
+    "if they accumulate, and otherwise have the parameters' dtype.",
     source=f"{DOCS}, MixedPrecision",
 )
 @world_sizes(2)
@@ -316,6 +317,33 @@ def test_gradients_of_each_strategy(ranks: Ranks, orig: bool) -> None:
     for strategy in STRATEGIES:
         got = ranks.run(kept_dtypes, strategy, orig)
         assert_same_on_all_ranks(got, ["torch.bfloat16"], what=f"gradients with {strategy}")
+
+
+def kept_twice(me: Me, strategy: str, orig: bool, reduced: torch.dtype | None) -> list[bool]:
+    """Whether gradients after a second backward pass are twice those after the first."""
+    low = MixedPrecision(torch.bfloat16, reduced, keep_low_precision_grads=True)
+    model = wrap(
+        me,
+        nn.Linear(3, 2),
+        sharding_strategy=ShardingStrategy[strategy],
+        use_orig_params=orig,
+        mixed_precision=low,
+    )
+    passes = []
+    for _ in range(2):
+        model(torch.ones(1, 3, device=me.device)).sum().backward()
+        passes.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    return [second.equal(2 * first) for first, second in zip(*passes, strict=True)]
+
+
+@covers("fsdp/keep-low-precision-gradients")
+@world_sizes(2)
+@both_kinds
+@pytest.mark.parametrize("reduced", [None, torch.float32], ids=str)
+def test_kept_gradients_accumulate(ranks: Ranks, orig: bool, reduced: torch.dtype | None) -> None:
+    for strategy in STRATEGIES:
+        for rank, twice in enumerate(ranks.run(kept_twice, strategy, orig, reduced)):
+            assert_that(all(twice), f"with {strategy}, the first pass's gradients are lost", rank)
 
 
 @chapter.must(

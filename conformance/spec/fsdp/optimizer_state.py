@@ -87,6 +87,26 @@ def test_full_state_with_original_parameters(ranks: Ranks) -> None:
     check_full(ranks, True, ON_DEVICE)
 
 
+def steps_of_each(me: Me) -> dict[str, int]:
+    """The steps that the state dict counts; the bias has no gradient in the second one."""
+    model = wrap(me, nn.Linear(3, 2), use_orig_params=True)
+    optimizer = torch.optim.Adam(model.parameters())
+    for number in range(2):
+        model(torch.ones(1, 3, device=me.device)).sum().backward()
+        if number == 1:
+            model.bias.grad = None
+        optimizer.step()
+    state = saved(model, optimizer, FULL, ON_DEVICE)["state"]
+    return {name: int(of_one["step"]) for name, of_one in sorted(state.items())}
+
+
+@covers("fsdp/full-optimizer-state-original")
+@world_sizes(2)
+def test_parameters_of_one_unit_count_their_own_steps(ranks: Ranks) -> None:
+    got = ranks.run(steps_of_each)
+    assert_same_on_all_ranks(got, {"bias": 1, "weight": 2}, what="steps")
+
+
 @chapter.must(
     "fsdp/full-optimizer-state-offloaded",
     "The full optimizer state dict is right with offload_to_cpu, which is the default, also on "

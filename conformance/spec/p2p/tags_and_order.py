@@ -64,6 +64,15 @@ def test_a_receive_takes_its_own_tag(ranks: Ranks, tags: tuple[int, ...]) -> Non
 
 @covers("p2p/tags")
 @world_sizes(2)
+@pytest.mark.parametrize("bit", [8, 12, 15, 16, 20, 23, 24, 28, 30])
+def test_tags_that_differ_in_one_bit(ranks: Ranks, bit: int) -> None:
+    tags = (5, 5 + 2**bit)
+    got = ranks.run(receive_the_later_tag_first, tags)
+    assert_each_rank(got[1:], [[numbered(tag, "float32") for tag in reversed(tags)]], ranks=[1])
+
+
+@covers("p2p/tags")
+@world_sizes(2)
 @pytest.mark.parametrize("dtype", dtypes("bfloat16", "float16", "float64", "int32", "int64"))
 def test_a_receive_of_any_dtype_takes_its_own_tag(ranks: Ranks, dtype: str) -> None:
     got = ranks.run(receive_the_later_tag_first, (1, 2), dtype)

@@ -15,6 +15,7 @@ from conformance import (
     assert_each_rank,
     assert_same_on_all_ranks,
     assert_that,
+    covers,
     world_sizes,
 )
 from conformance.oracle.batchnorm import Running, evaluated, whole_batch
@@ -76,9 +77,14 @@ def test_without_momentum_all_batches_count_alike(ranks: Ranks) -> None:
     trained.check_running_statistics()
 
 
-def average_on(me: Me, xs: list[Tensor]) -> Tensor:
-    """running_mean of a layer that loads the state of another one after its second batch."""
+def average_on(me: Me, xs: list[Tensor], counted: int) -> Tensor:
+    """running_mean of a layer that loads the state of another one after its second batch.
+
+    counted: how many other batches it had before.
+    """
     first, second = (Layer(momentum=None, dtype="float64").make(me) for _ in range(2))
+    for x in xs[:counted]:
+        second(100 - x.to(me.device))
     for x in xs[:2]:
         first(x.to(me.device))
     second.load_state_dict(first.state_dict())
@@ -97,9 +103,34 @@ def average_on(me: Me, xs: list[Tensor]) -> Tensor:
     rests_on=("sync_batchnorm/cumulative-average", "sync_batchnorm/state-dict"),
 )
 @world_sizes(2)
-def test_an_average_goes_on_from_a_state(ranks: Ranks) -> None:
+@pytest.mark.parametrize("counted", [0, 3])
+def test_an_average_goes_on_from_a_state(ranks: Ranks, counted: int) -> None:
     steps = [batches([3, 2], (2,), "float64", seed=i, mean=5 * i) for i in range(4)]
-    got = ranks.run_each(average_on, [([xs[r] for xs in steps],) for r in range(2)])
+    got = ranks.run_each(average_on, [([xs[r] for xs in steps], counted) for r in range(2)])
+    assert_averaged(got, steps)
+
+
+def average_after_a_reset(me: Me, xs: list[Tensor]) -> Tensor:
+    """running_mean of a layer that is reset after its second batch."""
+    layer: Any = Layer(momentum=None, dtype="float64").make(me)
+    for number, x in enumerate(xs):
+        if number == 2:
+            layer.reset_running_stats()
+        layer(x.to(me.device))
+    mean = layer.running_mean
+    assert isinstance(mean, Tensor)
+    return mean
+
+
+@covers("sync_batchnorm/cumulative-average")
+@world_sizes(2)
+def test_an_average_begins_anew_after_a_reset(ranks: Ranks) -> None:
+    steps = [batches([3, 2], (2,), "float64", seed=i, mean=5 * i) for i in range(4)]
+    got = ranks.run_each(average_after_a_reset, [([xs[r] for xs in steps],) for r in range(2)])
+    assert_averaged(got, steps[2:])
+
+
+def assert_averaged(got: list[Tensor], steps: list[list[Tensor]]) -> None:
     running = Running.fresh(2)
     for xs in steps:
         running = running.after(whole_batch(xs, xs).moments, None, torch.float64)

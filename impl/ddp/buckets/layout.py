@@ -129,7 +129,7 @@ def view_gradients(buffer: Tensor, layout: BucketLayout) -> list[Tensor]:
             f"A gradient bucket holds {layout.buffer_numel} elements of {layout.buffer_dtype}, "
             f"but the tensor that stands for it has shape {tuple(buffer.shape)}."
         )
-    flat = buffer.reshape(-1)
+    flat = buffer.reshape(-1).contiguous()
     if layout.is_complex:
         flat = torch.view_as_complex(flat.reshape(-1, 2))
     start = flat.storage_offset()

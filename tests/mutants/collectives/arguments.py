@@ -7,7 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.mutants.kit import ForwardingGroup, breaks
+from impl.gloo import ProcessGroupGloo
+from tests.mutants.kit import ForwardingGroup, GroupMutant, breaks
 from tests.mutants.replacing import Replacing
 
 
@@ -208,4 +209,18 @@ class TellsOfARefusalAgain(ForwardingGroup):
             return super().forward(method, *args, **kwargs)
         except (ValueError, RuntimeError) as refusal:
             self.error = refusal
+            raise
+
+
+@breaks("arguments/refused-on-one-rank", says="sequence number: ranks disagree|differs")
+class RefusedCallsAreCounted(GroupMutant, ProcessGroupGloo):
+    """A call that is refused has taken a sequence number."""
+
+    base = "impl"
+
+    def allgather(self, *args: Any) -> Any:
+        try:
+            return super().allgather(*args)
+        except Exception:
+            self._sequence += 1
             raise

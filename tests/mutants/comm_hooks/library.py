@@ -193,3 +193,20 @@ class DoesNotSaveTheErrorFeedback(DDPMutant):
         state.error_dict.clear()
 
     patched = afterwards(powerSGD_hook.PowerSGDState, "__setstate__", _forget)
+
+
+def _saturating(right: Any) -> Any:
+    def hook(group: Any, bucket: Any) -> Any:
+        bucket.buffer().clamp_(-65504.0, 65504.0)
+        return right(group, bucket)
+
+    return hook
+
+
+@breaks("comm_hooks/builtin/fp16", says="gradient: rank 0 is wrong")
+class SaturatesInHalfPrecision(DDPMutant):
+    """What half precision cannot hold becomes its largest number."""
+
+    patched = builtin(
+        "FP16_COMPRESS", _saturating(BUILTIN_HOOKS[dist.BuiltinCommHookType.FP16_COMPRESS])
+    )

@@ -66,3 +66,22 @@ def _forgiving(right: Any) -> Any:
 @breaks("comm_hooks/future-raises", says="was to raise")
 class FuturesThatFailMeanUnchanged(DDPMutant):
     patched = swap(reduction, "result_of", _forgiving)
+
+
+def _of_first_buckets(right: Any) -> Any:
+    def result_of(bucket: Any, **how: Any) -> Any:
+        try:
+            return right(bucket, **how)
+        except Exception:
+            if bucket.index == 0:
+                raise
+            return bucket.buffer
+
+    return result_of
+
+
+@breaks("comm_hooks/future-raises", says="was to raise")
+class ForgetsErrorsOfLaterBuckets(DDPMutant):
+    """The errors of futures are raised for the first bucket alone."""
+
+    patched = swap(reduction, "result_of", _of_first_buckets)

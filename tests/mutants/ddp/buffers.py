@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from conformance.verdict import Verdict
+from impl.ddp import parameters
 from impl.ddp.iteration.comm_hooks import all_reduce
-from impl.ddp.wrapper import api, buffer_sync
+from impl.ddp.wrapper import api, buffer_sync, module_sync
 from impl.ddp.wrapper.api import DistributedDataParallel
 from impl.ddp.wrapper.buffer_sync import BufferSync
 from impl.ddp.wrapper.options import BufferPolicy
@@ -183,3 +184,53 @@ class JoinIgnoresNoBuffers(DDPMutant):
         return sync_final_model
 
     patched = swap(DistributedDataParallel, "_sync_final_model", _with_buffers)
+
+
+def _as_floats(right: Any) -> Any:
+    def pack(tensors: Any) -> Any:
+        packed = right(tensors)
+        return packed.float().to(packed.dtype) if packed.dtype == torch.int64 else packed
+
+    return pack
+
+
+@breaks("ddp/buffers/dtypes", says=r"buffers: rank \d is wrong[\s\S]*long_int64")
+class SendsIntegersAsFloats(DDPMutant):
+    """Integers travel as float32, which has 24 bits for them."""
+
+    patched = swap(module_sync, "_pack", _as_floats)
+
+
+def _without_new_ones(right: Any) -> Any:
+    def assign(self: Any) -> None:
+        names = set(getattr(self, "named_module_buffers", ()))
+        right(self)
+        if names:
+            found = self.named_module_buffers.items()
+            self.named_module_buffers = {name: b for name, b in found if name in names}
+            self.modules_buffers = list(self.named_module_buffers.values())
+
+    return assign
+
+
+@breaks("ddp/buffers/reassigned", says="buffer: rank 1 is wrong")
+class KnowsTheFirstNamesOfBuffersAlone(DDPMutant):
+    """Buffers that are registered after wrapping are not synchronised."""
+
+    patched = swap(BufferSync, "_assign_modules_buffers", _without_new_ones)
+
+
+def _under_any_name(right: Any) -> Any:
+    def own(module: Any, ignored: Any) -> Any:
+        every = module.named_parameters(remove_duplicate=False)
+        ids = {id(param) for name, param in every if name in ignored}
+        return (found for found in right(module, ignored) if id(found[2]) not in ids)
+
+    return own
+
+
+@breaks("ddp/buffers/ignored-under-one-name", says="gradient: rank 0 is wrong")
+class IgnoresUnderAnyName(DDPMutant):
+    """A parameter is ignored if one of its names is to be ignored."""
+
+    patched = swap(parameters, "own_parameters", _under_any_name)

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from impl.ddp.iteration.reducer import Reducer
 from impl.ddp.iteration.reduction import BucketReduction
+from impl.ddp.wrapper import module_sync
 from impl.ddp.wrapper.api import DistributedDataParallel
 from impl.ddp.wrapper.join import DDPJoinHook
 from impl.ddp.wrapper.logging_data import Logger
@@ -144,3 +145,20 @@ class DividesAsTheFirstJoinDid(DDPMutant):
         return join
 
     patched = swap(DistributedDataParallel, "join", _join)
+
+
+def _two_kinds(right: Any) -> Any:
+    def broadcast(group: Any, tensors: Any, size: int, src: int = 0) -> None:
+        if src:
+            kinds = list(dict.fromkeys(tensor.dtype for tensor in tensors))[:2]
+            tensors = [tensor for tensor in tensors if tensor.dtype in kinds]
+        right(group, tensors, size, src)
+
+    return broadcast
+
+
+@breaks("ddp/join/final-model", says="state: rank . .* differ")
+class GivesTwoKindsOfTensors(DDPMutant):
+    """At the end of join, states of a third dtype are not broadcast."""
+
+    patched = swap(module_sync, "broadcast_coalesced", _two_kinds)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from typing import Any
+from unittest import mock
 
 from impl.ddp.iteration.grad_copy import GradientCopier
 from impl.ddp.iteration.reducer import Reducer
 from impl.ddp.wrapper.api import DistributedDataParallel
-from tests.mutants.ddp.kit import DDPMutant, afterwards, forget, instead, swap
+from tests.mutants.ddp.kit import DDPMutant, afterwards, forget, instead, swap, together
 from tests.mutants.kit import breaks
 
 
@@ -108,3 +109,35 @@ class SynchronisesWhatTheLastPassUsed(DDPMutant):
             reducer._reduction.used.clear()
 
     patched = afterwards(Reducer, "_expect_backward", _clear)
+
+
+def _by_hand(right: Any) -> Any:
+    def forward(self: Any, output: Any) -> Any:
+        is_outside = not getattr(self, "is_in_no_sync", False)
+        with mock.patch.object(
+            self, "require_backward_grad_sync", is_outside or self.require_backward_grad_sync
+        ):
+            return right(self, output)
+
+    return forward
+
+
+def _noting(right: Any) -> Any:
+    @contextlib.contextmanager
+    def no_sync(self: Any) -> Any:
+        self.is_in_no_sync = True
+        with right(self):
+            yield
+        self.is_in_no_sync = False
+
+    return no_sync
+
+
+@breaks("ddp/no-sync/attribute", says="gradients on rank 0")
+class BelievesNoSyncAlone(DDPMutant):
+    """require_backward_grad_sync counts only inside no_sync."""
+
+    patched = together(
+        swap(DistributedDataParallel, "_post_forward", _by_hand),
+        swap(DistributedDataParallel, "no_sync", _noting),
+    )

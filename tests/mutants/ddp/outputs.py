@@ -79,3 +79,20 @@ class DoesNotOpenDataclasses(DDPMutant):
 @breaks("ddp/nested-outputs", says="mark a variable ready only once|gradient of")
 class LooksAtTheFirstOutputAlone(DDPMutant):
     patched = swap(api, "find_tensors", lambda right: lambda y: list(right(y))[:1])
+
+
+def _plain(value: Any, is_inside: bool = False) -> Any:
+    if isinstance(value, dict):
+        return type(value)((key, _plain(part, True)) for key, part in value.items())
+    if isinstance(value, list):
+        return [_plain(part, True) for part in value]
+    return tuple(value) if is_inside and isinstance(value, tuple) else value
+
+
+@breaks("ddp/outputs", says=r"kind=inner namedtuple[\s\S]*got tuple")
+class InnerNamedTuplesBecomeTuples(DDPMutant):
+    """A named tuple inside another container comes out as a plain tuple."""
+
+    patched = swap(
+        api, "pass_through", lambda right: lambda output, **how: _plain(right(output, **how))
+    )

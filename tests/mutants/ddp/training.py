@@ -12,7 +12,7 @@ import torch.distributed as dist
 from impl.ddp.buckets.bucket import Bucket
 from impl.ddp.iteration.reducer import Reducer
 from impl.ddp.iteration.reduction import BucketReduction
-from impl.ddp.wrapper import api
+from impl.ddp.wrapper import api, module_sync
 from impl.ddp.wrapper.api import DistributedDataParallel
 from impl.torch_private import debug_is_detail
 from tests.mutants.ddp.kit import (
@@ -228,3 +228,17 @@ class AveragesOverFourAtMost(DDPMutant):
         "_divisor",
         lambda right: lambda self: min(right(self), 4) if right(self) else None,
     )
+
+
+def _without_scalars(right: Any) -> Any:
+    def broadcast(group: Any, tensors: Any, *args: Any) -> None:
+        right(group, [tensor for tensor in tensors if tensor.dim()], *args)
+
+    return broadcast
+
+
+@breaks("ddp/initial-state", says=r"state: rank \d is wrong[\s\S]*scale")
+class ScalarsStayLocal(DDPMutant):
+    """Parameters and buffers without dimensions are not broadcast."""
+
+    patched = swap(module_sync, "broadcast_coalesced", _without_scalars)

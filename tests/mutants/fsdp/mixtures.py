@@ -190,3 +190,19 @@ class GradientsAreAlwaysInFullPrecision(Swapped):
         (config.HandleConfig, "keeps_low_precision_grads", as_property(False)),
         (gradients, "_cast_grad", nothing),
     )
+
+
+def _as_zeros(right: Any) -> Any:
+    def put_aside(handle: Any, grad: torch.Tensor) -> None:
+        right(handle, grad)
+        if grad.dtype != handle.dtypes.original:
+            handle.saved_grad_shard.zero_()
+
+    return put_aside
+
+
+@breaks("fsdp/keep-low-precision-gradients", says="the first pass's gradients are lost")
+class LosesKeptGradients(Swapped):
+    """A gradient in low precision that was not cleared is dropped in the next backward pass."""
+
+    swaps = ((gradients, "_put_aside", _as_zeros),)

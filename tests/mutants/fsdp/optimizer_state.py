@@ -181,3 +181,19 @@ class OptimizerStateOfOriginalParametersIsShifted(Swapped):
 @breaks("fsdp/exchanges-full-with-torch", says="is wrong")
 class OptimizerStateIsLoadedShifted(Swapped):
     swaps = ((optim_load, "_flatten_tensors", rolled_afterwards),)
+
+
+def _of_the_first(right: Any) -> Any:
+    first: dict[str, Any] = {}
+
+    def agreed(param: str, infos: Any) -> Any:
+        return {name: first.setdefault(name, v) for name, v in right(param, infos).items()}
+
+    return agreed
+
+
+@breaks("fsdp/full-optimizer-state-original", says="steps: rank 0 is wrong")
+class OneStepForAllParameters(Swapped):
+    """The steps of all parameters are those of the first one."""
+
+    swaps = ((optim_save, "_agreed_others", _of_the_first),)

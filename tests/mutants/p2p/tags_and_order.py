@@ -215,3 +215,14 @@ class OnlyOneThreadMaySend(Messages):
         if threading.get_ident() != self.owner:
             raise RuntimeError("this is another thread")
         return super().send(tensors, dst, tag)
+
+
+@breaks("p2p/tags", says=r"parameters  bit=24[\s\S]*rank 1 is wrong")
+class TagsHave24Bits(ForwardingGroup):
+    """Tags are cut to 24 bits."""
+
+    def send(self, tensors: Any, dst: int, tag: int) -> Any:
+        return self.inner.send(tensors, dst, tag % 2**24)
+
+    def recv(self, tensors: Any, src: int, tag: int) -> Any:
+        return self.inner.recv(tensors, src, tag % 2**24)

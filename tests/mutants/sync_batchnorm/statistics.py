@@ -222,3 +222,16 @@ class CountsEval(LayerMutant, SyncBatchNorm):
         if not self.training:
             self._count_batch()
         return super().forward(input)
+
+
+@breaks("sync_batchnorm/cumulative-average", says="running_mean: rank 0 is wrong")
+@breaks("sync_batchnorm/cumulative-average-resumed", says="running_mean: rank 0 is wrong")
+class CountsBatchesByItself(LayerMutant, SyncBatchNorm):
+    """The average is over the batches of this layer, and not over those of its state."""
+
+    batches = 0
+
+    def _count_batch(self) -> float:
+        factor = super()._count_batch()
+        self.batches += 1
+        return factor if self.momentum is not None else 1 / self.batches
