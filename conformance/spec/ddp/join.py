@@ -19,6 +19,7 @@ from conformance import (
     world_sizes,
 )
 from conformance.harness.traces import record
+from conformance.oracle.data import dtype_named
 from conformance.spec.ddp.models import WIDTH, Perceptron, Recipe, Remembering, loss_of, numbered
 from conformance.spec.ddp.training_runs import Options, assert_grads
 from conformance.spec.raising import assert_raised
@@ -174,8 +175,9 @@ def test_a_rank_joins_while_others_accumulate(ranks: Ranks) -> None:
 def state_at_the_end(me: Me, steps: int) -> dict[str, Tensor]:
     """Each rank spoils its own parameters, so that what remains is one rank's model."""
     module = Remembering(me.rank)
-    for number, dtype in enumerate((torch.float32, torch.bfloat16, torch.int64)):
-        module.register_buffer(f"more{number}", torch.zeros(3, dtype=dtype))
+    for name in ("float32", "bfloat16", "int64"):
+        if me.target.capabilities.has(f"dtype:{name}"):
+            module.register_buffer(f"as_{name}", torch.zeros(3, dtype=dtype_named(name)))
     model = me.ddp(module.to(me.device))
     with model.join():
         for i in range(steps):
