@@ -27,6 +27,7 @@ class Invocation:
 
 def command_again(
     nodeid: str,
+    path: Path,
     invocation: Invocation,
     settings: Settings,
     device: str | None,
@@ -34,12 +35,12 @@ def command_again(
 ) -> list[str]:
     """Words of the command; it can be pasted in the rootdir, and where pytest was called.
 
+    path: the case's file; with --pyargs the node id does not lead there.
     device: what `--device` was given.
     seed: by which the case drew its examples, if it was told one.
     """
-    at_root = invocation.rootdir == invocation.invoked_in
     file, separator, rest = nodeid.partition("::")
-    path = invocation.rootdir / file
+    at_root = invocation.rootdir == invocation.invoked_in and invocation.rootdir / file == path
     command = [_python(), "-m", "pytest"]
     if not path.is_relative_to(_SUITE):
         command += ["-p", "conformance.plugin"]  # the suite's own conftest does that

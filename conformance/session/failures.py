@@ -83,6 +83,7 @@ def failed_case(
         last_run=world.last_run if world else None,
         command=command_again(
             item.nodeid,
+            item.path,
             invocation,
             settings,
             item.config.option.device,

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import conformance
 from conformance import CheckFailed
 from conformance.catalogue.rules import catalogue
 from conformance.harness.failure import RanksFailed
@@ -173,7 +174,8 @@ def test_a_bug_of_the_case_shows_its_traceback_from_the_case_on() -> None:
 def words(
     nodeid: str, invocation: Invocation, device: str | None = None, **given: Any
 ) -> list[str]:
-    return command_again(nodeid, invocation, replace(settings(), **given), device)[3:]
+    path = invocation.rootdir / nodeid.partition("::")[0]
+    return command_again(nodeid, path, invocation, replace(settings(), **given), device)[3:]
 
 
 ROOT = Invocation(Path("/project"), Path("/project"))
@@ -209,7 +211,17 @@ def test_cases_of_the_suite_bring_the_plugin_along() -> None:
     assert words(nodeid, Invocation(root, root))[0] == nodeid
 
 
+def test_the_command_names_the_file_of_a_suite_that_is_elsewhere() -> None:
+    chapter = Path(conformance.__file__).parent / "spec" / "p2p" / "send_recv.py"
+    command = command_again("spec/p2p/send_recv.py::test_x[ws2]", chapter, ROOT, settings(), None)
+    assert command[3:] == [
+        *("--rootdir", "/project"),
+        f"{chapter}::test_x[ws2]",
+        *("--target", "/project/sample.toml"),
+    ]
+
+
 def test_the_command_names_a_python_that_has_pytest() -> None:
-    python, *module = command_again("x.py::x", ROOT, settings(), None)[:3]
+    python, *module = command_again("x.py::x", Path("/project/x.py"), ROOT, settings(), None)[:3]
     assert python in ("python", sys.executable)
     assert module == ["-m", "pytest"]
