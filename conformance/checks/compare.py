@@ -14,6 +14,8 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _FEW_ULPS = 1000
 
+_BRIEF = 300  # characters of a value that is shown beside the difference
+
 # Layout -> the methods that give the plain tensors which a tensor of it consists of.
 _PARTS = {
     torch.sparse_coo: ("indices", "values"),
@@ -59,7 +61,7 @@ def first_difference(
     if isinstance(want, Mapping) and isinstance(got, Mapping):
         if list(got) != list(want):
             what = f"got keys {list(got)}, want {list(want)}"
-            unwanted = (f"; [{key!r}] is {_kind(got[key])}" for key in got if key not in want)
+            unwanted = (f"; [{key!r}] is {_brief(got[key])}" for key in got if key not in want)
             return Difference(where, what + next(unwanted, ""))
         pairs = [(f"[{key!r}]", got[key], want[key]) for key in want]
     elif (
@@ -70,7 +72,7 @@ def first_difference(
         if len(got) != len(want):
             what = f"got {len(got)} values, want {len(want)}"
             if not want:
-                what += f"; the first is {_kind(got[0])}"
+                what += f"; the first is {_brief(got[0])}"
             return Difference(where, what)
         pairs = [(f"[{i}]", g, w) for i, (g, w) in enumerate(zip(got, want, strict=True))]
     else:
@@ -204,6 +206,11 @@ def _kind(value: object) -> str:
     return (
         describe(value) if isinstance(value, Tensor) else f"{type(value).__name__} {shown(value)}"
     )
+
+
+def _brief(value: object) -> str:
+    text = _kind(value)
+    return text if len(text) <= _BRIEF else text[: _BRIEF - 3] + "..."
 
 
 def _number(x: Tensor) -> str:

@@ -281,7 +281,7 @@ def _is_copied(modules: Set[str], target: Target) -> Callable[[str], bool]:
 
 
 def _target_modules(target: Target) -> list[str]:
-    """Those that a script imports for the target: not the suite's stores, which it would copy."""
+    """Those that a script imports for the target: not the suite's stores, which are copied."""
     references = (
         *(target.ddp, target.fsdp, target.sync_batchnorm, target.fully_shard),
         *(target.store, target.flight_recorder, target.options, target.activate),
@@ -291,7 +291,7 @@ def _target_modules(target: Target) -> list[str]:
 
 
 def _copied_store(target: Target, sources: Sources) -> dict[str, str]:
-    """The fact that a store of the suite's is in the script itself, if the case makes one."""
+    """The fact `store`, if it is one of the suite's and the case makes it: it is copied, then."""
     module, _, name = target.store.partition(":")
     if module != stores.__name__ or "shared_store" not in sources.words():
         return {}

@@ -77,6 +77,7 @@ def test_integers_are_apart_by_their_difference() -> None:
         ((1, 2), (1, 3), "at [1]: got 2, want 3"),
         ([1], [1, 2], "got 1 values, want 2"),
         (["too late"], [], "got 1 values, want 0; the first is str 'too late'"),
+        (["x" * 400], [], "the first is str '" + "x" * 292 + "..."),
         ({"a": 1}, {"b": 1}, "got keys ['a'], want ['b']; ['a'] is int 1"),
         ({"b": 2, "a": 1}, {"a": 1, "b": 2}, "got keys ['b', 'a'], want ['a', 'b']"),
         ({"a": [torch.zeros(2)]}, {"a": [torch.ones(2)]}, "at ['a'][0]: 2 of 2 elements differ"),

@@ -346,8 +346,8 @@ def test_the_group_can_be_used_after_a_refusal(ranks: Ranks) -> None:
 
 
 def alone_in_wrong_calls(me: Me) -> tuple[Tensor, int | None]:
-    """Only rank 0 makes wrong calls; then all go on. Also the group's count of its calls, if it has
-    one."""
+    """Only rank 0 makes wrong calls. The sum of a right call after them, and the group's sequence
+    number, if the target has these."""
     sum_marks(me)
     if me.rank == 0:
         for call in (all_gather_into_too_few, all_gather_into_longer_ones):

@@ -141,7 +141,7 @@ def check_that_both_calls_are_told(
     rests_on="all_reduce/sum",
 )
 @deadline(20)
-@world_sizes(3, at_least=2)
+@world_sizes(2, 3)
 @pytest.mark.parametrize("op", each(op for op in COLLECTIVES if op not in _FROM_A_SOURCE))
 def test_different_numbers_of_elements(ranks: Ranks, op: str) -> None:
     check_that_the_difference_is_told(ranks, Call(op, shape=(4,)), shape=(8,))
@@ -154,7 +154,7 @@ def test_different_numbers_of_elements(ranks: Ranks, op: str) -> None:
     rests_on="broadcast/values",
 )
 @deadline(20)
-@world_sizes(3, at_least=2)
+@world_sizes(2, 3)
 @pytest.mark.parametrize("op", each(_FROM_A_SOURCE))
 def test_a_longer_tensor_than_the_sources(ranks: Ranks, op: str) -> None:
     check_that_the_difference_is_told(ranks, Call(op, shape=(4,)), shape=(8,))
@@ -177,7 +177,7 @@ def test_different_sizes_to_gather(ranks: Ranks) -> None:
     rests_on="all_reduce/sum",
 )
 @deadline(20)
-@world_sizes(3, at_least=2)
+@world_sizes(2, 3)
 @pytest.mark.parametrize("op", each(COLLECTIVES))
 def test_different_dtypes_of_one_width(ranks: Ranks, op: str) -> None:
     check_that_the_difference_is_told(ranks, Call(op), dtype="int32")
@@ -189,7 +189,7 @@ def test_different_dtypes_of_one_width(ranks: Ranks, op: str) -> None:
     rests_on="all_reduce/sum",
 )
 @deadline(20)
-@world_sizes(3, at_least=2)
+@world_sizes(2, 3)
 @needs("reduce_op:product")
 @pytest.mark.parametrize("op", each(REDUCING))
 def test_different_reduce_operations(ranks: Ranks, op: str) -> None:
@@ -214,7 +214,7 @@ def test_splits_that_contradict_each_other(ranks: Ranks) -> None:
     rests_on="broadcast/values",
 )
 @deadline(20)
-@world_sizes(3, at_least=2)
+@world_sizes(2, 3)
 @pytest.mark.parametrize("op", each(ROOTED))
 def test_different_roots(ranks: Ranks, op: str) -> None:
     check_that_the_difference_is_told(ranks, Call(op), "root", root=1)

@@ -109,12 +109,17 @@ def test_annotations(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(register, "right"), True, what="registered")
 
 
-def misbehave(me: Me, way: str, bucket_index: int = 0) -> None:
-    """The hook does so for one bucket; later ones than the first come in the second step."""
+def misbehave(me: Me, way: str, later: bool = False) -> None:
+    """The hook does so when it is first called.
 
-    def hook(_: Any, bucket: Any) -> Any:
-        if bucket.index() != bucket_index:
-            return completed(bucket.buffer())
+    later: only for the last bucket of the second step, in which there may be several.
+    """
+
+    def hook(state: Any, bucket: Any) -> Any:
+        if later:
+            state["step"] += bucket.index() == 0
+            if state["step"] < 2 or not bucket.is_last():
+                return completed(bucket.buffer())
         if way == "raises":
             raise ArithmeticError("refused by the hook")
         if way == "raises later":
@@ -124,8 +129,8 @@ def misbehave(me: Me, way: str, bucket_index: int = 0) -> None:
     def fail(_: Any) -> Any:
         raise ArithmeticError("refused by the callback")
 
-    options = {"bucket_cap_mb": BYTE} if bucket_index else {}
-    run_hook(me, make_model, (2, WIDTH), hook, options, 2 if bucket_index else 1)
+    options = {"bucket_cap_mb": BYTE} if later else {}
+    run_hook(me, make_model, (2, WIDTH), hook, options, 2 if later else 1, {"step": 0})
 
 
 @chapter.must(
@@ -188,5 +193,5 @@ def test_a_callback_raises(ranks: Ranks) -> None:
 @covers("comm_hooks/future-raises")
 @world_sizes(1, 2)
 def test_a_callback_raises_for_a_later_bucket(ranks: Ranks) -> None:
-    outcomes = ranks.outcomes(misbehave, "raises later", 1)
+    outcomes = ranks.outcomes(misbehave, "raises later", True)
     assert_raised(outcomes, ArithmeticError, RuntimeError, match="refused by the callback")

@@ -134,7 +134,7 @@ def split_the_world(me: Me, times_before: int) -> tuple[Tensor, int, int] | None
     for number in range(times_before + 1):
         start(me, f"time {number}")
         if number < times_before:
-            all_are_here(me, f"group {number}")
+            all_are_here(me, f"group {number} is made")  # none may leave it while others connect
             dist.destroy_process_group()
     world: Any = dist.group.WORLD
     members = [0, me.world_size - 1]

@@ -119,7 +119,8 @@ def view_gradients(buffer: Tensor, layout: BucketLayout) -> list[Tensor]:
     """Views of `buffer`, one per gradient, each with its slot's shape and strides.
 
     `buffer` holds the bucket's elements in order, in any dtype; it need not be the bucket's own
-    buffer, start at its storage's beginning, nor be one-dimensional.
+    buffer, start at its storage's beginning, nor be one-dimensional. If it is not contiguous, the
+    views are of a copy.
 
     Raises:
         RuntimeError: `buffer` has not exactly the bucket's number of elements.

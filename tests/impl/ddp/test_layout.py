@@ -90,6 +90,7 @@ def test_a_result_is_read_where_it_begins() -> None:
 def test_a_result_may_have_any_shape_but_one_number_of_elements() -> None:
     layout = lay_out([torch.empty(2), torch.empty(4)])
     assert view_gradients(torch.arange(6.0).view(2, 3).t(), layout)[0].tolist() == [0, 3]
+    assert view_gradients(torch.arange(12.0)[::2], layout)[0].tolist() == [0, 2]
     with pytest.raises(RuntimeError, match="bucket holds 6 elements"):
         view_gradients(torch.zeros(5), layout)
 

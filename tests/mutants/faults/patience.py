@@ -93,8 +93,7 @@ class JoiningTimesOutAfterFiveSeconds(ForwardingGroup):
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
         store.set(f"rank {rank} is here", "1")
-        everybody = [f"rank {other} is here" for other in range(world_size)]
-        store.wait(everybody, timedelta(seconds=5))
+        store.wait([f"rank {other} is here" for other in range(world_size)], timedelta(seconds=5))
         super().__init__(store, rank, world_size, timeout)
 
 
