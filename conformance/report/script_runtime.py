@@ -291,7 +291,7 @@ def comparable(x: Any) -> Any:
     if is_dataclass(x) and not isinstance(x, type):  #: dataclass
         return [type(x), *(comparable(getattr(x, field.name)) for field in fields(x))]
     if isinstance(x, np.ndarray):  #: numpy
-        x = torch.from_numpy(x)
+        return [type(x), comparable(torch.from_numpy(x))]
     if isinstance(x, torch.Tensor) and x.is_nested:  #: nested
         x = list(x.unbind())
     if isinstance(x, torch.Tensor):

@@ -482,6 +482,7 @@ def test_a_script_shows_ranks_that_fail(
 @settings(max_examples=300)
 @given(a=VALUES, b=VALUES, ulps=st.sampled_from([0, 1, 3]))
 @hypothesis.example(a={"a": torch.tensor([0.0])}, b={"a": torch.tensor([-0.0])}, ulps=1)
+@hypothesis.example(a=torch.ones(2, dtype=torch.float64), b=np.ones(2), ulps=0)
 def test_a_script_finds_the_differences_that_the_suite_finds(a: Any, b: Any, ulps: int) -> None:
     for got, want in ((a, b), (a, a)):
         theirs = first_difference(got, want, within_ulps=ulps)
