@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from conformance.bench import floor
 from conformance.bench.plan import Point, Span, iterations
 from conformance.harness import devices
 from conformance.harness.me import Me
@@ -22,22 +23,41 @@ from conformance.torch_private import allocated
 _WARM_UP = 3
 
 Allocate = Callable[[int], torch.Tensor]  # (numel,) float32, of ones
+Prepared = tuple[Callable[[], Any], list[torch.Tensor]]  # a call, and the tensors that it uses
+
+_NAMES = {
+    "all_gather_into_tensor": "all_gather_single",
+    "reduce_scatter_tensor": "reduce_scatter_single",
+}  # since torch 2.13, where the former ones warn at each call
 
 
 def measure(
-    me: Me, targets: Sequence[Target], plan: Sequence[Point], rounds: int, registered: bool = False
+    me: Me,
+    targets: Sequence[Target],
+    plan: Sequence[Point],
+    rounds: int,
+    registered: bool = False,
+    with_floor: bool = False,
 ) -> list[list[list[Span]]]:
     """Every call on this rank: [point][target][call].
 
     registered: after all targets, the first one comes once more, with tensors that it allocates.
+    with_floor: at last, the floor; it has one span a round, the mean of its calls.
     Targets take turns within each point, round by round, on the same tensors' sizes, so that a
     machine whose speed drifts is the same for all. Before each round tensors are written anew.
     """
     groups = [make_group(me, target) for target in targets]
-    contestants: list[tuple[Any, Allocate]] = [(group, _ordinary(me)) for group in groups]
+    contestants: list[Callable[[Point], Prepared]] = [
+        partial(_prepare, me, group, allocate=_ordinary(me)) for group in groups
+    ]
     if registered:
-        contestants.append((groups[0], _registered(me, groups[0])))
-    return [_point(me, contestants, point, rounds) for point in plan]
+        allocate = _registered(me, groups[0])
+        contestants.append(partial(_prepare, me, groups[0], allocate=allocate))
+    floors = []
+    if with_floor:
+        inputs = floor.map_inputs(me, max(point.numel for point in plan))
+        floors.append(partial(_floor, me, floor.make_group(), inputs))
+    return [_point(point, contestants, floors, rounds) for point in plan]
 
 
 def _ordinary(me: Me) -> Allocate:
@@ -59,28 +79,46 @@ def make_group(me: Me, target: Target) -> Any:
 
 
 def _point(
-    me: Me, contestants: Sequence[tuple[Any, Allocate]], point: Point, rounds: int
+    point: Point,
+    contestants: Sequence[Callable[[Point], Prepared]],
+    floors: Sequence[Callable[[Point], Prepared]],
+    rounds: int,
 ) -> list[list[Span]]:
-    made = [_call(me, group, point, allocate) for group, allocate in contestants]
-    calls = [call for call, _ in made]
+    made = [prepare(point) for prepare in (*contestants, *floors)]
     counts = []
-    for call in calls:
+    for call, _ in made:
         call()
         one_s = torch.tensor(min(_seconds(call) for _ in range(_WARM_UP)))
         dist.all_reduce(one_s, dist.ReduceOp.MAX)
         counts.append(iterations(one_s.item()))
-    spans: list[list[Span]] = [[] for _ in calls]
+    spans: list[list[Span]] = [[] for _ in made]
     for _ in range(rounds):
-        for (call, tensors), count, seen in zip(made, counts, spans, strict=True):
+        for place, (call, tensors) in enumerate(made):
             for tensor in tensors:
                 tensor.fill_(1.0)
             dist.barrier()
             call()  # wakes up what was asleep
-            for _ in range(count):
-                entered = time.perf_counter()
-                call()
-                seen.append((entered, time.perf_counter()))
+            time_calls = _each_call if place < len(contestants) else _mean_call
+            spans[place] += time_calls(call, counts[place])
     return spans
+
+
+def _each_call(call: Callable[[], Any], count: int) -> list[Span]:
+    spans = []
+    for _ in range(count):
+        entered = time.perf_counter()
+        call()
+        spans.append((entered, time.perf_counter()))
+    return spans
+
+
+def _mean_call(call: Callable[[], Any], count: int) -> list[Span]:
+    """Of calls in which ranks do not wait for each other, until all ranks are through."""
+    entered = time.perf_counter()
+    for _ in range(count):
+        call()
+    dist.barrier()
+    return [(entered, entered + (time.perf_counter() - entered) / count)]
 
 
 def _seconds(call: Callable[[], Any]) -> float:
@@ -89,10 +127,7 @@ def _seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - started
 
 
-def _call(
-    me: Me, group: Any, point: Point, allocate: Allocate
-) -> tuple[Callable[[], Any], list[torch.Tensor]]:
-    """The call, and the tensors that it uses."""
+def _prepare(me: Me, group: Any, point: Point, *, allocate: Allocate) -> Prepared:
     numel = point.numel
     whole = allocate(numel)
     part = allocate(max(1, numel // me.world_size))
@@ -121,8 +156,7 @@ def _call(
     if point.operation == "send_recv":
         call: Callable[[], Any] = send_recv
     else:
-        operation = unrecorded(getattr(dist, point.operation))
-        call = partial(operation, *arguments[point.operation], group=group)
+        call = partial(_operation(point), *arguments[point.operation], group=group)
     if me.device.type == devices.HOST:
         return call, [whole, part]
 
@@ -131,3 +165,13 @@ def _call(
         devices.synchronize(me.device.type)
 
     return synchronized, [whole, part]
+
+
+def _operation(point: Point) -> Callable[..., Any]:
+    newer = _NAMES.get(point.operation, point.operation)
+    return unrecorded(getattr(dist, newer, None) or getattr(dist, point.operation))
+
+
+def _floor(me: Me, group: Any, inputs: Sequence[torch.Tensor], point: Point) -> Prepared:
+    call, _ = _prepare(me, group, point, allocate=torch.ones)
+    return floor.prepare(point, me.rank, inputs, call)

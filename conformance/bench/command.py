@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from conformance.bench import collectives, mpi, steps
+from conformance.bench import collectives, floor, mpi, steps
 from conformance.bench.models import MODELS
 from conformance.bench.page import write_page
 from conformance.bench.pictures import draw
@@ -27,9 +27,18 @@ from conformance.bench.plan import (
     parse_size,
     points,
 )
-from conformance.bench.report import FLOOR, Measured, Peak, Row, print_table, write_json
+from conformance.bench.report import (
+    FLOOR,
+    FLOOR_OF_COLLECTIVES,
+    Measured,
+    Peak,
+    Row,
+    print_table,
+    write_json,
+)
 from conformance.bench.steps import BUCKET_VIEWS, FULLY_SHARD, Step
 from conformance.exit_codes import EXIT_HARNESS_FAULT, EXIT_USAGE
+from conformance.harness import devices
 from conformance.harness.failure import RanksFailed
 from conformance.harness.outcome import NotTold
 from conformance.harness.pool import Pool, WorldSpec
@@ -67,8 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="another target, A@B for A's wrappers on B's backend, mpi, or registered: the target "
-        "itself, on tensors of its allocate_tensor; may be repeated (default: torch)",
+        help="another target, A@B for A's wrappers on B's backend, mpi, registered: the target "
+        "itself, on tensors of its allocate_tensor, or floor: what a collective costs where no "
+        "rank waits; may be repeated (default: torch)",
     )
     parser.add_argument(
         "--workload",
@@ -111,12 +121,14 @@ class _Measurement:
     targets: tuple[Target, ...]  # the first is what the others are compared with
     with_mpi: bool
     with_registered: bool
+    with_floor: bool
     arguments: argparse.Namespace
 
     @property
     def against(self) -> list[str]:
         names = [other.name for other in self.targets[1:]]
-        return names + [_REGISTERED] * self.with_registered + [mpi.NAME] * self.with_mpi
+        names += [_REGISTERED] * self.with_registered + [mpi.NAME] * self.with_mpi
+        return names + [FLOOR_OF_COLLECTIVES] * self.with_floor
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -153,9 +165,12 @@ def _measurement(arguments: argparse.Namespace) -> _Measurement:
     with_registered = _REGISTERED in against
     if with_registered and arguments.workload != "collectives":
         raise _Refused("--against registered measures collectives")
-    others = [name for name in against if name not in (mpi.NAME, _REGISTERED)]
+    others = [name for name in against if name not in (mpi.NAME, _REGISTERED, FLOOR_OF_COLLECTIVES)]
     targets = tuple(map(load_target, [arguments.target, *others]))
-    measurement = _Measurement(targets, with_mpi, with_registered, arguments)
+    with_floor = FLOOR_OF_COLLECTIVES in against
+    if with_floor:
+        _check_floor(arguments, targets[0])
+    measurement = _Measurement(targets, with_mpi, with_registered, with_floor, arguments)
     measured = _MEASURED[arguments.workload]
     for target in measurement.targets:
         if not getattr(target, measured):
@@ -163,6 +178,15 @@ def _measurement(arguments: argparse.Namespace) -> _Measurement:
     if arguments.output:
         _check_output(arguments.output)
     return measurement
+
+
+def _check_floor(arguments: argparse.Namespace, target: Target) -> None:
+    if arguments.workload != "collectives" or target.device != devices.HOST:
+        raise _Refused("--against floor measures collectives on the CPU")
+    if without := set(arguments.operations) - set(floor.OPERATIONS):
+        raise _Refused(f"--against floor has no floor for {', '.join(sorted(without))}")
+    if 1 in arguments.world_sizes:
+        raise _Refused("--against floor needs at least two ranks")
 
 
 def _check_output(folder: Path) -> None:
@@ -209,18 +233,21 @@ def _measure(measurement: _Measurement, console: Console) -> None:
 def _collectives(measurement: _Measurement, world_size: int) -> Iterator[Row]:
     """Every point for every target."""
     targets, arguments = measurement.targets, measurement.arguments
-    plan = points(arguments.operations, arguments.sizes, [world_size])
+    flags = measurement.with_registered, measurement.with_floor
     with fresh_ranks(world_size, targets[0].device) as ranks:
-        registered = measurement.with_registered
-        seen = ranks.run(collectives.measure, list(targets), plan, arguments.rounds, registered)
-    by_mpi = mpi.measure(plan, world_size, arguments.rounds) if measurement.with_mpi else []
-    for index, point in enumerate(plan):
-        times = _by_target(targets, seen, index)
-        if registered:
-            times[_REGISTERED] = latencies([rank[index][len(targets)] for rank in seen])
-        if measurement.with_mpi:
-            times[mpi.NAME] = by_mpi[index]
-        yield Row(point.operation, point.nbytes, world_size, times)
+        for operation in arguments.operations:  # with MPI soon after, while the machine is the same
+            plan = points([operation], arguments.sizes, [world_size])
+            seen = ranks.run(collectives.measure, list(targets), plan, arguments.rounds, *flags)
+            by_mpi = mpi.measure(plan, world_size, arguments.rounds) if measurement.with_mpi else []
+            for index, point in enumerate(plan):
+                times = _by_target(targets, seen, index)
+                if measurement.with_registered:
+                    times[_REGISTERED] = latencies([rank[index][len(targets)] for rank in seen])
+                if measurement.with_mpi:
+                    times[mpi.NAME] = by_mpi[index]
+                if measurement.with_floor:
+                    times[FLOOR_OF_COLLECTIVES] = latencies([rank[index][-1] for rank in seen])
+                yield Row(point.operation, point.nbytes, world_size, times)
 
 
 def _steps(measurement: _Measurement, world_size: int) -> Iterator[Row]:

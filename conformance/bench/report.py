@@ -17,6 +17,8 @@ from conformance.bench.plan import show_bytes
 
 FLOOR = "compute"
 """Beside the targets of a step: what each rank takes for the same step alone."""
+FLOOR_OF_COLLECTIVES = "floor"
+"""Beside the targets of a collective: what it costs if no rank ever waits; see `floor`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,12 @@ class Measured:
     def has_floor(self) -> bool:
         return any(FLOOR in row.times_s for row in self.rows)
 
+    @property
+    def _above_floor(self) -> list[str]:
+        """Which of the others are also compared with the floor of the collectives."""
+        others = [name for name in self.against if name != FLOOR_OF_COLLECTIVES]
+        return others if len(others) < len(self.against) else []
+
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Head and lines: medians and ratios, one line a point."""
         head = ["what", "ranks", "size", self.target]
@@ -71,6 +79,7 @@ class Measured:
             head += [other, f"{other} / {self.target}"]
         if self.has_floor:
             head += [FLOOR, *(f"{other} / {self.target}, above it" for other in self.against)]
+        head += [f"{other} / {FLOOR_OF_COLLECTIVES}" for other in self._above_floor]
         return head, [self._line(row) for row in self.rows]
 
     def _line(self, row: Row) -> list[str]:
@@ -86,6 +95,8 @@ class Measured:
             for other in self.against:
                 above = row.ratio_above_floor(self.target, other)
                 cells.append("" if above is None else f"{above:.2f}")
+        for other in self._above_floor:
+            cells.append(f"{row.ratio(FLOOR_OF_COLLECTIVES, other):.2f}")
         return cells
 
 

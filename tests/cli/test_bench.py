@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 from conformance.__main__ import main
-from conformance.bench import command
+from conformance.bench import command, floor
 from conformance.bench.page import write_page
-from conformance.bench.plan import latencies
+from conformance.bench.plan import Point, latencies
 from conformance.bench.report import FLOOR, Measured, Peak, Row, print_table, write_json
 from tests.warm_python import run_python
 
@@ -28,6 +29,9 @@ ROOT = Path(__file__).parents[2]
         (["--target", "torch", "--simulate"], "target torch has no simulation"),
         (["--workload", "ddp", "--against", "mpi"], "measures collectives"),
         (["--workload", "fsdp", "--against", "registered"], "registered measures collectives"),
+        (["--workload", "ddp", "--against", "floor"], "floor measures collectives on the CPU"),
+        (["--against", "floor", "--operations", "barrier"], "has no floor for barrier"),
+        (["--against", "floor", "--world-sizes", "1,2"], "floor needs at least two ranks"),
         (["--sizes", "4,many"], "many"),
         (["--sizes", "64,3"], "3 is no number of bytes that float32 elements take"),
         (["--sizes", "0"], "0 is no number of bytes"),
@@ -144,6 +148,43 @@ def test_a_measurement_has_a_row_a_point(
     rows = [line.split()[:2] for line in lines if line]
     assert rows.count(["all_reduce", "2"]) == 2
     assert rows.count(["barrier", "2"]) >= 1
+
+
+def test_the_floor_stands_beside_the_targets(capsys: pytest.CaptureFixture[str]) -> None:
+    operations = ",".join(floor.OPERATIONS)
+    options = ("--operations", operations, "--against", "torch", "--against", "floor")
+    assert main([*MEASURE, "--rounds", "1", *options]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split("  ")[-3:] == ["floor", "floor / impl", "torch / floor"]
+    assert len(lines) == 2 * len(floor.OPERATIONS)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("nbytes", [24, 96 << 10, 3 << 20])
+@pytest.mark.parametrize("operation", floor.OPERATIONS)
+def test_the_floor_moves_what_the_operation_does(
+    monkeypatch: pytest.MonkeyPatch, operation: str, nbytes: int, workers: int
+) -> None:
+    monkeypatch.setattr(floor, "workers", lambda world_size: workers)
+    point = Point(operation, nbytes, 3)
+    chunk = point.numel // 3
+    given = [torch.arange(point.numel) * 10.0**rank for rank in range(3)]
+    inputs = [tensor.clone() for tensor in given]
+    calls: list[None] = []
+    made = [floor.prepare(point, rank, inputs, lambda: calls.append(None)) for rank in range(3)]
+    for work, _ in made:
+        work()
+    outputs = [tensor for _, tensors in made for tensor in tensors]
+    assert len(calls) == 3
+    parts = [slice(rank * chunk, (rank + 1) * chunk) for rank in range(3)]
+    wanted = {
+        "all_gather_into_tensor": torch.cat([tensor[:chunk] for tensor in given]),
+        "broadcast": given[0],
+        "all_to_all_single": torch.cat([tensor[parts[0]] for tensor in given]),
+        "reduce_scatter_tensor": torch.stack(given).sum(0)[parts[0]],
+        "all_reduce": torch.stack(given).sum(0)[parts[0]],
+    }[operation]
+    assert any(torch.equal(tensor[: len(wanted)], wanted) for tensor in outputs)
 
 
 def test_a_step_is_compared_above_its_floor() -> None:

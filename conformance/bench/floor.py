@@ -1,0 +1,166 @@
+"""The floor of a collective between ranks of one host: what it costs if no rank ever waits.
+
+As many ranks as there are processors do the work of all. For each rank of the group that is a call
+through torch.distributed to a group in Python that does nothing, and then the rank's share of the
+bytes, each moved once, by an algorithm that moves as few as any. They are read where they lie: all
+ranks have all inputs mapped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from conformance.bench.plan import Point
+from conformance.harness.me import Me
+
+OPERATIONS = (
+    *("all_reduce", "broadcast", "all_gather_into_tensor"),
+    *("reduce_scatter_tensor", "all_to_all_single"),
+)
+_BACKEND = "conformance_floor"
+_METHODS = (
+    *("allreduce", "broadcast", "all_gather_single", "_allgather_base"),
+    *("all_to_all_single", "alltoall_base", "reduce_scatter_single", "_reduce_scatter_base"),
+)  # each by its names in torch 2.11 and 2.13
+_ONE_STEP_NBYTES = 16 * 1024  # up to here, adding whole tensors beats adding and gathering chunks
+_CACHED_NBYTES = 1024 * 1024  # up to here, processors hold all tensors of a call in their caches
+
+
+class _Done(dist.Work):
+    def wait(self, timeout: Any = None) -> bool:
+        return True
+
+
+class _IdleGroup(dist.ProcessGroup):
+    """Every call returns at once."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: Any) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]  # torch's stub lacks this form
+        self._name = ""
+        done = _Done()
+        for method in _METHODS:
+            setattr(self, method, lambda *arguments: done)
+
+    def getBackendName(self) -> str:
+        return _BACKEND
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupDesc(self, desc: str) -> None:
+        pass
+
+
+def make_group() -> Any:
+    """A group of all ranks that does nothing."""
+    if not hasattr(dist.Backend, _BACKEND.upper()):
+        dist.Backend.register_backend(_BACKEND, _IdleGroup, devices=["cpu"])
+    return dist.new_group(backend=_BACKEND)
+
+
+def map_inputs(me: Me, numel: int) -> list[Tensor]:
+    """By rank, `numel` float32 elements that all ranks have mapped."""
+    with contextlib.ExitStack() as until_all_have_it:
+        names: list[str | None] = [None]
+        if me.rank == 0:
+            file = until_all_have_it.enter_context(tempfile.NamedTemporaryFile(dir="/dev/shm"))
+            names = [file.name]
+        dist.broadcast_object_list(names)
+        assert names[0] is not None
+        whole = torch.from_file(names[0], shared=True, size=me.world_size * numel)
+        dist.barrier()
+    return list(whole.split(numel))
+
+
+def workers(world_size: int) -> int:
+    """How many ranks do the work of all."""
+    return min(world_size, len(os.sched_getaffinity(0)))
+
+
+def prepare(
+    point: Point, rank: int, inputs: Sequence[Tensor], call: Callable[[], Any]
+) -> tuple[Callable[[], Any], list[Tensor]]:
+    """What this rank does for one collective, and the tensors that are written anew before a round.
+
+    inputs: by rank, at least two, each at least as large as the point's tensors. They change.
+    call: the one to the group that does nothing.
+    """
+    first_worker = rank if rank < workers(len(inputs)) else len(inputs)
+    shares = [
+        _share(point, r, inputs) for r in range(first_worker, len(inputs), workers(len(inputs)))
+    ]
+
+    def work() -> None:
+        for move, _ in shares:
+            call()
+            move()
+
+    return work, [tensor for _, tensors in shares for tensor in tensors]
+
+
+def _share(
+    point: Point, rank: int, inputs: Sequence[Tensor]
+) -> tuple[Callable[[], Any], list[Tensor]]:
+    """What a rank has to move, and the tensors that it reads and writes of its own."""
+    size, numel = len(inputs), point.numel
+    order = [(rank + step) % size for step in range(size)]  # so that not all read from one at once
+    chunk = numel // size
+    parts = [slice(r * chunk, (r + 1) * chunk) for r in range(size)]
+    mine = inputs[rank][:numel]
+    match point.operation:
+        case "all_reduce" if point.nbytes <= _ONE_STEP_NBYTES:
+            others = [inputs[r][:numel] for r in order[1:]]
+            return lambda: _add(mine, mine, others), [mine]
+        case "all_reduce":
+            # In a cache, memory of one's own costs less than reading what another has just written.
+            output = torch.empty(numel) if point.nbytes <= _CACHED_NBYTES else mine
+            own = slice(numel) if point.nbytes <= _ONE_STEP_NBYTES else parts[rank]
+            target, first = output[own], mine[own]
+            others = [inputs[r][:numel][own] for r in order[1:]]
+            copies = [(output[parts[r]], inputs[r][parts[r]]) for r in order[1:]]
+            if point.nbytes <= _ONE_STEP_NBYTES:
+                return lambda: _add(target, first, others), [mine, output]
+
+            def reduce_and_gather() -> None:
+                _add(target, first, others)
+                _copy(copies)
+
+            return reduce_and_gather, [mine, output]
+        case "broadcast":
+            copies = [(mine, inputs[0][:numel])] if rank else []
+            return lambda: _copy(copies), [mine]
+        case "all_gather_into_tensor":
+            output = torch.empty(numel)
+            copies = [(output[parts[r]], inputs[r][:chunk]) for r in order]
+            return lambda: _copy(copies), [inputs[rank][:chunk], output]
+        case "all_to_all_single":
+            output = torch.empty(numel)
+            copies = [(output[parts[r]], inputs[r][parts[rank]]) for r in order]
+            return lambda: _copy(copies), [mine, output]
+        case "reduce_scatter_tensor":
+            output = torch.empty(chunk)
+            first, *others = [inputs[r][parts[rank]] for r in order]
+            return lambda: _add(output, first, others), [mine, output]
+    raise ValueError(f"{point.operation} has no floor")
+
+
+def _add(output: Tensor, first: Tensor, others: Sequence[Tensor]) -> None:
+    torch.add(first, others[0], out=output)
+    for other in others[1:]:
+        output.add_(other)
+
+
+def _copy(copies: Sequence[tuple[Tensor, Tensor]]) -> None:
+    for output, given in copies:
+        output.copy_(given)
