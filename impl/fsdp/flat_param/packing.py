@@ -92,11 +92,12 @@ class FlatMetadata:
             if segment.is_padding:
                 continue
             param = next(params)
-            view = (
-                piece.view(param.shape)
-                if param.stride is None
-                else piece.as_strided(param.shape, param.stride)
-            )
+            if param.stride is not None:
+                view = piece.as_strided(param.shape, param.stride)
+            elif len(param.shape) == 1:
+                view = piece  # has that shape: one node of autograd less
+            else:
+                view = piece.view(param.shape)
             views.append(self.transform.post_unflatten(view, param.extension))
         return views
 
