@@ -1,9 +1,9 @@
-"""The floor of a collective between ranks of one host: what it costs if no rank ever waits.
+"""The floor of a collective between ranks of one host: what it costs if no rank waits for another.
 
-As many ranks as there are processors do the work of all. For each rank of the group that is a call
-through torch.distributed to a group in Python that does nothing, and then the rank's share of the
-bytes, each moved once, by an algorithm that moves as few as any. They are read where they lie: all
-ranks have all inputs mapped.
+Each rank calls torch.distributed with a group in Python that does nothing, and then moves its
+share of the bytes, each once, by an algorithm that moves as few as any. It reads them where they
+lie: all ranks have all inputs mapped. Ranks that share a processor hand it over once a call, since
+each needs what the others bring.
 """
 
 from __future__ import annotations
@@ -83,30 +83,24 @@ def map_inputs(me: Me, numel: int) -> list[Tensor]:
     return list(whole.split(numel))
 
 
-def workers(world_size: int) -> int:
-    """How many ranks do the work of all."""
-    return min(world_size, len(os.sched_getaffinity(0)))
-
-
 def prepare(
     point: Point, rank: int, inputs: Sequence[Tensor], call: Callable[[], Any]
 ) -> tuple[Callable[[], Any], list[Tensor]]:
-    """What this rank does for one collective, and the tensors that are written anew before a round.
+    """What a rank does for one collective, and the tensors that are written anew before a round.
 
     inputs: by rank, at least two, each at least as large as the point's tensors. They change.
     call: the one to the group that does nothing.
     """
-    first_worker = rank if rank < workers(len(inputs)) else len(inputs)
-    shares = [
-        _share(point, r, inputs) for r in range(first_worker, len(inputs), workers(len(inputs)))
-    ]
+    move, tensors = _share(point, rank, inputs)
+    is_crowded = len(inputs) > len(os.sched_getaffinity(0))
 
     def work() -> None:
-        for move, _ in shares:
-            call()
-            move()
+        call()
+        move()
+        if is_crowded:
+            os.sched_yield()
 
-    return work, [tensor for _, tensors in shares for tensor in tensors]
+    return work, tensors
 
 
 def _share(

@@ -18,7 +18,7 @@ from conformance.bench.plan import show_bytes
 FLOOR = "compute"
 """Beside the targets of a step: what each rank takes for the same step alone."""
 FLOOR_OF_COLLECTIVES = "floor"
-"""Beside the targets of a collective: what it costs if no rank ever waits; see `floor`."""
+"""Beside the targets of a collective: what it costs if no rank waits; see `floor`."""
 
 
 @dataclass(frozen=True, slots=True)

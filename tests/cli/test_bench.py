@@ -159,13 +159,9 @@ def test_the_floor_stands_beside_the_targets(capsys: pytest.CaptureFixture[str])
     assert len(lines) == 2 * len(floor.OPERATIONS)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("nbytes", [24, 96 << 10, 3 << 20])
 @pytest.mark.parametrize("operation", floor.OPERATIONS)
-def test_the_floor_moves_what_the_operation_does(
-    monkeypatch: pytest.MonkeyPatch, operation: str, nbytes: int, workers: int
-) -> None:
-    monkeypatch.setattr(floor, "workers", lambda world_size: workers)
+def test_the_floor_moves_what_the_operation_does(operation: str, nbytes: int) -> None:
     point = Point(operation, nbytes, 3)
     chunk = point.numel // 3
     given = [torch.arange(point.numel) * 10.0**rank for rank in range(3)]
