@@ -8,9 +8,7 @@ each needs what the others bring.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -71,15 +69,15 @@ def make_group() -> Any:
 
 def map_inputs(me: Me, numel: int) -> list[Tensor]:
     """By rank, `numel` float32 elements that all ranks have mapped."""
-    with contextlib.ExitStack() as until_all_have_it:
-        names: list[str | None] = [None]
-        if me.rank == 0:
-            file = until_all_have_it.enter_context(tempfile.NamedTemporaryFile(dir="/dev/shm"))
-            names = [file.name]
-        dist.broadcast_object_list(names)
-        assert names[0] is not None
-        whole = torch.from_file(names[0], shared=True, size=me.world_size * numel)
-        dist.barrier()
+    paths = [""]
+    if me.rank == 0:
+        file = os.memfd_create("inputs")  # not in /dev/shm, which may be small
+        paths = [f"/proc/{os.getpid()}/fd/{file}"]
+    dist.broadcast_object_list(paths)
+    whole = torch.from_file(paths[0], shared=True, size=me.world_size * numel)
+    dist.barrier()
+    if me.rank == 0:
+        os.close(file)
     return list(whole.split(numel))
 
 
