@@ -186,7 +186,7 @@ class ShardedParameter:
         if self.unsharded is None:
             assert self.gathered is not None
             whole = self.gathered[: self.size.numel()].view(self.size)
-            self.unsharded = nn.Parameter(self._layout.whole(whole))
+            self.unsharded = nn.Parameter(self._layout.whole(whole), self.sharded.requires_grad)
         trains = self.sharded.requires_grad
         if self.unsharded.requires_grad is not trains:
             self.unsharded.requires_grad_(trains)

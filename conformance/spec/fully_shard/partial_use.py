@@ -101,12 +101,15 @@ def used_before(me: Me) -> list[str]:
 
 
 def unused_on_a_rank(me: Me) -> list[str]:
-    """Rank 0 leaves a block out, and counts as zero in the mean."""
-    model = sharded(me, Recipe(), skipping_network(me, 0))
+    """Rank 0 leaves a block out, and counts as zero in the mean; not for what is frozen."""
+    network = skipping_network(me, 0)
+    network.blocks[0].down.weight.requires_grad_(False)
+    model = sharded(me, Recipe(), network)
     everywhere(model, "set_reduce_scatter_unused_params", True)
     backward(me, model)
-    weight = model.blocks[0].up.weight
-    return unlike("there is a gradient", weight.grad is not None, True)
+    block = model.blocks[0]
+    found = unlike("there is a gradient", block.up.weight.grad is not None, True)
+    return found + unlike("gradient of a frozen parameter", block.down.weight.grad, None)
 
 
 def frozen_is_not_reduced(me: Me) -> list[str]:

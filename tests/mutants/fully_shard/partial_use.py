@@ -108,6 +108,21 @@ class CountsNothingAsZero(Swapped):
     swaps = ((FSDPModule, "set_reduce_scatter_unused_params", nothing),)
 
 
+def _frozen_or_not(right: Any) -> Any:
+    def wrong(self: Any, zeros_for_none: bool) -> Any:
+        gradient = right(self, zeros_for_none)
+        if gradient is None and zeros_for_none and self.unsharded is not None:
+            return torch.zeros_like(self.unsharded)
+        return gradient
+
+    return wrong
+
+
+@breaks("fully_shard/unused-on-a-rank", says="gradient of a frozen parameter")
+class CountsFrozenOnesAsZero(Swapped):
+    swaps = ((ShardedParameter, "take_gradient", _frozen_or_not),)
+
+
 def _gather_again(state: Any, module: Any, *args: Any) -> None:
     for unit in state.units:
         if unit.phase.name == "BACKWARD":
