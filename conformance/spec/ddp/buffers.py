@@ -129,6 +129,26 @@ def test_buffers_of_each_rank(ranks: Ranks) -> None:
         assert_that(seen == wanted, f"before each forward: {seen}, want {wanted}", rank)
 
 
+def counts_around_join(me: Me) -> list[float]:
+    """What the buffer was at the beginning of each forward, the last one after uneven inputs."""
+    module = Counting(step=me.rank + 1)
+    model = me.ddp(module.to(me.device), forward_sync_buffers=False)
+    x = torch.ones(1, WIDTH, dtype=torch.float64, device=me.device)
+    with model.join():
+        for _ in range(2 + me.rank):
+            model(x).sum().backward()
+    model(x)
+    return module.seen
+
+
+@covers("ddp/buffers/forward-sync-off")
+@world_sizes(2)
+def test_buffers_of_each_rank_after_join(ranks: Ranks) -> None:
+    for rank, seen in enumerate(ranks.run(counts_around_join)):
+        wanted = [i * (rank + 1.0) for i in range(3 + rank)]
+        assert_that(seen == wanted, f"before each forward: {seen}, want {wanted}", rank)
+
+
 def deprecated(me: Me) -> tuple[list[float], list[str], bool]:
     module = Counting()
     module.count += 10 * me.rank

@@ -318,3 +318,35 @@ def delayed_and_large(me: Me) -> Tensor:
 @world_sizes(2)
 def test_delayed_gradients_are_there_when_backward_returns(ranks: Ranks) -> None:
     assert_grads(ranks.run(delayed_and_large), torch.full((64,), 1.5), "delayed gradient")
+
+
+def delayed_and_kept(me: Me) -> list[Tensor]:
+    """Both delayed gradients after two steps, between which the first one is dropped."""
+    module = FLOATS(seed=0).to(me.device)
+    named = list(module.named_parameters())
+    model = me.ddp(
+        module, delay_all_reduce_named_params=named[2:], param_to_hook_all_reduce=named[0][1]
+    )
+    params = [param for _, param in named[2:]]
+    for i in range(2):
+        params[0].grad = None
+        x = normal((2, WIDTH), 10 * i + me.rank, "float32")
+        loss_of(model(x.to(me.device))).backward()
+    seen = [param.grad.clone() for param in params if param.grad is not None]
+    model.__dict__.clear()  # as in `delayed`
+    return seen
+
+
+@covers("ddp/gradients/delayed")
+@world_sizes(2)
+def test_delayed_gradients_of_which_one_was_dropped(ranks: Ranks) -> None:
+    """It begins at zero again, and the other one adds up."""
+    module = FLOATS(seed=0)
+    params = list(module.parameters())[2:]
+    for i in range(2):
+        params[0].grad = None
+        for r in range(2):
+            (loss_of(module(normal((2, WIDTH), 10 * i + r, "float32"))) / 2).backward()
+    got = ranks.run(delayed_and_kept)
+    for j, what in enumerate(("dropped", "kept")):
+        assert_grads([mine[j] for mine in got], params[j].grad, f"{what} gradient", within=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from conformance import (
     assert_each_rank,
     assert_same_on_all_ranks,
     assert_that,
+    covers,
     world_sizes,
 )
 from conformance.spec.ddp.models import (
@@ -112,15 +114,19 @@ def test_hooks_of_joined_ranks_get_the_same_buckets(ranks: Ranks) -> None:
     assert_same_on_all_ranks(got, got[1], what="buckets")
 
 
-def buffers_under_join(me: Me, steps: int) -> list[float]:
-    """Whose buffer each forward began with."""
+def buffers_under_join(me: Me, steps: int, every: int = 1) -> list[float]:
+    """Whose buffer each forward began with.
+
+    every: of so many passes the first is synchronised, and the others are not.
+    """
     module = Remembering(me.rank).to(me.device)
     model = me.ddp(module)
     seen: list[float] = []
     module.register_forward_pre_hook(lambda *_: seen.append(module.whose.item()))
     with model.join():
         for i in range(steps):
-            loss_of(model(numbered(me.rank, i).to(me.device))).backward()
+            with contextlib.nullcontext() if i % every == 0 else model.no_sync():
+                loss_of(model(numbered(me.rank, i).to(me.device))).backward()
     return seen
 
 
@@ -140,6 +146,15 @@ def test_buffers_of_a_rank_that_has_input(ranks: Ranks) -> None:
                 active = [r for r, n in enumerate(lengths) if i < n]
                 words = f"forward {i + 1} began with the buffer of {whose}, not one of {active}"
                 assert_that(whose in active, words, rank)
+
+
+@covers("ddp/join/no-sync")
+@world_sizes(2)
+def test_buffers_after_passes_that_are_not_synchronised(ranks: Ranks) -> None:
+    """They stay the rank's own, and ranks that have joined take part in no broadcast."""
+    seen = ranks.run_each(buffers_under_join, [(5, 2), (3, 2)])[0]
+    want = [1.0, 0.0, 0.0, 0.0]
+    assert_that(seen[1:] == want, f"forwards began with the buffers of {seen[1:]}, not {want}", 0)
 
 
 def buffer_hook_under_join(me: Me, steps: int) -> int:

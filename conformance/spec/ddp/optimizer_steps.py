@@ -33,6 +33,9 @@ def step_by(
     optimizer: Any = None
     if way == "in backward":
         apply_optimizer_in_backward(kind, module.parameters(), {"lr": RATE})
+    elif way == "in backward, two":  # plain steps on one gradient add up
+        for share in (0.2, 0.8):
+            apply_optimizer_in_backward(kind, module.parameters(), {"lr": share * RATE})
     elif way == "fused":
         model._register_fused_optim(kind, lr=RATE)
     elif way == "zero":
@@ -76,7 +79,11 @@ def assert_stepped(
     rests_on="ddp/average",
 )
 @world_sizes(3)
-@pytest.mark.parametrize("way", ["in backward, early", "in backward"], ids=["before", "after"])
+@pytest.mark.parametrize(
+    "way",
+    ["in backward, early", "in backward", "in backward, two"],
+    ids=["before", "after", "two"],
+)
 @pytest.mark.parametrize("view", [False, True], ids=["apart", "view"])
 def test_optimizers_in_backward(ranks: Ranks, way: str, view: bool) -> None:
     options = {"gradient_as_bucket_view": view}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, world_sizes
+from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, covers, world_sizes
 from conformance.spec.ddp.models import WIDTH, Recipe, normal
 from conformance.spec.ddp.training_runs import Options, train
 
@@ -36,6 +36,10 @@ class Pair(NamedTuple):
     right: Tensor
 
 
+class Named(dict[str, Any]):
+    """A dict, as transformers had before dataclasses."""
+
+
 class Opaque:
     """An object of a class that is not a known container."""
 
@@ -52,6 +56,7 @@ def make_output(kind: str, a: Tensor, b: Tensor) -> Any:
         "inner namedtuple": {"a": Pair(a, b), "b": [Pair(b, a)]},
         "dict": {"a": a, "b": {"c": b}},
         "ordered": OrderedDict(z=a, a=b),
+        "subclass of dict": Named(a=a, b=[b]),
         "dataclass": Result(a, [b], "name"),
         "optional": (a, None, b),
         "mixed": ({"a": [a, None, 3]}, (b, "text")),
@@ -129,6 +134,14 @@ def test_gradients_of_nested_outputs(ranks: Ranks, kind: str, options: Options) 
 def test_gradients_of_dataclasses(ranks: Ranks, options: Options) -> None:
     steps = [[(normal((2, WIDTH), i + r),) for r in range(2)] for i in range(3)]
     train(ranks, Recipe(Returning, ("dataclass",)), steps, options)
+
+
+@covers("ddp/nested-outputs")
+@world_sizes(2)
+@pytest.mark.parametrize("options", OPTIONS[:2], ids=str)
+def test_gradients_of_a_subclass_of_dict(ranks: Ranks, options: Options) -> None:
+    steps = [[(normal((2, WIDTH), i + r),) for r in range(2)] for i in range(3)]
+    train(ranks, Recipe(Returning, ("subclass of dict",)), steps, options)
 
 
 @chapter.must(

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecision
 
-from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, world_sizes
+from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, covers, world_sizes
 from conformance.oracle.near import Near
 from conformance.spec.fsdp.models import Net
 from conformance.spec.fsdp.training_runs import (
@@ -69,6 +70,23 @@ def test_norms(ranks: Ranks, orig: bool) -> None:
 @world_sizes(2)
 def test_norms_of_doubles(ranks: Ranks) -> None:
     check_norms(ranks, Recipe(), within=1e-12)
+
+
+def norm_of_low_precision(me: Me) -> tuple[str, float]:
+    """The norm of four gradients of 2, and its dtype."""
+    precision = MixedPrecision(torch.bfloat16, keep_low_precision_grads=True)
+    model = wrap(me, nn.Linear(4, 1, bias=False), mixed_precision=precision)
+    model(torch.full((1, 4), 2.0, device=me.device)).sum().backward()
+    norm = model.clip_grad_norm_(1e9)
+    return str(norm.dtype), norm.item()
+
+
+@covers("fsdp/norm", "fsdp/keep-low-precision-gradients")
+@world_sizes(2)
+def test_norm_of_gradients_in_low_precision(ranks: Ranks) -> None:
+    """It has the widest dtype among the gradients."""
+    got = ranks.run(norm_of_low_precision)
+    assert_same_on_all_ranks(got, ("torch.bfloat16", 4.0), what="norm in low precision")
 
 
 @chapter.must(

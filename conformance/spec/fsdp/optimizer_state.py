@@ -122,6 +122,13 @@ def test_full_state_offloaded(ranks: Ranks, orig: bool) -> None:
 def come_back(me: Me, recipe: Recipe, kind: StateDictType, config: Any) -> str:
     """How what can be loaded differs from the optimizer's own state."""
     model, optimizer = trained(me, recipe)
+    return change_on_the_way(model, optimizer, kind, config)
+
+
+def change_on_the_way(
+    model: Any, optimizer: torch.optim.Optimizer, kind: StateDictType, config: Any
+) -> str:
+    """How the optimizer's state differs after saving and loading."""
     own = copy.deepcopy(optimizer.state_dict())
     back = loadable(model, optimizer, saved(model, optimizer, kind, config), kind, config)
     ours = {str(k): own["state"][k] for k in sorted(own["state"])}
@@ -143,6 +150,47 @@ def test_state_comes_back(ranks: Ranks, orig: bool) -> None:
         for kind, config in ((FULL, ON_DEVICE), (SHARDED, SHARDS)):
             got = ranks.run(come_back, adam(strategy=strategy, orig=orig), kind, config)
             assert_same_on_all_ranks(got, "", what=f"differences, {kind.name}")
+
+
+def come_back_beside_ignored(me: Me, orig: bool, kind: StateDictType, config: Any) -> str:
+    """As `come_back`, of a model with a layer that FSDP ignores and the optimizer steps."""
+    layers = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)).to(me.device)
+    model = wrap(me, layers, ignored_modules=[layers[1]], use_orig_params=orig)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    model(torch.ones(1, 3, device=me.device)).sum().backward()
+    optimizer.step()
+    return change_on_the_way(model, optimizer, kind, config)
+
+
+@covers("fsdp/optimizer-state-loads")
+@world_sizes(2)
+@both_kinds
+def test_state_of_ignored_parameters_comes_back(ranks: Ranks, orig: bool) -> None:
+    for kind, config in ((FULL, ON_DEVICE), (SHARDED, SHARDS)):
+        got = ranks.run(come_back_beside_ignored, orig, kind, config)
+        assert_same_on_all_ranks(got, "", what=f"differences beside ignored, {kind.name}")
+
+
+def step_after_loading(me: Me, recipe: Recipe) -> str:
+    """How a state dict changes when its optimizer loads it and steps.
+
+    With original parameters without counts of steps: torch 2.13 loads these as they are.
+    """
+    model, optimizer = trained(me, recipe)
+    state = saved(model, optimizer, FULL, ON_DEVICE)
+    loaded = {k: v for k, v in tensors(state).items() if not (recipe.orig and k.endswith(".step"))}
+    before = copy.deepcopy(loaded)
+    optimizer.load_state_dict(loadable(model, optimizer, state, FULL, ON_DEVICE))
+    train_step(me, recipe, model, optimizer, 50)
+    return str(first_difference(loaded, before) or "")
+
+
+@covers("fsdp/optimizer-state-loads")
+@world_sizes(2)
+@both_kinds
+def test_steps_do_not_change_what_was_loaded(ranks: Ranks, orig: bool) -> None:
+    got = ranks.run(step_after_loading, adam(orig=orig))
+    assert_same_on_all_ranks(got, "", what="changes of the loaded state dict")
 
 
 def come_back_from_rank_0(me: Me, recipe: Recipe) -> tuple[int, str]:
@@ -356,6 +404,27 @@ def test_parameter_groups(ranks: Ranks) -> None:
     rest = [name for name in names if name != "head.weight"]
     want = [(0.5, ["head.weight"]), (0.25, rest), (0.5, []), (0.25, [])]
     assert_same_on_all_ranks(ranks.run(group_options), want, what="groups")
+
+
+def change_rates(me: Me) -> list[float]:
+    """The learning rate in a state dict, after the optimizer's and the loaded one were changed."""
+    model = wrap(me, nn.Linear(3, 2), use_orig_params=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.5))
+    model(torch.ones(1, 3, device=me.device)).sum().backward()
+    optimizer.step()
+    state = saved(model, optimizer, FULL, ON_DEVICE)
+    loaded = loadable(model, optimizer, state, FULL, ON_DEVICE)
+    found = []
+    for groups in (optimizer.param_groups, loaded["param_groups"]):
+        groups[0]["lr"].fill_(0.25)
+        found.append(state["param_groups"][0]["lr"].item())
+    return found
+
+
+@covers("fsdp/parameter-groups")
+@world_sizes(2)
+def test_parameter_groups_are_copied(ranks: Ranks) -> None:
+    assert_same_on_all_ranks(ranks.run(change_rates), [0.5, 0.5], what="saved learning rates")
 
 
 def channels_last_state(me: Me) -> bool:

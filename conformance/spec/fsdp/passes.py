@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -286,13 +287,18 @@ def test_recomputed_units(ranks: Ranks, orig: bool) -> None:
         check_runs(ranks.run(train_checkpointed, recipe, False, True), want)
 
 
-def step_in_backward(me: Me, strategy: str) -> tuple[list[str], dict[str, Tensor]]:
-    """Which parameters still have a gradient after a backward; then parameters in full."""
+def step_in_backward(
+    me: Me, strategy: str, rates: Sequence[float]
+) -> tuple[list[str], dict[str, Tensor]]:
+    """Which parameters still have a gradient after a backward; then parameters in full.
+
+    rates: of the optimizers of each parameter.
+    """
     net = Net()
     recipe = Recipe(net, strategy=strategy, orig=True)
     model = recipe.wrapped(me)
     for param in model.parameters():
-        param._in_backward_optimizers = [torch.optim.SGD([param], lr=0.1)]
+        param._in_backward_optimizers = [torch.optim.SGD([param], lr=rate) for rate in rates]
     left = []
     for step in range(2):
         net.loss(model, me.rank, step, me.device).backward()
@@ -307,7 +313,9 @@ def step_in_backward(me: Me, strategy: str) -> tuple[list[str], dict[str, Tensor
     source="torch 2.13, _post_backward_hook, _in_backward_optimizers",
 )
 @world_sizes(2, 3)
-def test_optimizers_in_the_backward(ranks: Ranks) -> None:
+@pytest.mark.parametrize("rates", [[0.1], [0.02, 0.08]], ids=["one", "two"])
+def test_optimizers_in_the_backward(ranks: Ranks, rates: list[float]) -> None:
+    """Two plain steps on one gradient are one step with the sum of their rates."""
     bare = Net().make()
     n = ranks.world_size
     for step in range(2):
@@ -320,7 +328,7 @@ def test_optimizers_in_the_backward(ranks: Ranks) -> None:
                 param.sub_(0.1 * param.grad)
     want = {name: param.detach() for name, param in bare.named_parameters()}
     for strategy in STRATEGIES[:2]:
-        got = ranks.run(step_in_backward, strategy)
+        got = ranks.run(step_in_backward, strategy, rates)
         assert_same_on_all_ranks([left for left, _ in got], [], what="parameters with gradients")
         check_tensors([params for _, params in got], [want] * n)
 

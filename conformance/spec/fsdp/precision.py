@@ -333,6 +333,55 @@ def test_eval_in_full_precision(ranks: Ranks) -> None:
         assert_that(distance < 1e-5, f"the output of eval is off by {distance}", rank)
 
 
+class Shifted(nn.Linear):
+    """Adds a buffer, and notes its dtype in each forward."""
+
+    shift: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.register_buffer("shift", torch.ones(2))
+        self.seen: list[str] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(str(self.shift.dtype))
+        return super().forward(x) + self.shift
+
+
+def train_and_evaluate(me: Me, in_bare_root: bool) -> tuple[list[str], list[str]]:
+    """Dtypes of a buffer in forwards, and of gradients: in training, in eval, in training again.
+
+    in_bare_root: the root is an instance without parameters of its own.
+    """
+    precision = MixedPrecision(
+        torch.bfloat16, buffer_dtype=torch.bfloat16, keep_low_precision_grads=True
+    )
+    layer = Shifted()
+    with mock.patch.dict(os.environ, {"FSDP_USE_FULL_PREC_IN_EVAL": "1"}):
+        model = wrap(me, layer, mixed_precision=precision, use_orig_params=True)
+        if in_bare_root:
+            root = nn.Sequential(model)
+            model = wrap(me, root, mixed_precision=precision, use_orig_params=True)
+    kinds = []
+    for trains in (True, False, True):
+        model.train(trains)
+        model(torch.ones(2, 3, device=me.device)).float().sum().backward()
+        grads = {str(p.grad.dtype) for p in model.parameters() if p.grad is not None}
+        kinds.append(" ".join(sorted(grads)))
+        model.zero_grad()
+    return layer.seen, kinds
+
+
+@covers("fsdp/full-precision-eval")
+@world_sizes(2)
+@pytest.mark.parametrize("in_bare_root", [False, True], ids=["root", "inner"])
+def test_buffers_and_gradients_of_eval(ranks: Ranks, in_bare_root: bool) -> None:
+    want = ["torch.bfloat16", "torch.float32", "torch.bfloat16"]
+    for rank, (buffers, grads) in enumerate(ranks.run(train_and_evaluate, in_bare_root)):
+        assert_that(buffers == want, f"dtypes of buffers: {buffers}, want {want}", rank)
+        assert_that(grads == want, f"dtypes of gradients: {grads}, want {want}", rank)
+
+
 # Offloading
 
 

@@ -129,8 +129,10 @@ def _step_optimizers(device: DeviceHandle, handle: FlatParamHandle) -> None:
     for param in handle.orig_views.params:
         if param.grad is None:  # nothing of it in this rank's shard
             continue
-        for optimizer in getattr(param, "_in_backward_optimizers", ()):
+        optimizers = getattr(param, "_in_backward_optimizers", ())
+        for optimizer in optimizers:
             optimizer.step()
+        for optimizer in optimizers:  # not before, as they may share the gradient
             optimizer.zero_grad(set_to_none=True)
     gradients.reset_if_cleared([handle])
     if handle.config.offload_params:

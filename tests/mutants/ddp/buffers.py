@@ -234,3 +234,19 @@ class IgnoresUnderAnyName(DDPMutant):
     """A parameter is ignored if one of its names is to be ignored."""
 
     patched = swap(parameters, "own_parameters", _under_any_name)
+
+
+def _with_buffers(right: Any) -> Any:
+    def sync_final_model(self: Any, is_last_joiner: bool) -> None:
+        before, self.forward_sync_buffers = self.forward_sync_buffers, True
+        right(self, is_last_joiner)
+        self.forward_sync_buffers = before
+
+    return sync_final_model
+
+
+@breaks("ddp/buffers/forward-sync-off", says="before each forward: .*, want")
+class JoinEndsWithTheLastOnesBuffers(DDPMutant):
+    """At the end of join() all ranks get the buffers of one that joined last, whatever was said."""
+
+    patched = swap(DistributedDataParallel, "_sync_final_model", _with_buffers)

@@ -80,6 +80,21 @@ class DelayedForever(DDPMutant):
     patched = instead(DelayedAllReduce, "_reduce", lambda self, grad: grad)
 
 
+def _clears_all_or_none(self: DelayedAllReduce) -> None:
+    if all(param.grad is None for param in self._params):
+        self._buffer.zero_()
+    for param, view in zip(self._params, self._views, strict=True):
+        if param.grad is None:
+            param.grad = view
+
+
+@breaks("ddp/gradients/delayed", says="dropped gradient: rank 0 is wrong")
+class DelayedGradientsAreDroppedTogether(DDPMutant):
+    """A delayed gradient that was dropped comes back, unless all of them were."""
+
+    patched = instead(DelayedAllReduce, "attach", _clears_all_or_none)
+
+
 @breaks("ddp/gradients/given-beforehand", says="gradient: rank 0 is wrong")
 class IgnoresGivenGradients(DDPMutant):
     patched = afterwards(Reducer, "prepare_for_backward", forget)

@@ -162,3 +162,14 @@ class GivesTwoKindsOfTensors(DDPMutant):
     """At the end of join, states of a third dtype are not broadcast."""
 
     patched = swap(module_sync, "broadcast_coalesced", _two_kinds)
+
+
+@breaks("ddp/join/no-sync", says="ranks disagree")
+class JoinedRanksAlwaysBroadcastBuffers(DDPMutant):
+    """A rank that has joined syncs buffers before each forward of the others, whether they do."""
+
+    patched = afterwards(
+        DDPJoinHook,
+        "main_hook",
+        lambda self: setattr(self._ddp, "require_forward_param_sync", True),
+    )

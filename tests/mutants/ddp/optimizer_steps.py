@@ -8,7 +8,7 @@ from unittest import mock
 
 from impl.ddp.wrapper.hook_registration import HookRegistration
 from impl.ddp.wrapper.optimizer_in_backward import OptimizerInBackward
-from tests.mutants.ddp.kit import DDPMutant, beforehand, swap
+from tests.mutants.ddp.kit import DDPMutant, beforehand, instead, swap
 from tests.mutants.kit import breaks
 
 
@@ -30,6 +30,18 @@ class StepsOnHalvedSums(DDPMutant):
         bucket.buffer().mul_(in_backward._reducer.process_group.size() / 2)
 
     patched = beforehand(OptimizerInBackward, "_average_and_step", _double)
+
+
+def _step_first(_: Any, param: Any, grad: Any) -> None:
+    param.grad = grad
+    param._in_backward_optimizers[0].step()
+
+
+@breaks("ddp/optimizer/in-backward", says="0: rank 0 is wrong")
+class OnlyTheFirstOptimizerSteps(DDPMutant):
+    """Of several optimizers of a parameter only the first one steps."""
+
+    patched = instead(OptimizerInBackward, "_step", _step_first)
 
 
 @breaks("ddp/optimizer/fused", says="0: rank 0 is wrong")

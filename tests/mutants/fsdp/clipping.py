@@ -104,3 +104,18 @@ class NormCountsIgnoredParametersOncePerRank(Swapped):
     """What every rank has in full is summed over the ranks like shards."""
 
     swaps = ((grad_norm, "_collect", _take_all_as_sharded),)
+
+
+def _in_single_precision(right: Any) -> Any:
+    def wrong(*args: Any) -> Any:
+        return right(*args).float()
+
+    return wrong
+
+
+@breaks("fsdp/norm", says="norm in low precision: rank 0 is wrong")
+@breaks("fsdp/keep-low-precision-gradients", says="norm in low precision: rank 0 is wrong")
+class NormsOfLowPrecisionAreWidened(Swapped):
+    """The norm has at least single precision, whatever the gradients have."""
+
+    swaps = ((api, "clip_grad_norm", _in_single_precision),)

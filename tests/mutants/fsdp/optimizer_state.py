@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 
 from impl.fsdp import api
 from impl.fsdp.checkpoint import optim_api, optim_load, optim_save
+from impl.fsdp.checkpoint.optim_names import describe_model
 from impl.fsdp.flat_param import packing as flat_param
 from tests.mutants.fsdp.kit import Swapped, rolled_afterwards
 from tests.mutants.kit import breaks
@@ -197,3 +200,94 @@ class OneStepForAllParameters(Swapped):
     """The steps of all parameters are those of the first one."""
 
     swaps = ((optim_save, "_agreed_others", _of_the_first),)
+
+
+def _but_ignored(right: Any) -> Any:
+    def wrong(names: Any, key: Any, *args: Any) -> Any:
+        return right(names, key, *args) if key.is_managed else None
+
+    return wrong
+
+
+@breaks("fsdp/optimizer-state-loads", says="differences beside ignored, FULL")
+class LoadsNoStateOfIgnoredParameters(Swapped):
+    """What FSDP does not manage gets no state when a state dict is loaded."""
+
+    swaps = ((optim_load, "_value_for_rank", _but_ignored),)
+
+
+def _without_ignored(right: Any) -> Any:
+    def wrong(model: Any, *args: Any, **how: Any) -> Any:
+        result = right(model, *args, **how)
+        known = describe_model(model).unit_of
+        for name in result.get("state", {}):
+            if name not in known:
+                result["state"][name] = {}
+        return result
+
+    return wrong
+
+
+@breaks("fsdp/optimizer-state-loads", says="differences beside ignored, FULL")
+class SavesNoStateOfIgnoredParameters(Swapped):
+    """What FSDP does not manage has an empty state in a state dict."""
+
+    swaps = ((optim_api, "save_optim_state", _without_ignored),)
+
+
+def _in_its_memory(right: Any) -> Any:
+    def wrong(unit: Any, name: str, state: Any) -> Any:
+        result = right(unit, name, state)
+        part = unit.handle.shard_layout.params[unit.index_of[name]]
+        for key in result or ():
+            if type(state[key]) is Tensor and state[key].dim() > 0:
+                result[key] = state[key].reshape(-1)[part.start : part.end]
+        return result
+
+    return wrong
+
+
+@breaks("fsdp/optimizer-state-loads", says=r"changes of the loaded[\s\S]*exp_avg")
+class LoadsViewsOfTheStateDict(Swapped):
+    """Moments of original parameters are loaded as parts of the state dict, and so overwritten."""
+
+    swaps = ((optim_load, "_shard_orig_state", _in_its_memory),)
+
+
+def _as_it_is(right: Any) -> Any:
+    def wrong(unit: Any, name: str, values: list[Any]) -> Any:
+        result = right(unit, name, values)
+        return values[0] if result.dim() == 0 else result
+
+    return wrong
+
+
+@breaks("fsdp/optimizer-state-loads", says=r"changes of the loaded[\s\S]*\.step")
+class CountsStepsInTheStateDict(Swapped):
+    """The count of steps that is loaded is the one of the state dict."""
+
+    swaps = ((optim_load, "_flatten_values", _as_it_is),)
+
+
+class _NoCopies:
+    """The module `copy`, whose copies are what was to be copied."""
+
+    copy = staticmethod(copy.copy)
+
+    @staticmethod
+    def deepcopy(value: Any) -> Any:
+        return value
+
+
+@breaks("fsdp/parameter-groups", says="saved learning rates")
+class SavesTheOptimizersOwnGroups(Swapped):
+    """Options in a state dict change with those of the optimizer."""
+
+    swaps = ((optim_save, "copy", lambda _: _NoCopies),)
+
+
+@breaks("fsdp/parameter-groups", says="saved learning rates")
+class LoadsTheGroupsOfTheStateDict(Swapped):
+    """Options that were loaded are those of the state dict, which change with them."""
+
+    swaps = ((optim_load, "copy", lambda _: _NoCopies),)

@@ -173,6 +173,22 @@ class OptimizersInTheBackwardDoNotRun(Swapped):
     swaps = ((reduction, "_step_optimizers", nothing),)
 
 
+def _of_the_first_alone(right: Any) -> Any:
+    def wrong(device: Any, handle: Any) -> None:
+        for param in handle.orig_views.params:
+            del param._in_backward_optimizers[1:]
+        right(device, handle)
+
+    return wrong
+
+
+@breaks("fsdp/optimizer-in-backward", says="is wrong")
+class OnlyTheFirstOptimizerInTheBackwardSteps(Swapped):
+    """Of several optimizers of a parameter only the first one steps."""
+
+    swaps = ((reduction, "_step_optimizers", _of_the_first_alone),)
+
+
 @breaks("fsdp/alone", says="strategy: rank . is wrong")
 class ShardsOverOneRank(Swapped):
     swaps = ((build, "resolve_strategy", lambda _: lambda strategy, size: strategy),)

@@ -8,7 +8,7 @@ from typing import Any
 from impl import nested_tensors
 from impl.fsdp.build import construct as build
 from impl.fsdp.build import wrapping
-from impl.fsdp.flat_param import config, handle
+from impl.fsdp.flat_param import config, gradients, handle
 from impl.fsdp.step import buffers, forward
 from tests.mutants.fsdp.kit import Swapped, nothing
 from tests.mutants.kit import breaks
@@ -96,6 +96,50 @@ class EvaluatesInLowPrecision(Swapped):
         (handle, "ENV_FULL_PRECISION_IN_EVAL", lambda _: "FSDP_FULL_PRECISION_IN_EVAL"),
         (build, "ENV_FULL_PRECISION_IN_EVAL", lambda _: "FSDP_FULL_PRECISION_IN_EVAL"),
     )
+
+
+def _raised_for_good(right: Any) -> Any:
+    def wrong(root: Any) -> None:
+        if not root.shared.buffers_in_full_precision:
+            right(root)
+
+    return wrong
+
+
+@breaks("fsdp/full-precision-eval", says="dtypes of buffers: .*float32'], want")
+class BuffersStayInFullPrecision(Swapped):
+    """Once raised for eval, buffers are not cast again."""
+
+    swaps = ((buffers, "set_precision_for_forward", _raised_for_good),)
+
+
+def _with_own_parameters(right: Any) -> Any:
+    def wrong(root: Any) -> None:
+        if root.handle is not None:
+            right(root)
+
+    return wrong
+
+
+@breaks("fsdp/full-precision-eval", says=r"in_bare_root=True[\s\S]*dtypes of buffers")
+class BuffersBelowABareRootStayLow(Swapped):
+    """A root without parameters of its own does not raise buffers for eval."""
+
+    swaps = ((buffers, "set_precision_for_forward", _with_own_parameters),)
+
+
+def _low_always(right: Any) -> Any:
+    def wrong(handle: Any) -> None:
+        right(handle)
+        if handle.config.keeps_low_precision_grads:
+            gradients._cast_grad(handle, handle.dtypes.compute)
+
+    return wrong
+
+
+@breaks("fsdp/full-precision-eval", says="dtypes of gradients")
+class GradientsOfEvalAreInLowPrecision(Swapped):
+    swaps = ((gradients, "hand_to_optimizer", _low_always),)
 
 
 @breaks("fsdp/cpu-offload", says="is wrong")
