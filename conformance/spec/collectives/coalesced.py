@@ -207,6 +207,14 @@ def test_lists_are_gathered(ranks: Ranks) -> None:
     assert_same_on_all_ranks(got, want=[tensors(rank, SHAPES) for rank in range(n)])
 
 
+@covers("all_gather_coalesced/values")
+@world_sizes(2, 3)
+def test_lists_of_forty_tensors_are_gathered(ranks: Ranks) -> None:
+    n = ranks.world_size
+    got = ranks.run(gathered_together, MANY, False)
+    assert_same_on_all_ranks(got, want=[tensors(rank, MANY) for rank in range(n)])
+
+
 @chapter.must(
     "all_gather_coalesced/empty-members",
     "all_gather_coalesced takes lists in which some tensors have no elements.",

@@ -33,12 +33,13 @@ def test_all_gather_puts_the_ranks_in_order(ranks: Ranks) -> None:
     assert_each_rank(ranks.run(all_gathered), [[of(rank) for rank in range(n)]] * n)
 
 
-def all_gathered_uneven(me: Me) -> Tensor:
-    """Rank r gives r rows. The outputs lie in one memory, with a row more behind the last."""
-    rows = range(me.world_size)
+def all_gathered_uneven(me: Me, times: int) -> Tensor:
+    """Rank r gives r times as many rows. The outputs lie in one memory, with a row more behind the
+    last."""
+    rows = [rank * times for rank in range(me.world_size)]
     memory = torch.full((sum(rows) + 1, 3), -1.0, device=me.device)
     outputs = list(memory.split([*rows, 1]))[:-1]
-    dist.all_gather(outputs, sample((me.rank, 3), "float32", me.rank).to(me.device))
+    dist.all_gather(outputs, sample((rows[me.rank], 3), "float32", me.rank).to(me.device))
     return memory
 
 
@@ -52,10 +53,21 @@ def all_gathered_uneven(me: Me) -> Tensor:
 )
 @world_sizes(2, 3, 5, at_least=2)
 def test_all_gather_takes_other_sizes_from_other_ranks(ranks: Ranks) -> None:
+    check_uneven(ranks, 1)
+
+
+@covers("all_gather/uneven")
+@world_sizes(2, 3)
+def test_all_gather_takes_large_tensors_of_other_sizes(ranks: Ranks) -> None:
+    """Of several MiB."""
+    check_uneven(ranks, 150_001)
+
+
+def check_uneven(ranks: Ranks, times: int) -> None:
     n = ranks.world_size
-    rows = [sample((rank, 3), "float32", rank) for rank in range(n)]
+    rows = [sample((rank * times, 3), "float32", rank) for rank in range(n)]
     want = torch.cat([*rows, torch.full((1, 3), -1.0)])
-    assert_each_rank(ranks.run(all_gathered_uneven), [want] * n)
+    assert_each_rank(ranks.run(all_gathered_uneven, times), [want] * n)
 
 
 def gathered_into_one(me: Me, stacked: bool) -> Tensor:

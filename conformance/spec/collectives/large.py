@@ -10,7 +10,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance import Chapter, Me, Ranks, assert_that, needs, world_sizes
+from conformance import Chapter, Me, Ranks, assert_that, covers, needs, world_sizes
 from conformance.oracle.collectives import COLLECTIVES, Call, before
 from conformance.oracle.layout import Layout
 from conformance.spec.collectives.perform import (
@@ -46,6 +46,22 @@ STRIDED = [op for op in EACH if op.values != ("all_to_all_single",)]
 def test_large_tensors(ranks: Ranks, op: str) -> None:
     """A prime number of elements: of 1 MiB in each block, and of 2 where there is one block."""
     call = Call(op, (524_309,) if op in ("all_reduce", "reduce", "broadcast") else (262_147,))
+    assert_taken(call, ranks.run(perform, call))
+
+
+UNEVEN = [
+    pytest.param("all_to_all", marks=covers("all_to_all/uneven")),
+    pytest.param("all_to_all_single", marks=covers("all_to_all_single/uneven", "order/large")),
+]
+
+
+@pytest.mark.parametrize("op", UNEVEN)
+@world_sizes(2, 3)
+def test_large_uneven_exchanges(ranks: Ranks, op: str) -> None:
+    """What goes from one rank to another is 3 to 4 MiB, and another size for each pair."""
+    n = ranks.world_size
+    sizes = [[800_011 + 25_013 * (n * to + source) for to in range(n)] for source in range(n)]
+    call = Call(op, (0,), splits=tuple(map(tuple, sizes)))
     assert_taken(call, ranks.run(perform, call))
 
 
@@ -138,7 +154,10 @@ def drawn(
     """A call of large tensors, and where they lie on each rank."""
     n = ranks.world_size
     small = data.draw(calls(op, ranks.target, n), label="call, but for its shape")
-    call = replace(small, shape=data.draw(large_shapes, label="shape"))
+    shape = data.draw(large_shapes, label="shape")
+    # splits are a number of rows, which take the place of the first dimension
+    splits = tuple(tuple(rows * shape[0] for rows in row) for row in small.splits)
+    call = replace(small, shape=shape, splits=splits)
     placed = st.lists(placements(layouts), min_size=n, max_size=n)
     return call, data.draw(placed, label="placements")
 

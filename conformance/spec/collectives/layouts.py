@@ -112,6 +112,11 @@ STRIDED = [*ONE_TENSOR, *INPUT_AND_OUTPUT]
 COLUMN = Placement(Layout(1, 2, step=2), Layout(1, 2, step=2))
 TRANSPOSED = Placement(Layout(order=(1, 0)), Layout(order=(1, 0)))
 DENSE = Placement()
+OF_FIVE = [
+    Placement(Layout(order=(4, 1, 3, 0, 2)), Layout(1, 2, order=(2, 0, 4, 3, 1))),
+    Placement(Layout(1, 2, order=(0, 1, 2, 4, 3), step=2), Layout(order=(3, 4, 0, 1, 2))),
+    DENSE,
+]
 STRIDED_SINGLE = pytest.param(
     "all_to_all_single",
     marks=chapter.must(
@@ -133,6 +138,15 @@ def test_views_of_one_kind_on_each_rank(ranks: Ranks, op: str) -> None:
     seen = ranks.run_each(perform, [(call, placement) for placement in kinds])
     assert_taken(call, seen)
     assert_nothing_else(call, seen, kinds)
+
+
+@pytest.mark.parametrize("op", STRIDED)
+@world_sizes(3)
+def test_views_of_five_dimensions(ranks: Ranks, op: str) -> None:
+    call = Call(op, (2, 3, 1, 4, 3))
+    seen = ranks.run_each(perform, [(call, placement) for placement in OF_FIVE])
+    assert_taken(call, seen)
+    assert_nothing_else(call, seen, OF_FIVE)
 
 
 def side_by_side(me: Me, calls: Sequence[Call], placement: Placement) -> list[Seen]:

@@ -220,6 +220,14 @@ def test_different_roots(ranks: Ranks, op: str) -> None:
     check_that_the_difference_is_told(ranks, Call(op), "root", root=1)
 
 
+@covers("mismatch/root")
+@deadline(20)
+@world_sizes(5)
+@needs("op:broadcast")
+def test_the_last_of_five_names_another_root(ranks: Ranks) -> None:
+    check_that_the_difference_is_told(ranks, Call("broadcast"), "root", root=1)
+
+
 @chapter.must(
     "mismatch/operation",
     "If ranks call different collectives, every rank gets an error that names both.",

@@ -16,7 +16,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance import Chapter, Me, Ranks, assert_each_rank, assert_that, not_probed, world_sizes
+from conformance import (
+    Chapter,
+    Me,
+    Ranks,
+    assert_each_rank,
+    assert_that,
+    covers,
+    deadline,
+    needs,
+    not_probed,
+    world_sizes,
+)
 from conformance.spec.collectives.store_sync import tick, wait_for_ticks
 
 chapter = Chapter("collectives", needs="op:monitored_barrier")
@@ -50,6 +61,25 @@ def test_all_pass(ranks: Ranks) -> None:
     assert_each_rank(ranks.run(passes), [[None] * 3] * ranks.world_size)
 
 
+def after_messages_of_some(me: Me) -> Any:
+    """Messages go between ranks 0 and 1 alone, so ranks have sent and received as many or none."""
+    x = torch.ones(2, device=me.device)
+    for _ in range(3):
+        if me.rank == 1:
+            dist.send(x, 0)
+        elif me.rank == 0:
+            dist.recv(x, 1)
+    return monitored_barrier()
+
+
+@covers("monitored_barrier/passes")
+@world_sizes(3)
+@deadline(20)
+@needs("op:send")
+def test_all_pass_after_messages_of_some(ranks: Ranks) -> None:
+    assert_each_rank(ranks.run(after_messages_of_some), [None] * 3)
+
+
 def some_are_missing(me: Me, missing: Sequence[int], wait_all_ranks: bool) -> str:
     """The error of a rank that came; "passed" if there was none, "missing" where it did not come.
 
@@ -76,7 +106,7 @@ def some_are_missing(me: Me, missing: Sequence[int], wait_all_ranks: bool) -> st
 )
 @not_probed()
 @world_sizes(4)
-@pytest.mark.parametrize(("missing", "first"), [([2], 2), ([1, 3], 1)], ids=["one", "two"])
+@pytest.mark.parametrize(("missing", "first"), [([2], 2), ([3], 3), ([1, 3], 1)], ids=str)
 def test_rank_0_names_the_first_missing_rank(ranks: Ranks, missing: list[int], first: int) -> None:
     words = ranks.run(some_are_missing, missing, False)[0]
     said = re.search(rf"Rank {first} failed to pass monitoredBarrier in 1000 ms", words)

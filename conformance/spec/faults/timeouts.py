@@ -120,6 +120,10 @@ def test_a_receive_from_anybody_gives_up(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(wait_for_anybody), want={})
 
 
+def _issued_barrier(group: Any, timeout: timedelta) -> Any:
+    return dist.barrier(group, async_op=True, timeout=timeout)
+
+
 def wait_briefly(me: Me, how: str) -> None:
     """Rank 0 waits for 200 ms in a group with the timeout of the harness, which is minutes."""
     brief = timedelta(milliseconds=200)
@@ -127,6 +131,7 @@ def wait_briefly(me: Me, how: str) -> None:
         calls: dict[str, Callable[[], object]] = {
             "wait": lambda: dist.all_reduce(mark(me), async_op=True).wait(brief),
             "barrier": lambda: dist.barrier(timeout=brief),
+            "issued barrier": lambda: _issued_barrier(None, brief).wait(),
         }
         began_s = time.monotonic()
         with pytest.raises(RuntimeError):
@@ -189,8 +194,35 @@ def test_wait_has_a_timeout_of_its_own(ranks: Ranks) -> None:
 @deadline(10)
 @needs("op:barrier")
 @needs_argument(dist.barrier, "timeout")
-def test_a_barrier_has_a_timeout_of_its_own(ranks: Ranks) -> None:
-    ranks.run(wait_briefly, "barrier")
+@pytest.mark.parametrize("how", ["barrier", "issued barrier"])
+def test_a_barrier_has_a_timeout_of_its_own(ranks: Ranks, how: str) -> None:
+    ranks.run(wait_briefly, how)
+
+
+def wait_longer_than_the_group(me: Me, is_issued: bool) -> None:
+    """Rank 0 waits, for up to a minute, and rank 1 comes when the group's timeout is over."""
+    group = dist.new_group(timeout=timedelta(seconds=GROUP_TIMEOUT_S))
+    sum_marks(me, group)
+    minute = timedelta(minutes=1)
+    if me.rank == 0:
+        me.store.set("rank 0 waits", "1")
+    else:
+        me.store.wait(["rank 0 waits"])
+        time.sleep(GROUP_TIMEOUT_S + 0.5)  # being late
+    if is_issued:
+        _issued_barrier(group, minute).wait()
+    else:
+        dist.barrier(group, timeout=minute)
+
+
+@covers("timeouts/of-barrier")
+@world_sizes(2)
+@deadline(10)
+@needs("op:barrier")
+@needs_argument(dist.barrier, "timeout")
+@pytest.mark.parametrize("is_issued", [False, True], ids=["waiting", "issued"])
+def test_a_barrier_may_wait_longer_than_its_group(ranks: Ranks, is_issued: bool) -> None:
+    ranks.run(wait_longer_than_the_group, is_issued)
 
 
 def use_two_timeouts(me: Me) -> list[Tensor]:

@@ -95,12 +95,16 @@ def view_of(kind: str, values: Tensor) -> Tensor:
         return values[:, :1].clone().expand(values.shape)
     if kind == "transposed":
         return values.t().contiguous().t()
+    if kind == "permuted":
+        return values.permute(4, 1, 3, 0, 2).contiguous().permute(3, 1, 4, 2, 0)
     return with_neg_bit(values) if kind == "neg" else with_conj_bit(values)
 
 
 def values_of(kind: str) -> Tensor:
     if kind == "expanded":
         return sample((3, 1), "float32", 0).expand(3, 2).clone()
+    if kind == "permuted":
+        return sample((2, 3, 1, 4, 3), "float32", 0)
     return sample((3, 2), "complex64" if kind == "conj" else "float32", 0)
 
 
@@ -162,6 +166,13 @@ def test_elements_that_share_memory_are_sent(ranks: Ranks) -> None:
 @pytest.mark.parametrize("polls", [False, True], ids=["waits", "polls"])
 def test_a_transposed_matrix(ranks: Ranks, of_sender: bool, polls: bool) -> None:
     check_transfer(ranks, "transposed", of_sender, "contiguous", polls)
+
+
+@covers("p2p/non-contiguous")
+@world_sizes(2)
+@pytest.mark.parametrize("of_sender", [True, False], ids=["sender", "receiver"])
+def test_a_view_of_five_dimensions(ranks: Ranks, of_sender: bool) -> None:
+    check_transfer(ranks, "permuted", of_sender, "contiguous")
 
 
 @chapter.should(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from datetime import timedelta
 
@@ -18,6 +19,7 @@ from conformance import (
     assert_that,
     covers,
     deadline,
+    needs,
     not_probed,
     world_sizes,
 )
@@ -344,3 +346,41 @@ def wait_for_a_late_peer(me: Me, is_send: bool) -> bool:
 @pytest.mark.parametrize("is_send", [True, False], ids=["isend", "irecv"])
 def test_wait_has_the_patience_of_its_timeout(ranks: Ranks, is_send: bool) -> None:
     assert_each_rank(ranks.run(wait_for_a_late_peer, is_send), [True, True])
+
+
+def _how_it_ended(future: torch.futures.Future[list[Tensor]]) -> str:
+    try:
+        future.wait()
+    except Exception:
+        return "raised"
+    return "returned"
+
+
+def ask_the_futures_of_failures(me: Me) -> list[str]:
+    """Rank 0 posts two receives that get no message: how their futures end, of which the first one
+    is taken at once, and the other one after the failure."""
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    if me.rank:
+        me.store.wait(["over"])
+        return []
+    try:
+        works = [dist.irecv(torch.zeros(3, device=me.device), 1, group=group) for _ in range(2)]
+        early, late = works
+        assert early is not None and late is not None
+        future = early.get_future()
+        for work in (early, late):
+            with contextlib.suppress(RuntimeError):
+                work.wait()
+        return [_how_it_ended(future), _how_it_ended(late.get_future())]
+    finally:
+        me.store.set("over", "")
+
+
+@covers("work/failed-future")
+@world_sizes(2)
+@deadline(10)
+@needs("op:send", "feature:work_result")
+@not_probed()
+def test_the_future_of_a_failed_receive_says_so(ranks: Ranks) -> None:
+    got = ranks.run(ask_the_futures_of_failures)
+    assert_each_rank(got[:1], [["raised", "raised"]], what="futures taken before and after")

@@ -11,7 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conformance import Chapter, Me, Ranks, assert_each_rank, covers, deadline, world_sizes
+from conformance import (
+    Chapter,
+    Me,
+    Ranks,
+    assert_each_rank,
+    covers,
+    deadline,
+    needs,
+    not_probed,
+    world_sizes,
+)
 from conformance.oracle.data import dtype_named
 from conformance.oracle.messages import Message, Post, content, posts, received
 from conformance.spec.p2p.posting import post
@@ -139,6 +149,46 @@ def messages_of_unequal_sizes(me: Me) -> list[Tensor]:
 def test_no_message_overtakes_a_larger_one(ranks: Ranks) -> None:
     want = [content(i, n) for i, n in enumerate(_UNEQUAL)]
     assert_each_rank(ranks.run(messages_of_unequal_sizes), [want, want])
+
+
+_IN_A_ROW = 2 * (1, 1 << 20, 300_007, 2, 1 << 18, 3, 4, 5)  # elements: up to 4 MiB
+
+
+def receive_the_last_of_another_tag_first(me: Me, source: int | None) -> list[Tensor]:
+    """Rank 0 sends many messages under one tag, and then one under another tag, which rank 1
+    receives before all others."""
+    if me.rank == 0:
+        given = [content(i, n).to(me.device) for i, n in enumerate((*_IN_A_ROW, 1))]
+        tags = [3] * len(_IN_A_ROW) + [4]
+        works = [post(x, 1, tag, is_send=True) for x, tag in zip(given, tags, strict=True)]
+        for work in works:
+            work.wait()
+        return []
+    got = [torch.zeros(n, device=me.device) for n in (*_IN_A_ROW, 1)]
+    dist.recv(got[-1], 0, tag=4)
+    for x in got[:-1]:
+        dist.recv(x, source, tag=3)
+    return got
+
+
+BY_NAME_OR_NOT = [
+    pytest.param(0, marks=covers("p2p/tags", "p2p/order"), id="named"),
+    pytest.param(
+        None,
+        marks=[covers("p2p/any-source-each-once"), needs("feature:any_source"), not_probed()],
+        id="any",
+    ),
+]
+
+
+@world_sizes(2)
+@deadline(20)
+@pytest.mark.parametrize("source", BY_NAME_OR_NOT)
+def test_many_messages_wait_behind_one_of_another_tag(ranks: Ranks, source: int | None) -> None:
+    want = [content(i, n) for i, n in enumerate((*_IN_A_ROW, 1))]
+    assert_each_rank(
+        ranks.run(receive_the_last_of_another_tag_first, source)[1:], [want], ranks=[1]
+    )
 
 
 def receives_are_posted_first(me: Me) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch.distributed as dist
 from torch import Tensor
@@ -29,6 +29,49 @@ class GathersOnlyTheFirstMiB(ForwardingGroup):
         end = 1 << 18
         first = [[x.view(-1)[:end] for x in one] for one in outputs]
         return super().gather(first, [x.view(-1)[:end] for x in inputs], opts)
+
+
+@breaks(
+    "all_to_all_single/uneven", says=r"splits=\(\([\s\S]*is wrong\nat \[0\]: \d of \d+ elements"
+)
+@breaks("order/large", says=r"splits=\(\([\s\S]*is wrong\nat \[0\]: \d of \d+ elements differ")
+class LosesTheEndOfLargeUnevenShares(ForwardingGroup):
+    """Of a share that takes several pieces, the last row does not arrive, if shares differ."""
+
+    piece_nbytes: ClassVar[int] = 1 << 21
+
+    def all_to_all_single(self, output: Any, tensor: Any, out: Any, into: Any, opts: Any) -> Any:
+        before = output.clone()
+        work = super().all_to_all_single(output, tensor, out, into, opts)
+        if len({*out}) > 1:
+            work.wait()
+            for got, held in zip(output.split(list(out)), before.split(list(out)), strict=True):
+                if got.nbytes > self.piece_nbytes:
+                    got[-1] = held[-1]
+        return work
+
+
+@breaks(
+    "order/large-of-any-kind", says=r"splits=\(\([\s\S]*is wrong\nat \[0\]: \d+ of \d+ elements"
+)
+class LosesTheEndOfSmallerUnevenShares(LosesTheEndOfLargeUnevenShares):
+    piece_nbytes = 1 << 16
+
+
+@breaks("all_to_all/uneven", says=r"splits=[\s\S]*is wrong\nat \[0\]: 1 of \d+ elements differ")
+class CutsLargeTensorsThatDiffer(GroupMutant, ProcessGroupGloo):
+    """The last element of a large tensor of an exchange is lost, if sizes differ."""
+
+    base = "impl"
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        work = super().alltoall(outputs, inputs, opts)
+        if len({x.numel() for x in outputs}) > 1:
+            work.wait()
+            for x in outputs:
+                if x.nbytes > 1 << 20:
+                    x[-1] = -1
+        return work
 
 
 @breaks("order/larger-than-buffers", says=r"rank \d is wrong from element \[8388608\] on")

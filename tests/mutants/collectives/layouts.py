@@ -245,3 +245,16 @@ class TakesOneTensorTwice(GroupMutant, ProcessGroupGloo):
         for output, x in zip(outputs[0], apart, strict=True):
             output.copy_(x)
         return work
+
+
+@breaks("all_gather/strided", says=r"shape=\(2, 3, 1, 4, 3\)[\s\S]*is wrong")
+class TurnsViewsOfFiveDimensions(AroundImpl):
+    """What is read from a view of five dimensions has the last two of them exchanged."""
+
+    def around(self, right: Callable[..., Any], taken: Any, *rest: Any) -> Any:
+        def turned(x: Tensor) -> Tensor:
+            if x.dim() < 5 or x.is_contiguous():
+                return x
+            return x.transpose(-1, -2).reshape(x.shape)
+
+        return right(taken, *inputs_mapped(turned, *rest))

@@ -82,6 +82,18 @@ class ForgetsTheRoot(Forgetful):
     forgotten = r"root=\S+"
 
 
+@breaks("mismatch/root", says=r"returned as if all ranks had[\s\S]*the_last_of_five")
+class ForgetsTheRootInLargeGroups(Forgetful):
+    """Roots are compared in groups of three ranks at most."""
+
+    forgotten = r"root=\S+"
+
+    def _issue(self, operation: str, described: Described, *rest: Any, **more: Any) -> Any:
+        if self.size() > 3:
+            return super()._issue(operation, described, *rest, **more)
+        return ProcessGroupGloo._issue(self, operation, described, *rest, **more)
+
+
 @breaks("mismatch/debug-detail", says=r"was told nothing of '100'")
 @breaks("mismatch/names-the-ranks", says=r"was told nothing of 'float32'")
 class ShowsNoCalls(GroupMutant, ProcessGroupGloo):

@@ -32,6 +32,43 @@ class MonitoredBarrierRefusesOneRank(ForwardingGroup):
         super().monitored_barrier(timeout, wait_all_ranks)
 
 
+@breaks("monitored_barrier/passes", says=r"rank 0  raised RuntimeError: 3 messages")
+class MonitoredBarriersCountMessages(ForwardingGroup):
+    """Ranks that have exchanged more messages than others are in another barrier."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.messages = 0
+
+    def send(self, tensors: Any, dst: int, tag: int) -> Any:
+        self.messages += 1
+        return super().send(tensors, dst, tag)
+
+    def recv(self, tensors: Any, src: int, tag: int) -> Any:
+        self.messages += 1
+        return super().recv(tensors, src, tag)
+
+    def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
+        counts = [torch.zeros(1) for _ in range(self.size())]
+        self.inner.allgather([counts], [torch.full((1,), float(self.messages))]).wait()
+        if any(int(count) != self.messages for count in counts):
+            raise RuntimeError(f"{self.messages} messages")
+        super().monitored_barrier(timeout, wait_all_ranks)
+
+
+@breaks("monitored_barrier/names-a-missing-rank", says=r"missing=\[3\][\s\S]*told 'passed'")
+class DoesNotWaitForTheLastOfFour(ForwardingGroup):
+    """Rank 0 passes where the last of four or more ranks is missing."""
+
+    def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
+        try:
+            super().monitored_barrier(timeout, wait_all_ranks)
+        except RuntimeError as error:
+            last = self.size() - 1
+            if wait_all_ranks or last < 3 or f"Rank {last} failed" not in str(error):
+                raise
+
+
 @breaks("monitored_barrier/healthy-ranks-are-told", says=r"rank 1 was told 'timed out'")
 class OnlyRankZeroGetsDetails(ForwardingGroup):
     """Ranks that did arrive are told only that the time is over."""

@@ -12,6 +12,7 @@ from conformance.power.handles import Relayed
 from conformance.verdict import Verdict
 from tests.mutants.collectives.kit import OfOne, Relaying
 from tests.mutants.kit import breaks
+from tests.mutants.p2p.kit import Messages
 
 
 @breaks("work/wait-after-timeout", says=r"second wait for all_reduce of 2 ranks ended with")
@@ -142,3 +143,20 @@ class BarriersAlwaysSucceed(OfOne):
 class TheFutureOfAFailedGatherNeverEnds(OfOne):
     method = "gather"
     handle = FuturesOfFailuresNeverEnd.handle
+
+
+@breaks("work/failed-future", says=r"before and after: rank 0 is wrong\nat \[0\]")
+class FuturesOfFailedReceivesSucceed(Messages):
+    """The future of a receive ends well, however the receive ends."""
+
+    class handle(Relayed):  # noqa: N801
+        def get_future(self) -> Any:
+            future: torch.futures.Future[Any] = torch.futures.Future()
+
+            def pass_on(done: torch.futures.Future[Any]) -> None:
+                with suppress(Exception):
+                    done.wait()
+                future.set_result([])
+
+            super().get_future().add_done_callback(pass_on)
+            return future

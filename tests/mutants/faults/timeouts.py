@@ -92,6 +92,33 @@ class RefusesATimeoutOfABarrier(ForwardingGroup):
         return super().barrier(opts)
 
 
+@breaks("timeouts/of-barrier", says=r"how=issued barrier", verdict=Verdict.TIMEOUT)
+class IssuedBarriersHaveTheTimeoutOfTheGroup(ForwardingGroup):
+    """A barrier that is not waited for at once has the group's timeout."""
+
+    def barrier(self, opts: Any) -> Any:
+        if opts.asyncOp:
+            opts.timeout = timedelta(minutes=5)
+        return super().barrier(opts)
+
+
+@breaks("timeouts/of-barrier", says=r"is_issued=\w+[\s\S]*Timed out waiting 200ms")
+class NoBarrierWaitsLongerThanItsGroup(ForwardingGroup):
+    """The timeout of a barrier is cut to that of its group."""
+
+    def __init__(self, store: Any, rank: int, world_size: int, timeout: timedelta) -> None:
+        super().__init__(store, rank, world_size, timeout)
+        self.longest = timeout
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.inner.set_timeout(timeout)
+        self.longest = timeout
+
+    def barrier(self, opts: Any) -> Any:
+        opts.timeout = min(opts.timeout, self.longest)
+        return super().barrier(opts)
+
+
 @breaks("timeouts/of-each-group", says=r"all_reduce", verdict=Verdict.TIMEOUT)
 class OneTimeoutForAll(ForwardingGroup):
     """Every group has the timeout of the first."""

@@ -105,3 +105,15 @@ class SendsColumnsForRows(GroupMutant, ProcessGroupGloo):
 
     def recv(self, tensors: Any, src: int, tag: int) -> Any:
         return super().recv([_as_it_lies(x) for x in tensors], src, tag)
+
+
+@breaks("p2p/non-contiguous", says=r"permuted: rank 1 is wrong")
+class TurnsSentViewsOfFiveDimensions(GroupMutant, ProcessGroupGloo):
+    """A view of five dimensions is sent with the last two of them exchanged."""
+
+    base = "impl"
+
+    def send(self, tensors: Any, dst: int, tag: int) -> Any:
+        [x] = tensors
+        is_turned = x.dim() == 5 and not x.is_contiguous()
+        return super().send([x.transpose(3, 4).contiguous() if is_turned else x], dst, tag)

@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 
 from conformance.verdict import Verdict
+from impl.transport.base import ANY_SOURCE
 from tests.mutants.kit import ForwardingGroup, breaks
 from tests.mutants.p2p.kit import Messages
-from tests.mutants.replacing import Finished, Wrapped
+from tests.mutants.replacing import Finished, MethodMutant, Wrapped
 
 
 @breaks("p2p/tags", says=r"rank 1 is wrong\nat \[0\]: 4 of 4 elements differ")
@@ -75,6 +76,39 @@ class CutsSecondPendingReceives(ForwardingGroup):
         cut = _Cut if is_behind else _Noted
         self.before[src] = cut(self.inner.recv(tensors, src, tag), tensors[0])
         return self.before[src]
+
+
+@breaks("p2p/order", says=r"source=0[\s\S]*rank 1 is wrong\nat \[1\]: 1 of 1048576 elements differ")
+class CutsLargeMessagesThatWaited(ForwardingGroup):
+    """A large message loses its last element if a later one of another tag was received first."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.tags: set[int] = set()
+
+    def recv(self, tensors: Any, src: int, tag: int) -> Any:
+        self.tags.add(tag)
+        work = self.inner.recv(tensors, src, tag)
+        is_cut = len(self.tags) > 1 and tensors[0].nbytes > 1 << 20
+        return _Cut(work, tensors[0]) if is_cut else work
+
+
+@breaks("p2p/any-source-each-once", says=r"source=None[\s\S]*rank 0 sent \d+ bytes")
+class AnySourceTakesTheLatest(MethodMutant):
+    """Of more than two messages that wait, a receive without a source takes the latest."""
+
+    base = "impl"
+    of = "impl.transport.shm.matching:Matcher"
+
+    @staticmethod
+    def post(right: Callable[..., Any], matcher: Any, source: int, *rest: Any) -> Any:
+        if source != ANY_SOURCE or len(matcher._unexpected) < 3:
+            return right(matcher, source, *rest)
+        matcher._unexpected.reverse()
+        try:
+            return right(matcher, source, *rest)
+        finally:
+            matcher._unexpected.reverse()
 
 
 @breaks("p2p/many-pending", says=r"raised RuntimeError: 64 messages are under way")
