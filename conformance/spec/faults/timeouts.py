@@ -217,7 +217,7 @@ def wait_longer_than_the_group(me: Me, is_issued: bool) -> None:
 
 @covers("timeouts/of-barrier")
 @world_sizes(2)
-@deadline(10)
+@deadline(15)
 @needs("op:barrier")
 @needs_argument(dist.barrier, "timeout")
 @pytest.mark.parametrize("is_issued", [False, True], ids=["waiting", "issued"])
