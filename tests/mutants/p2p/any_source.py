@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from impl.transport.base import ANY_SOURCE
 from tests.mutants.kit import ForwardingGroup, Patch, breaks
-from tests.mutants.replacing import Wrapped, replaced
+from tests.mutants.replacing import MethodMutant, Wrapped, replaced
 
 
 class _FromTheFirst(Wrapped):
@@ -96,3 +97,21 @@ class AnySourceReceiveReturnsGroupRanks(Patch):
     def patched() -> Iterator[None]:
         with replaced(get_global_rank=lambda _: lambda group, rank: rank):
             yield
+
+
+@breaks("p2p/any-source-each-once", says=r"source=None[\s\S]*rank 0 sent \d+ bytes")
+class AnySourceTakesTheLatest(MethodMutant):
+    """Of more than two messages that wait, a receive without a source takes the latest."""
+
+    base = "impl"
+    of = "impl.transport.shm.matching:Matcher"
+
+    @staticmethod
+    def post(right: Callable[..., Any], matcher: Any, source: int, *rest: Any) -> Any:
+        if source != ANY_SOURCE or len(matcher._unexpected) < 3:
+            return right(matcher, source, *rest)
+        matcher._unexpected.reverse()
+        try:
+            return right(matcher, source, *rest)
+        finally:
+            matcher._unexpected.reverse()

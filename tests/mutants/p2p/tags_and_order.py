@@ -13,10 +13,9 @@ import torch
 import torch.distributed as dist
 
 from conformance.verdict import Verdict
-from impl.transport.base import ANY_SOURCE
 from tests.mutants.kit import ForwardingGroup, breaks
 from tests.mutants.p2p.kit import Messages
-from tests.mutants.replacing import Finished, MethodMutant, Wrapped
+from tests.mutants.replacing import Finished, Wrapped
 
 
 @breaks("p2p/tags", says=r"rank 1 is wrong\nat \[0\]: 4 of 4 elements differ")
@@ -91,24 +90,6 @@ class CutsLargeMessagesThatWaited(ForwardingGroup):
         work = self.inner.recv(tensors, src, tag)
         is_cut = len(self.tags) > 1 and tensors[0].nbytes > 1 << 20
         return _Cut(work, tensors[0]) if is_cut else work
-
-
-@breaks("p2p/any-source-each-once", says=r"source=None[\s\S]*rank 0 sent \d+ bytes")
-class AnySourceTakesTheLatest(MethodMutant):
-    """Of more than two messages that wait, a receive without a source takes the latest."""
-
-    base = "impl"
-    of = "impl.transport.shm.matching:Matcher"
-
-    @staticmethod
-    def post(right: Callable[..., Any], matcher: Any, source: int, *rest: Any) -> Any:
-        if source != ANY_SOURCE or len(matcher._unexpected) < 3:
-            return right(matcher, source, *rest)
-        matcher._unexpected.reverse()
-        try:
-            return right(matcher, source, *rest)
-        finally:
-            matcher._unexpected.reverse()
 
 
 @breaks("p2p/many-pending", says=r"raised RuntimeError: 64 messages are under way")
