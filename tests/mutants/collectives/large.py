@@ -31,10 +31,10 @@ class GathersOnlyTheFirstMiB(ForwardingGroup):
         return super().gather(first, [x.view(-1)[:end] for x in inputs], opts)
 
 
+@breaks("order/large", says=r"splits=\(\([\s\S]*is wrong\nat \[0\]: \d of \d+ elements differ")
 @breaks(
     "all_to_all_single/uneven", says=r"splits=\(\([\s\S]*is wrong\nat \[0\]: \d of \d+ elements"
 )
-@breaks("order/large", says=r"splits=\(\([\s\S]*is wrong\nat \[0\]: \d of \d+ elements differ")
 class LosesTheEndOfLargeUnevenShares(ForwardingGroup):
     """Of a share that takes several pieces, the last row does not arrive, if shares differ."""
 
@@ -56,22 +56,6 @@ class LosesTheEndOfLargeUnevenShares(ForwardingGroup):
 )
 class LosesTheEndOfSmallerUnevenShares(LosesTheEndOfLargeUnevenShares):
     piece_nbytes = 1 << 16
-
-
-@breaks("all_to_all/uneven", says=r"splits=[\s\S]*is wrong\nat \[0\]: 1 of \d+ elements differ")
-class CutsLargeTensorsThatDiffer(GroupMutant, ProcessGroupGloo):
-    """The last element of a large tensor of an exchange is lost, if sizes differ."""
-
-    base = "impl"
-
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        work = super().alltoall(outputs, inputs, opts)
-        if len({x.numel() for x in outputs}) > 1:
-            work.wait()
-            for x in outputs:
-                if x.nbytes > 1 << 20:
-                    x[-1] = -1
-        return work
 
 
 @breaks("order/larger-than-buffers", says=r"rank \d is wrong from element \[8388608\] on")
