@@ -24,11 +24,12 @@ _WARM_UP = 3
 
 Allocate = Callable[[int], torch.Tensor]  # (numel,) float32, of ones
 Prepared = tuple[Callable[[], Any], list[torch.Tensor]]  # a call, and the tensors that it uses
+TimeCalls = Callable[[Callable[[], Any], int], list[Span]]  # (a call, how often)
 
 _NAMES = {
     "all_gather_into_tensor": "all_gather_single",
     "reduce_scatter_tensor": "reduce_scatter_single",
-}  # since torch 2.13, where the former ones warn at each call
+}  # the names since torch 2.13, which warns at each call by the old ones
 
 
 def measure(
@@ -42,22 +43,25 @@ def measure(
     """Every call on this rank: [point][target][call].
 
     registered: after all targets, the first one comes once more, with tensors that it allocates.
-    with_floor: at last, the floor; it has one span a round, the mean of its calls.
+    with_floor: last of all, the floor; it has one span a round, the mean of its calls.
     Targets take turns within each point, round by round, on the same tensors' sizes, so that a
     machine whose speed drifts is the same for all. Before each round tensors are written anew.
     """
     groups = [make_group(me, target) for target in targets]
-    contestants: list[Callable[[Point], Prepared]] = [
-        partial(_prepare, me, group, allocate=_ordinary(me)) for group in groups
+    contestants: list[tuple[Callable[[Point], Prepared], TimeCalls]] = [
+        (partial(_prepare, me, group, allocate=_ordinary(me)), _each_call) for group in groups
     ]
     if registered:
         allocate = _registered(me, groups[0])
-        contestants.append(partial(_prepare, me, groups[0], allocate=allocate))
-    floors = []
+        contestants.append((partial(_prepare, me, groups[0], allocate=allocate), _each_call))
     if with_floor:
         inputs = floor.map_inputs(me, max(point.numel for point in plan))
-        floors.append(partial(_floor, me, floor.make_group(), inputs))
-    return [_point(point, contestants, floors, rounds) for point in plan]
+        groups.append(floor.make_group())
+        contestants.append((partial(_floor, me, groups[-1], inputs), _mean_call))
+    measured = [_point(point, contestants, rounds) for point in plan]
+    for group in groups:
+        dist.destroy_process_group(group)
+    return measured
 
 
 def _ordinary(me: Me) -> Allocate:
@@ -80,11 +84,10 @@ def make_group(me: Me, target: Target) -> Any:
 
 def _point(
     point: Point,
-    contestants: Sequence[Callable[[Point], Prepared]],
-    floors: Sequence[Callable[[Point], Prepared]],
+    contestants: Sequence[tuple[Callable[[Point], Prepared], TimeCalls]],
     rounds: int,
 ) -> list[list[Span]]:
-    made = [prepare(point) for prepare in (*contestants, *floors)]
+    made = [prepare(point) for prepare, _ in contestants]
     counts = []
     for call, _ in made:
         call()
@@ -93,13 +96,14 @@ def _point(
         counts.append(iterations(one_s.item()))
     spans: list[list[Span]] = [[] for _ in made]
     for _ in range(rounds):
-        for place, (call, tensors) in enumerate(made):
+        for (call, tensors), count, (_, time_calls), seen in zip(
+            made, counts, contestants, spans, strict=True
+        ):
             for tensor in tensors:
                 tensor.fill_(1.0)
             dist.barrier()
             call()  # wakes up what was asleep
-            time_calls = _each_call if place < len(contestants) else _mean_call
-            spans[place] += time_calls(call, counts[place])
+            seen += time_calls(call, count)
     return spans
 
 

@@ -76,9 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="another target, A@B for A's wrappers on B's backend, mpi, registered: the target "
-        "itself, on tensors of its allocate_tensor, or floor: what a collective costs where no "
-        "rank waits; may be repeated (default: torch)",
+        help="another target; A@B for A's wrappers on B's backend; mpi; registered (the target "
+        "itself, on tensors of its allocate_tensor); or floor (what a collective costs if no rank "
+        "waits for another); may be repeated (default: torch)",
     )
     parser.add_argument(
         "--workload",

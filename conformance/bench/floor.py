@@ -111,21 +111,18 @@ def _share(
     parts = [slice(r * chunk, (r + 1) * chunk) for r in range(size)]
     mine = inputs[rank][:numel]
     match point.operation:
-        case "all_reduce" if point.nbytes <= _ONE_STEP_NBYTES:
-            others = [inputs[r][:numel] for r in order[1:]]
-            return lambda: _add(mine, mine, others), [mine]
         case "all_reduce":
             # In a cache, memory of one's own costs less than reading what another has just written.
             output = torch.empty(numel) if point.nbytes <= _CACHED_NBYTES else mine
-            own = slice(numel) if point.nbytes <= _ONE_STEP_NBYTES else parts[rank]
-            target, first = output[own], mine[own]
-            others = [inputs[r][:numel][own] for r in order[1:]]
-            copies = [(output[parts[r]], inputs[r][parts[r]]) for r in order[1:]]
             if point.nbytes <= _ONE_STEP_NBYTES:
-                return lambda: _add(target, first, others), [mine, output]
+                wholes = [inputs[r][:numel] for r in order[1:]]
+                return lambda: _add(output, mine, wholes), [mine, output]
+            target, first = output[parts[rank]], mine[parts[rank]]
+            chunks = [inputs[r][parts[rank]] for r in order[1:]]
+            copies = [(output[parts[r]], inputs[r][parts[r]]) for r in order[1:]]
 
             def reduce_and_gather() -> None:
-                _add(target, first, others)
+                _add(target, first, chunks)
                 _copy(copies)
 
             return reduce_and_gather, [mine, output]

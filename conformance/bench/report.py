@@ -69,8 +69,9 @@ class Measured:
     @property
     def _above_floor(self) -> list[str]:
         """Which of the others are also compared with the floor of the collectives."""
-        others = [name for name in self.against if name != FLOOR_OF_COLLECTIVES]
-        return others if len(others) < len(self.against) else []
+        if FLOOR_OF_COLLECTIVES not in self.against:
+            return []
+        return [name for name in self.against if name != FLOOR_OF_COLLECTIVES]
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Head and lines: medians and ratios, one line a point."""

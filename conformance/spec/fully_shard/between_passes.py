@@ -18,7 +18,7 @@ from conformance.spec.fully_shard.layers_of_ones import (
     shard_of,
     unlike_gradient,
 )
-from conformance.spec.fully_shard.recipes import local, mesh_of
+from conformance.spec.fully_shard.recipes import local
 
 NEEDS = (
     *("op:all_gather_into_tensor", "op:reduce_scatter_tensor"),
@@ -28,64 +28,67 @@ NEEDS = (
 chapter = Chapter("fully_shard", source="torch 2.13 docs, fully_shard", needs=NEEDS)
 
 
-class Branches(nn.Module):
-    """Layers whose weights are ones; a forward says which of them it calls."""
+class Layers(nn.Module):
+    """Three layers of ones."""
 
     def __init__(self, me: Me) -> None:
         super().__init__()
         self.a, self.b, self.c = (ones(me) for _ in range(3))
 
-    def forward(self, x: Tensor, *calls: str) -> tuple[Tensor, Tensor]:
-        """Through these layers in a row; and what layer b makes of `x`, if none are named."""
-        if not calls:
-            return self.a(x), self.b(x)
-        for name in calls:
+
+class InARow(Layers):
+    """Calls the layers that a forward names, one behind the other."""
+
+    def forward(self, x: Tensor, *names: str) -> Tensor:
+        for name in names:
             x = getattr(self, name)(x)
-        return x, x
+        return x
 
 
-def branches(me: Me, **kwargs: Any) -> Any:
-    """Layers and root are units."""
-    model = Branches(me)
+class SideBySide(Layers):
+    """Gives what two layers make of the input."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.a(x), self.b(x)
+
+
+def units(me: Me, model: Layers, **kwargs: Any) -> Any:
+    """The model, of which each layer is a unit, and the root."""
     for layer in (model.a, model.b, model.c):
-        me.fully_shard(layer, mesh=mesh_of(me), **kwargs)
-    return me.fully_shard(model, mesh=mesh_of(me), **kwargs)
+        shard_of(me, layer, **kwargs)
+    return shard_of(me, model, **kwargs)
 
 
 # Layers left out
 
 
 def uncalled_in_the_last(me: Me) -> list[str]:
-    model = branches(me)
+    model = units(me, InARow(me))
     model.set_requires_gradient_sync(False)
-    model(batch(me), "a", "b")[0].sum().backward()
+    model(batch(me), "a", "b").sum().backward()
     model.set_requires_gradient_sync(True)
-    model(batch(me), "a")[0].sum().backward()
+    model(batch(me), "a").sum().backward()
     # with a layer of ones behind it, each output of `a` counts WIDTH times
     return unlike_gradient("a", model.a, WIDTH + 1) + unlike_gradient("b", model.b, WIDTH)
 
 
 def called_for_nothing(me: Me) -> list[str]:
-    model = branches(me, reshard_after_forward=False)
-    model(batch(me))[0].sum().backward()
+    model = units(me, SideBySide(me), reshard_after_forward=False)
+    in_the_loss, _ = model(batch(me))
+    in_the_loss.sum().backward()
     found = unlike("sharded after the backward", is_sharded(model), [True] * 3)
     return found + unlike_gradient("a", model.a, 1.0) + unlike_gradient("b", model.b, None)
 
 
 def gathered_for_nothing(me: Me) -> list[str]:
-    """The second layer is gathered ahead of a backward that it has no part in."""
-    model = branches(me)
-
-    def both() -> tuple[Tensor, Tensor]:
-        return model.b(batch(me)), model.c(batch(me))
-
-    model.forward = both
-    model()[1].sum().backward()
+    """The first layer is gathered ahead of a backward that it has no part in."""
+    model = units(me, SideBySide(me))
+    _, in_the_loss = model(batch(me))
+    in_the_loss.sum().backward()
     with torch.no_grad():
         for parameter in model.parameters():
-            local_part: Any = parameter
-            local_part.to_local().fill_(2.0)
-    output = model()[0].detach().cpu()
+            parameter.to_local().fill_(2.0)
+    output = model(batch(me))[0].detach().cpu()
     return unlike("output of the second forward", output, torch.full_like(output, 2.0 * WIDTH))
 
 
@@ -129,7 +132,7 @@ def test_layers_left_out(ranks: Ranks, fact: Fact) -> None:
 
 def hooks_from_before(me: Me) -> list[str]:
     seen: list[list[bool]] = []
-    model = Branches(me)
+    model = InARow(me)
     model.a.register_forward_pre_hook(lambda layer, _: seen.append(is_sharded(layer)))
     model.a.register_forward_hook(lambda layer, *_: seen.append(is_sharded(layer)))
     shard_of(me, model.a)
@@ -173,13 +176,11 @@ def around(me: Me) -> Any:
     return shard_of(me, model)
 
 
-def unlike_around(model: Any, times: float = 1.0) -> list[str]:
-    """Gradients of all layers: each counts what comes in and, for each output, what comes after."""
+def unlike_around(model: Any) -> list[str]:
+    """Each layer's gradient is its input times what the layers behind it make of one output."""
     layers = {"a": model.inner.a, "b": model.inner.b, "head": model.head}
     return [
-        text
-        for name, layer in layers.items()
-        for text in unlike_gradient(name, layer, times * WIDTH**2)
+        found for name in layers for found in unlike_gradient(name, layers[name], float(WIDTH**2))
     ]
 
 
@@ -212,9 +213,9 @@ def converted_root(me: Me) -> list[str]:
     model = shard_of(me, ones(me))
     with torch.no_grad():
         model(batch(me))
-    model.double()
+    model.bfloat16()
     found = unlike("sharded", is_sharded(model), [True])
-    return found + unlike("dtype", str(local(model.weight).dtype), str(torch.float64))
+    return found + unlike("dtype", str(local(model.weight).dtype), str(torch.bfloat16))
 
 
 def sharded_root(me: Me) -> list[str]:
@@ -259,7 +260,7 @@ BETWEEN = rows(
         chapter.must(
             "fully_shard/one-gradient",
             "A second backward adds to the gradient of a shard in place.",
-            source="torch docs, Tensor.grad",
+            source="torch docs, autograd, Default gradient layouts",
         ),
         one_gradient,
     ),

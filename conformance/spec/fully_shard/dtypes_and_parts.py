@@ -223,8 +223,8 @@ def divided(me: Me, replicas: int, factor: float, only_sums: bool) -> list[str]:
 
 @chapter.must(
     "fully_shard/divide-factor-in-float32",
-    "set_gradient_divide_factor sets by what the sum over all ranks is divided: of float32, over "
-    "replicas, replicas of single ranks and plain sums.",
+    "set_gradient_divide_factor sets by what the sum over all ranks is divided in float32 too, "
+    "over replicas, replicas of single ranks, and with set_force_sum_reduction_for_comms.",
     source="torch 2.13, _get_gradient_divide_factors",
     needs=REPLICAS,
     rests_on="fully_shard/divide-factor",
@@ -271,9 +271,9 @@ def synchronized_again(me: Me) -> list[str]:
 
 @chapter.must(
     "fully_shard/sync-includes-replicas",
-    "set_requires_gradient_sync is about scattering and all-reducing: it undoes an earlier "
-    "set_requires_all_reduce.",
-    source="torch 2.13, FSDPModule.set_requires_gradient_sync",
+    "set_requires_gradient_sync(True) has gradients scattered and all-reduced, also after "
+    "set_requires_all_reduce(False).",
+    source="torch 2.13 docs, FSDPModule, set_requires_gradient_sync",
     needs=REPLICAS,
 )
 @world_sizes(2)
