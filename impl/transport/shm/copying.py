@@ -35,10 +35,10 @@ class Copying:
         may_be_read = tensor.nbytes >= REGISTERED_FROM_NBYTES
         is_read = may_be_read and self._registered.announce(tensor if is_root else None)
         for start, stop in spans(tensor.numel(), self._slots.segment_nbytes // itemsize):
-            slot = self._slots.parts[rounds.half()][root]
-            place, nbytes = address + start * itemsize, (stop - start) * itemsize
+            part, nbytes = address + start * itemsize, (stop - start) * itemsize
+            slot = self._slots.place(nbytes)[root]
             if is_root and not is_read:
-                memcpy(slot, place, nbytes)
+                memcpy(slot, part, nbytes)
             rounds.meet(call, until)
             if start == 0:
                 rounds.compare(call)
@@ -49,7 +49,7 @@ class Copying:
                     rounds.meet(call, until)
                     return
             if not is_root:
-                memcpy(place, slot, nbytes)
+                memcpy(part, slot, nbytes)
 
     @ends_the_group
     def all_gather(self, output: Tensor, input: Tensor, call: CallInfo, until: Deadline) -> None:
@@ -89,9 +89,8 @@ class Copying:
         is_read = may_be_read and self._registered.announce(input)
         others, inputs = self._slots.others, dict[int, int]()
         for start, stop in spans(input.numel(), self._slots.segment_nbytes // itemsize):
-            half = rounds.half()
             offset, nbytes = start * itemsize, (stop - start) * itemsize
-            slots = self._slots.parts[half]
+            slots = self._slots.place(nbytes)
             if not is_read:
                 memcpy(slots[me], address + offset, nbytes)
             rounds.meet(call, until)

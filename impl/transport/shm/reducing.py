@@ -40,16 +40,16 @@ class Reducing:
             self._all_reduce_large(tensor, combine, call, until)
             return
         rounds = self._rounds
-        half = (rounds.step + 1) & 1
+        place = (rounds.step + 1) & plan.step_mask
         # `announce` would have `meet` look after the tensor. For its one round, this is quicker.
         address = address_of(tensor) if numel else 0
         rounds.announce(call)
-        memcpy(plan.own_addresses[half], address, plan.nbytes)
+        memcpy(plan.own_addresses[place], address, plan.nbytes)
         rounds.meet(call, until)
         if tensor.data_ptr() != address:
             raise MemoryGone
         rounds.compare(call)
-        combine.fold(tensor, self._in_place(tensor, plan.parts[half]))
+        combine.fold(tensor, self._in_place(tensor, plan.parts[place]))
 
     @ends_the_group
     def all_reduce_paced(

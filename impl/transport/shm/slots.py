@@ -3,6 +3,11 @@
 Each collective (`reducing.py`, `copying.py`) is a loop over segments. For each segment a rank
 writes into its own slot, waits until all have written, and reads the other slots. The first round
 also compares what the ranks announced, before any tensor changes.
+
+[Note: places] Writing what another processor has just read is slow, since each line has to be
+called back from its cache: 64 KiB take 8 us, and reading them there 3. So an operation that is over
+in one round does not write to the start of its half each time, but to one place after the other.
+When a place comes again, 2 MiB later, its lines have left that cache.
 """
 
 from __future__ import annotations
@@ -36,16 +41,21 @@ Table = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 # With two ranks both ways move the same bytes, so the shorter one always wins.
 _WHOLE_TOTAL_NBYTES = 1 << 20
 
+_PLACES_FROM_NBYTES = 16 << 10  # less than that, in all places, would not fill a cache
+_PLACES_MAX = 16  # of one half; a power of two
+
 _PLANS_MAX = 512
+_VIEWS_MAX = 16384  # tensors that plans hold
 
 
 @dataclass(frozen=True, slots=True)
 class SlotPlan:
-    """Where a tensor of one dtype and size lies in every slot, for one segment."""
+    """Where a tensor of one dtype and size lies in every slot, if one round moves it."""
 
     nbytes: int
-    own_addresses: tuple[int, int]  # by half
-    parts: tuple[tuple[Tensor, ...], tuple[Tensor, ...]]  # by half, then by position
+    step_mask: int  # of a round's step: the index of its place
+    own_addresses: tuple[int, ...]  # by place
+    parts: tuple[tuple[Tensor, ...], ...]  # by place, then by position
 
 
 class Collectives(Protocol):
@@ -111,7 +121,9 @@ class Slots:
             [mapping.address + layout.result_offset(p, half) for p in range(self.size)]
             for half in (0, 1)
         ]
+        self._places = [self._make_places(1 << k) for k in range(_PLACES_MAX.bit_length())]
         self._plans: dict[tuple[torch.dtype, int], SlotPlan] = {}
+        self._plan_views = 0
         self._whole_views: dict[tuple[torch.dtype, int, int], Tensor] = {}
         self._views_made: dict[tuple[torch.dtype, int, int, int], tuple[Tensor, ...]] = {}
         self._i64 = np.frombuffer(mapping.raw, dtype=np.int64)
@@ -127,6 +139,30 @@ class Slots:
         self._i64 = np.empty(0, dtype=np.int64)
         self.registered.close()
 
+    # -- places
+
+    def _make_places(self, count: int) -> list[list[int]]:
+        """`count` of each half, in the order of the rounds that use them: addresses by position."""
+        stride = self.segment_nbytes // count
+        return [
+            [start + number // 2 * stride for start in self.parts[number % 2]]
+            for number in range(2 * count)
+        ]
+
+    def _places_for(self, nbytes: int) -> list[list[int]]:
+        fit = 1
+        if nbytes >= _PLACES_FROM_NBYTES:
+            fit = min(_PLACES_MAX, self.segment_nbytes // nbytes)
+        return self._places[fit.bit_length() - 1]
+
+    def place(self, nbytes: int) -> list[int]:
+        """Where the next round writes `nbytes`, at most a segment: addresses by position.
+
+        The same on all ranks that give the same number. See [Note: places].
+        """
+        places = self._places_for(nbytes)
+        return places[(self.rounds.step + 1) % len(places)]
+
     # -- views of shared memory
 
     def plan(self, dtype: torch.dtype, numel: int) -> SlotPlan | None:
@@ -137,12 +173,20 @@ class Slots:
         nbytes = numel * dtype.itemsize
         if nbytes > self._whole_nbytes:
             return None
-        if len(self._plans) >= _PLANS_MAX:
+        places = self._places_for(nbytes)
+        self._plan_views += len(places) * self.size
+        if len(self._plans) >= _PLANS_MAX or self._plan_views > _VIEWS_MAX:
             self._plans.clear()
+            self._plan_views = len(places) * self.size
         plan = self._plans[dtype, numel] = SlotPlan(
             nbytes=nbytes,
-            own_addresses=(self.parts[0][self.position], self.parts[1][self.position]),
-            parts=(self.views(0, dtype, 0, numel), self.views(1, dtype, 0, numel)),
+            step_mask=len(places) - 1,
+            own_addresses=tuple(place[self.position] for place in places),
+            parts=tuple(
+                self._slices(number % 2, dtype, first, first + numel)
+                for number, place in enumerate(places)
+                for first in [(place[0] - self.parts[number % 2][0]) // dtype.itemsize]
+            ),
         )
         return plan
 
@@ -153,10 +197,11 @@ class Slots:
         if views is None:
             if len(self._views_made) >= _PLANS_MAX:
                 self._views_made.clear()
-            views = self._views_made[key] = tuple(
-                self._whole_view(half, p, dtype)[start:stop] for p in range(self.size)
-            )
+            views = self._views_made[key] = self._slices(half, dtype, start, stop)
         return views
+
+    def _slices(self, half: int, dtype: torch.dtype, start: int, stop: int) -> tuple[Tensor, ...]:
+        return tuple(self._whole_view(half, p, dtype)[start:stop] for p in range(self.size))
 
     def _whole_view(self, half: int, position: int, dtype: torch.dtype) -> Tensor:
         key = (dtype, half, position)
