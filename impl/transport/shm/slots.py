@@ -174,6 +174,7 @@ class Slots:
         if nbytes > self._whole_nbytes:
             return None
         places = self._places_for(nbytes)
+        stride = 2 * self.segment_nbytes // len(places) // dtype.itemsize
         self._plan_views += len(places) * self.size
         if len(self._plans) >= _PLANS_MAX or self._plan_views > _VIEWS_MAX:
             self._plans.clear()
@@ -183,9 +184,8 @@ class Slots:
             step_mask=len(places) - 1,
             own_addresses=tuple(place[self.position] for place in places),
             parts=tuple(
-                self._slices(number % 2, dtype, first, first + numel)
-                for number, place in enumerate(places)
-                for first in [(place[0] - self.parts[number % 2][0]) // dtype.itemsize]
+                self._slices(number % 2, dtype, number // 2 * stride, number // 2 * stride + numel)
+                for number in range(len(places))
             ),
         )
         return plan

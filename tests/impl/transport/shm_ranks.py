@@ -26,9 +26,11 @@ def soon(timeout_s: float = 30.0) -> Deadline:
     return Deadline.after(timeout_s)
 
 
-def new_mapping(world_size: int) -> tuple[Mapping, MappingLayout]:
+def new_mapping(
+    world_size: int, segment_nbytes: int = SMALL_SEGMENT_NBYTES
+) -> tuple[Mapping, MappingLayout]:
     """Memory for a group, seen by one mapping."""
-    layout = MappingLayout.plan(world_size, SMALL_SEGMENT_NBYTES)
+    layout = MappingLayout.plan(world_size, segment_nbytes)
     file = SharedFile(layout.total_nbytes)
     try:
         return Mapping(file.offer, layout.total_nbytes), layout
@@ -36,13 +38,17 @@ def new_mapping(world_size: int) -> tuple[Mapping, MappingLayout]:
         file.close()
 
 
-def on_ranks(world_size: int, rank_function: Callable[[ShmCommunicator], _T]) -> list[_T]:
+def on_ranks(
+    world_size: int,
+    rank_function: Callable[[ShmCommunicator], _T],
+    segment_nbytes: int = SMALL_SEGMENT_NBYTES,
+) -> list[_T]:
     """Call `rank_function(communicator)` on one thread a rank; the results by rank."""
     store = dist.HashStore()
 
     def run(rank: int) -> _T:
         meeting = meet(
-            store, rank, world_size, group="g", segment_nbytes=SMALL_SEGMENT_NBYTES, until=soon()
+            store, rank, world_size, group="g", segment_nbytes=segment_nbytes, until=soon()
         )
         assert meeting.mapping is not None
         communicator = ShmCommunicator(
@@ -50,7 +56,7 @@ def on_ranks(world_size: int, rank_function: Callable[[ShmCommunicator], _T]) ->
             range(world_size),
             rank,
             group="g",
-            segment_nbytes=SMALL_SEGMENT_NBYTES,
+            segment_nbytes=segment_nbytes,
         )
         try:
             return rank_function(communicator)
