@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullOptimStateDictConfig, OptimStateKeyType, StateDictType
+from torch.distributed.fsdp.wrap import always_wrap_policy
 
 from conformance import (
     Chapter,
@@ -190,6 +192,30 @@ def step_after_loading(me: Me, recipe: Recipe) -> str:
 def test_steps_do_not_change_what_was_loaded(ranks: Ranks, orig: bool) -> None:
     got = ranks.run(step_after_loading, adam(orig=orig))
     assert_same_on_all_ranks(got, "", what="changes of the loaded state dict")
+
+
+def names_beside_module(me: Me, orig: bool) -> list[list[str]]:
+    """Names in the state dicts of a model and of its optimizer."""
+    inner = nn.Sequential(OrderedDict(module=nn.Linear(2, 2)))
+    layers = nn.Sequential(OrderedDict(module=inner, other=nn.Linear(2, 2)))
+    model = wrap(me, layers, use_orig_params=orig, auto_wrap_policy=always_wrap_policy)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 2, device=me.device)).sum().backward()
+    optimizer.step()
+    state = saved(model, optimizer, FULL, ON_DEVICE)["state"]
+    with type(model).state_dict_type(model, FULL):
+        return [sorted(model.state_dict()), sorted(state)]
+
+
+@covers("fsdp/full-optimizer-state")
+@world_sizes(2)
+@both_kinds
+def test_a_layer_may_be_called_module(ranks: Ranks, orig: bool) -> None:
+    layers = [
+        f"{layer}.{name}" for layer in ("module.module", "other") for name in ("bias", "weight")
+    ]
+    got = ranks.run(names_beside_module, orig)
+    assert_same_on_all_ranks(got, [layers, layers], what="names")
 
 
 def come_back_from_rank_0(me: Me, recipe: Recipe) -> tuple[int, str]:

@@ -10,10 +10,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecision
+from torch.distributed.fsdp import FullOptimStateDictConfig, MixedPrecision
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_that, world_sizes
+from conformance import (
+    Chapter,
+    Me,
+    Ranks,
+    assert_same_on_all_ranks,
+    assert_that,
+    covers,
+    world_sizes,
+)
 from conformance.spec.fsdp.custom import inputs, linear
 from conformance.spec.fsdp.models import Net
 from conformance.spec.fsdp.state_dict_kinds import FULL, ON_DEVICE, SHARDED
@@ -275,7 +283,7 @@ def test_state_of_no_parameter(ranks: Ranks, kind: Any) -> None:
     assert_same_on_all_ranks(got, (kept, kept), what="saved and loaded state")
 
 
-def state_in_a_group(me: Me, orig: bool) -> tuple[int, int]:
+def state_in_a_group(me: Me, orig: bool, config: Any) -> tuple[int, int]:
     """Entries of the optimizer's full state dict, and of what it loads, on all ranks but rank 0."""
     group = dist.new_group(list(range(1, me.world_size)))
     if me.rank == 0:
@@ -285,10 +293,10 @@ def state_in_a_group(me: Me, orig: bool) -> tuple[int, int]:
     Net().loss(model, me.rank, 0, me.device).backward()
     optimizer.step()
     cls = type(model)
-    with cls.state_dict_type(model, FULL, None, ON_DEVICE):
+    with cls.state_dict_type(model, FULL, None, config):
         state = cls.optim_state_dict(model, optimizer, group=group)
         back = cls.optim_state_dict_to_load(model, optimizer, copy.deepcopy(state), group=group)
-    return len(state["state"]), len(back["state"])
+    return len(state.get("state", {})), len(back["state"])
 
 
 @chapter.must(
@@ -302,7 +310,18 @@ def state_in_a_group(me: Me, orig: bool) -> tuple[int, int]:
 @both_kinds
 def test_state_in_a_group_without_rank_0(ranks: Ranks, orig: bool) -> None:
     entries = len(list(Net().make().parameters()))
-    for rank, (there, back) in enumerate(ranks.run(state_in_a_group, orig)):
+    for rank, (there, back) in enumerate(ranks.run(state_in_a_group, orig, ON_DEVICE)):
         if rank:
             assert_that(there == entries, f"{there} of {entries} entries are saved", rank)
             assert_that(back > 0, "nothing is loaded", rank)
+
+
+@covers("fsdp/optimizer-state-in-a-group")
+@world_sizes(3)
+def test_the_first_rank_of_a_group_has_the_state(ranks: Ranks) -> None:
+    entries = len(list(Net().make().parameters()))
+    config = FullOptimStateDictConfig(rank0_only=True, offload_to_cpu=False)
+    got = ranks.run(state_in_a_group, False, config)
+    saved = [there for there, _ in got]
+    assert_that(saved == [0, entries, 0], f"{saved} of {entries} entries are saved")
+    assert_that(got[2][1] > 0, "nothing is loaded", 2)

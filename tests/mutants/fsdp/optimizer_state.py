@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from impl.fsdp.checkpoint import optim_api, optim_load, optim_save
+from impl.fsdp.checkpoint import optim_api, optim_load, optim_names, optim_save
 from impl.fsdp.checkpoint.optim_names import describe_model
 from impl.fsdp.flat_param import packing as flat_param
 from tests.mutants.fsdp.kit import Swapped, rolled_afterwards
@@ -225,3 +225,14 @@ class LoadsTheGroupsOfTheStateDict(Swapped):
     """Options that were loaded are those of the state dict, which change with them."""
 
     swaps = ((optim_load, "copy", lambda _: _NoCopies),)
+
+
+def _without_module(right: Any) -> Any:
+    return lambda name: right(name).replace("module.", "")
+
+
+@breaks("fsdp/full-optimizer-state", says="names: rank 0 is wrong|KeyError")
+class LayersAreNotCalledModule(Swapped):
+    """Of names, what a wrapper's own attribute might be called is left out."""
+
+    swaps = ((optim_names, "clean_tensor_name", _without_module),)

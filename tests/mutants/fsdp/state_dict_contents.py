@@ -110,3 +110,16 @@ def _from_rank_0(right: Any) -> Any:
 @breaks("fsdp/optimizer-state-in-a-group", says="Global rank 0 is not part of group")
 class AsksTheFirstRankOfAll(Swapped):
     swaps = ((optim_api, "save_optim_state", _from_rank_0),)
+
+
+def _to_the_first_of_all(right: Any) -> Any:
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        saved = right(*args, **kwargs)
+        return {} if args[5].rank0_only and dist.get_rank() else saved
+
+    return wrong
+
+
+@breaks("fsdp/optimizer-state-in-a-group", says='must have the keys "state"')
+class TheFirstRankOfAllHasTheState(Swapped):
+    swaps = ((optim_api, "save_optim_state", _to_the_first_of_all),)
