@@ -41,8 +41,8 @@ def train_each(me: Me) -> list[list[Step]]:
 
 @chapter.must(
     "ddp/separate-programs",
-    "Ranks that were started as programs of their own, as torchrun starts them, train like forks "
-    "of one process: nothing depends on the order of a set, which differs there.",
+    "DDP trains ranks that were started as programs of their own, as torchrun starts them, "
+    "like forks of one process: nothing depends on the order of a set, which differs there.",
     source="Megatron-LM#2218 and transformers#48162",
     rests_on="ddp/average",
 )

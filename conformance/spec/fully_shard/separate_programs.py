@@ -13,8 +13,8 @@ chapter = Chapter("fully_shard", needs=NEEDS)
 
 @chapter.must(
     "fully_shard/separate-programs",
-    "Ranks that were started as programs of their own, as torchrun starts them, train like forks "
-    "of one process: nothing depends on the order of a set, which differs there.",
+    "fully_shard trains ranks that were started as programs of their own, as torchrun starts them, "
+    "like forks of one process: nothing depends on the order of a set, which differs there.",
     source="Megatron-LM#2218",
     rests_on="fully_shard/training",
 )
