@@ -13,8 +13,10 @@ import weakref
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from conformance.harness import leaks
 from conformance.harness.leaks import Holdings, _difference, find_leaks, still_alive, take_census
@@ -134,6 +136,34 @@ def test_a_cycle_through_what_an_earlier_world_left_is_garbage(
     watched = [("group", weakref.ref(kept.group))]
     del kept
     assert still_alive(watched) == ()
+
+
+WAITS = """
+def wait(group):
+    future = torch.futures.Future()
+    future.set_exception(RuntimeError("it failed"))
+    try:
+        future.wait()
+    except RuntimeError:
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "left"), [("conformance.spec.made", ()), ("backend", ("a group",))]
+)
+def test_a_future_that_failed_keeps_nothing_of_a_case(
+    module: str, left: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch keeps the frame that waited for it, unless somebody empties that."""
+    monkeypatch.setattr(leaks, "_SETTLE_S", 0.01)
+    waiting: dict[str, Any] = {"__name__": module, "torch": torch}
+    exec(WAITS, waiting)
+    group = Counter[str]()
+    waiting["wait"](group)
+    watched = [("a group", weakref.ref(group))]
+    del group
+    assert still_alive(watched) == left
 
 
 def test_an_object_that_stays_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,7 @@ def test_shapes(ranks: Ranks, models: list[list[tuple[int, ...]]]) -> None:
 def test_a_message_about_one_parameter_of_one_rank(ranks: Ranks) -> None:
     """The last rank's parameters differ from the second one on."""
     usual: list[tuple[int, ...]] = [(2,), (2, 6), (4,)]
-    outcomes = construct_each(ranks, [usual, usual, [(2,), (4, 3), (1, 4)]])
+    outcomes = construct_each(ranks, [usual, usual, [(2,), (4, 3), (5,)]])
     where = r"\[2\]: params\[1\] in this process with sizes \[4, 3\]"
     assert_some_raised(
         outcomes, [2], rf"{where} appears not to match sizes of the same param in process 0"
