@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 from torch import Tensor
 
-from conformance import Chapter, Me, Ranks, world_sizes
+from conformance import Chapter, Me, Ranks, assert_that, world_sizes
 from conformance.oracle.collectives import Buffers, Call, before
 from conformance.spec.collectives.perform import issue
 from conformance.spec.parameters import ops
@@ -40,6 +40,39 @@ def kept_after_collectives(me: Me, op: str) -> Kept:
     return kept_after(me, operation)
 
 
+def resized_afterwards(me: Me, op: str) -> list[int]:
+    """Bytes of the tensors' storages, when these have been resized to nothing after the call."""
+    call = Call(op, (64,))
+    buffers = before(call, me.rank, me.world_size)
+    given = [x.to(me.device, copy=True) for x in buffers.given]
+    taken = [x.to(me.device, copy=True) for x in buffers.taken]
+    issue(call, given, taken)
+    storages = [x.untyped_storage() for x in (*given, *taken)]
+    for storage in storages:
+        storage.resize_(0)
+    return [storage.nbytes() for storage in storages]
+
+
+OPS = [
+    "all_reduce",
+    *ops("reduce", "broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter"),
+    *ops("reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single"),
+]
+
+
+@chapter.must(
+    "work/storage-can-be-resized",
+    "After a collective the storages of its tensors can be resized, as FSDP does in each pass.",
+    source="torch 2.13, torch.distributed.utils: _free_storage",
+    rests_on="all_reduce/sum",
+)
+@pytest.mark.parametrize("op", OPS)
+@world_sizes(2)
+def test_storages_can_be_resized(ranks: Ranks, op: str) -> None:
+    for rank, left in enumerate(ranks.run(resized_afterwards, op)):
+        assert_that(not any(left), f"storages of {left} bytes", rank)
+
+
 @chapter.must(
     "work/keeps-nothing",
     "When collectives are complete and their handles are dropped, the group holds none of their "
@@ -47,14 +80,7 @@ def kept_after_collectives(me: Me, op: str) -> Kept:
     "collectives.",
     rests_on="all_reduce/async",
 )
-@pytest.mark.parametrize(
-    "op",
-    [
-        "all_reduce",
-        *ops("reduce", "broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter"),
-        *ops("reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single"),
-    ],
-)
+@pytest.mark.parametrize("op", OPS)
 @world_sizes(2)
 def test_past_collectives(ranks: Ranks, op: str) -> None:
     assert_nothing_kept(ranks.run(kept_after_collectives, op))

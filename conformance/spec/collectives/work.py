@@ -19,7 +19,9 @@ from conformance import (
     assert_each_rank,
     assert_that,
     covers,
+    deadline,
     needs,
+    not_probed,
     world_sizes,
 )
 from conformance.checks import first_difference
@@ -337,6 +339,34 @@ def chained(me: Me) -> list[float]:
 def test_callbacks_see_the_result(ranks: Ranks) -> None:
     n = ranks.world_size
     assert_each_rank(ranks.run(chained), [[10 * n * (n + 1) / 2 + 1] * 2] * n)
+
+
+def reduced_in_a_callback(me: Me) -> list[float]:
+    """A callback reduces the result once more, and waits for it, before the caller waits."""
+    x = torch.full((2,), me.rank + 1.0, device=me.device)
+
+    def reduce_again(done: Any) -> Any:
+        again = done.value()[0].clone()
+        return dist.all_reduce(again, async_op=True).get_future().wait()[0]
+
+    chained = dist.all_reduce(x, async_op=True).get_future().then(reduce_again)
+    values: list[float] = chained.wait().tolist()
+    return values
+
+
+@chapter.must(
+    "work/callback-waits",
+    "A callback of a collective's future may issue another collective of the group and wait for "
+    "it, as DDP's PowerSGD hook does.",
+    source="torch 2.13, powerSGD_hook",
+    rests_on="work/future-then",
+)
+@world_sizes(2, 3)
+@deadline(10)
+@not_probed()
+def test_a_callback_may_wait_for_a_collective(ranks: Ranks) -> None:
+    n = ranks.world_size
+    assert_each_rank(ranks.run(reduced_in_a_callback), [[n * n * (n + 1) / 2] * 2] * n)
 
 
 def futures_at_any_time(me: Me) -> list[Tensor]:

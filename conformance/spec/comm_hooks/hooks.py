@@ -92,6 +92,26 @@ def test_calls(ranks: Ranks) -> None:
                 assert_that(got == wanted, f"calls of step {i + 1}: {got}, want {wanted}", rank)
 
 
+def indices_in_an_empty_list(me: Me) -> list[int]:
+    """What the hook appends to its state, a list that is empty, and so counts as false."""
+    state: list[int] = []
+
+    def hook(given: list[int], bucket: Any) -> Any:
+        given.append(bucket.index())
+        return sum_of(bucket.buffer())
+
+    model = me.ddp(make_model().to(me.device))
+    model.register_comm_hook(state, bare(hook))
+    loss_of(model(normal((2, WIDTH), 0, "float32").to(me.device))).backward()
+    return state
+
+
+@covers("comm_hooks/called-for-each-bucket")
+@world_sizes(2)
+def test_a_state_may_be_empty(ranks: Ranks) -> None:
+    assert_same_on_all_ranks(ranks.run(indices_in_an_empty_list), [0], what="the state")
+
+
 def calls_of_a_static_graph(me: Me) -> list[list[tuple[int, bool]]]:
     """Of each step, for each call: index and is_last. Two dtypes make two buckets."""
     steps: list[list[tuple[int, bool]]] = []

@@ -103,6 +103,7 @@ OPTIONS_OF_COPIES: dict[str, Options] = {
     "search": {"find_unused_parameters": True},
     "views": {"gradient_as_bucket_view": True},
     "caps": {"bucket_cap_mb": 2**-20},
+    "buffers": {"broadcast_buffers": False},
     "ignored": {},
 }
 
@@ -113,6 +114,7 @@ def shown(me: Me, kind: str, model: Any) -> bool | int:
     if kind == "caps":
         model.register_comm_hook(calls, counting)
     branches = model.module.branches
+    model.module.mark.fill_(me.rank)
     for i in range(3):
         model.zero_grad()
         calls[0] = 0
@@ -125,6 +127,8 @@ def shown(me: Me, kind: str, model: Any) -> bool | int:
     if kind == "views":
         same: bool = first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
         return same
+    if kind == "buffers":
+        return bool(model.module.mark == me.rank)
     return calls[0] if kind == "caps" else bool((second == 3.0 + me.rank).all())
 
 
@@ -138,7 +142,9 @@ counting.__annotations__.clear()
 
 def options_of_a_copy(me: Me, kind: str) -> tuple[bool | int, bool | int]:
     """What a wrapper shows of an option, and what the one that was saved and loaded does."""
-    module = Recipe(Branching, (2,))().to(me.device)
+    module = Recipe(Branching, (2,))()
+    module.register_buffer("mark", torch.zeros(()))
+    module = module.to(me.device)
     if kind == "ignored":
         wrapper: Any = type(me.ddp(nn.Linear(1, 1).to(me.device)))
         wrapper._set_params_and_buffers_to_ignore_for_model(module, ["branches.1.weight"])
@@ -150,7 +156,7 @@ def options_of_a_copy(me: Me, kind: str) -> tuple[bool | int, bool | int]:
 @chapter.must(
     "ddp/copies/options",
     "A wrapper that was saved and loaded keeps its options: the search for unused parameters, "
-    "gradients that are views, bucket caps, and ignored names.",
+    "gradients that are views, bucket caps, no broadcast of buffers, and ignored names.",
     source="torch, distributed.py: __setstate__ builds the reducer with what was saved",
     rests_on="ddp/copies/pickle",
 )

@@ -216,6 +216,31 @@ def test_full_gradients(ranks: Ranks) -> None:
             check_tensors([first, second], [want, doubled])
 
 
+def gradients_left(me: Me, recipe: Recipe) -> tuple[list[Tensor], list[str]]:
+    """Local gradients after changes without writeback; names of gradients after zero_grad."""
+    model = recipe.wrapped(me)
+    recipe.net.loss(model, me.rank, 0, me.device).backward()
+    cls = type(model)
+    with cls.summon_full_params(model, writeback=False, with_grads=True), torch.no_grad():
+        for param in model.parameters():
+            if param.grad is not None:
+                param.grad.fill_(9.0)
+    kept = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    with cls.summon_full_params(model, with_grads=True):
+        shown = [name for name, param in model.named_parameters() if param.grad is not None]
+    return kept, shown
+
+
+@covers("fsdp/summon-gradients")
+@world_sizes(2)
+def test_changes_of_gradients_are_discarded_without_writeback(ranks: Ranks) -> None:
+    for rank, (kept, shown) in enumerate(ranks.run(gradients_left, Recipe(orig=True))):
+        changed = sum(bool((grad == 9.0).any()) for grad in kept)
+        assert_that(bool(kept) and not changed, f"{changed} of {len(kept)} have changed", rank)
+        assert_that(not shown, f"after zero_grad, gradients of {shown}", rank)
+
+
 def summon_the_root(me: Me) -> list[list[int]]:
     """Shapes of the head's weight and of a block's, with the root alone summoned."""
     model = Recipe(orig=True).wrapped(me)
@@ -348,3 +373,22 @@ def test_applying_a_function(ranks: Ranks, orig: bool) -> None:
             value = params[name]
             right = bool((value == value.numel()).all())
             assert_that(right, f"{name} is not filled with {value.numel()}", rank)
+
+
+def wrap_after_apply(me: Me) -> Tensor:
+    """What a model gives of which one unit was there, and had run `apply`, before the root."""
+    inner = wrap(me, linear(2, 2, 1).to(me.device))
+    inner.apply(lambda module: None)
+    model = wrap(me, nn.Sequential(inner, linear(2, 2, 2).to(me.device)))
+    x = torch.ones(1, 2, dtype=torch.float64, device=me.device)
+    output: Tensor = model(x)
+    output.sum().backward()
+    return output.detach()
+
+
+@covers("fsdp/apply")
+@world_sizes(2)
+def test_a_unit_may_get_a_root_after_apply(ranks: Ranks) -> None:
+    bare = nn.Sequential(linear(2, 2, 1), linear(2, 2, 2))
+    want = Near.relative(bare(torch.ones(1, 2, dtype=torch.float64)).detach(), 1e-9)
+    assert_near(ranks.run(wrap_after_apply), [want] * ranks.world_size, "output")

@@ -15,7 +15,15 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 from torch.distributed.fsdp import MixedPrecision, ShardingStrategy
 
-from conformance import Chapter, Me, Ranks, assert_same_on_all_ranks, assert_that, world_sizes
+from conformance import (
+    Chapter,
+    Me,
+    Ranks,
+    assert_same_on_all_ranks,
+    assert_that,
+    covers,
+    world_sizes,
+)
 from conformance.harness.traces import Issued, record
 from conformance.spec.fsdp.custom import (
     Unit,
@@ -405,6 +413,23 @@ def test_groups_train_apart(ranks: Ranks) -> None:
     for part in parts:
         want = wanted_of_part(part)
         check_runs([got[rank] for rank in part], want)
+
+
+def train_replicas_in_a_part(me: Me, part: list[int]) -> Run | None:
+    """Shards over the part, and one replica of it; the other ranks only make the groups."""
+    groups = [dist.new_group(part), *(dist.new_group([rank]) for rank in range(me.world_size))]
+    if me.rank not in part:
+        return None
+    pair = groups[0], groups[1 + me.rank]
+    return train_custom(me, two_layers, one_pass, "HYBRID_SHARD", kwargs={"process_group": pair})
+
+
+@covers("fsdp/process-group")
+@world_sizes(3)
+def test_replicas_of_some_ranks(ranks: Ranks) -> None:
+    part = [0, 1]
+    got = ranks.run(train_replicas_in_a_part, part)
+    check_runs([got[rank] for rank in part], wanted_of_part(part))
 
 
 def train_alone(me: Me, strategy: str) -> tuple[Run, str, list[Issued]]:

@@ -56,6 +56,32 @@ def kinds_of_layers(me: Me) -> list[tuple[str, str]]:
     ]
 
 
+class WithAChild(nn.BatchNorm1d):
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.gate = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+
+
+def names_beside_a_child(me: Me) -> list[str]:
+    """Names of parameters and buffers of a layer that has layers of its own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that such a layer does more than batch norm
+        converted = me.sync_batchnorm().convert_sync_batchnorm(nn.Sequential(WithAChild()))
+    return sorted(converted.state_dict())
+
+
+@chapter.must(
+    "convert_sync_batchnorm/children",
+    "A batch norm layer that has layers of its own keeps them.",
+    source="torch 2.13, convert_sync_batchnorm: add_module of each child",
+    rests_on="convert_sync_batchnorm/every-layer",
+)
+@world_sizes(1)
+def test_layers_of_a_batch_norm_are_kept(ranks: Ranks) -> None:
+    want = sorted(nn.Sequential(WithAChild()).state_dict())
+    assert_same_on_all_ranks(ranks.run(names_beside_a_child), want, what="names")
+
+
 @chapter.must(
     "convert_sync_batchnorm/every-layer",
     "Every BatchNorm1d, BatchNorm2d and BatchNorm3d inside a module, however deep, is replaced, "

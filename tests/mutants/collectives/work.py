@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -340,3 +341,33 @@ class _CallbacksSeeNothing(Relayed):
 class CallbacksOfAllGatherRunAtOnce(OfOne):
     method = "allgather"
     handle = _CallbacksSeeNothing
+
+
+class _OnOneThread(dist.Work):
+    """A collective that a group's only thread carries out, callbacks of its future included."""
+
+    def __init__(self, thread: ThreadPoolExecutor, carry_out: Callable[[], Any]) -> None:
+        super().__init__()
+        self.future: torch.futures.Future[Any] = torch.futures.Future()
+        self.done = thread.submit(lambda: self.future.set_result(carry_out()))
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self.future.wait()
+        return True
+
+    def get_future(self) -> Any:
+        return self.future
+
+
+@breaks("work/callback-waits", says=r"deadline", verdict=Verdict.TIMEOUT)
+class CallbacksRunWhereCollectivesDo(ForwardingGroup):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.thread = ThreadPoolExecutor(1)
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        def carry_out() -> Any:
+            self.inner.allreduce(tensors, opts).wait()
+            return tensors
+
+        return _OnOneThread(self.thread, carry_out)

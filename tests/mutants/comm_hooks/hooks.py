@@ -26,6 +26,15 @@ class CallsTheHookTwice(DDPMutant):
     )
 
 
+@breaks("comm_hooks/called-for-each-bucket", says="'NoneType' object has no attribute 'append'")
+class TakesAnEmptyStateForNone(DDPMutant):
+    patched = swap(
+        BucketReduction,
+        "set_hook",
+        lambda right: lambda self, state, *args, **how: right(self, state or None, *args, **how),
+    )
+
+
 @breaks("comm_hooks/gradients-are-not-divided", says="gradient on rank")
 @breaks("comm_hooks/library/zero", says="parameter 0")
 class DividesBeforeTheHook(DDPMutant):

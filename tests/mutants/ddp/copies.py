@@ -62,3 +62,12 @@ class CopiesShareTheModule(DDPMutant):
             return copy.copy(self)
 
         return mock.patch.object(DistributedDataParallel, "__deepcopy__", shallow, create=True)
+
+
+@breaks("ddp/copies/options", says="kind=buffers")
+class LoadedWrappersBroadcastBuffers(DDPMutant):
+    patched = beforehand(
+        WrapperControls,
+        "__setstate__",
+        lambda self, state: state.update(broadcast_buffers=True, forward_sync_buffers=True),
+    )

@@ -103,3 +103,28 @@ class SummonKeepsChanges(Swapped):
 @breaks("fsdp/summon-gradients", says="is wrong|got")
 class SummonLosesChangesOfGradients(Swapped):
     swaps = ((gradients, "write_back_grad", nothing),)
+
+
+def _gradients_kept(right: Any) -> Any:
+    def wrong(state: Any, options: Any) -> Any:
+        kept = options.writeback or options.with_grads
+        return right(state, replace(options, writeback=kept))
+
+    return wrong
+
+
+@breaks("fsdp/summon-gradients", says=r"\d+ of \d+ have changed")
+class GradientsAreWrittenBackAnyway(Swapped):
+    swaps = ((unshard_params, "unsharded", _gradients_kept),)
+
+
+@breaks("fsdp/summon-gradients", says="after zero_grad, gradients of")
+class ClearedGradientsAreShown(Swapped):
+    swaps = ((gradients, "reset_if_cleared", nothing),)
+
+
+@breaks("fsdp/apply", says="_is_root|raised")
+class ApplyMakesARoot(Swapped):
+    """A unit that has run apply before there was a root stays a root itself."""
+
+    swaps = ((api, "reset_lazy_init", nothing),)

@@ -8,6 +8,7 @@ import torch
 
 from impl.fsdp import collectives
 from impl.fsdp.build import construct as build
+from impl.fsdp.build import groups
 from impl.fsdp.flat_param import gradients, handle, views
 from impl.fsdp.step import backward, forward, reduction, state
 from tests.mutants.fsdp.kit import Swapped, always, nothing
@@ -199,3 +200,16 @@ class RecomputesWithOtherTensors(Swapped):
     """With original parameters, the backward shows no tensors of the forward."""
 
     swaps = ((views.OrigParamViews, "show_backward_tensors", nothing),)
+
+
+@breaks("fsdp/process-group", says="is wrong")
+class ReplicasDivideByAllRanks(Swapped):
+    """Gradients of a hybrid strategy are divided by the number of all ranks."""
+
+    swaps = (
+        (
+            groups,
+            "divide_factors",
+            lambda right: lambda size: right(torch.distributed.get_world_size()),
+        ),
+    )

@@ -110,3 +110,16 @@ class ConvertsOnce(LayerMutant, SyncBatchNorm):
         if any(isinstance(layer, cls) for layer in module.modules()):
             return module
         return super().convert_sync_batchnorm(module, process_group)
+
+
+@breaks("convert_sync_batchnorm/children", says="names: rank 0 is wrong")
+class DropsLayersOfALayer(LayerMutant, SyncBatchNorm):
+    @classmethod
+    def convert_sync_batchnorm(
+        cls, module: nn.Module, process_group: Any | None = None
+    ) -> nn.Module:
+        converted = super().convert_sync_batchnorm(module, process_group)
+        for layer in [layer for layer in converted.modules() if isinstance(layer, cls)]:
+            for name, _ in list(layer.named_children()):
+                delattr(layer, name)
+        return converted
