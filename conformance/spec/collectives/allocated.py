@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 import pytest
@@ -9,15 +10,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance import Chapter, Me, Ranks, assert_that, world_sizes
+from conformance import Chapter, Me, Ranks, assert_that, covers, needs, world_sizes
 from conformance.oracle.collectives import Call, before
-from conformance.spec.collectives.perform import Seen, assert_taken, issue, seen_of
+from conformance.spec.collectives.perform import (
+    Seen,
+    all_gather_into_tensor,
+    assert_taken,
+    issue,
+    reduce_scatter_tensor,
+    seen_of,
+)
 from conformance.spec.parameters import ops
 from conformance.torch_private import allocated
 
 chapter = Chapter("collectives", needs="feature:tensor_alloc")
 
 SOURCE = "torch 2.13, FSDPModule.set_allocate_memory_from_process_group_for_comm"
+_NUMEL = 3 << 20  # of 12 MiB, which two and three ranks can divide
 GAP = 3  # elements before a tensor, in the memory that was allocated for it
 
 
@@ -67,6 +76,48 @@ def test_collectives_on_allocated_tensors(ranks: Ranks, op: str) -> None:
     got = ranks.run(on_allocated_tensors, planned)
     for index, call in enumerate(planned):
         assert_taken(call, [seen[index] for seen in got])
+
+
+def overwritten_at_once(me: Me, op: str) -> list[tuple[float, float]]:
+    """Least and largest number that each of ten calls gives this rank of tensors of 12 MiB.
+
+    In call i all ranks give the number i, and write to what they gave as soon as the call is done.
+    """
+    n = me.world_size
+    x = allocated(dist.group.WORLD, _NUMEL, torch.float32, me.device)
+    y = torch.empty(_NUMEL * n, device=me.device)
+    whole, part = y[:_NUMEL], y[: _NUMEL // n]
+    calls: dict[str, tuple[Tensor, Callable[[], object]]] = {
+        "broadcast": (x, lambda: dist.broadcast(x, 0)),
+        "all_gather_into_tensor": (y, lambda: all_gather_into_tensor(y, x)),
+        "reduce_scatter_tensor": (part, lambda: reduce_scatter_tensor(part, x)),
+        "all_to_all_single": (whole, lambda: dist.all_to_all_single(whole, x)),
+    }
+    result, call = calls[op]
+    found = []
+    for i in range(10):
+        x.fill_(i)
+        dist.barrier()
+        call()
+        if result is not x or me.rank == 0:
+            x.fill_(-1)
+        found.append((result.min().item(), result.max().item()))
+    return found
+
+
+@covers("tensor_alloc/collectives")
+@pytest.mark.parametrize(
+    "op",
+    ops("broadcast", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"),
+)
+@world_sizes(2, 3)
+@needs("op:barrier")
+def test_ranks_overwrite_what_they_gave(ranks: Ranks, op: str) -> None:
+    factor = float(ranks.world_size) if op == "reduce_scatter_tensor" else 1.0
+    want = [(factor * i, factor * i) for i in range(10)]
+    for rank, found in enumerate(ranks.run(overwritten_at_once, op)):
+        if op != "broadcast" or rank:
+            assert_that(found == want, f"numbers {found}", rank)
 
 
 def allocates(me: Me) -> str:
