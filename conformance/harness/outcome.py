@@ -225,7 +225,9 @@ _ENDED: dict[type, str] = {
 def _position(outcome: StillRunning) -> str:
     if not outcome.last_collective:
         return "never issued a collective"
-    return ("waited in " if outcome.in_it else "went on after ") + outcome.last_collective
+    if outcome.in_it:
+        return f"waited in {outcome.last_collective}"
+    return f"went on after {outcome.last_collective} and did not return"
 
 
 def named(ranks: Sequence[int]) -> str:

@@ -92,7 +92,7 @@ def test_an_outcome_is_told_in_one_line(outcome: Outcome, text: str) -> None:
         (
             [WAITING, RETURNED, WAITING, WENT_ON],
             "ranks 0 and 2 waited in all_reduce #3 on group 'default', float32 (5,); "
-            "rank 3 went on after barrier #1 on group '1'; rank 1 had returned.",
+            "rank 3 went on after barrier #1 on group '1' and did not return; rank 1 had returned.",
         ),
         (
             [IDLE, DIED, RAISED, LOST],
