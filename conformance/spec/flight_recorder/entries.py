@@ -132,11 +132,15 @@ def groups(me: Me) -> list[str]:
     if me.rank > 1:
         return []
     dist.all_reduce(ones(me, 2), group=pair)
-    (entry,) = flight.entries()
+    options = dist.AllreduceOptions()
+    options.timeout = 7 * SHORT
+    pair.allreduce([ones(me, 2)], options).wait()
+    entry, with_its_own = flight.entries()
     name = dist.distributed_c10d._get_process_group_name(pair)
     return [
         *unlike("group", tuple(entry["process_group"]), (name, "a pair")),
         *unlike("timeout", entry["timeout_ms"], 99_000),
+        *unlike("timeout of a call", with_its_own["timeout_ms"], 7_000),
     ]
 
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.distributed as dist
+from torch import Tensor
+
+from conformance.verdict import Verdict
 from impl.ddp.buckets import layout
 from impl.ddp.buckets.bucket import Bucket
 from impl.ddp.iteration.grad_copy import GradientCopier
@@ -73,6 +77,19 @@ class HalvesDelayedGradients(DDPMutant):
         "_reduce",
         lambda self, _: self._buffer.mul_(self.group.size() / 2),
     )
+
+
+def _over_all_ranks(self: DelayedAllReduce, grad: Tensor) -> Tensor:
+    self._buffer.div_(self.group.size())
+    dist.all_reduce(self._buffer)
+    return grad
+
+
+@breaks(
+    "ddp/gradients/delayed", says=r"part=part|ws3-part|rank 2 had returned", verdict=Verdict.TIMEOUT
+)
+class DelayedAreReducedOverAllRanks(DDPMutant):
+    patched = instead(DelayedAllReduce, "_reduce", _over_all_ranks)
 
 
 @breaks("ddp/gradients/delayed", says="gradient . of step 1")

@@ -22,6 +22,14 @@ class CallsAReductionToOneRankAllReduce(RecordingMutant):
             entry["profiling_name"] = "gloo:all_reduce"
 
 
+@breaks("flight_recorder/group", says="timeout of a call")
+class NotesTheTimeoutOfTheGroup(RecordingMutant):
+    @staticmethod
+    def change(entry: Entry) -> None:
+        if entry["timeout_ms"] == 7_000:
+            entry["timeout_ms"] = 99_000
+
+
 @breaks("flight_recorder/reduce-scatter", says="reduce_scatter is recorded as all_reduce")
 class CallsAReduceScatterAllReduce(RecordingMutant):
     @staticmethod
