@@ -9,7 +9,7 @@ Severity: hang
 Taste: no
 Upstream: none found, searched in November 2026
 """
-# deviations: ddp/join/effective-world-size
+# deviations: ddp/join/effective-world-size, ddp/join/another-division
 # shows: getFuture not implemented|SIGALRM
 
 import signal
