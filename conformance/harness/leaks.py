@@ -86,9 +86,11 @@ def still_alive(watched: Sequence[tuple[str, weakref.ref[Any]]]) -> tuple[str, .
     def look() -> tuple[str, ...]:
         return tuple(name for name, object in watched if object() is not None)
 
-    if look():
-        _empty_frames_of_cases()
-    return _settled(look)
+    if not _settled(look):
+        return ()
+    _empty_frames_of_cases()
+    gc.collect()
+    return look()
 
 
 def _empty_frames_of_cases() -> None:

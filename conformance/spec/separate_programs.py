@@ -96,13 +96,13 @@ def _run_a_program(
             arguments=arguments,
             result_file=str(Path(folder, "result")),
         )
-        ended = _ended(told)
+        ended = _start_and_wait(told)
         all_are_here(me, "seen the end of its program")
     del store
     return ended
 
 
-def _ended(told: _Told) -> _Ended:
+def _start_and_wait(told: _Told) -> _Ended:
     try:
         done = subprocess.run(
             [sys.executable, "-c", _PROGRAM],

@@ -7,7 +7,7 @@ also compares what the ranks announced, before any tensor changes.
 [Note: places] Writing what another processor has just read is slow, since each line has to be
 called back from its cache: 64 KiB take 8 us, and reading them there 3. So an operation that is over
 in one round does not write to the start of its half each time, but to one place after the other.
-When a place comes again, 2 MiB later, its lines have left that cache.
+When a place comes again, with two ranks 2 MiB later, its lines have left that cache.
 """
 
 from __future__ import annotations
@@ -42,10 +42,9 @@ Table = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 _WHOLE_TOTAL_NBYTES = 1 << 20
 
 _PLACES_FROM_NBYTES = 16 << 10  # less than that, in all places, would not fill a cache
-_PLACES_MAX = 16  # of one half; a power of two
+_PLACES_MAX = 32  # of one half, of all slots together: with many ranks there is nothing to gain
 
 _PLANS_MAX = 512
-_VIEWS_MAX = 16384  # tensors that plans hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +120,9 @@ class Slots:
             [mapping.address + layout.result_offset(p, half) for p in range(self.size)]
             for half in (0, 1)
         ]
-        self._places = [self._make_places(1 << k) for k in range(_PLACES_MAX.bit_length())]
+        most = max(1, _PLACES_MAX // self.size)
+        self._places = [self._make_places(1 << k) for k in range(most.bit_length())]
         self._plans: dict[tuple[torch.dtype, int], SlotPlan] = {}
-        self._plan_views = 0
         self._whole_views: dict[tuple[torch.dtype, int, int], Tensor] = {}
         self._views_made: dict[tuple[torch.dtype, int, int, int], tuple[Tensor, ...]] = {}
         self._i64 = np.frombuffer(mapping.raw, dtype=np.int64)
@@ -150,10 +149,10 @@ class Slots:
         ]
 
     def _places_for(self, nbytes: int) -> list[list[int]]:
-        fit = 1
-        if nbytes >= _PLACES_FROM_NBYTES:
-            fit = min(_PLACES_MAX, self.segment_nbytes // nbytes)
-        return self._places[fit.bit_length() - 1]
+        if nbytes < _PLACES_FROM_NBYTES:
+            return self._places[0]
+        fit = self.segment_nbytes // nbytes
+        return self._places[min(fit.bit_length(), len(self._places)) - 1]
 
     def place(self, nbytes: int) -> list[int]:
         """Where the next round writes `nbytes`, at most a segment: addresses by position.
@@ -175,10 +174,8 @@ class Slots:
             return None
         places = self._places_for(nbytes)
         stride = 2 * self.segment_nbytes // len(places) // dtype.itemsize
-        self._plan_views += len(places) * self.size
-        if len(self._plans) >= _PLANS_MAX or self._plan_views > _VIEWS_MAX:
+        if len(self._plans) >= _PLANS_MAX:
             self._plans.clear()
-            self._plan_views = len(places) * self.size
         plan = self._plans[dtype, numel] = SlotPlan(
             nbytes=nbytes,
             step_mask=len(places) - 1,
