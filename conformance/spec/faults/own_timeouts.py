@@ -97,7 +97,7 @@ def wait_briefly_in_each(me: Me) -> dict[str, str]:
     rests_on="timeouts/of-the-group",
 )
 @world_sizes(2)
-@deadline(10)
+@deadline(15)
 @needs("op:broadcast", "op:scatter", "op:reduce", "op:gather", "op:reduce_scatter")
 def test_a_call_has_a_timeout_of_its_own(ranks: Ranks) -> None:
     assert_same_on_all_ranks(ranks.run(wait_briefly_in_each), want={})
