@@ -23,12 +23,15 @@ import torch
 import torch.distributed as dist
 
 from conformance import CheckFailed, Me, Ranks
+from conformance.harness import devices
 from conformance.spec.groups.starting import start
 from conformance.spec.groups.stores import tcp_store
 from conformance.spec.waiting import all_are_here
 from conformance.target import Target, resolve
 
 LIMIT_S = 60.0
+_RIGHT = "exit code 0"
+_STILL_RUNNING = "still running"
 _PROGRAM = "from conformance.spec.separate_programs import program_of_a_rank; program_of_a_rank()"
 # What MPI sets in processes that it has started, which cannot start others that use MPI.
 _OF_MPI = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}
@@ -41,7 +44,7 @@ class _Told:
     target: Target
     rank: int
     world_size: int
-    device: torch.device
+    device_type: str
     seed: int
     host: str
     port: int
@@ -69,9 +72,10 @@ def run_in_programs(bare_ranks: Ranks, function: Callable[..., Any], *arguments:
     ended = bare_ranks.run(_run_a_program, function, arguments)
     if ended == [None] * bare_ranks.world_size:
         pytest.skip("a process that MPI has started cannot start others that use MPI")
-    for rank, program in enumerate(ended):
-        if program.how != "exit code 0":
-            raise CheckFailed(f"the program of rank {rank}: {program.how}\n{program.printed}", rank)
+    wrong = [(rank, program) for rank, program in enumerate(ended) if program.how != _RIGHT]
+    if wrong:  # first one that has failed: others may be waiting for it
+        rank, program = min(wrong, key=lambda each: each[1].how.startswith(_STILL_RUNNING))
+        raise CheckFailed(f"the program of rank {rank}: {program.how}\n{program.printed}", rank)
     return [program.result for program in ended]
 
 
@@ -87,7 +91,7 @@ def _run_a_program(
             target=me.target,
             rank=me.rank,
             world_size=me.world_size,
-            device=me.device,
+            device_type=me.device.type,
             seed=me.seed,
             host=me.host,
             port=int(me.store.get("port")),
@@ -117,11 +121,11 @@ def _start_and_wait(told: _Told) -> _Ended:
         )
     except subprocess.TimeoutExpired as over:
         printed = (over.stdout or b"").decode(errors="replace")
-        return _Ended(f"still running after {LIMIT_S:.0f} s", printed)
+        return _Ended(f"{_STILL_RUNNING} after {LIMIT_S:.0f} s", printed)
     printed = (done.stdout + done.stderr[-2000:]).decode(errors="replace")
     if done.returncode:
         return _Ended(f"exit code {done.returncode}", printed)
-    return _Ended("exit code 0", printed, pickle.loads(Path(told.result_file).read_bytes()))
+    return _Ended(_RIGHT, printed, pickle.loads(Path(told.result_file).read_bytes()))
 
 
 def program_of_a_rank() -> None:
@@ -129,11 +133,14 @@ def program_of_a_rank() -> None:
     told: _Told = pickle.load(sys.stdin.buffer)
     for module in told.target.imports:
         importlib.import_module(module)
+    device = devices.place(told.device_type, told.rank)
+    if device.type != devices.HOST:
+        devices.compute_in_full(device.type)
     store = dist.TCPStore(told.host, told.port, wait_for_workers=False, use_libuv=False)
     me = Me(
         rank=told.rank,
         world_size=told.world_size,
-        device=told.device,
+        device=device,
         target=told.target,
         store=store,
         seed=told.seed,

@@ -155,7 +155,7 @@ def wait(group):
 def test_a_future_that_failed_keeps_nothing_of_a_case(
     module: str, left: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch keeps the frame that waited for it, unless somebody empties that."""
+    """torch keeps the frame that waited for it, until that is emptied."""
     monkeypatch.setattr(leaks, "_SETTLE_S", 0.01)
     waiting: dict[str, Any] = {"__name__": module, "torch": torch}
     exec(WAITS, waiting)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from conformance import Chapter, Me, Ranks, assert_that, world_sizes
 from conformance.oracle.collectives import Buffers, Call, before
-from conformance.spec.collectives.perform import issue
+from conformance.spec.collectives.perform import issue, placed_tensors, views_of
 from conformance.spec.parameters import ops
 from conformance.spec.retention import Kept, assert_nothing_kept, kept_after
 
@@ -43,9 +43,7 @@ def kept_after_collectives(me: Me, op: str) -> Kept:
 def resized_afterwards(me: Me, op: str) -> list[int]:
     """Bytes of the tensors' storages, when these have been resized to nothing after the call."""
     call = Call(op, (64,))
-    buffers = before(call, me.rank, me.world_size)
-    given = [x.to(me.device, copy=True) for x in buffers.given]
-    taken = [x.to(me.device, copy=True) for x in buffers.taken]
+    given, taken = (views_of(placed) for placed in placed_tensors(me, call))
     issue(call, given, taken)
     storages = [x.untyped_storage() for x in (*given, *taken)]
     for storage in storages:

@@ -89,7 +89,7 @@ def perform_async(me: Me, call: Call, placement: Placement | None = None) -> Pen
 
 
 def placed_tensors(
-    me: Me, call: Call, placement: Placement | None, group: Any = None
+    me: Me, call: Call, placement: Placement | None = None, group: Any = None
 ) -> tuple[list[Placed], list[Placed]]:
     """What this rank of the group gives and takes, before the call."""
     buffers = before(call, dist.get_rank(group), dist.get_world_size(group))

@@ -104,7 +104,11 @@ def test_complex_numbers_have_no_order(ranks: Ranks, op: str) -> None:
 @pytest.mark.parametrize("op", WITHOUT_COMPLEX)
 def test_what_kind_of_error_it_is(ranks: Ranks, op: str) -> None:
     got = [
-        {collective: kind for collective, (kind, _) in found.items() if kind != NOTHING}
+        {
+            collective: kind
+            for collective, (kind, _) in found.items()
+            if op != "product" or kind != NOTHING
+        }
         for found in ranks.run(refusals, "complex64", op)
     ]
     assert_each_rank(got, [dict.fromkeys(got[0], "ValueError")] * 2)

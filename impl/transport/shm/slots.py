@@ -42,7 +42,7 @@ Table = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 _WHOLE_TOTAL_NBYTES = 1 << 20
 
 _PLACES_FROM_NBYTES = 16 << 10  # less than that, in all places, would not fill a cache
-_PLACES_MAX = 32  # of one half, of all slots together: with many ranks there is nothing to gain
+_PLACES_MAX = 32  # of one half, in all ranks' slots together: four ranks gained nothing from more
 
 _PLANS_MAX = 512
 
