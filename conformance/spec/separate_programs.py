@@ -7,6 +7,7 @@ Python's hashes, and with it the order of each set of names.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import pickle
@@ -154,5 +155,6 @@ def program_of_a_rank() -> None:
         start(me, store)
         result = told.function(me, *told.arguments)
         Path(told.result_file).write_bytes(pickle.dumps(result))
+        gc.collect()  # a wrapper in a circle must not outlive its group: see the harness, `_leave`
         dist.destroy_process_group()
     print("it has destroyed its groups", flush=True)
